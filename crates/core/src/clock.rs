@@ -1,0 +1,110 @@
+//! Time as a lock must see it: a clock that goes on while the machine sleeps.
+//!
+//! A lease is counted by a server that does not sleep when this machine does, so validity is counted on
+//! `CLOCK_BOOTTIME`. Tests of the core's own logic run on tokio's clock instead, which can be paused.
+
+use std::fmt;
+use std::ops::Add;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// The longest nap of [`Clock::sleep_until`]. Timers of the operating system stop in suspend and the boot clock does
+/// not, so a sleeper looks at the clock again at least this often.
+const NAP: Duration = Duration::from_secs(1);
+
+/// An instant on the boot clock, in nanoseconds since the machine was started. It only has meaning on this machine and
+/// until it is restarted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootInstant(u64);
+
+impl BootInstant {
+    /// An instant from its nanoseconds since the machine was started.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the machine was started.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Saturates: a far future is good enough as "never".
+impl Add<Duration> for BootInstant {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+}
+
+impl fmt::Debug for BootInstant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "boot+{:?}", Duration::from_nanos(self.0))
+    }
+}
+
+/// Where the time comes from. An [`Engine`](crate::Engine) names its clock, and the client above it counts on the same
+/// one.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Clock {
+    /// `CLOCK_BOOTTIME` (on systems without it, the monotonic clock). What everything but a test of the core uses.
+    #[default]
+    Boot,
+    /// tokio's clock, counted from the instant given: it stands still and jumps in a runtime with paused time.
+    Tokio(tokio::time::Instant),
+}
+
+impl Clock {
+    /// The present instant.
+    #[must_use]
+    pub fn now(self) -> BootInstant {
+        match self {
+            Self::Boot => boot_now(),
+            Self::Tokio(origin) => {
+                // Not zero at the origin, so that tests can also name instants before it.
+                BootInstant(0) + Duration::from_secs(3600) + origin.elapsed()
+            }
+        }
+    }
+
+    /// Waits until `instant`, also across a suspend of the machine (at most a second late then).
+    ///
+    /// # Cancel safety
+    /// Holds nothing; may be dropped.
+    pub async fn sleep_until(self, instant: BootInstant) {
+        loop {
+            let left = instant.since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(match self {
+                Self::Boot => left.min(NAP),
+                Self::Tokio(_) => left,
+            })
+            .await;
+        }
+    }
+}
+
+fn boot_now() -> BootInstant {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let id = ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let id = ClockId::Monotonic;
+    let time = clock_gettime(id);
+    // The kernel's uptime is never negative, and its nanoseconds are below a second.
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    BootInstant(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}

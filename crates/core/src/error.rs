@@ -1,0 +1,179 @@
+//! What can go wrong, by meaning: what was asked, of which store, what happened, what to do.
+
+use std::time::Duration;
+
+use crate::name::LockName;
+
+/// A [`Result`](std::result::Result) with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The cause below an [`Error`], of whatever type the store's driver has.
+pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// Why a lock was not taken, or is held no more. Match on the variant; the text is for a person.
+///
+/// No variant ever shows a password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An input cannot be used. Nothing was sent to the store.
+    #[error("{what} {input:?}: {why}")]
+    Invalid {
+        /// What kind of input: "lock name", "ttl".
+        what: &'static str,
+        /// The input itself.
+        input: String,
+        /// What is wrong with it and what would do.
+        why: String,
+    },
+
+    /// The URL of a store, or the configuration that the store was found to have, cannot be used.
+    #[error("store {store}: {why}")]
+    Config {
+        /// The store's URL without its password.
+        store: String,
+        /// What is wrong with it and what to change.
+        why: String,
+    },
+
+    /// The lock is held by somebody else, and the call was not to wait.
+    #[error("lock {name} is held by another")]
+    Held {
+        /// The lock.
+        name: LockName,
+    },
+
+    /// The time to wait is over and the lock is held by somebody else still.
+    #[error("lock {name} is still held by another after {waited:?}")]
+    TimedOut {
+        /// The lock.
+        name: LockName,
+        /// How long the call waited.
+        waited: Duration,
+    },
+
+    /// A grant may no longer be trusted.
+    #[error("lock {name} was lost: {why}")]
+    Lost {
+        /// The lock.
+        name: LockName,
+        /// What happened.
+        why: String,
+    },
+
+    /// The engine does not promise what was asked. Nothing was sent to the store.
+    #[error("store {store} does not offer {what}: {why}")]
+    Unsupported {
+        /// The store.
+        store: String,
+        /// What was asked: "a lock-delay", "shared mode".
+        what: &'static str,
+        /// Why it cannot be had here, and what to use instead.
+        why: String,
+    },
+
+    /// The store did not answer, or could not just now. Trying again may help.
+    #[error("store {store}: {action}: {cause}")]
+    Unavailable {
+        /// The store.
+        store: String,
+        /// What was asked of it.
+        action: String,
+        /// What happened.
+        #[source]
+        cause: Cause,
+    },
+
+    /// The store refuses this user: wrong password, missing right.
+    #[error("store {store} refuses: {action}: {cause}")]
+    Refused {
+        /// The store.
+        store: String,
+        /// What was asked of it, and which right it needs.
+        action: String,
+        /// What the store said.
+        #[source]
+        cause: Cause,
+    },
+
+    /// What the store has under this name is not a lock that this version understands. It was left alone.
+    #[error("store {store}: what is stored for {name}: {why}")]
+    NotALock {
+        /// The store.
+        store: String,
+        /// The lock.
+        name: LockName,
+        /// What was found there, and what to do.
+        why: String,
+    },
+
+    /// The client was closed.
+    #[error("this client is closed; open a new one")]
+    Closed,
+
+    /// A bug in fencelock or in the store's driver.
+    #[error("store {store}: internal error: {why}")]
+    Internal {
+        /// The store.
+        store: String,
+        /// What was seen.
+        why: String,
+    },
+}
+
+impl Error {
+    /// An input that cannot be used.
+    pub fn invalid(what: &'static str, input: impl Into<String>, why: impl Into<String>) -> Self {
+        let (input, why) = (input.into(), why.into());
+        Self::Invalid { what, input, why }
+    }
+
+    /// A store's URL or configuration that cannot be used.
+    pub fn config(store: impl ToString, why: impl Into<String>) -> Self {
+        let (store, why) = (store.to_string(), why.into());
+        Self::Config { store, why }
+    }
+
+    /// Something that an engine does not promise.
+    pub fn unsupported(store: impl ToString, what: &'static str, why: impl Into<String>) -> Self {
+        let (store, why) = (store.to_string(), why.into());
+        Self::Unsupported { store, what, why }
+    }
+
+    /// No answer from the store.
+    pub fn unavailable(
+        store: impl ToString,
+        action: impl Into<String>,
+        cause: impl Into<Cause>,
+    ) -> Self {
+        let (store, action, cause) = (store.to_string(), action.into(), cause.into());
+        Self::Unavailable {
+            store,
+            action,
+            cause,
+        }
+    }
+
+    /// The store refuses this user.
+    pub fn refused(
+        store: impl ToString,
+        action: impl Into<String>,
+        cause: impl Into<Cause>,
+    ) -> Self {
+        let (store, action, cause) = (store.to_string(), action.into(), cause.into());
+        Self::Refused {
+            store,
+            action,
+            cause,
+        }
+    }
+
+    /// Whether the same call may well succeed later without anybody changing anything.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable { .. } | Self::Held { .. } | Self::TimedOut { .. }
+        )
+    }
+}

@@ -1,0 +1,77 @@
+//! The names of locks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Error;
+
+/// The longest name, in bytes.
+pub const MAX_NAME_BYTES: usize = 512;
+
+/// What is protected: a UTF-8 name of 1 to 512 bytes without control characters. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockName(Arc<str>);
+
+impl LockName {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is empty, longer than 512 bytes, or has a control character.
+    pub fn new(name: &str) -> Result<Self, Error> {
+        let refuse = |shown: &str, why: String| Err(Error::invalid("lock name", shown, why));
+        if name.is_empty() {
+            return refuse(name, "it is empty; give a name of 1 to 512 bytes".into());
+        }
+        if name.len() > MAX_NAME_BYTES {
+            let shown: String = name.chars().take(40).chain("...".chars()).collect();
+            let why = format!("it has {} bytes; {MAX_NAME_BYTES} are allowed", name.len());
+            return refuse(&shown, why);
+        }
+        if let Some(bad) = name.chars().find(|c| c.is_control()) {
+            let why = format!(
+                "it has the control character U+{:04X}; leave it out",
+                bad as u32
+            );
+            return refuse(name, why);
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::borrow::Borrow<str> for LockName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<&str> for LockName {
+    type Error = Error;
+
+    fn try_from(name: &str) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &self.0)
+    }
+}

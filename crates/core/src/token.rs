@@ -1,0 +1,211 @@
+//! Fencing tokens, claim ids and sequencers: what a holder can show to the resource that it protects.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use crate::engine::Mode;
+use crate::error::Error;
+use crate::name::LockName;
+
+/// A fencing token: strictly increases over all grants of one name, whatever happens to holders and servers.
+///
+/// Below 2^53, so that it survives JSON and Lua.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
+
+impl Token {
+    /// The token as a number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The tokens of one grant: `first`, `first + 1`, ... More than one only if the claim asked for a reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// The token of the claim that was granted.
+    pub first: Token,
+    /// How many, at least 1. The others belong to those to whom this process hands the lock on.
+    pub count: u32,
+}
+
+impl Tokens {
+    /// A grant of a single token.
+    #[must_use]
+    pub const fn one(first: Token) -> Self {
+        Self { first, count: 1 }
+    }
+
+    /// Whether `token` is one of these.
+    #[must_use]
+    pub const fn contains(self, token: Token) -> bool {
+        token.0 >= self.first.0 && token.0 - self.first.0 < self.count as u64
+    }
+}
+
+/// The identity of one claim, chosen by the client before the first byte is sent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClaimId([u8; 16]);
+
+/// Makes claim ids: ten random bytes drawn once, and a count of six, so that an id costs no system call.
+#[derive(Debug)]
+pub struct ClaimIds {
+    drawn: [u8; 10],
+    count: AtomicU64,
+}
+
+impl ClaimIds {
+    /// A new source, unlike all others.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if the operating system has no random numbers.
+    pub fn new() -> Result<Self, Error> {
+        let mut drawn = [0; 10];
+        getrandom::fill(&mut drawn).map_err(|e| Error::Internal {
+            store: "(none)".into(),
+            why: format!("the operating system gives no random numbers: {e}"),
+        })?;
+        let count = AtomicU64::new(0);
+        Ok(Self { drawn, count })
+    }
+
+    /// A new id.
+    pub fn next(&self) -> ClaimId {
+        let count = self.count.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let mut id = [0; 16];
+        id[..10].copy_from_slice(&self.drawn);
+        id[10..].copy_from_slice(&count[2..]);
+        ClaimId(id)
+    }
+}
+
+impl ClaimId {
+    /// An id from its bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The id's bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+/// 32 lower-case hex digits.
+impl fmt::Display for ClaimId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0u8; 32];
+        for (i, byte) in self.0.iter().enumerate() {
+            text[2 * i] = DIGITS[usize::from(byte >> 4)];
+            text[2 * i + 1] = DIGITS[usize::from(byte & 15)];
+        }
+        // Hex digits are UTF-8.
+        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for ClaimId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for ClaimId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let digit = |c: u8| match c {
+            b'0'..=b'9' => Some(c - b'0'),
+            b'a'..=b'f' => Some(c - b'a' + 10),
+            _ => None,
+        };
+        let parse = || {
+            let digits: &[u8; 32] = text.as_bytes().try_into().ok()?;
+            let mut id = [0; 16];
+            for (i, pair) in digits.chunks_exact(2).enumerate() {
+                id[i] = digit(pair[0])? << 4 | digit(pair[1])?;
+            }
+            Some(Self(id))
+        };
+        parse()
+            .ok_or_else(|| Error::invalid("claim id", text, "it must be 32 lower-case hex digits"))
+    }
+}
+
+/// A grant in printable form, to be handed to the protected resource (the word and the idea are Chubby's: Burrows, "The
+/// Chubby lock service for loosely-coupled distributed systems", OSDI 2006, section 2.4).
+///
+/// As text: `fl1:x:<token>:<claim id, 32 hex digits>:<percent-encoded name>`, with `s` for shared and `p` for a permit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sequencer {
+    /// The lock.
+    pub name: LockName,
+    /// How it is held. A permit's total is not part of a sequencer and reads back as 1.
+    pub mode: Mode,
+    /// The fencing token.
+    pub token: Token,
+    /// The claim that holds.
+    pub claim: ClaimId,
+}
+
+impl fmt::Display for Sequencer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = self.mode.letter();
+        let name = utf8_percent_encode(self.name.as_str(), NON_ALPHANUMERIC);
+        write!(f, "fl1:{mode}:{}:{}:{name}", self.token, self.claim)
+    }
+}
+
+impl FromStr for Sequencer {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = |why: &str| Error::invalid("sequencer", text, why);
+        let form = "it must read fl1:MODE:TOKEN:CLAIM:NAME, as printed by `fencelock hold`";
+        let mut parts = text.splitn(5, ':');
+        let mut next = || parts.next().ok_or_else(|| bad(form));
+        let (version, mode, token, claim, name) = (next()?, next()?, next()?, next()?, next()?);
+        if version != "fl1" {
+            let newer = version.starts_with("fl");
+            return Err(bad(if newer {
+                "it is of another version than fl1; use the fencelock that made it"
+            } else {
+                form
+            }));
+        }
+        let mode = match mode {
+            "x" => Mode::Exclusive,
+            "s" => Mode::Shared,
+            "p" => Mode::Permit {
+                of: NonZeroU32::MIN,
+            },
+            _ => return Err(bad("its mode must be x, s or p")),
+        };
+        let digits = !token.is_empty() && token.bytes().all(|b| b.is_ascii_digit());
+        let token = token.parse().ok().filter(|_| digits);
+        let token = token.ok_or_else(|| bad("its token must be a number"))?;
+        let name = percent_decode_str(name)
+            .decode_utf8()
+            .map_err(|_| bad("its name is not UTF-8"))?;
+        Ok(Self {
+            name: LockName::new(&name)?,
+            mode,
+            token: Token(token),
+            claim: claim.parse()?,
+        })
+    }
+}
