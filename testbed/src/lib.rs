@@ -1,1 +1,22 @@
-//! placeholder
+//! Real servers for tests: started on free loopback ports in temporary directories, stopped, killed and restarted at
+//! will, and gone when their handle is dropped or the test process dies, however it dies. And a TCP proxy that delays,
+//! holds, loses and cuts what passes through it, and worker processes to be stopped and killed.
+//!
+//! One file per kind of server. Every call here blocks for milliseconds at most, unless it says otherwise, and needs no
+//! async runtime.
+
+mod dir;
+mod failure;
+mod port;
+mod process;
+mod proxy;
+mod redis;
+mod worker;
+
+pub use dir::Dir;
+pub use failure::{Failure, Result};
+pub use port::Port;
+pub use process::{Ended, Process, Streams};
+pub use proxy::{Flow, Proxy};
+pub use redis::{Redis, RedisBuilder};
+pub use worker::Worker;

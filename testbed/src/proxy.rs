@@ -1,0 +1,325 @@
+//! A TCP proxy in front of a port of 127.0.0.1 that delays, holds, loses and cuts.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::failure::{Failure, Result};
+use crate::port::Port;
+
+/// What happens to bytes of one direction, and to its end of stream likewise. In order, whatever is set meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flow {
+    /// They pass.
+    #[default]
+    Pass,
+    /// They pass, each this much later than it came.
+    Delay(Duration),
+    /// They are kept, and pass when another flow is set: also after their connection was closed by its sender.
+    Hold,
+    /// They are thrown away. A connection that lost bytes in one direction passes nothing in that direction any more,
+    /// as the network would not either.
+    Lose,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Rules {
+    requests: Flow,
+    answers: Flow,
+    /// Connections that began before the number changed are reset.
+    cut: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    accepted: AtomicU64,
+    open: AtomicU64,
+    requests: AtomicU64,
+    answers: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Order {
+    Refuse(std::sync::mpsc::Sender<std::io::Result<()>>),
+    Accept(std::sync::mpsc::Sender<std::io::Result<()>>),
+}
+
+/// A proxy, on a thread of its own; ended, with all its connections, when dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    port: Port,
+    rules: watch::Sender<Rules>,
+    orders: mpsc::UnboundedSender<Order>,
+    counters: Arc<Counters>,
+}
+
+impl Proxy {
+    /// Starts a proxy in front of `127.0.0.1:target` that passes everything.
+    ///
+    /// # Errors
+    /// If there is no port or no thread for it.
+    pub fn start(target: u16) -> Result<Self> {
+        let port = Port::free()?;
+        let (rules, seen) = watch::channel(Rules::default());
+        let (orders, ordered) = mpsc::unbounded_channel();
+        let counters = Arc::new(Counters::default());
+        let proxy = Self {
+            port,
+            rules,
+            orders,
+            counters: Arc::clone(&counters),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let runtime = runtime.map_err(Failure::to("start a runtime for the proxy"))?;
+        let number = proxy.port();
+        let serve = move || runtime.block_on(serve(number, target, seen, ordered, counters));
+        let thread = std::thread::Builder::new().name(format!("proxy on {number}"));
+        let started = thread.spawn(serve);
+        started.map_err(Failure::to("start a thread for the proxy"))?;
+        proxy.refuse(false)?;
+        Ok(proxy)
+    }
+
+    /// The port to connect to.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Sets what happens to bytes from clients to the server.
+    pub fn requests(&self, flow: Flow) {
+        self.rules.send_modify(|rules| rules.requests = flow);
+    }
+
+    /// Sets what happens to bytes from the server to clients.
+    pub fn answers(&self, flow: Flow) {
+        self.rules.send_modify(|rules| rules.answers = flow);
+    }
+
+    /// Sets both directions.
+    pub fn both(&self, flow: Flow) {
+        self.rules.send_modify(|rules| {
+            rules.requests = flow;
+            rules.answers = flow;
+        });
+    }
+
+    /// Refuses new connections, or takes them again. Those that are open stay.
+    ///
+    /// # Errors
+    /// If the port cannot be taken again.
+    pub fn refuse(&self, refuse: bool) -> Result<()> {
+        let (done, told) = std::sync::mpsc::channel();
+        let order = if refuse {
+            Order::Refuse(done)
+        } else {
+            Order::Accept(done)
+        };
+        let failed = format!("switch the proxy on port {}", self.port());
+        self.orders.send(order).map_err(Failure::to(&failed))?;
+        let switched = told.recv().map_err(Failure::to(&failed))?;
+        switched.map_err(Failure::to(&failed))
+    }
+
+    /// Resets all connections, both halves of each.
+    pub fn reset(&self) {
+        self.rules.send_modify(|rules| rules.cut += 1);
+    }
+
+    /// How many connections there were so far.
+    #[must_use]
+    pub fn accepted(&self) -> u64 {
+        self.counters.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How many connections are open.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        self.counters.open.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes came from clients so far.
+    #[must_use]
+    pub fn request_bytes(&self) -> u64 {
+        self.counters.requests.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes came from the server so far.
+    #[must_use]
+    pub fn answer_bytes(&self) -> u64 {
+        self.counters.answers.load(Ordering::Relaxed)
+    }
+}
+
+/// Accepts and obeys until the proxy is dropped.
+async fn serve(
+    port: u16,
+    target: u16,
+    rules: watch::Receiver<Rules>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+    counters: Arc<Counters>,
+) {
+    let mut listener: Option<TcpListener> = None;
+    loop {
+        let accepted = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        // The proxy may have stopped waiting for an answer; hence the ignored sends.
+        tokio::select! {
+            biased;
+            order = orders.recv() => match order {
+                None => return,
+                Some(Order::Refuse(done)) => {
+                    listener = None;
+                    drop(done.send(Ok(())));
+                }
+                Some(Order::Accept(done)) => {
+                    let bound = match listener {
+                        Some(_) => Ok(()),
+                        None => TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+                            .await
+                            .map(|bound| listener = Some(bound)),
+                    };
+                    drop(done.send(bound));
+                }
+            },
+            accepted = accepted => {
+                // An error here is the client's: it went away before it was accepted.
+                if let Ok((client, _)) = accepted {
+                    counters.accepted.fetch_add(1, Ordering::Relaxed);
+                    let counters = Arc::clone(&counters);
+                    tokio::spawn(connection(client, target, rules.clone(), counters));
+                }
+            }
+        }
+    }
+}
+
+/// One connection from its beginning to its end, or until it is cut.
+async fn connection(
+    mut client: TcpStream,
+    target: u16,
+    rules: watch::Receiver<Rules>,
+    counters: Arc<Counters>,
+) {
+    let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await else {
+        // Nobody listens: the client sees what it would see without a proxy, a reset.
+        drop(client.set_zero_linger());
+        return;
+    };
+    for stream in [&client, &server] {
+        // Without it a small packet may wait for the one before; a delay that nobody asked for, but no harm.
+        drop(stream.set_nodelay(true));
+    }
+    counters.open.fetch_add(1, Ordering::Relaxed);
+    let began = rules.borrow().cut;
+    let mut cut = rules.clone();
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let requests = direction(
+        from_client,
+        to_server,
+        rules.clone(),
+        |rules| rules.requests,
+        &counters.requests,
+    );
+    let answers = direction(
+        from_server,
+        to_client,
+        rules,
+        |rules| rules.answers,
+        &counters.answers,
+    );
+    let cut = tokio::select! {
+        _ = async { tokio::join!(requests, answers) } => false,
+        _ = cut.wait_for(|rules| rules.cut != began) => true,
+    };
+    if cut {
+        for stream in [&client, &server] {
+            // So that dropping it resets it. It fails only on a connection that is reset already.
+            drop(stream.set_zero_linger());
+        }
+    }
+    counters.open.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// One direction: what is read goes into a queue, so that a held direction looks to its sender like a slow network.
+async fn direction(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut rules: watch::Receiver<Rules>,
+    flow: fn(&Rules) -> Flow,
+    bytes: &AtomicU64,
+) {
+    // `None` is the end of the stream.
+    let (queue, mut queued) = mpsc::unbounded_channel::<(Instant, Option<Vec<u8>>)>();
+    let read = async move {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            // An error ends the stream like its regular end does.
+            let count = from.read(&mut buffer).await.unwrap_or(0);
+            let chunk = (count > 0).then(|| buffer[..count].to_vec());
+            bytes.fetch_add(count as u64, Ordering::Relaxed);
+            if queue.send((Instant::now(), chunk)).is_err() || count == 0 {
+                return;
+            }
+        }
+    };
+    let write = async move {
+        while let Some((came, chunk)) = queued.recv().await {
+            if !may_pass(came, &mut rules, flow).await {
+                // Lost: this direction is silent from here on, until the connection is cut or the proxy dropped.
+                std::future::pending::<()>().await;
+            }
+            let written = match chunk {
+                Some(chunk) => to.write_all(&chunk).await,
+                None => to.shutdown().await,
+            };
+            if written.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::join!(read, write);
+}
+
+/// Waits until a chunk that came at `came` may pass; `false` if it is lost.
+async fn may_pass(
+    came: Instant,
+    rules: &mut watch::Receiver<Rules>,
+    flow: fn(&Rules) -> Flow,
+) -> bool {
+    loop {
+        let now = flow(&rules.borrow_and_update());
+        let due = match now {
+            Flow::Pass => return true,
+            Flow::Lose => return false,
+            Flow::Delay(delay) => Some(came + delay),
+            Flow::Hold => None,
+        };
+        let wait = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = wait => return true,
+            changed = rules.changed() => if changed.is_err() {
+                return false;
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! One redis-server.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::dir::Dir;
+use crate::failure::{Failure, Result};
+use crate::port::Port;
+use crate::process::{Process, Streams, program};
+
+/// How long a server may take to answer after its start. It takes 10 ms on an idle machine.
+const START: Duration = Duration::from_secs(20);
+
+/// What a [`Redis`] is to be; made by [`Redis::builder`].
+#[derive(Debug, Default)]
+#[must_use = "nothing is started before `start`"]
+pub struct RedisBuilder {
+    lines: Vec<String>,
+    memory: bool,
+    socket: bool,
+    tls: bool,
+    password: Option<String>,
+}
+
+impl RedisBuilder {
+    /// Keeps an append-only file, so that a restart remembers; `fsync` is `always`, `everysec` or `no`.
+    pub fn append_only(mut self, fsync: &str) -> Self {
+        self.memory = true;
+        self.config("appendonly", "yes")
+            .config("appendfsync", fsync)
+    }
+
+    /// Any line of `redis.conf`.
+    pub fn config(mut self, key: &str, value: &str) -> Self {
+        self.lines.push(format!("{key} {value}"));
+        self
+    }
+
+    /// The password of the default user.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
+        self.config("requirepass", password)
+    }
+
+    /// Another user with a password and rights such as `~* &* +@all`.
+    pub fn user(self, name: &str, password: &str, rights: &str) -> Self {
+        self.config("user", &format!("{name} on >{password} {rights}"))
+    }
+
+    /// Listens on a Unix socket, too.
+    pub fn unix_socket(mut self) -> Self {
+        self.socket = true;
+        self
+    }
+
+    /// Listens with TLS, too, on another port, with a certificate for `localhost` and 127.0.0.1 of an authority of its
+    /// own ([`Redis::ca`]). Needs the command `openssl`.
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
+    /// Starts it, and waits until it answers.
+    ///
+    /// # Errors
+    /// If redis-server is not installed, or does not come up; then with the end of its log.
+    pub fn start(self) -> Result<Redis> {
+        let server = program("redis-server", "redis-server")?;
+        let dir = Dir::new("redis")?;
+        let port = Port::free()?;
+        let mut lines = vec![
+            "bind 127.0.0.1".to_owned(),
+            format!("port {}", port.number()),
+            format!("dir {}", dir.path().display()),
+            "save \"\"".to_owned(),
+        ];
+        if self.socket {
+            lines.push(format!("unixsocket {}", dir.join(SOCKET)));
+            lines.push("unixsocketperm 700".to_owned());
+        }
+        let tls_port = self.tls.then(Port::free).transpose()?;
+        if let Some(tls_port) = &tls_port {
+            make_certificates(&dir)?;
+            lines.push(format!("tls-port {}", tls_port.number()));
+            lines.push(format!("tls-cert-file {}", dir.join("server.crt")));
+            lines.push(format!("tls-key-file {}", dir.join("server.key")));
+            lines.push(format!("tls-ca-cert-file {}", dir.join("ca.crt")));
+            lines.push("tls-auth-clients no".to_owned());
+        }
+        // What was asked for comes last, and so wins.
+        lines.extend(self.lines);
+        let config = dir.join("redis.conf");
+        let written = fs::write(&config, lines.join("\n"));
+        written.map_err(Failure::to(format!("write {config}")))?;
+        let process = launch(&server, &dir)?;
+        let redis = Redis {
+            server,
+            process,
+            port,
+            tls_port,
+            password: self.password,
+            remembers: self.memory,
+            dir,
+        };
+        redis.await_answer()?;
+        Ok(redis)
+    }
+}
+
+const SOCKET: &str = "redis.sock";
+
+/// A running redis-server; killed, with its directory removed, when dropped.
+#[derive(Debug)]
+pub struct Redis {
+    server: PathBuf,
+    process: Process,
+    port: Port,
+    tls_port: Option<Port>,
+    password: Option<String>,
+    remembers: bool,
+    // Last, so that the server is gone before its directory is.
+    dir: Dir,
+}
+
+impl Redis {
+    /// Starts a server that keeps everything in memory.
+    ///
+    /// # Errors
+    /// As [`RedisBuilder::start`].
+    pub fn start() -> Result<Self> {
+        Self::builder().start()
+    }
+
+    /// A server with more to it.
+    pub fn builder() -> RedisBuilder {
+        RedisBuilder::default()
+    }
+
+    /// The store's URL, with the default user's password if it has one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_at(self.port())
+    }
+
+    /// The same store's URL by way of another port, such as that of a [`Proxy`](crate::Proxy).
+    #[must_use]
+    pub fn url_at(&self, port: u16) -> String {
+        match &self.password {
+            Some(password) => format!("redis://:{password}@127.0.0.1:{port}"),
+            None => format!("redis://127.0.0.1:{port}"),
+        }
+    }
+
+    /// The port without TLS.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The port with TLS, if [`RedisBuilder::tls`] asked for one.
+    #[must_use]
+    pub fn tls_port(&self) -> Option<u16> {
+        self.tls_port.as_ref().map(Port::number)
+    }
+
+    /// The file with the certificate of the authority behind the server's own.
+    #[must_use]
+    pub fn ca(&self) -> String {
+        self.dir.join("ca.crt")
+    }
+
+    /// The Unix socket that [`RedisBuilder::unix_socket`] asks for.
+    #[must_use]
+    pub fn socket(&self) -> String {
+        self.dir.join(SOCKET)
+    }
+
+    /// Its working directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The process id; a restart changes it.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// SIGSTOP: connections stay open and nothing answers.
+    ///
+    /// # Errors
+    /// If it is not running.
+    pub fn pause(&self) -> Result<()> {
+        self.process.pause()
+    }
+
+    /// SIGCONT: it works off what has come in meanwhile.
+    ///
+    /// # Errors
+    /// If it is not running.
+    pub fn resume(&self) -> Result<()> {
+        self.process.resume()
+    }
+
+    /// SIGKILL, and waits until it is gone. The port stays reserved.
+    pub fn kill9(&self) {
+        self.process.kill9();
+    }
+
+    /// Starts it again on the same port, killing it first if it runs. It remembers what it had if it is
+    /// [append-only](RedisBuilder::append_only).
+    ///
+    /// # Errors
+    /// As [`RedisBuilder::start`].
+    pub fn restart(&mut self) -> Result<()> {
+        self.kill9();
+        self.process = launch(&self.server, &self.dir)?;
+        self.await_answer()
+    }
+
+    /// Starts it again on the same port without anything that it had.
+    ///
+    /// # Errors
+    /// As [`RedisBuilder::start`].
+    pub fn restart_empty(&mut self) -> Result<()> {
+        self.kill9();
+        if self.remembers {
+            let files = self.dir.join("appendonlydir");
+            fs::remove_dir_all(&files).map_err(Failure::to(format!("remove {files}")))?;
+        }
+        self.restart()
+    }
+
+    /// As a loss of power would: kills it, and cuts the last `bytes` off its append-only file.
+    ///
+    /// # Errors
+    /// If it is not append-only.
+    pub fn lose_power(&self, bytes: u64) -> Result<()> {
+        self.kill9();
+        let dir = self.dir.path().join("appendonlydir");
+        let files = fs::read_dir(&dir).map_err(Failure::to(format!("read {}", dir.display())))?;
+        let mut files = files.filter_map(|file| Some(file.ok()?.path()));
+        let tail = files.find(|path| path.to_string_lossy().ends_with(".incr.aof"));
+        let tail = tail.ok_or_else(|| Failure::new("there is no append-only file"))?;
+        let cut = || {
+            let file = File::options().write(true).open(&tail)?;
+            file.set_len(file.metadata()?.len().saturating_sub(bytes))
+        };
+        cut().map_err(Failure::to(format!("cut the end off {}", tail.display())))
+    }
+
+    /// Runs one command as the default user on a connection of its own.
+    ///
+    /// # Errors
+    /// If the server does not answer, or answers with an error.
+    pub fn command<T: redis::FromRedisValue>(&self, words: &[&str]) -> Result<T> {
+        let what = || format!("run {words:?} on {}", self.port.address());
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        let mut connection = self.connect().map_err(Failure::to(what()))?;
+        command.query(&mut connection).map_err(Failure::to(what()))
+    }
+
+    /// A connection of the default user, that blocks.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub fn connect(&self) -> redis::RedisResult<redis::Connection> {
+        let client = redis::Client::open(self.url())?;
+        let connection = client.get_connection_with_timeout(Duration::from_secs(5))?;
+        connection.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(connection)
+    }
+
+    /// The end of the server's log.
+    #[must_use]
+    pub fn log(&self) -> String {
+        log(&self.dir)
+    }
+
+    fn await_answer(&self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            // Not the PING alone, which another server on this port would answer as well.
+            let info = self.command::<String>(&["INFO", "server"]);
+            let ours = format!("process_id:{}\r", self.pid());
+            let why = match info {
+                Ok(info) if info.contains(&ours) => return Ok(()),
+                Ok(_) => "another server answers on its port".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            let ended = self.process.ended().is_some();
+            if ended || begin.elapsed() > START {
+                return Err(Failure::new(format!(
+                    "redis-server does not come up on port {} ({why}); its log ends:\n{}",
+                    self.port(),
+                    self.log()
+                )));
+            }
+            // Nothing tells when a server listens: ask again.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn launch(server: &Path, dir: &Dir) -> Result<Process> {
+    let open = File::options()
+        .create(true)
+        .append(true)
+        .open(dir.join("log"));
+    let log = open.map_err(Failure::to("open a log for redis-server"))?;
+    let errors = log
+        .try_clone()
+        .map_err(Failure::to("open a log for redis-server"))?;
+    let mut command = Command::new(server);
+    command.arg(dir.join("redis.conf")).current_dir(dir.path());
+    Process::spawn(
+        &command,
+        Streams {
+            stdin: Stdio::null(),
+            stdout: log.into(),
+            stderr: errors.into(),
+        },
+    )
+}
+
+fn log(dir: &Dir) -> String {
+    const TAIL: u64 = 2000;
+    let read = || {
+        let mut file = File::open(dir.join("log"))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
+    };
+    read().unwrap_or_else(|error| format!("(no log: {error})"))
+}
+
+/// An authority of its own, and a certificate of it for the server.
+fn make_certificates(dir: &Dir) -> Result<()> {
+    let openssl = program("openssl", "openssl")?;
+    let run = |args: &[&str]| {
+        let output = Command::new(&openssl)
+            .args(args)
+            .current_dir(dir.path())
+            .output();
+        let output = output.map_err(Failure::to("run openssl"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(Failure::new(format!("openssl {args:?}: {said}")))
+    };
+    let key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ];
+    let mut ca = vec![
+        "req",
+        "-x509",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=fencelock testbed",
+    ];
+    ca.extend(key);
+    ca.extend(["-addext", "keyUsage=critical,keyCertSign"]);
+    ca.extend(["-keyout", "ca.key", "-out", "ca.crt"]);
+    run(&ca)?;
+    let mut server = vec!["req", "-x509", "-days", "2", "-subj", "/CN=localhost"];
+    server.extend(key);
+    server.extend(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]);
+    server.extend(["-addext", "basicConstraints=critical,CA:FALSE"]);
+    server.extend(["-CA", "ca.crt", "-CAkey", "ca.key"]);
+    server.extend(["-keyout", "server.key", "-out", "server.crt"]);
+    run(&server)
+}

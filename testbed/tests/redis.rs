@@ -1,0 +1,140 @@
+//! A redis-server in every situation that the testbed offers.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fencelock_testbed::Redis;
+
+#[test]
+fn starts_answers_and_is_gone_with_its_directory() {
+    let redis = Redis::start().unwrap();
+    let pong: String = redis.command(&["PING"]).unwrap();
+    assert_eq!(pong, "PONG");
+    let (pid, dir) = (redis.pid(), PathBuf::from(redis.dir()));
+    assert!(PathBuf::from(format!("/proc/{pid}")).exists() && dir.exists());
+    drop(redis);
+    assert!(!PathBuf::from(format!("/proc/{pid}")).exists());
+    assert!(!dir.exists());
+}
+
+#[test]
+fn many_at_once_have_ports_of_their_own() {
+    let servers = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| Redis::start().unwrap()))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    // The threads that started them are gone; the servers are not.
+    let mut ports: Vec<u16> = servers.iter().map(Redis::port).collect();
+    for (i, redis) in servers.iter().enumerate() {
+        redis
+            .command::<()>(&["SET", "who", &i.to_string()])
+            .unwrap();
+    }
+    for (i, redis) in servers.iter().enumerate() {
+        assert_eq!(redis.command::<usize>(&["GET", "who"]).unwrap(), i);
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), 8);
+}
+
+#[test]
+fn remembers_after_kill_9_only_if_told_to() {
+    for memory in [false, true] {
+        let builder = Redis::builder();
+        let builder = if memory {
+            builder.append_only("always")
+        } else {
+            builder
+        };
+        let mut redis = builder.start().unwrap();
+        redis.command::<()>(&["SET", "k", "v"]).unwrap();
+        let before = redis.pid();
+        redis.kill9();
+        assert!(redis.command::<String>(&["PING"]).is_err());
+        redis.restart().unwrap();
+        assert_ne!(redis.pid(), before);
+        let found: Option<String> = redis.command(&["GET", "k"]).unwrap();
+        assert_eq!(found.is_some(), memory);
+        redis.restart_empty().unwrap();
+        assert_eq!(redis.command::<u64>(&["DBSIZE"]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_loss_of_power_takes_the_last_writes() {
+    let mut redis = Redis::builder().append_only("always").start().unwrap();
+    redis.command::<()>(&["SET", "first", "v"]).unwrap();
+    redis.command::<()>(&["SET", "second", "v"]).unwrap();
+    redis.lose_power(10).unwrap();
+    redis.restart().unwrap();
+    assert_eq!(redis.command::<u64>(&["EXISTS", "first"]).unwrap(), 1);
+    assert_eq!(redis.command::<u64>(&["EXISTS", "second"]).unwrap(), 0);
+}
+
+#[test]
+fn paused_it_does_not_answer_and_resumed_it_does_what_came_meanwhile() {
+    let redis = Redis::start().unwrap();
+    let mut connection = redis.connect().unwrap();
+    connection
+        .set_read_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
+    redis.pause().unwrap();
+    let set = redis::cmd("SET").arg("k").arg("v").exec(&mut connection);
+    assert!(set.unwrap_err().is_timeout());
+    redis.resume().unwrap();
+    let mut connection = redis.connect().unwrap();
+    let found: Option<String> = redis::cmd("GET").arg("k").query(&mut connection).unwrap();
+    assert_eq!(found.as_deref(), Some("v"));
+}
+
+#[test]
+fn passwords_users_and_sockets() {
+    let redis = Redis::builder()
+        .password("s3cret")
+        .user("app", "pw", "~app:* +get +ping")
+        .config("maxmemory-policy", "allkeys-lru")
+        .unix_socket()
+        .start()
+        .unwrap();
+    assert!(redis.url().contains("s3cret"));
+    assert_eq!(redis.command::<String>(&["PING"]).unwrap(), "PONG");
+    let ask = |url: &str, words: &[&str]| {
+        let mut connection = redis::Client::open(url)?.get_connection()?;
+        let mut command = redis::Cmd::new();
+        command.arg(words);
+        command.query::<Option<String>>(&mut connection)
+    };
+    let port = redis.port();
+    assert!(ask(&format!("redis://127.0.0.1:{port}"), &["PING"]).is_err());
+    let app = format!("redis://app:pw@127.0.0.1:{port}");
+    assert_eq!(ask(&app, &["GET", "app:1"]).unwrap(), None);
+    assert!(
+        ask(&app, &["GET", "other"])
+            .unwrap_err()
+            .to_string()
+            .contains("key")
+    );
+    let socket = format!("redis+unix://{}?pass=s3cret", redis.socket());
+    assert_eq!(ask(&socket, &["PING"]).unwrap().as_deref(), Some("PONG"));
+}
+
+#[test]
+fn tls_has_a_certificate_that_its_authority_signed() {
+    let redis = Redis::builder().tls().start().unwrap();
+    let address = format!("127.0.0.1:{}", redis.tls_port().unwrap());
+    let output = std::process::Command::new("openssl")
+        .args(["s_client", "-connect", &address, "-CAfile", &redis.ca()])
+        .args(["-verify_return_error", "-verify_ip", "127.0.0.1"])
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("Verify return code: 0 (ok)"), "{said}");
+}
