@@ -1,0 +1,302 @@
+//! SQLite, the embedded default store: one file, for the processes of one machine.
+//!
+//! | option of `sqlite:[PATH]` | default | meaning |
+//! | --- | --- | --- |
+//! | `connect-timeout` | 5s | how long opening waits for processes that have the file locked |
+//! | `response-timeout` | 5s | how long each call waits for them |
+//!
+//! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`: one per
+//! user. Programs of several users need one named path in a directory that all of them may write.
+
+mod bell;
+mod doors;
+mod file;
+mod rows;
+mod thread;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
+    Withdrawn,
+};
+use fencelock_core::{
+    Clock, Durability, Engine, Error, LeaseKind, LockName, Order, Promises, Result, StoreUrl,
+    Token, Wake,
+};
+use tokio::sync::mpsc;
+
+use bell::{BellId, Listener, News};
+use doors::Doors;
+use file::Source;
+use thread::{Action, Queue, Worker};
+
+/// How long a call waits for processes that have the file locked.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The most holds that are renewed in one transaction, so that others have their turn between two.
+const RENEWED_AT_ONCE: usize = 500;
+/// A waiter looks after this time, then after ever longer ones: its ring may have been lost.
+const FIRST_NAP: Duration = Duration::from_millis(10);
+/// The longest time between two looks.
+const LONGEST_NAP: Duration = Duration::from_millis(500);
+
+/// The engine on an SQLite file. Clients on one machine that name the same file share its locks.
+pub struct Sqlite {
+    source: Arc<Source>,
+    queue: Queue,
+    doors: Arc<Doors>,
+    events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    listener: Mutex<Option<Listener>>,
+    promises: Promises,
+}
+
+impl Sqlite {
+    /// Opens the file that a URL `sqlite:[PATH]` names, and makes it if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the URL has what it should not, the directory is missing, or the file is something else;
+    /// [`Error::Refused`] without the right to write; [`Error::Unavailable`] if others keep the file locked.
+    pub async fn open(mut url: StoreUrl) -> Result<Self> {
+        if url.to_string().contains("://") {
+            return Err(url.refuse("a file has no host; write sqlite:/PATH, with one slash"));
+        }
+        let connect_timeout = url.take_duration("connect-timeout")?.unwrap_or(TIMEOUT);
+        let response_timeout = url.take_duration("response-timeout")?.unwrap_or(TIMEOUT);
+        let path = std::mem::take(&mut url.path);
+        url.finish()?;
+        let path = match path.as_str() {
+            "" => file::default_path()?,
+            path => PathBuf::from(path),
+        };
+        Self::start(path, connect_timeout, response_timeout).await
+    }
+
+    /// Opens this file, and makes it if there is none; its directory must exist.
+    ///
+    /// # Errors
+    /// As for [`Sqlite::open`].
+    pub async fn at(path: impl AsRef<Path>) -> Result<Self> {
+        Self::start(path.as_ref().to_owned(), TIMEOUT, TIMEOUT).await
+    }
+
+    async fn start(
+        path: PathBuf,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+    ) -> Result<Self> {
+        let source = Arc::new(Source::new(path, connect_timeout)?);
+        let (me, doors) = (BellId::new()?, Arc::new(Doors::default()));
+        let (tell, told) = mpsc::unbounded_channel();
+        let queue = thread::start(Worker {
+            source: Arc::clone(&source),
+            response_timeout,
+            me,
+            doors: Arc::clone(&doors),
+            events: tell.clone(),
+        })
+        .await?;
+        let hear = hear(Arc::clone(&doors), queue.clone(), tell);
+        let listener = Listener::start(me, hear);
+        if let Err(error) = &listener {
+            tracing::warn!(store = %source, %error, "no socket to be woken through; waiters here poll");
+        }
+        let promises = promises(&source);
+        Ok(Self {
+            source,
+            queue,
+            doors,
+            events: tokio::sync::Mutex::new(told),
+            listener: Mutex::new(listener.ok()),
+            promises,
+        })
+    }
+}
+
+/// What to do with a ring from another process.
+fn hear(
+    doors: Arc<Doors>,
+    queue: Queue,
+    events: mpsc::UnboundedSender<Event>,
+) -> impl FnMut(News) + Send + 'static {
+    move |news| match news {
+        News::Turn(_, claim) => doors.ring(claim),
+        // Anybody may write to the socket, so the file has the last word.
+        News::Held(name, event) => {
+            let events = events.clone();
+            let action = Action::About("look at", name.clone());
+            queue.read_behind(action, move |visit| {
+                if rows::confirms(visit, &name, event)? {
+                    // Nobody listens once the engine is dropped.
+                    let _ = events.send(event);
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+fn promises(source: &Source) -> Promises {
+    Promises {
+        engine: "sqlite",
+        order: Order::Fifo,
+        shared: true,
+        permits: true,
+        lock_delay: true,
+        ranges: true,
+        lease: LeaseKind::Lease,
+        wake: Wake::Poll,
+        // The last commits may be missing after a loss of power, but so is every process that held: a new run of the
+        // machine ends all holds, and lifts the counter to the time.
+        durability: Durability::Process,
+        clock: "all processes read one boot clock; the wall clock, which tokens are seeded from, is not set back by more than the machine was off",
+        min_ttl: Duration::from_millis(50),
+        max_ttl: Duration::from_secs(100 * 365 * 86_400),
+        limits: source.limits(),
+    }
+}
+
+#[async_trait]
+impl Engine for Sqlite {
+    fn promises(&self) -> Promises {
+        self.promises.clone()
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::Boot
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let asked_at = Clock::Boot.now();
+        let (action, claim) = (Action::About("take", claim.name.clone()), claim.clone());
+        let work = move |visit: &mut thread::Visit<'_>| rows::place(visit, &claim, asked_at);
+        self.queue.write(action, work).await?
+    }
+
+    /// Woken by whoever ends a hold, from whatever process; looks by itself with growing, random naps as well, since a
+    /// ring may be lost.
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        let Some(door) = self.doors.of(claim.id) else {
+            return Ok(None);
+        };
+        let mut nap = FIRST_NAP;
+        loop {
+            let wake_at = (Clock::Boot.now() + jitter(nap)).min(place.recheck);
+            tokio::select! {
+                () = door.notified() => return Ok(None),
+                () = Clock::Boot.sleep_until(wake_at) => {}
+            }
+            if wake_at == place.recheck {
+                return Ok(None);
+            }
+            let (action, claim) = (Action::About("look at", claim.name.clone()), claim.clone());
+            let work = move |visit: &mut thread::Visit<'_>| rows::has_changed(visit, &claim);
+            if self.queue.read(action, work).await? {
+                return Ok(None);
+            }
+            nap = nap.mul_f32(1.5).min(LONGEST_NAP);
+        }
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let mut renewals = Vec::with_capacity(held.len());
+        for part in held.chunks(RENEWED_AT_ONCE) {
+            let (asked_at, part) = (Clock::Boot.now(), part.to_vec());
+            let work = move |visit: &mut thread::Visit<'_>| rows::renew(visit, &part, asked_at);
+            match self.queue.write(Action::Other("renew holds"), work).await {
+                Ok(renewed) => renewals.extend(renewed),
+                Err(error) => {
+                    // The others would wait as long again, and validity does not.
+                    let rest = held.len() - renewals.len();
+                    renewals.extend(unknown(&self.source, error, rest));
+                    break;
+                }
+            }
+        }
+        renewals
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let (action, claim) = (Action::About("release", claim.name.clone()), claim.clone());
+        let work = move |visit: &mut thread::Visit<'_>| rows::withdraw(visit, &claim, how);
+        self.queue.write(action, work).await
+    }
+
+    /// A hold that was taken away or asked back, by this process or another, is told at once. Where the other cannot
+    /// reach this process (another network namespace), the next renewal finds it.
+    async fn events(&self) -> Result<Event> {
+        self.events.lock().await.recv().await.ok_or(Error::Closed)
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        let mut nap = FIRST_NAP;
+        loop {
+            let (action, wanted) = (Action::About("look at", name.clone()), name.clone());
+            let work = move |visit: &mut thread::Visit<'_>| rows::look(visit, &wanted);
+            let view = self.queue.read(action, work).await?;
+            if unlike != Some(view.token()) {
+                return Ok(view);
+            }
+            let nap_end = Clock::Boot.now() + jitter(nap);
+            Clock::Boot.sleep_until(nap_end).await;
+            nap = nap.mul_f32(1.5).min(LONGEST_NAP);
+        }
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let prefix = prefix.to_owned();
+        let work =
+            move |visit: &mut thread::Visit<'_>| rows::list(visit, &prefix, at.as_ref(), limit);
+        self.queue.read(Action::Other("list locks"), work).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let what = match how {
+            Evict::Release => "take away",
+            Evict::Ask => "ask for",
+        };
+        let (action, name) = (Action::About(what, name.clone()), name.clone());
+        let work = move |visit: &mut thread::Visit<'_>| rows::evict(visit, &name, token, how);
+        self.queue.write(action, work).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        let listener = self
+            .listener
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(listener);
+        self.queue.close().await;
+        Ok(())
+    }
+}
+
+/// Between half and all of a nap, so that waiters do not look in step.
+fn jitter(nap: Duration) -> Duration {
+    nap.mul_f32(0.5 + fastrand::f32() / 2.0)
+}
+
+/// The same failure for each of the holds in a transaction that failed.
+fn unknown(source: &Source, error: Error, count: usize) -> Vec<Renewal> {
+    let told = error.to_string();
+    let again = || Error::unavailable(source, "renew holds", told.clone());
+    let mut renewals: Vec<Renewal> = (1..count).map(|_| Renewal::Unknown(again())).collect();
+    renewals.push(Renewal::Unknown(error));
+    renewals
+}
+
+impl fmt::Display for Sqlite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.source, f)
+    }
+}
+
+impl fmt::Debug for Sqlite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sqlite({})", self.source)
+    }
+}
