@@ -146,9 +146,8 @@ impl Source {
     }
 
     fn check_format(&self, connection: &Connection) -> Result<()> {
-        let read = |what| pragma(connection, what).map_err(|e| self.error("read the file", &e));
-        let (application, format) = (read("application_id")?, read("user_version")?);
-        let tables = read("schema_version")?;
+        let header = header(connection).map_err(|error| self.error("read the file", &error));
+        let (application, format, tables) = header?;
         let why = match (application, format) {
             (APPLICATION_ID, FORMAT) => return Ok(()),
             (0, 0) if tables == 0 => return Ok(()),
@@ -283,6 +282,17 @@ impl File {
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = std::fs::metadata(path).ok()?;
     Some((found.dev(), found.ino()))
+}
+
+/// The application's id, the format's number, and the number of changes of the schema, in one snapshot.
+fn header(connection: &Connection) -> rusqlite::Result<(i64, i64, i64)> {
+    let snapshot = connection.unchecked_transaction()?;
+    let read = |name| pragma(&snapshot, name);
+    Ok((
+        read("application_id")?,
+        read("user_version")?,
+        read("schema_version")?,
+    ))
 }
 
 fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
