@@ -1,1 +1,94 @@
-fn main() {}
+//! The `fencelock` command.
+
+mod args;
+mod exit;
+mod guard;
+mod hold;
+mod inspect;
+mod joined;
+mod json;
+mod manual;
+mod run;
+mod session;
+mod signals;
+mod terminal;
+mod wire;
+
+use std::panic;
+use std::process::exit;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::{Cli, Command};
+use crate::exit::{Failure, Outcome, code, print, say};
+
+fn main() {
+    // A panic is a bug; it ends with the code for one, in one line.
+    panic::set_hook(Box::new(|info| say(&format!("internal error: {info}"))));
+    let code = panic::catch_unwind(|| match start() {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    });
+    // What the runtime still has to do is not waited for: it can be no more than a thread that reads.
+    exit(code.unwrap_or(code::INTERNAL).into());
+}
+
+fn start() -> Outcome {
+    let mut words = std::env::args_os().skip(1).peekable();
+    if words.next_if(|word| word == guard::WORD).is_some() {
+        let guarded = guard::main(words);
+        return guarded
+            .map(|()| code::DONE)
+            .map_err(|error| Failure::internal("the guard process", error));
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let store = cli.store;
+    match cli.command {
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man => manual::man(),
+        Command::Run(args) => block_on(run::run(args, store)),
+        Command::Hold(args) => block_on(hold::hold(args, store)),
+        Command::Show(args) => block_on(inspect::show(args, store)),
+        Command::Ls(args) => block_on(inspect::ls(args, store)),
+        Command::Check(args) => block_on(inspect::check(args, store)),
+        Command::Release(args) => block_on(inspect::release(args, store)),
+    }
+}
+
+fn block_on(work: impl Future<Output = Outcome>) -> Outcome {
+    // Before any thread is started, so that all have it.
+    terminal::shield().map_err(|error| Failure::internal("blocking a signal", error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::internal("starting the async runtime", error))?;
+    let outcome = runtime.block_on(work);
+    runtime.shutdown_background();
+    outcome
+}
+
+/// What the parser has to say: help as it is, an error in one line.
+fn usage(error: &clap::Error) -> Outcome {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    ) {
+        print(&error.render().to_string())?;
+        return Ok(code::DONE);
+    }
+    let text = error.render().to_string();
+    // The first paragraph is the error; the usage and hints come after it.
+    let first = text.split("\n\n").next().unwrap_or(&text);
+    let what = first.strip_prefix("error: ").unwrap_or(first);
+    let what = what.split_whitespace().collect::<Vec<_>>().join(" ");
+    let what = if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        "a subcommand is missing".to_owned()
+    } else {
+        what
+    };
+    Err(Failure::usage(format!("{what}; see `fencelock --help`")))
+}

@@ -1,0 +1,322 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use fencelock::{Error, parse_duration};
+
+/// The lease if the command line names none.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// From SIGTERM to SIGKILL if the command line says nothing.
+const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(5);
+
+/// A distributed lock with fencing tokens, on the servers you already run.
+#[derive(Debug, Parser)]
+#[command(name = "fencelock", version, arg_required_else_help = false)]
+pub(crate) struct Cli {
+    /// Where the locks are: sqlite:PATH, redis://HOST:PORT, memory: [default: $FENCELOCK_STORE, else sqlite:, a file of
+    /// this user's]
+    #[arg(long, value_name = "URL", global = true, hide_default_value = true)]
+    pub(crate) store: Option<String>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command while holding a lock
+    #[command(
+        override_usage = "fencelock run [OPTIONS] NAME -- CMD [ARG]...\n       \
+                                fencelock run [OPTIONS] NAME -c 'SHELL STRING'"
+    )]
+    Run(Run),
+    /// Hold a lock until standard input ends or a signal comes
+    Hold(Hold),
+    /// Tell who holds a lock and who waits for it
+    Show(Show),
+    /// List the locks that are held
+    Ls(Ls),
+    /// Exit with 0 while the very grant of a sequencer is held, with 1 when not
+    Check(Check),
+    /// Take a lock from its holder, or ask the holder to let go
+    Release(Release),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    Man,
+}
+
+/// What `run` and `hold` share.
+#[derive(Args, Debug)]
+pub(crate) struct Taking {
+    /// Fail at once when the lock is held
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+
+    /// Give up after this long; 0 means --nonblock
+    #[arg(short = 'w', long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) wait: Option<String>,
+
+    /// Take the lock beside other shared holders
+    #[arg(short = 's', long, conflicts_with = "exclusive")]
+    pub(crate) shared: bool,
+
+    /// Take the lock alone (the default)
+    #[arg(short = 'x', long)]
+    pub(crate) exclusive: bool,
+
+    /// The exit code for a lock that is held
+    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::code::HELD)]
+    pub(crate) conflict_exit_code: u8,
+
+    /// How long the store keeps the lock if this holder dies [default: 30s]
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) ttl: Option<String>,
+
+    /// For how much longer the store keeps it if this holder vanishes [default: 0]
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) lock_delay: Option<String>,
+
+    /// Hold for this long at most, then stop
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) max_hold: Option<String>,
+
+    /// From SIGTERM to SIGKILL when the command must end [default: 5s; always before the lease ends]
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) kill_after: Option<String>,
+
+    /// Take no place in line, but ask again and again
+    #[arg(long)]
+    pub(crate) unfair: bool,
+
+    /// A note for whoever looks at the lock
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+
+    /// What the lock is for; with correctness, warn of what the store cannot promise
+    #[arg(long, value_enum, default_value_t = Purpose::Efficiency)]
+    pub(crate) purpose: Purpose,
+
+    /// Say nothing while waiting, and nothing when the lock is held by another
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Say what is done
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+
+    /// The lock
+    pub(crate) name: String,
+
+    /// Run this string with $SHELL -c instead of a command
+    #[arg(short = 'c', long = "command", value_name = "SHELL STRING")]
+    pub(crate) shell: Option<OsString>,
+
+    /// The command and its arguments
+    #[arg(
+        value_name = "CMD",
+        trailing_var_arg = true,
+        required_unless_present = "shell",
+        conflicts_with = "shell"
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Hold {
+    #[command(flatten)]
+    pub(crate) taking: Taking,
+
+    /// The lock
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    /// The lock
+    pub(crate) name: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Ls {
+    /// Only locks whose names begin with this
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Check {
+    /// As printed by `fencelock hold`, or $FENCELOCK_SEQUENCER
+    pub(crate) sequencer: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Release {
+    /// The lock
+    pub(crate) name: String,
+
+    /// The holder's fencing token; a holder with another one is left alone
+    #[arg(long, value_name = "N")]
+    pub(crate) token: u64,
+
+    /// Ask the holder to let go instead of taking the lock away
+    #[arg(long)]
+    pub(crate) ask: bool,
+}
+
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Purpose {
+    /// A rare double run costs only money
+    Efficiency,
+    /// A double run does damage
+    Correctness,
+}
+
+impl From<Purpose> for fencelock::Purpose {
+    fn from(purpose: Purpose) -> Self {
+        match purpose {
+            Purpose::Efficiency => Self::Efficiency,
+            Purpose::Correctness => Self::Correctness,
+        }
+    }
+}
+
+/// For how long to wait for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    None,
+    Until(Duration),
+    Endless,
+}
+
+/// The durations of [`Taking`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    pub(crate) patience: Patience,
+    pub(crate) ttl: Duration,
+    pub(crate) lock_delay: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) kill_after: Duration,
+}
+
+impl Taking {
+    /// Reads the durations.
+    pub(crate) fn times(&self) -> Result<Times, Error> {
+        let ttl = duration("--ttl", self.ttl.as_deref())?;
+        let max_hold = duration("--max-hold", self.max_hold.as_deref())?;
+        for (what, text, value) in [
+            ("--ttl", &self.ttl, ttl),
+            ("--max-hold", &self.max_hold, max_hold),
+        ] {
+            if value == Some(Duration::ZERO) {
+                let text = text.as_deref().unwrap_or_default();
+                return Err(Error::invalid(what, text, "it must be longer than 0"));
+            }
+        }
+        let patience = match duration("--wait", self.wait.as_deref())? {
+            _ if self.nonblock => Patience::None,
+            Some(Duration::ZERO) => Patience::None,
+            Some(most) => Patience::Until(most),
+            None => Patience::Endless,
+        };
+        let lock_delay = duration("--lock-delay", self.lock_delay.as_deref())?;
+        let kill_after = duration("--kill-after", self.kill_after.as_deref())?;
+        Ok(Times {
+            patience,
+            ttl: ttl.unwrap_or(DEFAULT_TTL),
+            lock_delay: lock_delay.unwrap_or_default(),
+            max_hold,
+            kill_after: kill_after.unwrap_or(DEFAULT_KILL_AFTER),
+        })
+    }
+}
+
+fn duration(what: &'static str, text: Option<&str>) -> Result<Option<Duration>, Error> {
+    text.map(|text| parse_duration(what, text)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn run(line: &str) -> Result<Run, clap::Error> {
+        let words = ["fencelock", "run"].into_iter().chain(line.split(' '));
+        match Cli::try_parse_from(words)?.command {
+            Command::Run(run) => Ok(run),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_name_is_the_command() {
+        let with = run("-n x -- ls -l --store a").unwrap();
+        assert_eq!(with.command, ["ls", "-l", "--store", "a"]);
+        let without = run("x ls -l -n").unwrap();
+        assert_eq!(without.command, ["ls", "-l", "-n"]);
+        assert!(!without.taking.nonblock);
+        assert_eq!(run("x -c true").unwrap().shell, Some("true".into()));
+        assert!(run("x").is_err());
+        assert!(run("x -c true -- true").is_err());
+    }
+
+    #[test]
+    fn the_store_stands_before_or_after() {
+        for line in ["--store a: run x true", "run --store a: x -- true"] {
+            let words = ["fencelock"].into_iter().chain(line.split(' '));
+            let cli = Cli::try_parse_from(words).unwrap();
+            assert_eq!(cli.store.as_deref(), Some("a:"), "{line}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_and_checked() {
+        let times = run("-w 2 --ttl 1500ms x true").unwrap().taking.times();
+        let times = times.unwrap();
+        assert_eq!(times.patience, Patience::Until(Duration::from_secs(2)));
+        assert_eq!(times.ttl, Duration::from_millis(1500));
+        let times = run("-w 0 x true").unwrap().taking.times().unwrap();
+        assert_eq!(times.patience, Patience::None);
+        assert_eq!(times.ttl, DEFAULT_TTL);
+        for bad in [
+            "--ttl -1s",
+            "--ttl 0",
+            "--max-hold 0",
+            "-w -5",
+            "--lock-delay x",
+        ] {
+            let times = run(&format!("{bad} x true")).unwrap().taking.times();
+            let error = times.unwrap_err().to_string();
+            let input = bad.split(' ').next_back().unwrap();
+            assert!(error.contains(input), "{error}");
+        }
+    }
+}

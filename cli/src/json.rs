@@ -1,0 +1,122 @@
+//! The JSON that scripts read: stable names, in the order in which they are documented.
+
+use std::time::Duration;
+
+use fencelock::engine::{HolderView, LockView, WaiterView};
+use fencelock::{Guard, Sequencer};
+use serde_json::Value;
+
+/// What `hold` prints when the lock is granted.
+pub(crate) fn granted(guard: &Guard, sequencer: &Sequencer, ttl: Duration) -> String {
+    object(&[
+        ("name", guard.name().as_str().into()),
+        ("token", guard.token().get().into()),
+        ("mode", guard.mode().as_str().into()),
+        ("sequencer", sequencer.to_string().into()),
+        ("owner", guard.owner().into()),
+        ("ttl_ms", millis(ttl)),
+    ])
+}
+
+/// What `hold` prints when the lock is lost.
+pub(crate) fn lost(reason: &str) -> String {
+    object(&[("lost", true.into()), ("reason", reason.into())])
+}
+
+/// What `hold` prints when somebody asks for the lock.
+pub(crate) fn asked() -> String {
+    object(&[("asked", true.into())])
+}
+
+/// One lock, as `show` prints it.
+pub(crate) fn view(view: &LockView) -> String {
+    let holders: Vec<String> = view.holders.iter().map(holder).collect();
+    let waiters: Vec<String> = view.waiters.iter().map(waiter).collect();
+    let begin = members(&[
+        ("name", view.name.as_str().into()),
+        ("token", view.token().map(|token| token.get()).into()),
+    ]);
+    let (holders, waiters) = (array(&holders), array(&waiters));
+    format!("{{{begin},\"holders\":{holders},\"waiters\":{waiters}}}")
+}
+
+/// An array of what is JSON already.
+pub(crate) fn array(items: &[String]) -> String {
+    format!("[{}]", items.join(","))
+}
+
+fn holder(holder: &HolderView) -> String {
+    object(&[
+        ("owner", holder.owner.as_str().into()),
+        ("token", holder.token.map(|token| token.get()).into()),
+        ("mode", holder.mode.as_str().into()),
+        ("ttl_left_ms", holder.ttl_left.map_or(Value::Null, millis)),
+        ("held_ms", holder.held.map_or(Value::Null, millis)),
+        ("label", holder.label.as_deref().into()),
+    ])
+}
+
+fn waiter(waiter: &WaiterView) -> String {
+    object(&[
+        ("owner", waiter.owner.as_str().into()),
+        ("mode", waiter.mode.as_str().into()),
+    ])
+}
+
+fn object(all: &[(&str, Value)]) -> String {
+    format!("{{{}}}", members(all))
+}
+
+fn members(all: &[(&str, Value)]) -> String {
+    let member = |(key, value): &(&str, Value)| format!("{}:{value}", Value::from(*key));
+    all.iter().map(member).collect::<Vec<_>>().join(",")
+}
+
+fn millis(duration: Duration) -> Value {
+    u64::try_from(duration.as_millis())
+        .unwrap_or(u64::MAX)
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock::engine::Mode;
+    use fencelock::{LockName, Token};
+
+    use super::*;
+
+    #[test]
+    fn a_lock_reads_as_documented() {
+        let name = LockName::new("a \"b\"").unwrap();
+        let free = LockView::free(name.clone());
+        assert_eq!(
+            view(&free),
+            r#"{"name":"a \"b\"","token":null,"holders":[],"waiters":[]}"#
+        );
+        let held = LockView {
+            name,
+            holders: vec![HolderView {
+                claim: None,
+                owner: "me".into(),
+                token: Some(Token(7)),
+                mode: Mode::Shared,
+                ttl_left: Some(Duration::from_micros(1_999_999)),
+                lock_delay: Duration::ZERO,
+                held: None,
+                label: Some("why".into()),
+            }],
+            waiters: vec![WaiterView {
+                owner: "you".into(),
+                mode: Mode::Exclusive,
+            }],
+        };
+        assert_eq!(
+            view(&held),
+            concat!(
+                r#"{"name":"a \"b\"","token":7,"holders":[{"owner":"me","token":7,"mode":"shared","#,
+                r#""ttl_left_ms":1999,"held_ms":null,"label":"why"}],"waiters":[{"owner":"you","#,
+                r#""mode":"exclusive"}]}"#
+            )
+        );
+    }
+}

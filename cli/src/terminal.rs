@@ -1,0 +1,44 @@
+//! The terminal that a shell gave to this job, and that the command gets while it runs.
+
+use std::fs::File;
+use std::io;
+
+use nix::sys::signal::{SigSet, Signal};
+use rustix::process::{Pid, getpgrp};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
+
+/// The controlling terminal.
+#[derive(Debug)]
+pub(crate) struct Terminal(File);
+
+impl Terminal {
+    /// The terminal that controls this session, if one does.
+    pub(crate) fn open() -> Option<Self> {
+        let tty = File::options().read(true).write(true).open("/dev/tty");
+        tty.ok().map(Self)
+    }
+
+    /// Whether this process's job is in the foreground.
+    pub(crate) fn is_ours(&self) -> bool {
+        tcgetpgrp(&self.0).is_ok_and(|front| front == getpgrp())
+    }
+
+    /// Brings a process group to the foreground. SIGTTOU must be blocked (see [`shield`]).
+    pub(crate) fn give(&self, group: Pid) {
+        // It fails if the group is gone already, or the terminal is; there is nothing to be done then.
+        let _ = tcsetpgrp(&self.0, group);
+    }
+
+    /// Brings this process's job to the foreground. SIGTTOU must be blocked (see [`shield`]).
+    pub(crate) fn take_back(&self) {
+        self.give(getpgrp());
+    }
+}
+
+/// Blocks the signal that would stop a job in the background for handing the terminal on, or for writing to it, in this
+/// thread and those that it starts. Commands are started with nothing blocked (the standard library sees to that).
+pub(crate) fn shield() -> io::Result<()> {
+    let mut blocked = SigSet::empty();
+    blocked.add(Signal::SIGTTOU);
+    Ok(blocked.thread_block()?)
+}
