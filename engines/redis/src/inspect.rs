@@ -1,0 +1,211 @@
+//! Looking at locks without touching them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use fencelock_core::engine::{Cursor, LockView, Page};
+use fencelock_core::{LockName, Result, Token};
+use futures_util::stream::{self, StreamExt};
+use redis::{Cmd, RedisError, Value};
+
+use crate::connection::odd;
+use crate::engine::Redis;
+use crate::refusal::explain;
+use crate::value::{Hold, Stored, foreign_view, line_key, waiter_view};
+
+/// The pauses between two looks of one who waits for a change.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// What `look.lua` answers.
+struct Seen {
+    now: u64,
+    value: Option<Vec<u8>>,
+    left: Option<Duration>,
+    readers: Vec<Value>,
+    waiters: Vec<Value>,
+}
+
+impl Seen {
+    fn new(answer: Value) -> Result<Self, RedisError> {
+        let refuse = |answer: &Value| Err(odd(answer));
+        let Value::Array(parts) = answer else {
+            return refuse(&answer);
+        };
+        let parts: Result<[Value; 5], _> = parts.try_into();
+        match parts {
+            Ok(
+                [
+                    Value::Int(now),
+                    value,
+                    Value::Int(left),
+                    Value::Array(readers),
+                    Value::Array(waiters),
+                ],
+            ) => Ok(Self {
+                now: u64::try_from(now).unwrap_or(0),
+                value: match value {
+                    Value::BulkString(bytes) => Some(bytes),
+                    _ => None,
+                },
+                left: u64::try_from(left).ok().map(Duration::from_millis),
+                readers,
+                waiters,
+            }),
+            Ok(parts) => refuse(&Value::Array(parts.to_vec())),
+            Err(parts) => refuse(&Value::Array(parts)),
+        }
+    }
+
+    /// The lock; `None` if what stands there is another kind of client's.
+    fn view(self, name: &LockName, foreigners: bool) -> Option<LockView> {
+        let mut view = LockView::free(name.clone());
+        if let Some(value) = &self.value {
+            match Stored::parse(value) {
+                Stored::Alone(hold) => {
+                    let hold = hold.view(fencelock_core::Mode::Exclusive, self.left, self.now);
+                    view.holders.push(hold);
+                }
+                Stored::Readers(mode) => {
+                    for reader in self.readers.chunks_exact(3) {
+                        let [claim, expiry, stored] = reader else {
+                            continue;
+                        };
+                        let expiry: u64 = text(expiry).parse().unwrap_or(0);
+                        let Some(left) = expiry.checked_sub(self.now).filter(|left| *left > 0)
+                        else {
+                            continue;
+                        };
+                        if let Some(hold) = Hold::parse_reader(&text(claim), &text(stored)) {
+                            let left = Some(Duration::from_millis(left));
+                            view.holders.push(hold.view(mode, left, self.now));
+                        }
+                    }
+                }
+                Stored::Foreign | Stored::Unreadable if foreigners => {
+                    view.holders.push(foreign_view(value, self.left));
+                }
+                Stored::Foreign | Stored::Unreadable => return None,
+            }
+        }
+        let waiters = self
+            .waiters
+            .iter()
+            .filter_map(|waiter| waiter_view(&text(waiter)));
+        view.waiters.extend(waiters);
+        Some(view)
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        _ => String::new(),
+    }
+}
+
+impl Redis {
+    async fn see(&self, name: &LockName) -> Result<Seen> {
+        let hub = self.hub();
+        let link = hub.link().await?;
+        let line = line_key(name.as_str());
+        let args = |command: &mut Cmd| {
+            command.arg(2).arg(name.as_str()).arg(&line);
+        };
+        let answer = link.run(&hub.scripts.look, args).await;
+        let seen = answer.and_then(Seen::new);
+        seen.map_err(|error| explain(hub.store(), "looking at a lock", Some(name), error))
+    }
+
+    pub(crate) async fn look_until(
+        &self,
+        name: &LockName,
+        unlike: Option<Option<Token>>,
+    ) -> Result<LockView> {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let seen = self.see(name).await?;
+            let view = seen.view(name, true);
+            let view = view.unwrap_or_else(|| LockView::free(name.clone()));
+            if unlike.is_none_or(|token| view.token() != token) {
+                return Ok(view);
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    pub(crate) async fn list_part(
+        &self,
+        prefix: &str,
+        at: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>> {
+        let hub = self.hub();
+        let link = hub.link().await?;
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(at.map_or_else(|| "0".to_owned(), |at| at.0));
+        scan.arg("MATCH").arg(pattern(prefix));
+        scan.arg("COUNT").arg(limit.clamp(10, 1000));
+        scan.arg("TYPE").arg("string");
+        let failed = |error| explain(hub.store(), "listing locks", None, error);
+        let answer = link.send(&scan).await.map_err(failed)?;
+        let (next, keys) = match &answer {
+            Value::Array(parts) => match parts.as_slice() {
+                [next, Value::Array(keys)] => (text(next), keys),
+                _ => return Err(failed(odd(&answer))),
+            },
+            _ => return Err(failed(odd(&answer))),
+        };
+        // A scan may meet a key twice.
+        let names: BTreeSet<LockName> = keys
+            .iter()
+            .filter_map(|key| match key {
+                Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+                _ => None,
+            })
+            .filter_map(|name| LockName::new(name).ok())
+            .collect();
+        let seen = names.into_iter().map(|name| async move {
+            let seen = self.see(&name).await;
+            seen.map(|seen| seen.view(&name, false))
+        });
+        let mut seen = stream::iter(seen).buffered(64);
+        let mut items = Vec::new();
+        while let Some(view) = seen.next().await {
+            match view {
+                Ok(view) => items.extend(view.filter(|view| !view.holders.is_empty())),
+                // The key became another thing since the scan.
+                Err(fencelock_core::Error::NotALock { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let next = (next != "0").then_some(Cursor(next));
+        Ok(Page { items, next })
+    }
+}
+
+/// A pattern for all keys that begin with a text.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::with_capacity(prefix.len() + 8);
+    for c in prefix.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('*');
+    pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_taken_literally() {
+        assert_eq!(pattern("a*b[c]"), "a\\*b\\[c\\]*");
+        assert_eq!(pattern(""), "*");
+    }
+}

@@ -1,0 +1,83 @@
+//! From the driver's errors to errors that say what to do.
+
+use fencelock_core::{Error, LockName};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// What a driver's error means for the connection it came over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// The server answered; the connection is good.
+    Answered,
+    /// No answer in time; the connection may be good.
+    Silent,
+    /// The connection is gone, or leads to a server that cannot serve.
+    Broken,
+}
+
+pub(crate) fn meaning(error: &RedisError) -> Meaning {
+    match error.kind() {
+        ErrorKind::Server(
+            ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown,
+        ) => Meaning::Broken,
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            // Older servers wrap the error of a command within a script.
+            let text = error.to_string();
+            let broken = ["READONLY", "LOADING", "MASTERDOWN"];
+            if broken.iter().any(|code| text.contains(code)) {
+                Meaning::Broken
+            } else {
+                Meaning::Answered
+            }
+        }
+        _ if error.is_timeout() => Meaning::Silent,
+        ErrorKind::Io | ErrorKind::Parse => Meaning::Broken,
+        _ => Meaning::Answered,
+    }
+}
+
+pub(crate) fn is_noscript(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// The driver's error as one of ours: `action` is what was asked.
+pub(crate) fn explain(
+    store: &str,
+    action: &str,
+    name: Option<&LockName>,
+    error: RedisError,
+) -> Error {
+    let text = error.to_string();
+    let code = error.code().unwrap_or_default().to_owned();
+    let has = |word: &str| code == word || text.contains(word);
+    if has("WRONGTYPE") {
+        return match name {
+            Some(name) => Error::NotALock {
+                store: store.to_owned(),
+                name: name.clone(),
+                why: "the key, or one beside it, holds a value of another type (Redisson keeps a hash there); use \
+                      another name, or remove the key if nobody needs it"
+                    .into(),
+            },
+            None => Error::config(
+                store,
+                "a key beginning with fencelock: holds a value of another type; remove it",
+            ),
+        };
+    }
+    if error.kind() == ErrorKind::AuthenticationFailed || has("WRONGPASS") || has("NOAUTH") {
+        let action = format!("{action}; check user and password");
+        return Error::refused(store, action, error);
+    }
+    if has("NOPERM") || text.contains("ACL failure") {
+        let action = format!(
+            "{action}; the ACL user needs the keys it locks, {{*}}:fencelock:* and fencelock:*, the channels &fencelock:* and the \
+             commands of `fencelock` (see the documentation on least rights)"
+        );
+        return Error::refused(store, action, error);
+    }
+    if error.is_timeout() {
+        let action = format!("{action}: no answer in time");
+        return Error::unavailable(store, action, error);
+    }
+    Error::unavailable(store, action, error)
+}

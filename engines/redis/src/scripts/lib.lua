@@ -1,0 +1,165 @@
+-- lib: what the scripts share. Expects the locals `name`, `line`, `counter` (keys) and `floor` (the highest token that
+-- the client has seen from this store).
+--
+-- The lock itself, at `name`:
+--   fl1:<claim>:<first>:<count>:<token>:<px>:<since>:<asked>:<rest>   held by one claim; first 0: token not recorded
+--   fl1:*:<kind>                                                      held by readers of that kind
+--   anything else                                                     held by another kind of client
+-- rest = <delay>:<channel>:<owner>\31<label>; kind = x (exclusive), s (shared), p<of> (permits).
+-- Beside it, only while used:
+--   line               zset claim -> ticket      line:who          hash claim -> <window>:<reserve>:<kind>:<rest>
+--   line:readers       zset claim -> expiry      line:readers:who  hash claim -> <token>:<px>:<since>:<asked>:<rest>
+local waiting, readers, reading = line .. ':who', line .. ':readers', line .. ':readers:who'
+
+-- The server's time in milliseconds, asked once.
+local time
+local function now()
+  if not time then
+    local parts = redis.call('TIME')
+    time = parts[1] * 1000 + math.floor(parts[2] / 1000)
+  end
+  return time
+end
+
+-- A number as text; Lua's own way rounds.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- Draws tokens, as many as wished while the counter stays below the server's time in microseconds, else one. A counter
+-- below what the client has seen was lost and is lifted above every token that can have been drawn before.
+local function draw(wish)
+  if wish > 1 and (tonumber(redis.call('GET', counter)) or 0) + wish > now() * 1000 then
+    wish = 1
+  end
+  local last = redis.call('INCRBY', counter, wish)
+  if last - wish < floor then
+    last = math.max(floor, now() * 1000 + 1000) + wish
+    redis.call('SET', counter, text(last))
+  end
+  return last - wish + 1, wish
+end
+
+-- Gives the free lock to a claim, alone.
+local function hold(claim, wish, px, rest)
+  local first, count = draw(wish)
+  local token = text(first)
+  redis.call('SET', name,
+    'fl1:' .. claim .. ':' .. token .. ':' .. count .. ':' .. token .. ':' .. px .. ':0:0:' .. rest, 'PX', px)
+  return first, count
+end
+
+-- After a change among the readers: all their keys end with the last of them, be that earlier or later than before.
+local function settle(kind)
+  local last = redis.call('ZRANGE', readers, -1, -1, 'WITHSCORES')[2]
+  if not last then
+    redis.call('DEL', name, readers, reading)
+    return false
+  end
+  redis.call('SET', name, 'fl1:*:' .. kind)
+  redis.call('PEXPIREAT', name, last)
+  redis.call('PEXPIREAT', readers, last)
+  redis.call('PEXPIREAT', reading, last)
+  return true
+end
+
+-- Gives the lock to a claim beside others of its kind. `fresh`: no reader holds yet.
+local function share(claim, kind, px, rest, fresh)
+  if fresh then
+    redis.call('DEL', readers, reading)
+  end
+  local token = draw(1)
+  redis.call('ZADD', readers, text(now() + px), claim)
+  redis.call('HSET', reading, claim, text(token) .. ':' .. px .. ':' .. text(now()) .. ':0:' .. rest)
+  settle(kind)
+  return token, 1
+end
+
+-- What holds the lock: nothing, or the value and, if readers hold, their kind. Readers that are over are purged first;
+-- a mark without readers counts as free.
+local function holder()
+  local value = redis.call('GET', name)
+  if not value or string.sub(value, 1, 6) ~= 'fl1:*:' then
+    return value
+  end
+  local kind = string.sub(value, 7)
+  local over = redis.call('ZRANGEBYSCORE', readers, '-inf', text(now()), 'LIMIT', 0, 1000)
+  if #over > 0 then
+    redis.call('ZREM', readers, unpack(over))
+    redis.call('HDEL', reading, unpack(over))
+  end
+  if redis.call('EXISTS', readers) == 0 then
+    redis.call('DEL', name, reading)
+    return false
+  end
+  return value, kind
+end
+
+-- Whether a claim of this kind may stand beside the readers.
+local function room(kind, present)
+  if kind ~= present then
+    return false
+  end
+  return kind == 's' or redis.call('ZCARD', readers) < tonumber(string.sub(kind, 2))
+end
+
+local function known_newer(value)
+  local version = string.match(value, '^fl(%d+):')
+  return version and version ~= '1'
+end
+
+-- Serves the line while its head is admissible, 64 claims at most. Pops first and tells then. A claim whose process does
+-- not listen is skipped; one that hears may still not take it, which its window bounds. `own`, the calling claim, gets
+-- `own_px` and needs no telling. Returns what holds the lock then, and the tokens of `own` if it was served.
+local function advance(value, present, own, own_px)
+  local first, count
+  for _ = 1, 64 do
+    if value and not present then
+      break
+    end
+    local claim = redis.call('ZRANGE', line, 0, 0)[1]
+    if not claim then
+      break
+    end
+    local window, wish, kind, rest =
+      string.match(redis.call('HGET', waiting, claim) or '', '^(%d+):(%d+):(%w+):(.*)$')
+    if kind and value and not room(kind, present) then
+      break
+    end
+    redis.call('ZREM', line, claim)
+    redis.call('HDEL', waiting, claim)
+    if kind then
+      local px = claim == own and own_px or window
+      local token, tokens
+      if kind == 'x' then
+        token, tokens = hold(claim, tonumber(wish), px, rest)
+      else
+        token, tokens = share(claim, kind, px, rest, not value)
+      end
+      local heard = 1
+      if claim == own then
+        first, count = token, tokens
+      else
+        local told = redis.pcall('PUBLISH', 'fencelock:' .. string.match(rest, '^%d+:([^:]*):'),
+          'g' .. claim .. ':' .. text(token) .. ':' .. tokens .. ':' .. name)
+        if type(told) == 'number' then
+          heard = told
+        end
+      end
+      if heard > 0 then
+        value, present = true, kind ~= 'x' and kind
+      elseif kind == 'x' then
+        redis.call('DEL', name)
+      else
+        redis.call('ZREM', readers, claim)
+        redis.call('HDEL', reading, claim)
+        if settle(kind) then
+          value, present = true, kind
+        else
+          value, present = false, nil
+        end
+      end
+    end
+  end
+  return value, present, first, count
+end

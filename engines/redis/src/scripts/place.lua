@@ -1,0 +1,96 @@
+-- place: take the lock, or a place in line; or report, prolong and keep what the claim has.
+-- KEYS 1 lock  2 line  3 counter
+-- ARGV 1 claim  2 kind  3 px of the lease  4 px of the claim window  5 tokens wished  6 wait (1 or 0)  7 floor
+--      8 server time in ms after which to do nothing  9 ticket from before, or 0  10 rest  11 px of the line
+-- Answers {'held', first, count, fresh}, {'waits', counter, ahead, pttl, ticket, foreign}, {'busy'}, {'late', now} or
+-- {'newer'}.
+local name, line, counter = KEYS[1], KEYS[2], KEYS[3]
+local claim, kind, px, wish, rest = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]), ARGV[10]
+local waits, floor = ARGV[6] == '1', tonumber(ARGV[7])
+-- include lib.lua
+
+if now() > tonumber(ARGV[8]) then
+  return {'late', now()}
+end
+
+local value, present = holder()
+
+if value and string.sub(value, 5, 36) == claim then
+  if kind ~= 'x' then
+    local token = share(claim, kind, px, rest, true)
+    advance(true, kind)
+    return {'held', token, 1, 1}
+  end
+  local first, count, token, since, asked, kept =
+    string.match(value, '^:(%d+):(%d+):(%d+):%d+:(%d+):(%d):(.*)$', 37)
+  local fresh = 0
+  if first == '0' then
+    first, fresh = text(draw(1)), 1
+    token = first
+  end
+  redis.call('SET', name,
+    'fl1:' .. claim .. ':' .. first .. ':' .. count .. ':' .. token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':'
+      .. kept, 'PX', px)
+  return {'held', tonumber(first), tonumber(count), fresh}
+end
+
+if present and present == kind then
+  local token, since, asked, kept =
+    string.match(redis.call('HGET', reading, claim) or '', '^(%d+):%d+:(%d+):(%d):(.*)$')
+  if token then
+    redis.call('ZADD', readers, text(now() + px), claim)
+    redis.call('HSET', reading, claim, token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':' .. kept)
+    settle(kind)
+    return {'held', tonumber(token), 1, 0}
+  end
+end
+
+if value and known_newer(value) then
+  return {'newer'}
+end
+
+-- Nobody before this claim.
+if redis.call('EXISTS', line) == 0 then
+  if not value then
+    local first, count
+    if kind == 'x' then
+      first, count = hold(claim, wish, px, rest)
+    else
+      first, count = share(claim, kind, px, rest, true)
+    end
+    return {'held', first, count, 1}
+  end
+  if present and room(kind, present) then
+    return {'held', share(claim, kind, px, rest, false), 1, 1}
+  end
+end
+
+if not waits then
+  advance(value, present)
+  return {'busy'}
+end
+
+local ticket = redis.call('ZSCORE', line, claim)
+local last
+if not ticket then
+  last = draw(1)
+  ticket = ARGV[9] ~= '0' and ARGV[9] or text(last)
+  redis.call('ZADD', line, ticket, claim)
+end
+redis.call('HSET', waiting, claim, ARGV[4] .. ':' .. ARGV[5] .. ':' .. kind .. ':' .. rest)
+if redis.call('PTTL', line) < tonumber(ARGV[11]) then
+  redis.call('PEXPIRE', line, ARGV[11])
+  redis.call('PEXPIRE', waiting, ARGV[11])
+end
+local foreign = value and not present and string.sub(value, 1, 4) ~= 'fl1:'
+local first, count
+value, present, first, count = advance(value, present, claim, px)
+if first then
+  return {'held', first, count, 1}
+end
+last = last or tonumber(redis.call('GET', counter)) or 0
+if last < floor then
+  last = draw(1)
+end
+local left = value and redis.call('PTTL', name) or -2
+return {'waits', last, redis.call('ZRANK', line, claim) or 0, left, tonumber(ticket), foreign and 1 or 0}

@@ -1,0 +1,21 @@
+-- renew_shared: prolong one hold beside others.
+-- KEYS 1 lock  2 line  3 counter
+-- ARGV 1 claim  2 kind  3 px  4 floor
+-- Answers 0 lost, 1 kept, 2 kept and asked to let go.
+local name, line, counter, floor = KEYS[1], KEYS[2], KEYS[3], tonumber(ARGV[4])
+local claim, kind, px = ARGV[1], ARGV[2], ARGV[3]
+-- include lib.lua
+local value, present = holder()
+local answer = 0
+if present == kind then
+  local token, since, asked, kept =
+    string.match(redis.call('HGET', reading, claim) or '', '^(%d+):%d+:(%d+):(%d):(.*)$')
+  if token then
+    redis.call('ZADD', readers, text(now() + px), claim)
+    redis.call('HSET', reading, claim, token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':' .. kept)
+    settle(kind)
+    answer = asked == '1' and 2 or 1
+  end
+end
+advance(value, present)
+return answer

@@ -1,0 +1,44 @@
+-- withdraw: release, leave the line, or undo a place of unknown outcome.
+-- KEYS 1 lock  2 line  3 counter
+-- ARGV 1 'fl1:' and the claim  2 empty to release; to abandon, the lock-delay in ms  3 floor
+-- Answers 1 released, 2 left the line, 3 over before, 4 not the owner.
+local name, line = KEYS[1], KEYS[2]
+local value = redis.call('GET', name)
+local mine = value and string.sub(value, 1, 36) == ARGV[1]
+if mine and ARGV[2] == '' and redis.call('EXISTS', line) == 0 then
+  redis.call('DEL', name)
+  return 1
+end
+local counter, floor = KEYS[3], tonumber(ARGV[3])
+local claim, delay = string.sub(ARGV[1], 5), tonumber(ARGV[2]) or 0
+-- include lib.lua
+
+local answer
+if mine then
+  answer = 1
+  if delay == 0 then
+    redis.call('DEL', name)
+  elseif redis.call('PTTL', name) > delay then
+    redis.call('PEXPIRE', name, delay)
+  end
+else
+  local kind = value and string.match(value, '^fl1:%*:(.*)$')
+  local score = kind and redis.call('ZSCORE', readers, claim)
+  if score then
+    answer = tonumber(score) > now() and 1 or 3
+    if delay == 0 or answer == 3 then
+      redis.call('ZREM', readers, claim)
+      redis.call('HDEL', reading, claim)
+    elseif tonumber(score) > now() + delay then
+      redis.call('ZADD', readers, text(now() + delay), claim)
+    end
+    settle(kind)
+  elseif redis.call('ZREM', line, claim) == 1 then
+    redis.call('HDEL', waiting, claim)
+    answer = 2
+  else
+    answer = value and 4 or 3
+  end
+end
+advance(holder())
+return answer

@@ -1,0 +1,379 @@
+//! The forms in which locks are stored: how they are written, and read without ever trusting them.
+//!
+//! `scripts/lib.lua` describes them.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, HolderView, WaiterView};
+use fencelock_core::{ClaimId, LockName, Mode, Token};
+use std::num::NonZeroU32;
+
+/// Begins what is stored for a claim: the mark, the version of the format, and the claim's id.
+pub(crate) const MARK_LEN: usize = 36;
+
+/// Between owner and label. Neither has control characters.
+const SEPARATOR: u8 = 0x1f;
+
+/// The mark of a claim, as scripts compare it.
+pub(crate) fn mark(id: &ClaimId) -> [u8; MARK_LEN] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut mark = *b"fl1:00000000000000000000000000000000";
+    for (i, byte) in id.as_bytes().iter().enumerate() {
+        mark[4 + 2 * i] = DIGITS[usize::from(byte >> 4)];
+        mark[5 + 2 * i] = DIGITS[usize::from(byte & 15)];
+    }
+    mark
+}
+
+/// Appends a number in decimal.
+pub(crate) fn push_number(out: &mut Vec<u8>, mut number: u64) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+/// A duration in whole milliseconds, upwards: the server never keeps a lock for less than was asked.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// For how long the server keeps the claim's lock.
+pub(crate) fn px(claim: &Claim) -> u64 {
+    millis(claim.ttl.saturating_add(claim.lock_delay)).max(1)
+}
+
+/// What scripts pass on unread: lock-delay, channel, owner, label.
+pub(crate) fn push_rest(out: &mut Vec<u8>, claim: &Claim, channel: &str) {
+    push_number(out, millis(claim.lock_delay));
+    out.push(b':');
+    out.extend_from_slice(channel.as_bytes());
+    out.push(b':');
+    out.extend_from_slice(claim.owner.as_bytes());
+    if let Some(label) = &claim.label {
+        out.push(SEPARATOR);
+        out.extend_from_slice(label.as_bytes());
+    }
+}
+
+/// The value that the fast path stores: it does not know its token.
+pub(crate) fn unrecorded(claim: &Claim, channel: &str) -> Vec<u8> {
+    let label = claim.label.as_ref().map_or(0, |label| label.len() + 1);
+    let mut value = Vec::with_capacity(MARK_LEN + 60 + claim.owner.len() + label);
+    value.extend_from_slice(&mark(&claim.id));
+    value.extend_from_slice(b":0:1:0:");
+    push_number(&mut value, px(claim));
+    value.extend_from_slice(b":0:0:");
+    push_rest(&mut value, claim, channel);
+    value
+}
+
+/// A mode as scripts name it.
+pub(crate) fn kind(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "x".into(),
+        Mode::Shared => "s".into(),
+        Mode::Permit { of } => format!("p{of}"),
+    }
+}
+
+fn mode(kind: &str) -> Option<Mode> {
+    match kind {
+        "x" => Some(Mode::Exclusive),
+        "s" => Some(Mode::Shared),
+        _ => {
+            let of = kind.strip_prefix('p')?.parse::<NonZeroU32>().ok()?;
+            Some(Mode::Permit { of })
+        }
+    }
+}
+
+/// The key of a lock's line. It carries the tag that Redis would compute for the name, so that both keys lie in one
+/// slot. (A name whose own tag cannot be written, such as `a}b`, has none; such names stay on one node anyway.)
+pub(crate) fn line_key(name: &str) -> String {
+    const WORD: &str = "fencelock:line";
+    let tag = name.find('{').and_then(|open| {
+        let inside = &name[open + 1..];
+        inside
+            .find('}')
+            .filter(|len| *len > 0)
+            .map(|len| &inside[..len])
+    });
+    let mut key = String::with_capacity(2 * name.len() + WORD.len() + 4);
+    match tag {
+        Some(tag) => {
+            for part in ["{", tag, "}:", WORD, ":", name] {
+                key.push_str(part);
+            }
+        }
+        None if name.contains('}') => {
+            for part in [WORD, ":", name] {
+                key.push_str(part);
+            }
+        }
+        None => {
+            for part in ["{", name, "}:", WORD] {
+                key.push_str(part);
+            }
+        }
+    }
+    key
+}
+
+/// What stands at a lock's key.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// One claim holds.
+    Alone(Hold),
+    /// Readers (or permits) hold.
+    Readers(Mode),
+    /// Ours, but of a newer format, or damaged.
+    Unreadable,
+    /// Another kind of client's.
+    Foreign,
+}
+
+/// A claim that holds, as stored.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    claim: Option<ClaimId>,
+    token: Option<Token>,
+    /// The lease as it was last set, in ms.
+    px: u64,
+    /// The server's time in ms since when it holds, if known.
+    since: Option<u64>,
+    rest: Rest,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Rest {
+    lock_delay: Duration,
+    owner: String,
+    label: Option<String>,
+}
+
+impl Rest {
+    fn parse(text: &str) -> Option<Self> {
+        let (delay, rest) = text.split_once(':')?;
+        let (_channel, people) = rest.split_once(':')?;
+        let (owner, label) = match people.split_once(SEPARATOR as char) {
+            Some((owner, label)) => (owner, Some(label.to_owned())),
+            None => (people, None),
+        };
+        Some(Self {
+            lock_delay: Duration::from_millis(delay.parse().ok()?),
+            owner: owner.to_owned(),
+            label,
+        })
+    }
+}
+
+impl Stored {
+    /// Reads what stands at a lock's key, whoever wrote it.
+    pub(crate) fn parse(value: &[u8]) -> Self {
+        let Some(rest) = value.strip_prefix(b"fl") else {
+            return Self::Foreign;
+        };
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        if digits == 0 || rest.get(digits) != Some(&b':') {
+            return Self::Foreign;
+        }
+        if &rest[..digits] != b"1" {
+            return Self::Unreadable;
+        }
+        let Ok(text) = std::str::from_utf8(&rest[2..]) else {
+            return Self::Unreadable;
+        };
+        let parsed = match text.strip_prefix("*:") {
+            Some(kind) => mode(kind).map(Self::Readers),
+            None => Hold::parse(text).map(Self::Alone),
+        };
+        parsed.unwrap_or(Self::Unreadable)
+    }
+}
+
+impl Hold {
+    /// `<claim>:<first>:<count>:<token>:<px>:<since>:<asked>:<rest>`
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(8, ':');
+        let claim = ClaimId::from_str(parts.next()?).ok()?;
+        let _first: u64 = parts.next()?.parse().ok()?;
+        let _count: u64 = parts.next()?.parse().ok()?;
+        Self::parse_tail(parts, Some(claim))
+    }
+
+    /// `<token>:<px>:<since>:<asked>:<rest>`, as it is kept of each reader.
+    pub(crate) fn parse_reader(claim: &str, text: &str) -> Option<Self> {
+        let claim = ClaimId::from_str(claim).ok()?;
+        Self::parse_tail(text.splitn(5, ':'), Some(claim))
+    }
+
+    fn parse_tail<'a>(
+        mut parts: impl Iterator<Item = &'a str>,
+        claim: Option<ClaimId>,
+    ) -> Option<Self> {
+        let token: u64 = parts.next()?.parse().ok()?;
+        let px = parts.next()?.parse().ok()?;
+        let since: u64 = parts.next()?.parse().ok()?;
+        let _asked = parts.next()?;
+        Some(Self {
+            claim,
+            token: (token != 0).then_some(Token(token)),
+            px,
+            since: (since != 0).then_some(since),
+            rest: Rest::parse(parts.next()?)?,
+        })
+    }
+
+    /// For people; `left` is what the server still keeps it for, `now` the server's time in ms.
+    pub(crate) fn view(self, mode: Mode, left: Option<Duration>, now: u64) -> HolderView {
+        let held = match (self.since, left) {
+            (Some(since), _) => Some(now.saturating_sub(since)),
+            // Not renewed yet: it began a whole lease before its end.
+            (None, Some(left)) => Some(self.px.saturating_sub(millis(left))),
+            (None, None) => None,
+        };
+        HolderView {
+            claim: self.claim,
+            owner: self.rest.owner,
+            token: self.token,
+            mode,
+            ttl_left: left,
+            lock_delay: self.rest.lock_delay,
+            held: held.map(Duration::from_millis),
+            label: self.rest.label,
+        }
+    }
+}
+
+/// A holder of another kind: what it left is shown, shortened if it is long.
+pub(crate) fn foreign_view(value: &[u8], left: Option<Duration>) -> HolderView {
+    let text = String::from_utf8_lossy(value);
+    let mut owner: String = text.chars().filter(|c| !c.is_control()).take(80).collect();
+    if owner.len() < text.len() {
+        owner.push_str("...");
+    }
+    HolderView {
+        claim: None,
+        owner,
+        token: None,
+        mode: Mode::Exclusive,
+        ttl_left: left,
+        lock_delay: Duration::ZERO,
+        held: None,
+        label: None,
+    }
+}
+
+/// `<window>:<reserve>:<kind>:<rest>`, as it is kept of each waiter.
+pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
+    let mut parts = text.splitn(4, ':');
+    let (_window, _reserve) = (parts.next()?, parts.next()?);
+    let mode = mode(parts.next()?)?;
+    let owner = Rest::parse(parts.next()?)?.owner;
+    Some(WaiterView { owner, mode })
+}
+
+/// What the server tells a process on its channel.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// A waiter was granted the lock.
+    Granted {
+        claim: ClaimId,
+        first: u64,
+        count: u32,
+        name: LockName,
+    },
+    /// A holder was force-released.
+    Lost(ClaimId),
+    /// A holder is asked to let go.
+    Asked(ClaimId),
+}
+
+impl Message {
+    pub(crate) fn parse(payload: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(payload).ok()?;
+        let claim = |text: &str| ClaimId::from_str(text).ok();
+        match text.split_at_checked(1)? {
+            ("g", rest) => {
+                let mut parts = rest.splitn(4, ':');
+                Some(Self::Granted {
+                    claim: claim(parts.next()?)?,
+                    first: parts.next()?.parse().ok()?,
+                    count: parts.next()?.parse().ok()?,
+                    name: LockName::new(parts.next()?).ok()?,
+                })
+            }
+            ("l", id) => Some(Self::Lost(claim(id)?)),
+            ("a", id) => Some(Self::Asked(claim(id)?)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn side_keys_carry_the_tag_of_the_name() {
+        for (name, key) in [
+            ("a", "{a}:fencelock:line"),
+            ("a{b", "{a{b}:fencelock:line"),
+            ("a{t}b", "{t}:fencelock:line:a{t}b"),
+            ("{t}", "{t}:fencelock:line:{t}"),
+            ("{}a", "fencelock:line:{}a"),
+            ("a}b", "fencelock:line:a}b"),
+        ] {
+            assert_eq!(line_key(name), key);
+        }
+    }
+
+    #[test]
+    fn reads_whatever_stands_there() {
+        assert_eq!(Stored::parse(b""), Stored::Foreign);
+        assert_eq!(Stored::parse(b"fl"), Stored::Foreign);
+        assert_eq!(Stored::parse(b"flower:1"), Stored::Foreign);
+        assert_eq!(Stored::parse(b"fl2:anything"), Stored::Unreadable);
+        assert_eq!(Stored::parse(b"fl1:damaged"), Stored::Unreadable);
+        assert_eq!(Stored::parse(b"fl1:*:s"), Stored::Readers(Mode::Shared));
+        assert_eq!(Stored::parse(b"fl1:*:p0"), Stored::Unreadable);
+        let id = "0123456789abcdef0123456789abcdef";
+        let value = format!("fl1:{id}:5:3:7:30000:0:0:250:chan:me: myself\u{1f}why: not");
+        let Stored::Alone(hold) = Stored::parse(value.as_bytes()) else {
+            panic!("{value} is not read");
+        };
+        let view = hold.view(Mode::Exclusive, Some(Duration::from_secs(20)), 0);
+        assert_eq!(view.token, Some(Token(7)));
+        assert_eq!(view.owner, "me: myself");
+        assert_eq!(view.label.as_deref(), Some("why: not"));
+        assert_eq!(view.held, Some(Duration::from_secs(10)));
+        assert_eq!(view.lock_delay, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let whole = b"fl1:0123456789abcdef0123456789abcdef:5:3:7:30000:0:0:250:chan:me\x1flabel";
+        for _ in 0..20_000 {
+            let mut bytes = whole[..random.usize(..=whole.len())].to_vec();
+            for _ in 0..random.usize(..4) {
+                if !bytes.is_empty() {
+                    let at = random.usize(..bytes.len());
+                    bytes[at] = random.u8(..);
+                }
+            }
+            let _ = Stored::parse(&bytes);
+            let _ = Message::parse(&bytes);
+            let _ = waiter_view(&String::from_utf8_lossy(&bytes));
+        }
+    }
+}
