@@ -11,14 +11,18 @@
 --   line:readers       zset claim -> expiry      line:readers:who  hash claim -> <token>:<px>:<since>:<asked>:<rest>
 local waiting, readers, reading = line .. ':who', line .. ':readers', line .. ':readers:who'
 
--- The server's time in milliseconds, asked once.
+-- The server's time, asked once: in microseconds, and in milliseconds.
 local time
-local function now()
+local function micros()
   if not time then
     local parts = redis.call('TIME')
-    time = parts[1] * 1000 + math.floor(parts[2] / 1000)
+    time = parts[1] * 1000000 + parts[2]
   end
   return time
+end
+
+local function now()
+  return math.floor(micros() / 1000)
 end
 
 -- A number as text; Lua's own way rounds.
@@ -29,12 +33,12 @@ end
 -- Draws tokens, as many as wished while the counter stays below the server's time in microseconds, else one. A counter
 -- below what the client has seen was lost and is lifted above every token that can have been drawn before.
 local function draw(wish)
-  if wish > 1 and (tonumber(redis.call('GET', counter)) or 0) + wish > now() * 1000 then
+  if wish > 1 and (tonumber(redis.call('GET', counter)) or 0) + wish > micros() then
     wish = 1
   end
   local last = redis.call('INCRBY', counter, wish)
   if last - wish < floor then
-    last = math.max(floor, now() * 1000 + 1000) + wish
+    last = math.max(floor, micros()) + wish
     redis.call('SET', counter, text(last))
   end
   return last - wish + 1, wish

@@ -1,0 +1,342 @@
+//! From hand to hand: the line, pushes, and what covers a push that does not come.
+
+use std::time::{Duration, Instant};
+
+use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
+use fencelock_core::{Engine, Token};
+
+use crate::support::{Store, ms, open, open_with, server};
+
+#[tokio::test]
+async fn the_line_is_served_in_order_by_pushes() {
+    let server = server();
+    let (here, there) = (open(&server.url()).await, open(&server.url()).await);
+    let first = here.claim("q");
+    let mut last = here.held(&first).await.tokens.first;
+    let mut line = Vec::new();
+    for i in 0..6 {
+        let store = if i % 2 == 0 { &there } else { &here };
+        let claim = store.claim("q");
+        let place = store.waits(&claim).await;
+        assert_eq!(place.ahead, Some(i));
+        line.push((store, claim, place));
+    }
+    assert_eq!(here.release(&first).await, Withdrawn::Released);
+    for (store, claim, place) in line {
+        let grant = store.granted(&claim, &place).await;
+        assert!(grant.tokens.first > last);
+        assert!(grant.recorded);
+        assert_eq!(grant.counted_from, place.asked_at);
+        assert_eq!(grant.lease, Duration::from_secs(2), "the claim window");
+        last = grant.tokens.first;
+        assert_eq!(store.release(&claim).await, Withdrawn::Released);
+    }
+    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
+    assert_eq!(keys, ["fencelock:counter"]);
+}
+
+#[tokio::test]
+async fn a_renewal_turns_the_window_into_a_lease() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let (first, second) = (store.claim("w"), store.claim("w"));
+    store.held(&first).await;
+    let place = store.waits(&second).await;
+    store.release(&first).await;
+    let grant = store.granted(&second, &place).await;
+    assert!(Store::pttl(&server, "w") <= 2000);
+    let renewed = store.renew(&second, grant.tokens.first).await;
+    assert!(matches!(renewed, Renewal::Kept { lease, .. } if lease == second.ttl));
+    assert!(Store::pttl(&server, "w") > 29_000);
+}
+
+#[tokio::test]
+async fn a_waiter_that_left_is_passed_over() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claims = [store.claim("l"), store.claim("l"), store.claim("l")];
+    store.held(&claims[0]).await;
+    store.waits(&claims[1]).await;
+    let place = store.waits(&claims[2]).await;
+    assert_eq!(store.release(&claims[1]).await, Withdrawn::LeftLine);
+    assert_eq!(store.release(&claims[0]).await, Withdrawn::Released);
+    store.granted(&claims[2], &place).await;
+}
+
+#[tokio::test]
+async fn placing_again_keeps_the_place_and_tells_of_the_grant() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claims = [store.claim("k"), store.claim("k"), store.claim("k")];
+    store.held(&claims[0]).await;
+    store.waits(&claims[1]).await;
+    store.waits(&claims[2]).await;
+    assert_eq!(store.waits(&claims[1]).await.ahead, Some(0));
+    assert_eq!(store.waits(&claims[2]).await.ahead, Some(1));
+    store.release(&claims[0]).await;
+    // The push is out; asking is as good, and gives the whole lease.
+    let grant = store.held(&claims[1]).await;
+    assert_eq!(grant.lease, claims[1].ttl);
+    assert!(Store::pttl(&server, "k") > 29_000);
+    let place = store.waits(&claims[2]).await;
+    assert_eq!(place.ahead, Some(0));
+}
+
+/// A push with a token that is not above the counter of the newest answer was overtaken by it.
+#[tokio::test]
+async fn a_push_from_before_the_newest_answer_is_not_believed() {
+    let server = server();
+    let store = open_with(&server, "claim-window=200ms").await;
+    let claims = [store.claim("old"), store.claim("old")];
+    store.held(&claims[0]).await;
+    let place = store.waits(&claims[1]).await;
+    store.release(&claims[0]).await;
+    // The grant is pushed, but nobody takes it before its window is over and another holds.
+    let other = open(&server.url()).await;
+    let third = other.claim("old");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !matches!(
+        other
+            .engine
+            .place(&Claim {
+                wait: false,
+                ..third.clone()
+            })
+            .await
+            .unwrap(),
+        Standing::Held(_)
+    ) {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(ms(5)).await;
+    }
+    let late = store.engine.changed(&claims[1], &place).await.unwrap();
+    assert!(late.is_none(), "the window is over: {late:?}");
+    let newer = store.waits(&claims[1]).await;
+    let stale = tokio::time::timeout(ms(100), store.engine.changed(&claims[1], &newer)).await;
+    assert!(stale.is_err(), "{stale:?}");
+    other.release(&third).await;
+    store.granted(&claims[1], &newer).await;
+}
+
+#[tokio::test]
+async fn a_lost_push_costs_a_recheck_and_no_more() {
+    let server = server();
+    let store = open_with(&server, "claim-window=400ms").await;
+    let (first, second) = (store.claim("p"), store.claim("p"));
+    store.held(&first).await;
+    let place = store.waits(&second).await;
+    // Granted on the server, told to nobody: as if the message had been lost.
+    let value: String = server.command(&["GET", "p"]).unwrap();
+    let value = value.replace(&first.id.to_string(), &second.id.to_string());
+    let line = "{p}:fencelock:line";
+    let _: i64 = server
+        .command(&["ZREM", line, &second.id.to_string()])
+        .unwrap();
+    let _: String = server.command(&["SET", "p", &value, "PX", "400"]).unwrap();
+    let grant = tokio::time::timeout(ms(1000), async {
+        tokio::select! {
+            changed = store.engine.changed(&second, &place) => panic!("{changed:?}"),
+            () = store.engine.clock().sleep_until(place.recheck) => {}
+        }
+        store.held(&second).await
+    });
+    assert_eq!(grant.await.unwrap().lease, second.ttl);
+}
+
+/// A waiter whose process listens but does not take the grant holds up the line for one window.
+#[tokio::test]
+async fn a_silent_grantee_costs_one_window() {
+    let server = server();
+    let store = open_with(&server, "claim-window=300ms").await;
+    let claims = [store.claim("s"), store.claim("s"), store.claim("s")];
+    store.held(&claims[0]).await;
+    store.waits(&claims[1]).await;
+    store.waits(&claims[2]).await;
+    let begin = Instant::now();
+    store.release(&claims[0]).await;
+    store.lock(&claims[2]).await;
+    let took = begin.elapsed();
+    assert!((ms(250)..ms(900)).contains(&took), "{took:?}");
+}
+
+/// Waiters whose processes are gone are skipped at once, 64 in a script; the others are served by who asks next.
+#[tokio::test]
+async fn the_dead_are_skipped() {
+    let server = server();
+    let (store, dying) = (open(&server.url()).await, open(&server.url()).await);
+    let first = store.claim("dead");
+    store.held(&first).await;
+    for _ in 0..200 {
+        dying.waits(&dying.claim("dead")).await;
+    }
+    let last = store.claim("dead");
+    let place = store.waits(&last).await;
+    assert_eq!(place.ahead, Some(200));
+    drop(dying);
+    let begin = Instant::now();
+    while server
+        .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"])
+        .unwrap()
+        .len()
+        > 1
+    {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        tokio::time::sleep(ms(2)).await;
+    }
+    store.release(&first).await;
+    let left: i64 = server.command(&["ZCARD", "{dead}:fencelock:line"]).unwrap();
+    assert_eq!(left, 201 - 64);
+    let grant = tokio::time::timeout(Duration::from_secs(1), store.lock(&last)).await;
+    assert_eq!(grant.unwrap().lease, last.ttl);
+    assert_eq!(store.release(&last).await, Withdrawn::Released);
+    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
+    assert_eq!(keys, ["fencelock:counter"]);
+}
+
+#[tokio::test]
+async fn a_grant_nobody_waits_for_is_given_back() {
+    let server = server();
+    let store = open_with(&server, "claim-window=20s").await;
+    let (first, third) = (store.claim("b"), store.claim("b"));
+    store.held(&first).await;
+    // A line entry of this process of which the process knows nothing.
+    let second = store.claim("b");
+    store.waits(&second).await;
+    let line = "{b}:fencelock:line";
+    let who: String = server
+        .command(&["HGET", &format!("{line}:who"), &second.id.to_string()])
+        .unwrap();
+    assert_eq!(store.release(&second).await, Withdrawn::LeftLine);
+    let id = second.id.to_string();
+    let _: i64 = server.command(&["ZADD", line, "1", &id]).unwrap();
+    let _: i64 = server
+        .command(&["HSET", &format!("{line}:who"), &id, &who])
+        .unwrap();
+    let place = store.waits(&third).await;
+    store.release(&first).await;
+    store.granted(&third, &place).await;
+}
+
+#[tokio::test]
+async fn an_abandoned_lock_keeps_its_lock_delay() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let first = Claim {
+        lock_delay: ms(400),
+        ..store.claim("d")
+    };
+    store.held(&first).await;
+    assert!(Store::pttl(&server, "d") > 30_000);
+    let second = store.claim("d");
+    let begin = Instant::now();
+    assert!(matches!(
+        store.engine.place(&second).await.unwrap(),
+        Standing::Waiting(_)
+    ));
+    assert_eq!(store.abandon(&first).await, Withdrawn::Released);
+    let left = Store::pttl(&server, "d");
+    assert!((1..=400).contains(&left), "{left}");
+    store.lock(&second).await;
+    assert!(begin.elapsed() >= ms(390), "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn with_a_lock_delay_a_push_is_confirmed_first() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let first = store.claim("c");
+    let second = Claim {
+        lock_delay: ms(5000),
+        ..store.claim("c")
+    };
+    store.held(&first).await;
+    let place = store.waits(&second).await;
+    store.release(&first).await;
+    let changed = store.engine.changed(&second, &place).await.unwrap();
+    assert!(changed.is_none(), "{changed:?}");
+    assert!(Store::pttl(&server, "c") <= 2000, "unconfirmed: one window");
+    let grant = store.held(&second).await;
+    assert_eq!(grant.lease, second.ttl);
+    assert!(Store::pttl(&server, "c") > 34_000);
+}
+
+#[tokio::test]
+async fn ranges_come_from_scripts_only_and_stay_below_time() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claim = Claim {
+        reserve: 16,
+        record: false,
+        ..store.claim("r")
+    };
+    let grant = store.held(&claim).await;
+    assert_eq!(grant.tokens.count, 16);
+    let next = store.claim("r2");
+    let after = store.held(&next).await.tokens.first;
+    assert!(after.get() >= grant.tokens.first.get() + 16);
+    // The current token moves within the range; any of the range is the holder's.
+    let moved = Token(grant.tokens.first.get() + 3);
+    store.renew(&claim, moved).await;
+    let view = store.engine.look(&claim.name, None).await.unwrap();
+    assert_eq!(view.token(), Some(moved));
+    let last = Token(grant.tokens.first.get() + 15);
+    let beyond = Token(grant.tokens.first.get() + 16);
+    let evict = fencelock_core::engine::Evict::Release;
+    assert!(
+        !store
+            .engine
+            .evict(&claim.name, beyond, evict)
+            .await
+            .unwrap()
+    );
+    assert!(store.engine.evict(&claim.name, last, evict).await.unwrap());
+    // A counter ahead of time gives single tokens.
+    let _: String = server
+        .command(&["SET", "fencelock:counter", "8000000000000000"])
+        .unwrap();
+    assert_eq!(store.held(&claim).await.tokens.count, 1);
+}
+
+#[tokio::test]
+async fn two_commands_a_hand_off() {
+    let server = server();
+    let stores = [open(&server.url()).await, open(&server.url()).await];
+    store_cycle(&stores, 10).await;
+    let before = commands(&server);
+    store_cycle(&stores, 500).await;
+    let spent = commands(&server) - before;
+    // 1000 grants; the counting itself and a few turns at begin and end beside.
+    assert!(spent <= 2 * 1000 + 20, "{spent} commands for 1000 grants");
+}
+
+async fn store_cycle(stores: &[Store; 2], turns: usize) {
+    let one = async {
+        for _ in 0..turns {
+            let claim = stores[0].plain("hot");
+            stores[0].lock(&claim).await;
+            tokio::task::yield_now().await;
+            stores[0].release(&claim).await;
+        }
+    };
+    let two = async {
+        for _ in 0..turns {
+            let claim = stores[1].plain("hot");
+            stores[1].lock(&claim).await;
+            tokio::task::yield_now().await;
+            stores[1].release(&claim).await;
+        }
+    };
+    tokio::join!(one, two);
+}
+
+fn commands(server: &fencelock_testbed::Redis) -> u64 {
+    let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
+    let calls = |name: &str| {
+        let line = stats
+            .lines()
+            .find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+        let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
+        calls.map_or(0, |calls| calls.parse::<u64>().unwrap())
+    };
+    calls("evalsha") + calls("eval")
+}

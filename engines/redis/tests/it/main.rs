@@ -1,0 +1,11 @@
+//! The engine against a real redis-server: every rule of its own that guards against something definite.
+
+mod access;
+mod basics;
+mod faults;
+mod foreign;
+mod handoff;
+mod inspect;
+mod shared;
+mod support;
+mod tokens;
