@@ -1,0 +1,127 @@
+//! What can be asked of a benchmark, for the command and for this crate's own binary.
+
+use std::time::Duration;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Case {
+    /// Uncontended take and release.
+    Pairs,
+    /// One hot lock in a closed loop.
+    Loop,
+    /// One hot lock: all queue, then each takes it once.
+    Drain,
+    /// Hand-off inside one process.
+    Within,
+    /// Many locks held at once.
+    Holds,
+}
+
+/// What to measure, and how much of it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// What to measure [default: all of it]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CASE")]
+    pub only: Vec<Case>,
+
+    /// Workers of the uncontended measurement, in each process
+    #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "N")]
+    pub workers: Vec<usize>,
+
+    /// Names that the workers take in turn [default: one for each worker]
+    #[arg(long, value_name = "N")]
+    pub names: Option<usize>,
+
+    /// Processes of the uncontended measurement
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub pair_processes: usize,
+
+    /// Waiters for the hot lock in a closed loop, over all processes
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "2,16,128,1000",
+        value_name = "N"
+    )]
+    pub waiters: Vec<usize>,
+
+    /// Waiters of the drain, over all processes
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "16,128",
+        value_name = "N"
+    )]
+    pub drain_waiters: Vec<usize>,
+
+    /// Processes that want the hot lock
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub processes: usize,
+
+    /// Tasks that hand a lock on inside one process
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "16,128",
+        value_name = "N"
+    )]
+    pub tasks: Vec<usize>,
+
+    /// Locks to hold at once
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    pub holds: usize,
+
+    /// The ttl of these holds, which are kept for longer than that
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "DUR")]
+    pub ttl: Duration,
+
+    /// How often everything is measured
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub rounds: usize,
+
+    /// For how long, each time
+    #[arg(long, default_value = "1s", value_parser = duration, value_name = "DUR")]
+    pub period: Duration,
+
+    /// Measure other people's locks too
+    #[cfg(feature = "peers")]
+    #[arg(long)]
+    pub peers: bool,
+
+    /// Print the raw figures as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+
+    /// Be a worker process of a benchmark
+    #[arg(long, hide = true)]
+    pub worker: bool,
+}
+
+impl Args {
+    /// What to measure on a store that several processes can use, or not.
+    pub(crate) fn cases(&self, shared: bool) -> Vec<Case> {
+        if !self.only.is_empty() {
+            return self.only.clone();
+        }
+        let all = [
+            Case::Pairs,
+            Case::Loop,
+            Case::Drain,
+            Case::Within,
+            Case::Holds,
+        ];
+        let between_processes = |case: &Case| matches!(case, Case::Loop | Case::Drain);
+        all.into_iter()
+            .filter(|case| shared || !between_processes(case))
+            .collect()
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration = fencelock::parse_duration("duration", text);
+    let duration = duration.map_err(|error| error.to_string())?;
+    if duration.is_zero() {
+        return Err("it must be longer than nothing".into());
+    }
+    Ok(duration)
+}

@@ -1,0 +1,16 @@
+//! The baselines: what the engine's own client does with the same server and no lock library at all.
+
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
+
+use fencelock::Error;
+
+/// A baseline that could not be measured.
+pub(crate) fn failed(what: &str, why: impl std::fmt::Display) -> Error {
+    Error::Internal {
+        store: "of the benchmark".into(),
+        why: format!("{what}: {why}"),
+    }
+}

@@ -1,0 +1,202 @@
+//! Who is measured: this library, the bare client of the same engine, and locks made by others.
+
+use std::time::Duration;
+
+use fencelock::{BootInstant, Client, Clock, Guard, Result, StoreUrl};
+use tokio::task::JoinSet;
+
+use crate::bare::failed;
+
+/// The lease of every hold that is not about leases.
+const TTL: Duration = Duration::from_secs(30);
+
+/// A kind of contender, by the name that tables and workers know it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// This library.
+    Fencelock,
+    /// The engine's bare client.
+    Bare,
+    /// The crate `rslock`.
+    #[cfg(feature = "peers")]
+    Rslock,
+}
+
+impl Who {
+    /// Its name.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Fencelock => "fencelock",
+            Self::Bare => "bare client",
+            #[cfg(feature = "peers")]
+            Self::Rslock => "rslock",
+        }
+    }
+
+    /// The one of that name.
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        let all = [
+            Self::Fencelock,
+            Self::Bare,
+            #[cfg(feature = "peers")]
+            Self::Rslock,
+        ];
+        let found = all.into_iter().find(|who| who.name() == name);
+        found.ok_or_else(|| failed("a worker", format!("it does not know {name:?}")))
+    }
+}
+
+/// One who can be measured, connected.
+#[derive(Clone)]
+pub(crate) enum Contender {
+    Fencelock(Client),
+    #[cfg(feature = "redis")]
+    BareRedis(crate::bare::redis::BareRedis),
+    #[cfg(feature = "sqlite")]
+    BareSqlite(crate::bare::sqlite::BareSqlite),
+    #[cfg(feature = "peers")]
+    Rslock(rslock::LockManager),
+}
+
+/// A lock that is held.
+pub(crate) enum Held {
+    Fencelock(Box<Guard>),
+    #[cfg(feature = "peers")]
+    Rslock(rslock::Lock),
+}
+
+impl Contender {
+    /// Connects.
+    pub(crate) async fn open(who: Who, url: &str) -> Result<Self> {
+        match who {
+            Who::Fencelock => Ok(Self::Fencelock(fencelock::connect(url).await?)),
+            Who::Bare => match engine(url)? {
+                #[cfg(feature = "redis")]
+                "redis" => Ok(Self::BareRedis(
+                    crate::bare::redis::BareRedis::open(url).await?,
+                )),
+                #[cfg(feature = "sqlite")]
+                "sqlite" => Ok(Self::BareSqlite(crate::bare::sqlite::BareSqlite::open(
+                    url,
+                )?)),
+                other => Err(failed("the baseline", format!("there is none for {other}"))),
+            },
+            #[cfg(feature = "peers")]
+            Who::Rslock => {
+                let client = crate::bare::redis::client(url)?;
+                let mut manager = rslock::LockManager::from_clients(vec![client]);
+                // Its own delay, and as many tries as it takes.
+                manager.set_retry(u32::MAX, Duration::from_millis(200));
+                Ok(Self::Rslock(manager))
+            }
+        }
+    }
+
+    /// Each task takes and releases the names that are its own in turn until `until`; how many times all did together.
+    pub(crate) async fn pairs(&self, names: Vec<Vec<String>>, until: BootInstant) -> Result<u64> {
+        let mut tasks = JoinSet::new();
+        for names in names {
+            let this = self.clone();
+            tasks.spawn(async move { this.task(&names, until).await });
+        }
+        let mut pairs = 0;
+        while let Some(task) = tasks.join_next().await {
+            pairs += task.map_err(|error| failed("a task", error))??;
+        }
+        Ok(pairs)
+    }
+
+    async fn task(&self, names: &[String], until: BootInstant) -> Result<u64> {
+        match self {
+            Self::Fencelock(client) => {
+                let mut pairs = 0;
+                for name in names.iter().cycle() {
+                    if Clock::Boot.now() >= until {
+                        break;
+                    }
+                    client.lock(name).await?.release().await?;
+                    pairs += 1;
+                }
+                Ok(pairs)
+            }
+            #[cfg(feature = "redis")]
+            Self::BareRedis(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "sqlite")]
+            Self::BareSqlite(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "peers")]
+            Self::Rslock(manager) => {
+                let mut pairs = 0;
+                for name in names.iter().cycle() {
+                    if Clock::Boot.now() >= until {
+                        break;
+                    }
+                    let lock = manager.lock(name.as_str(), TTL).await;
+                    let lock = lock.map_err(|error| failed("rslock", error))?;
+                    manager.unlock(&lock).await;
+                    pairs += 1;
+                }
+                Ok(pairs)
+            }
+        }
+    }
+
+    /// Ends its connections.
+    pub(crate) async fn close(self) -> Result<()> {
+        match self {
+            Self::Fencelock(client) => client.close().await,
+            // These close when dropped.
+            #[cfg(any(feature = "redis", feature = "sqlite"))]
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for `name` and takes it.
+    pub(crate) async fn take(&self, name: &str) -> Result<Held> {
+        match self {
+            Self::Fencelock(client) => {
+                let guard = client.lock(name).ttl(TTL).await?;
+                Ok(Held::Fencelock(Box::new(guard)))
+            }
+            #[cfg(feature = "peers")]
+            Self::Rslock(manager) => {
+                let lock = manager.lock(name, TTL).await;
+                Ok(Held::Rslock(lock.map_err(|error| failed("rslock", error))?))
+            }
+            #[cfg(any(feature = "redis", feature = "sqlite"))]
+            _ => Err(failed("the bare client", "it cannot wait")),
+        }
+    }
+}
+
+impl Held {
+    /// The fencing token; 0 if there is none.
+    pub(crate) fn token(&self) -> u64 {
+        match self {
+            Self::Fencelock(guard) => guard.token().get(),
+            #[cfg(feature = "peers")]
+            Self::Rslock(_) => 0,
+        }
+    }
+
+    /// Releases.
+    pub(crate) async fn release(self) -> Result<()> {
+        match self {
+            Self::Fencelock(guard) => guard.release().await.map(|_| ()),
+            #[cfg(feature = "peers")]
+            Self::Rslock(lock) => {
+                lock.release().await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The engine of a store's URL: `redis`, `sqlite`, `memory`, or the scheme as it is.
+pub(crate) fn engine(url: &str) -> Result<&'static str> {
+    Ok(match StoreUrl::parse(url)?.scheme.as_str() {
+        "redis" | "valkey" | "redis+unix" => "redis",
+        "sqlite" => "sqlite",
+        "memory" => "memory",
+        _ => "this engine",
+    })
+}

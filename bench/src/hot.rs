@@ -1,0 +1,340 @@
+//! One lock that everybody wants: in a closed loop (who has released asks again at once), and as a *drain* (all queue,
+//! the holder releases, each takes the lock once), by tasks in several processes.
+
+use std::time::Duration;
+
+use fencelock::{Clock, Result};
+use serde_json::{Value, json};
+
+use crate::Bench;
+use crate::bare::failed;
+use crate::contender::{Contender, Who, engine};
+use crate::report::Section;
+use crate::stats::{median, or_dash, percentile, rate, time};
+use crate::worker::{Acquisition, Act, Job, Workers};
+
+/// How long the loop runs before it counts.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// For how long commands are counted, after the loop was measured.
+const COUNTING: Duration = Duration::from_millis(300);
+
+/// What one round showed. Times in nanoseconds.
+#[derive(Clone, Debug, Default)]
+struct Round {
+    per_s: f64,
+    gap_p50: f64,
+    gap_p99: f64,
+    round_trip: Option<f64>,
+    commands: Option<f64>,
+    share: Option<f64>,
+    longest_wait: f64,
+}
+
+/// The closed loop.
+pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
+    let mut section = Section {
+        title: format!("Hot lock, closed loop, {}", engine(bench.url)?),
+        note: "Waiters spread over processes, each asking again as soon as it has released; medians over rounds. A gap \
+               lasts from the begin of a release to the moment when the next holder knows. A round trip is the median \
+               PING of the same run. Commands are what clients sent per hand-off. Share: the most served waiter \
+               against the least served. Tokens were checked to increase, and holds not to overlap."
+            .into(),
+        head: vec![
+            "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p99 in round trips",
+            "commands", "share", "longest wait",
+        ],
+        rows: Vec::new(),
+        raw: Vec::new(),
+    };
+    for &waiters in &bench.args.waiters {
+        for own_clients in bench.clients()? {
+            for who in whos(bench, own_clients)? {
+                let mut rounds = Vec::new();
+                for _ in 0..bench.args.rounds {
+                    rounds.push(one_loop(bench, who, waiters, own_clients).await?);
+                }
+                add(&mut section, bench, (waiters, own_clients, who), &rounds);
+            }
+        }
+    }
+    Ok(section)
+}
+
+/// The drain.
+pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
+    let mut section = Section {
+        title: format!("Hot lock, drain, {}", engine(bench.url)?),
+        note: "All waiters queue, then the holder releases and each takes the lock once; medians over rounds. This is \
+               the honest figure for locks that poll: in a closed loop whoever releases takes a polled lock again."
+            .into(),
+        head: vec![
+            "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p99 in round trips",
+            "longest wait",
+        ],
+        rows: Vec::new(),
+        raw: Vec::new(),
+    };
+    for &waiters in &bench.args.drain_waiters {
+        for own_clients in bench.clients()? {
+            for who in whos(bench, own_clients)? {
+                let mut rounds = Vec::new();
+                for _ in 0..bench.args.rounds {
+                    rounds.push(one_drain(bench, who, waiters, own_clients).await?);
+                }
+                add(&mut section, bench, (waiters, own_clients, who), &rounds);
+            }
+        }
+    }
+    Ok(section)
+}
+
+/// Who takes part: peers have one client per process only.
+fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
+    #[cfg(feature = "peers")]
+    if bench.args.peers && !own_clients && engine(bench.url)? == "redis" {
+        return Ok(vec![Who::Fencelock, Who::Rslock]);
+    }
+    let _ = (bench, own_clients);
+    Ok(vec![Who::Fencelock])
+}
+
+fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool) -> Vec<Job> {
+    let processes = bench.args.processes.min(waiters);
+    let mut first = 0;
+    let mut jobs = Vec::new();
+    for process in 0..processes {
+        let tasks = waiters / processes + usize::from(process < waiters % processes);
+        jobs.push(Job {
+            act,
+            who,
+            url: bench.url.into(),
+            name: bench.name("hot"),
+            tasks,
+            first,
+            names: 1,
+            own_clients,
+        });
+        first += tasks;
+    }
+    jobs
+}
+
+async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool) -> Result<Round> {
+    let round_trip = bench.round_trip().await?;
+    let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
+    let mut workers = Workers::start(bench.relaunch, &jobs).await?;
+    let from = Clock::Boot.now() + WARM_UP;
+    let until = from + bench.args.period;
+    let counting = bench.counter().await?;
+    workers
+        .go(until
+            + if counting.is_some() {
+                COUNTING
+            } else {
+                Duration::ZERO
+            })
+        .await?;
+    let reading = tokio::spawn(workers.done());
+    Clock::Boot.sleep_until(until).await;
+    let mut counted = None;
+    if let Some(counter) = counting {
+        let begun = Clock::Boot.now();
+        let commands = counter.commands_within(COUNTING / 2).await?;
+        counted = Some((begun.as_nanos(), Clock::Boot.now().as_nanos(), commands));
+    }
+    let done = reading
+        .await
+        .map_err(|error| failed("the workers", error))??;
+    let all = in_order(done.acquisitions)?;
+    let mut round = judge(&all, from.as_nanos(), until.as_nanos())?;
+    let mut served = vec![0u64; waiters];
+    for a in within(&all, from.as_nanos(), until.as_nanos()) {
+        served[a.task] += 1;
+    }
+    let (most, least) = (served.iter().max(), served.iter().min());
+    round.share = most
+        .zip(least)
+        .map(|(most, least)| *most as f64 / *least as f64);
+    round.commands = counted.and_then(|(from, until, commands)| {
+        let handoffs = within(&all, from, until).count();
+        (handoffs > 0).then(|| commands as f64 / handoffs as f64)
+    });
+    round.round_trip = round_trip;
+    Ok(round)
+}
+
+async fn one_drain(
+    bench: &Bench<'_>,
+    who: Who,
+    waiters: usize,
+    own_clients: bool,
+) -> Result<Round> {
+    let round_trip = bench.round_trip().await?;
+    let holder = Contender::open(who, bench.url).await?;
+    let held = holder.take(&bench.name("hot")).await?;
+    let jobs = jobs(bench, Act::Once, who, waiters, own_clients);
+    let mut workers = Workers::start(bench.relaunch, &jobs).await?;
+    workers.go(Clock::Boot.now()).await?;
+    workers.all_waiting().await?;
+    // Peers cannot be asked who waits; this is long enough for each to have tried, and for its delay to have spread.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let token = held.token();
+    let leaving = Clock::Boot.now().as_nanos();
+    held.release().await?;
+    let mut all = workers.done().await?.acquisitions;
+    all.push(Acquisition {
+        task: waiters,
+        asked: 0,
+        granted: leaving,
+        leaving,
+        token,
+    });
+    holder.close().await?;
+    let all = in_order(all)?;
+    let last = all.last().map_or(leaving, |a| a.granted);
+    let mut round = judge(&all, leaving, last + 1)?;
+    round.per_s = (all.len() - 1) as f64 / Duration::from_nanos(last - leaving).as_secs_f64();
+    // Counted from the release: how long they stood in line before it is the benchmark's doing.
+    round.longest_wait = (last - leaving) as f64;
+    round.round_trip = round_trip;
+    Ok(round)
+}
+
+/// Sorts by the moment of grant, and checks what a lock is for: that holds do not overlap, and tokens increase.
+fn in_order(mut all: Vec<Acquisition>) -> Result<Vec<Acquisition>> {
+    all.sort_by_key(|a| (a.granted, a.leaving));
+    for pair in all.windows(2) {
+        if pair[1].granted < pair[0].leaving {
+            let why = format!("two held at once: {:?} and {:?}", pair[0], pair[1]);
+            return Err(failed("the lock", why));
+        }
+        if pair[0].token != 0 && pair[1].token <= pair[0].token {
+            let why = format!("tokens do not increase: {:?} and {:?}", pair[0], pair[1]);
+            return Err(failed("the lock", why));
+        }
+    }
+    Ok(all)
+}
+
+fn within(all: &[Acquisition], from: u64, until: u64) -> impl Iterator<Item = &Acquisition> {
+    all.iter()
+        .filter(move |a| (from..until).contains(&a.granted))
+}
+
+fn judge(all: &[Acquisition], from: u64, until: u64) -> Result<Round> {
+    let count = within(all, from, until).count();
+    let gaps: Vec<f64> = all
+        .windows(2)
+        .filter(|pair| (from..until).contains(&pair[1].granted) && pair[1].asked < pair[0].leaving)
+        .map(|pair| (pair[1].granted - pair[0].leaving) as f64)
+        .collect();
+    let (Some(gap_p50), Some(gap_p99)) = (median(&gaps), percentile(&gaps, 99.0)) else {
+        return Err(failed("the hot lock", "it was never handed over"));
+    };
+    let waits = within(all, from, until).map(|a| (a.granted - a.asked) as f64);
+    Ok(Round {
+        per_s: count as f64 / Duration::from_nanos(until - from).as_secs_f64(),
+        gap_p50,
+        gap_p99,
+        longest_wait: waits.fold(0.0, f64::max),
+        ..Round::default()
+    })
+}
+
+fn add(
+    section: &mut Section,
+    bench: &Bench<'_>,
+    (waiters, own_clients, who): (usize, bool, Who),
+    rounds: &[Round],
+) {
+    let all =
+        |of: fn(&Round) -> Option<f64>| -> Vec<f64> { rounds.iter().filter_map(of).collect() };
+    let middle = |of| median(&all(of));
+    let nanos = |value: f64| time(Duration::from_nanos(value as u64));
+    let processes = bench.args.processes.min(waiters);
+    let clients = if own_clients { waiters } else { processes };
+    let in_round_trips = middle(|r| r.round_trip.map(|ping| r.gap_p99 / ping));
+    let figures = [
+        ("hand-offs/s", or_dash(middle(|r| Some(r.per_s)), rate)),
+        ("gap p50", or_dash(middle(|r| Some(r.gap_p50)), nanos)),
+        ("gap p99", or_dash(middle(|r| Some(r.gap_p99)), nanos)),
+        (
+            "p99 in round trips",
+            or_dash(in_round_trips, |n| format!("{n:.1}")),
+        ),
+        (
+            "commands",
+            or_dash(middle(|r| r.commands), |n| format!("{n:.2}")),
+        ),
+        ("share", or_dash(middle(|r| r.share), |n| format!("{n:.2}"))),
+        (
+            "longest wait",
+            or_dash(middle(|r| Some(r.longest_wait)), nanos),
+        ),
+    ];
+    let mut row = vec![
+        waiters.to_string(),
+        processes.to_string(),
+        clients.to_string(),
+        who.name().to_owned(),
+    ];
+    let shown = figures
+        .into_iter()
+        .filter(|(head, _)| section.head.contains(head));
+    row.extend(shown.map(|(_, figure)| figure));
+    section.rows.push(row);
+    let raw: Vec<Value> = rounds
+        .iter()
+        .map(|r| {
+            json!({
+                "handoffs_per_s": r.per_s, "gap_p50_ns": r.gap_p50, "gap_p99_ns": r.gap_p99,
+                "round_trip_p50_ns": r.round_trip, "commands_per_handoff": r.commands,
+                "share_max_by_min": r.share, "longest_wait_ns": r.longest_wait,
+            })
+        })
+        .collect();
+    section.raw.push(json!({
+        "waiters": waiters, "processes": processes, "clients": clients, "who": who.name(), "rounds": raw,
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(task: usize, granted: u64, leaving: u64, token: u64) -> Acquisition {
+        let asked = 0;
+        Acquisition {
+            task,
+            asked,
+            granted,
+            leaving,
+            token,
+        }
+    }
+
+    #[test]
+    fn an_overlap_is_seen() {
+        in_order(vec![held(1, 20, 30, 2), held(0, 10, 20, 1)]).unwrap();
+        let error = in_order(vec![held(1, 19, 30, 2), held(0, 10, 20, 1)]).unwrap_err();
+        assert!(error.to_string().contains("two held at once"), "{error}");
+    }
+
+    #[test]
+    fn a_token_that_does_not_increase_is_seen() {
+        let error = in_order(vec![held(1, 20, 30, 1), held(0, 10, 20, 1)]).unwrap_err();
+        assert!(
+            error.to_string().contains("tokens do not increase"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn gaps_run_from_release_to_grant() {
+        let all = [held(0, 10, 20, 1), held(1, 25, 30, 2), held(0, 40, 41, 3)];
+        let round = judge(&all, 0, 1_000_000_000).unwrap();
+        assert_eq!((round.gap_p50, round.gap_p99), (5.0, 10.0));
+        assert_eq!(round.per_s, 3.0);
+        assert_eq!(round.longest_wait, 40.0);
+    }
+}

@@ -1,0 +1,119 @@
+//! Measures a store through this library, always beside what the engine's own bare client does with the same server in
+//! the same run: machines are noisy, ratios less so.
+//!
+//! The command's `bench` and this crate's own binary call [`run`]; worker processes end up in [`run_worker`].
+
+mod args;
+mod bare;
+mod contender;
+mod holds;
+mod hot;
+mod pairs;
+mod report;
+mod stats;
+mod within;
+mod worker;
+
+pub use args::{Args, Case};
+pub use report::Section;
+pub use worker::{Relaunch, run_worker};
+
+use fencelock::{Result, Wake};
+
+use crate::contender::engine;
+
+/// One run: what to measure, where, and how to start workers.
+pub(crate) struct Bench<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) url: &'a str,
+    pub(crate) relaunch: &'a Relaunch,
+    /// What the names of all its locks begin with.
+    run: String,
+    /// Whether waiters are told, so that a thousand connections make sense.
+    pushes: bool,
+}
+
+/// Measures all that `args` asks for on the store that `url` names, and passes on each table as soon as it is there.
+///
+/// # Errors
+/// Whatever the store says, and [`fencelock::Error::Internal`] if something cannot be measured, or if a lock turned out
+/// to be none.
+pub async fn run(
+    args: &Args,
+    url: &str,
+    relaunch: &Relaunch,
+    mut show: impl FnMut(&Section),
+) -> Result<Vec<Section>> {
+    let client = fencelock::connect(url).await?;
+    let pushes = client.promises().wake == Wake::Push;
+    client.close().await?;
+    let run = format!(
+        "fencelock-bench/{}-{}",
+        std::process::id(),
+        fencelock::Clock::Boot.now().as_nanos()
+    );
+    let bench = Bench {
+        args,
+        url,
+        relaunch,
+        run,
+        pushes,
+    };
+    let mut sections = Vec::new();
+    for case in args.cases(engine(url)? != "memory") {
+        let section = match case {
+            Case::Pairs => pairs::measure(&bench).await?,
+            Case::Loop => hot::measure_loop(&bench).await?,
+            Case::Drain => hot::measure_drain(&bench).await?,
+            Case::Within => within::measure(&bench).await?,
+            Case::Holds => holds::measure(&bench).await?,
+        };
+        show(&section);
+        sections.push(section);
+    }
+    #[cfg(feature = "sqlite")]
+    if engine(url)? == "sqlite" {
+        bare::sqlite::BareSqlite::open(url)?.remove();
+    }
+    Ok(sections)
+}
+
+impl Bench<'_> {
+    /// A name for locks of this run.
+    fn name(&self, what: &str) -> String {
+        format!("{}/{what}", self.run)
+    }
+
+    /// Whether there is a bare client to compare with.
+    fn has_baseline(&self) -> Result<bool> {
+        Ok(engine(self.url)? != "memory")
+    }
+
+    /// Whether each waiter is to have a client of its own: first not, then so if that makes sense.
+    fn clients(&self) -> Result<Vec<bool>> {
+        Ok(if self.pushes {
+            vec![false, true]
+        } else {
+            vec![false]
+        })
+    }
+
+    /// The median of a bare round trip to the server, in nanoseconds; `None` if there is no server.
+    async fn round_trip(&self) -> Result<Option<f64>> {
+        #[cfg(feature = "redis")]
+        if engine(self.url)? == "redis" {
+            let bare = bare::redis::BareRedis::open(self.url).await?;
+            return Ok(stats::median(&bare.round_trips(2000).await?));
+        }
+        Ok(None)
+    }
+
+    /// Who can count the commands that reach the server.
+    #[cfg(feature = "redis")]
+    async fn counter(&self) -> Result<Option<bare::redis::BareRedis>> {
+        match engine(self.url)? {
+            "redis" => Ok(Some(bare::redis::BareRedis::open(self.url).await?)),
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Hand-off inside one process: tasks that share a client and want one lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fencelock::{BootInstant, Client, Clock, Result};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::bare::failed;
+use crate::contender::engine;
+use crate::report::Section;
+use crate::stats::{median, or_dash, paired_ratio, rate};
+use crate::{Bench, pairs};
+
+/// Measures, with what one worker of the bare client does uncontended beside it.
+pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
+    let mut section = Section {
+        title: format!("Hand-off inside one process, {}", engine(bench.url)?),
+        note: "Tasks that share one client take one lock in a closed loop; medians over rounds. Beside it what a single \
+               worker of the bare client does uncontended, which is what each hand-off would cost at least if it went \
+               through the store. Tokens were checked to increase. Share: the most served task against the least served."
+            .into(),
+        head: vec!["tasks", "hand-offs/s", "share", "bare pairs/s", "ratio"],
+        rows: Vec::new(),
+        raw: Vec::new(),
+    };
+    for &tasks in &bench.args.tasks {
+        let (mut ours, mut shares, mut bare) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..bench.args.rounds {
+            if bench.has_baseline()? {
+                bare.push(pairs::bare_rate(bench).await?);
+            }
+            let client = fencelock::connect(bench.url).await?;
+            let (per_s, share) = one(bench, &client, tasks).await?;
+            client.close().await?;
+            ours.push(per_s);
+            shares.push(share);
+        }
+        let ratio = paired_ratio(&ours, &bare);
+        section.rows.push(vec![
+            tasks.to_string(),
+            or_dash(median(&ours), rate),
+            or_dash(median(&shares), |share| format!("{share:.2}")),
+            or_dash(median(&bare), rate),
+            or_dash(ratio, |ratio| format!("{ratio:.1}")),
+        ]);
+        section.raw.push(json!({
+            "tasks": tasks, "handoffs_per_s": ours, "share_max_by_min": shares, "bare_pairs_per_s": bare,
+            "of_bare": ratio,
+        }));
+    }
+    Ok(section)
+}
+
+/// One round: hand-offs per second, and the share of the most served by that of the least served.
+async fn one(bench: &Bench<'_>, client: &Client, tasks: usize) -> Result<(f64, f64)> {
+    let name = bench.name("within");
+    run(
+        client,
+        &name,
+        tasks,
+        Clock::Boot.now() + Duration::from_millis(50),
+    )
+    .await?;
+    let begun = Clock::Boot.now();
+    let served = run(client, &name, tasks, begun + bench.args.period).await?;
+    let took = Clock::Boot.now().since(begun).as_secs_f64();
+    let (most, least) = (served.iter().max(), served.iter().min());
+    let share = most
+        .zip(least)
+        .map_or(0.0, |(most, least)| *most as f64 / *least as f64);
+    Ok((served.iter().sum::<u64>() as f64 / took, share))
+}
+
+/// How often each task was served.
+async fn run(client: &Client, name: &str, tasks: usize, until: BootInstant) -> Result<Vec<u64>> {
+    let last = Arc::new(AtomicU64::new(0));
+    // All stand in line before the first is served: a task that need not wait would not let the others begin.
+    let gate = client.lock(name).await?;
+    let mut running = JoinSet::new();
+    for _ in 0..tasks {
+        let (client, name, last) = (client.clone(), name.to_owned(), Arc::clone(&last));
+        running.spawn(async move {
+            let mut served = 0;
+            while Clock::Boot.now() < until || served == 0 {
+                let guard = client.lock(&name).await?;
+                let token = guard.token().get();
+                let before = last.swap(token, Ordering::SeqCst);
+                if before >= token {
+                    let why = format!("tokens do not increase: {token} was granted after {before}");
+                    return Err(failed("the lock", why));
+                }
+                guard.release().await?;
+                served += 1;
+            }
+            Ok(served)
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    gate.release().await?;
+    let mut all = Vec::new();
+    while let Some(served) = running.join_next().await {
+        all.push(served.map_err(|error| failed("a task", error))??);
+    }
+    Ok(all)
+}

@@ -1,0 +1,357 @@
+//! Several processes that do one thing together: this program starts itself again as workers, tells each its job on
+//! stdin, lets them begin together, and reads what they saw from their stdout.
+//!
+//! | parent | worker |
+//! | --- | --- |
+//! | the job, a line of JSON | connects, then `ready` |
+//! | `go UNTIL` (nanoseconds of the boot clock) | `waiting` once all its tasks have asked |
+//! | | one line for each acquisition, or `pairs COUNT`; then `end` |
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use fencelock::{BootInstant, Clock, Result};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::task::JoinSet;
+
+use crate::bare::failed;
+use crate::contender::{Contender, Who};
+
+/// How to start this program again as a worker: what it ends up calling is [`run_worker`].
+#[derive(Clone, Debug)]
+pub struct Relaunch {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+}
+
+/// What a worker's tasks do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Take and release names of their own.
+    Pairs,
+    /// Take and release one name, over and over.
+    Loop,
+    /// Take and release one name, once.
+    Once,
+}
+
+/// One worker's job.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) act: Act,
+    pub(crate) who: Who,
+    pub(crate) url: String,
+    /// The lock, or what the names of locks begin with.
+    pub(crate) name: String,
+    /// How many tasks.
+    pub(crate) tasks: usize,
+    /// The number of the first task, over all workers.
+    pub(crate) first: usize,
+    /// How many names each task takes in turn.
+    pub(crate) names: usize,
+    /// Whether each task has a client, so a connection, of its own.
+    pub(crate) own_clients: bool,
+}
+
+/// One acquisition, in nanoseconds of the boot clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Acquisition {
+    /// Which task.
+    pub(crate) task: usize,
+    /// When it asked.
+    pub(crate) asked: u64,
+    /// When it knew that it held.
+    pub(crate) granted: u64,
+    /// When it began to release.
+    pub(crate) leaving: u64,
+    /// With which token; 0 if there are none.
+    pub(crate) token: u64,
+}
+
+/// What all workers did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) acquisitions: Vec<Acquisition>,
+    pub(crate) pairs: u64,
+}
+
+impl Job {
+    fn to_json(&self) -> Value {
+        let act = match self.act {
+            Act::Pairs => "pairs",
+            Act::Loop => "loop",
+            Act::Once => "once",
+        };
+        json!({
+            "act": act, "who": self.who.name(), "url": self.url, "name": self.name, "tasks": self.tasks,
+            "first": self.first, "names": self.names, "own_clients": self.own_clients,
+        })
+    }
+
+    fn from_json(text: &str) -> Result<Self> {
+        let job: Value =
+            serde_json::from_str(text).map_err(|error| failed("a worker's job", error))?;
+        let missing = |key: &str| failed("a worker's job", format!("{key} is missing: {text}"));
+        let string = |key: &str| job[key].as_str().ok_or_else(|| missing(key));
+        let number = |key: &str| {
+            let number = job[key].as_u64().ok_or_else(|| missing(key))?;
+            usize::try_from(number).map_err(|_| missing(key))
+        };
+        Ok(Self {
+            act: match string("act")? {
+                "pairs" => Act::Pairs,
+                "loop" => Act::Loop,
+                "once" => Act::Once,
+                _ => return Err(missing("act")),
+            },
+            who: Who::named(string("who")?)?,
+            url: string("url")?.into(),
+            name: string("name")?.into(),
+            tasks: number("tasks")?,
+            first: number("first")?,
+            names: number("names")?,
+            own_clients: job["own_clients"]
+                .as_bool()
+                .ok_or_else(|| missing("own_clients"))?,
+        })
+    }
+
+    /// The names of each task.
+    pub(crate) fn names_of_tasks(&self) -> Vec<Vec<String>> {
+        let names = |task: usize| {
+            let name = |n: usize| format!("{}/{}/{n}", self.name, self.first + task);
+            (0..self.names).map(name).collect()
+        };
+        (0..self.tasks).map(names).collect()
+    }
+}
+
+/// Worker processes, connected and waiting for the word.
+pub(crate) struct Workers {
+    workers: Vec<Worker>,
+}
+
+struct Worker {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Workers {
+    /// Starts one process for each job and waits until all are connected.
+    pub(crate) async fn start(relaunch: &Relaunch, jobs: &[Job]) -> Result<Self> {
+        let mut workers = Vec::new();
+        for job in jobs {
+            let started = Command::new(&relaunch.program)
+                .args(&relaunch.args)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn();
+            let mut child = started.map_err(|error| {
+                failed(
+                    "a worker",
+                    format!("{}: {error}", relaunch.program.display()),
+                )
+            })?;
+            let stdout = child
+                .stdout
+                .take()
+                .ok_or_else(|| failed("a worker", "it has no stdout"))?;
+            let lines = BufReader::new(stdout).lines();
+            let mut worker = Worker { child, lines };
+            worker.tell(&job.to_json().to_string()).await?;
+            workers.push(worker);
+        }
+        for worker in &mut workers {
+            worker.expect("ready").await?;
+        }
+        Ok(Self { workers })
+    }
+
+    /// Lets all begin; they end after `until`.
+    pub(crate) async fn go(&mut self, until: BootInstant) -> Result<()> {
+        let word = format!("go {}", until.as_nanos());
+        for worker in &mut self.workers {
+            worker.tell(&word).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every task has asked for its lock.
+    pub(crate) async fn all_waiting(&mut self) -> Result<()> {
+        for worker in &mut self.workers {
+            worker.expect("waiting").await?;
+        }
+        Ok(())
+    }
+
+    /// Reads what all saw, until they have ended.
+    pub(crate) async fn done(self) -> Result<Done> {
+        let mut reading = JoinSet::new();
+        for worker in self.workers {
+            reading.spawn(worker.finish());
+        }
+        let mut all = Done::default();
+        while let Some(done) = reading.join_next().await {
+            let done = done.map_err(|error| failed("a worker", error))??;
+            all.acquisitions.extend(done.acquisitions);
+            all.pairs += done.pairs;
+        }
+        Ok(all)
+    }
+}
+
+impl Worker {
+    async fn tell(&mut self, line: &str) -> Result<()> {
+        let gone = || failed("a worker", "it takes no word");
+        let stdin = self.child.stdin.as_mut().ok_or_else(gone)?;
+        let text = format!("{line}\n");
+        let told = stdin.write_all(text.as_bytes()).await;
+        told.map_err(|error| failed("a worker", error))
+    }
+
+    async fn line(&mut self) -> Result<String> {
+        let line = self.lines.next_line().await;
+        match line.map_err(|error| failed("a worker", error))? {
+            Some(line) => Ok(line),
+            None => Err(failed(
+                "a worker",
+                "it ended early; what it said is on stderr",
+            )),
+        }
+    }
+
+    async fn expect(&mut self, word: &str) -> Result<()> {
+        match self.line().await? {
+            line if line == word => Ok(()),
+            line => Err(failed(
+                "a worker",
+                format!("it said {line:?} instead of {word:?}"),
+            )),
+        }
+    }
+
+    async fn finish(mut self) -> Result<Done> {
+        let mut done = Done::default();
+        loop {
+            let line = self.line().await?;
+            let mut words = line.split(' ');
+            let first = words.next();
+            let numbers: Result<Vec<u64>, _> = words.map(str::parse).collect();
+            match (first, numbers.as_deref()) {
+                (Some("end"), _) => break,
+                (Some("waiting"), _) => {}
+                (Some("pairs"), Ok([count])) => done.pairs += count,
+                (Some("held"), Ok([task, asked, granted, leaving, token])) => {
+                    done.acquisitions.push(Acquisition {
+                        task: *task as usize,
+                        asked: *asked,
+                        granted: *granted,
+                        leaving: *leaving,
+                        token: *token,
+                    });
+                }
+                _ => return Err(failed("a worker", format!("it said {line:?}"))),
+            }
+        }
+        let ended = self.child.wait().await;
+        ended.map_err(|error| failed("a worker", error))?;
+        Ok(done)
+    }
+}
+
+/// What a worker process does: reads its job from stdin, does it, and writes what it saw to stdout.
+///
+/// # Errors
+/// Whatever the store says, and [`fencelock::Error::Internal`] if the parent went away.
+pub async fn run_worker() -> Result<()> {
+    let job = Job::from_json(&read_line().await?)?;
+    let clients = if job.own_clients { job.tasks } else { 1 };
+    let mut contenders = Vec::with_capacity(clients);
+    for _ in 0..clients {
+        contenders.push(Contender::open(job.who, &job.url).await?);
+    }
+    println!("ready");
+    let go = read_line().await?;
+    let until = go.strip_prefix("go ").and_then(|nanos| nanos.parse().ok());
+    let until = until.ok_or_else(|| failed("a worker", format!("told {go:?} instead of go")))?;
+    let until = BootInstant::from_nanos(until);
+    match job.act {
+        Act::Pairs => {
+            let pairs = contenders[0].pairs(job.names_of_tasks(), until).await?;
+            println!("pairs {pairs}");
+        }
+        Act::Loop | Act::Once => print!("{}", contend(&job, &contenders, until).await?),
+    }
+    println!("end");
+    Ok(())
+}
+
+/// All tasks want one lock; what each saw.
+async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Result<String> {
+    let once = job.act == Act::Once;
+    let mut tasks = JoinSet::new();
+    for task in 0..job.tasks {
+        let contender = contenders[task % contenders.len()].clone();
+        let (name, task) = (job.name.clone(), job.first + task);
+        tasks.spawn(async move {
+            let mut seen = Vec::new();
+            loop {
+                let asked = Clock::Boot.now().as_nanos();
+                let held = contender.take(&name).await?;
+                let granted = Clock::Boot.now().as_nanos();
+                let token = held.token();
+                let leaving = Clock::Boot.now();
+                held.release().await?;
+                seen.push(Acquisition {
+                    task,
+                    asked,
+                    granted,
+                    leaving: leaving.as_nanos(),
+                    token,
+                });
+                if once || leaving >= until {
+                    return Ok::<_, fencelock::Error>(seen);
+                }
+            }
+        });
+    }
+    // Each task runs once before this one runs again, then stands in its line.
+    tokio::task::yield_now().await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    println!("waiting");
+    let mut text = String::new();
+    while let Some(seen) = tasks.join_next().await {
+        for a in seen.map_err(|error| failed("a task", error))?? {
+            let Acquisition {
+                task,
+                asked,
+                granted,
+                leaving,
+                token,
+            } = a;
+            text += &format!("held {task} {asked} {granted} {leaving} {token}\n");
+        }
+    }
+    Ok(text)
+}
+
+/// A line from the parent, read where it blocks nobody.
+async fn read_line() -> Result<String> {
+    let read = || {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).map(|_| line)
+    };
+    let line = tokio::task::spawn_blocking(read).await;
+    let line = line.map_err(|error| failed("a worker", error))?;
+    let line = line.map_err(|error| failed("a worker", error))?;
+    match line.trim_end() {
+        "" => Err(failed("a worker", "its parent went away")),
+        line => Ok(line.to_owned()),
+    }
+}
