@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fencelock_core::{BootInstant, Clock, Error, Limit, Result};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 /// `fnlk`, in the header of our files.
@@ -83,6 +84,9 @@ impl Source {
         let patience = Arc::new(AtomicU64::new(deadline.as_nanos()));
         wait_when_busy(&mut connection, &patience).map_err(explain)?;
         connection.set_prepared_statement_cache_capacity(64);
+        // Otherwise some statements are prepared anew for each value that is bound.
+        let stable = DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG;
+        connection.set_db_config(stable, true).map_err(explain)?;
         self.check_format(&connection)?;
         self.prepare(&connection).map_err(explain)?;
         self.check_format(&connection)?;

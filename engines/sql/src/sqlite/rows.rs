@@ -162,22 +162,21 @@ pub(super) fn withdraw(visit: &mut Visit<'_>, claim: &Claim, how: Leave) -> Sql<
     })
 }
 
+/// Deletes the hold and tells when it would have expired.
 fn release(visit: &Visit<'_>, name: &LockName, claim: ClaimId) -> Sql<Option<i64>> {
-    let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2 RETURNING expiry";
-    let mut delete = visit.connection.prepare_cached(sql)?;
-    let deleted = delete.query_row(params![name.as_str(), claim.as_bytes()], |row| row.get(0));
-    deleted.optional()
+    let expiry = stored_expiry(visit, name, claim)?;
+    if expiry.is_some() {
+        let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2";
+        execute(visit, sql, params![name.as_str(), claim.as_bytes()])?;
+    }
+    Ok(expiry)
 }
 
 /// The lock-delay still runs, but no longer than it would have.
 fn abandon(visit: &Visit<'_>, claim: &Claim) -> Sql<Option<i64>> {
-    let sql = "SELECT expiry FROM holders WHERE name = ?1 AND claim = ?2";
-    let mut select = visit.connection.prepare_cached(sql)?;
-    let found = select.query_row(params![claim.name.as_str(), id(claim)], |row| row.get(0));
-    let Some(expiry) = found.optional()? else {
-        return Ok(None);
-    };
-    if claim.lock_delay.is_zero() || expiry <= nanos(visit.now) {
+    let expiry = stored_expiry(visit, &claim.name, claim.id)?;
+    let live = expiry.is_some_and(|expiry| expiry > nanos(visit.now));
+    if claim.lock_delay.is_zero() || !live {
         return release(visit, &claim.name, claim.id);
     }
     let sql = "UPDATE holders SET state = 'abandoned', expiry = min(expiry, ?3), lock_delay = ?4 \
@@ -191,7 +190,15 @@ fn abandon(visit: &Visit<'_>, claim: &Claim) -> Sql<Option<i64>> {
         sql,
         params![claim.name.as_str(), id(claim), until, delay],
     )?;
-    Ok(Some(expiry))
+    Ok(expiry)
+}
+
+fn stored_expiry(visit: &Visit<'_>, name: &LockName, claim: ClaimId) -> Sql<Option<i64>> {
+    // A SELECT and a change cost a fraction of a change with RETURNING, which SQLite runs through a table of its own.
+    let sql = "SELECT expiry FROM holders WHERE name = ?1 AND claim = ?2";
+    let mut select = visit.connection.prepare_cached(sql)?;
+    let values = params![name.as_str(), claim.as_bytes()];
+    select.query_row(values, |row| row.get(0)).optional()
 }
 
 /// Prolong holds, and store the tokens and owners that they have by now.
@@ -200,32 +207,34 @@ pub(super) fn renew(
     held: &[HeldClaim],
     asked_at: BootInstant,
 ) -> Sql<Vec<Renewal>> {
-    let sql = "UPDATE holders SET expiry = ?4, lock_delay = ?5, token = ?6, owner = ?7, label = ?8 \
-               WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned' RETURNING state = 'asked'";
+    let sql = "SELECT state = 'asked' FROM holders \
+               WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned'";
+    let mut select = visit.connection.prepare_cached(sql)?;
+    let sql = "UPDATE holders SET expiry = ?3, lock_delay = ?4, token = ?5, owner = ?6, label = ?7 \
+               WHERE name = ?1 AND claim = ?2";
     let mut update = visit.connection.prepare_cached(sql)?;
     let mut renewals = Vec::with_capacity(held.len());
     for HeldClaim { claim, token } in held {
-        let expiry = nanos(lease::expiry(claim, visit.now));
-        let delay = length(claim.lock_delay);
-        let (name, now) = (claim.name.as_str(), nanos(visit.now));
-        let values = params![
+        let (name, id) = (claim.name.as_str(), id(claim));
+        let values = params![name, id, nanos(visit.now)];
+        let live = select.query_row(values, |row| row.get(0)).optional()?;
+        let Some(asked) = live else {
+            renewals.push(Renewal::Lost);
+            continue;
+        };
+        update.execute(params![
             name,
-            id(claim),
-            now,
-            expiry,
-            delay,
+            id,
+            nanos(lease::expiry(claim, visit.now)),
+            length(claim.lock_delay),
             integer(*token),
             &*claim.owner,
             claim.label.as_deref()
-        ];
-        let kept = update.query_row(values, |row| row.get(0)).optional()?;
-        renewals.push(match kept {
-            Some(asked) => Renewal::Kept {
-                counted_from: asked_at,
-                lease: claim.ttl,
-                asked,
-            },
-            None => Renewal::Lost,
+        ])?;
+        renewals.push(Renewal::Kept {
+            counted_from: asked_at,
+            lease: claim.ttl,
+            asked,
         });
     }
     Ok(renewals)
@@ -426,12 +435,14 @@ fn draw(visit: &Visit<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
         Mode::Exclusive => claim.reserve.clamp(1, lease::MOST_TOKENS),
         Mode::Shared | Mode::Permit { .. } => 1,
     };
-    let sql = "UPDATE store SET token = token + ?1 WHERE boot = ?2 RETURNING token";
+    let sql = "UPDATE store SET token = token + ?1 WHERE boot = ?2";
     let mut update = visit.connection.prepare_cached(sql)?;
-    let last = update.query_row(params![count, &*visit.source.boot], |row| row.get(0));
-    Ok(last
-        .optional()?
-        .map(|last| lease::tokens_up_to(last, count)))
+    if update.execute(params![count, &*visit.source.boot])? == 0 {
+        return Ok(None);
+    }
+    let mut select = visit.connection.prepare_cached("SELECT token FROM store")?;
+    let last = select.query_row([], |row| row.get(0))?;
+    Ok(Some(lease::tokens_up_to(last, count)))
 }
 
 fn foreign(visit: &Visit<'_>) -> Error {
