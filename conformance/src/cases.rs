@@ -1,0 +1,40 @@
+//! The list of cases: by what they are about, a file each.
+
+mod crashes;
+mod dropping;
+mod exclusion;
+mod expiry;
+mod faults;
+mod inspection;
+mod modes;
+mod names;
+mod order;
+mod owners;
+mod process;
+mod refusal;
+mod tokens;
+mod waiting;
+
+use crate::case::Case;
+
+/// Every case there is.
+#[must_use]
+pub fn cases() -> Vec<&'static Case> {
+    let groups = [
+        exclusion::CASES,
+        tokens::CASES,
+        order::CASES,
+        modes::CASES,
+        owners::CASES,
+        waiting::CASES,
+        dropping::CASES,
+        expiry::CASES,
+        inspection::CASES,
+        process::CASES,
+        names::CASES,
+        refusal::CASES,
+        crashes::CASES,
+        faults::CASES,
+    ];
+    groups.into_iter().flatten().collect()
+}

@@ -1,0 +1,154 @@
+//! Processes that are killed or stopped.
+
+use std::time::Duration;
+
+use fencelock::{Error, Promises};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, soon, take, until, wait_for};
+use crate::remote::Wanted;
+
+pub(super) static CASES: &[Case] = &[
+    case!(a_killed_holder_frees_the_lock_after_its_lease).processes(),
+    case!(a_killed_holder_leaves_its_lock_delay)
+        .processes()
+        .promised(delays),
+    case!(a_killed_waiter_does_not_block_the_line).processes(),
+    case!(a_stopped_holder_believes_nothing_afterwards).processes(),
+    case!(a_stopped_waiter_does_not_block_the_line).processes(),
+];
+
+fn delays(promises: &Promises) -> bool {
+    promises.lock_delay
+}
+
+/// What a lease or a claim window may be over by, on a machine that is busy.
+const SLACK: Duration = Duration::from_secs(4);
+
+async fn a_killed_holder_frees_the_lock_after_its_lease(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(1000);
+    let mut holder = ctx.remote().await;
+    let held = holder.take(Wanted::new(&name, ttl)).await;
+    let waiter = wait_for(&client, &name);
+    ctx.await_line(&ctx.client().await, &name, 1).await;
+    holder.process().kill9();
+    let killed = Instant::now();
+    let error = client.try_lock(&name).await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    let next = got("the lock after the lease", waiter).await;
+    let after = killed.elapsed();
+    assert!(after <= ttl + SLACK, "free only after {after:?}");
+    assert!(next.token().get() > held["token"].as_u64().unwrap());
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    let (ttl, lock_delay) = (ctx.ttl(500), Duration::from_millis(1500));
+    let mut holder = ctx.remote().await;
+    let wanted = Wanted {
+        lock_delay,
+        ..Wanted::new(&name, ttl)
+    };
+    holder.take(wanted).await;
+    let waiter = wait_for(&client, &name);
+    holder.process().kill9();
+    let killed = Instant::now();
+    let next = got("the lock after lease and lock-delay", waiter).await;
+    let after = killed.elapsed();
+    // Whatever was left of the lease at its death, the lock-delay follows.
+    assert!(after >= lock_delay, "free after {after:?}");
+    assert!(
+        after <= ttl + lock_delay + SLACK,
+        "free only after {after:?}"
+    );
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let mut first = ctx.remote().await;
+    // With a long ttl: it is not the lease of the dead that ends its turn.
+    first.lock(Wanted::new(&name, Duration::from_secs(60)));
+    ctx.await_line(&one, &name, 1).await;
+    let second = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 2).await;
+    first.process().kill9();
+    let released = Instant::now();
+    guard.release().await.unwrap();
+    let next = got("the second in line is served", second).await;
+    let after = released.elapsed();
+    assert!(after <= SLACK, "served only after {after:?}");
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_stopped_holder_believes_nothing_afterwards(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    let mut holder = ctx.remote().await;
+    let held = holder.take(Wanted::new(&name, ctx.ttl(700))).await;
+    let waiter = wait_for(&client, &name);
+    holder.process().pause().unwrap();
+    let next = got("the lock after the lease", waiter).await;
+    // Asked before it continues, so that this is the first thing it hears.
+    let asked = holder.ask(json!({"do": "see", "guard": held["guard"]}));
+    let lost = holder.ask(json!({"do": "lost", "guard": held["guard"]}));
+    holder.process().resume().unwrap();
+    let seen = holder.answer("the holder answers", asked).await;
+    assert_eq!(seen["valid"], false, "two believe to hold");
+    let lost = holder.answer("the holder hears of its loss", lost).await;
+    assert!(!lost["reason"].as_str().unwrap().is_empty());
+    // What it had sent and still sends does not touch the next one.
+    sleep(Duration::from_millis(300)).await;
+    next.sequencer().await.unwrap();
+    assert!(next.is_valid());
+    assert_eq!(
+        client.look(&name).await.unwrap().token(),
+        Some(next.token())
+    );
+    let released = holder.ask(json!({"do": "release", "guard": held["guard"]}));
+    drop(holder.answer_or_error("the late release", released).await);
+    assert_eq!(
+        client.look(&name).await.unwrap().token(),
+        Some(next.token())
+    );
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_stopped_waiter_does_not_block_the_line(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let mut first = ctx.remote().await;
+    let asked = first.lock(Wanted::new(&name, Duration::from_secs(60)));
+    ctx.await_line(&one, &name, 1).await;
+    let second = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 2).await;
+    first.process().pause().unwrap();
+    let released = Instant::now();
+    guard.release().await.unwrap();
+    let next = got("the second in line is served", second).await;
+    let after = released.elapsed();
+    assert!(after <= SLACK, "served only after {after:?}");
+    let token = next.token().get();
+    first.process().resume().unwrap();
+    sleep(Duration::from_millis(200)).await;
+    assert!(next.is_valid());
+    next.release().await.unwrap();
+    // It is served in the end, and not with what it missed.
+    let held = first.answer("the first is served after all", asked).await;
+    assert!(held["token"].as_u64().unwrap() > token, "{held}");
+    let released = first.ask(json!({"do": "release", "guard": held["guard"]}));
+    soon("its release", first.answer("its release", released)).await;
+    until("the lock is free", async || {
+        one.look(&name).await.unwrap().holders.is_empty()
+    })
+    .await;
+    ctx.await_nothing_left().await;
+}

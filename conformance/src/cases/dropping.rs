@@ -1,0 +1,239 @@
+//! Whatever is dropped, at whatever moment, leaves neither a lock nor a place in line.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use fencelock::{Client, Release};
+use futures_util::future::Either;
+use tokio::time::Instant;
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, soon, take, until, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(a_wish_dropped_at_any_moment),
+    case!(a_wait_dropped_at_any_moment),
+    case!(a_release_dropped_at_any_moment),
+    case!(a_dropped_guard_releases),
+    case!(a_with_dropped_in_its_body),
+    case!(a_panic_in_a_body_releases),
+    case!(a_runtime_that_is_gone_holds_for_a_lease_at_most),
+];
+
+/// So much shorter than the ttl of 30 s that nothing below can be mistaken for an expiry.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// How a future is stopped: after so many polls, or after so long.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    Polls(u32),
+    After(Duration),
+}
+
+/// Before, during and after each call to the store that there may be: by polls, and by time in steps that are finer than
+/// a call takes.
+fn stops() -> impl Iterator<Item = Stop> {
+    let polls = (0..6).map(Stop::Polls);
+    let times = (0..40).map(|step| Stop::After(Duration::from_micros(step * step * 8)));
+    polls.chain(times)
+}
+
+/// Runs a future until it is stopped; what it came to, if it came to its end before.
+async fn stopped<T>(stop: Stop, future: impl Future<Output = T>) -> Option<T> {
+    match stop {
+        Stop::Polls(most) => {
+            let mut future = pin!(future);
+            let mut polls = 0;
+            poll_fn(|cx| {
+                if polls == most {
+                    return Poll::Ready(None);
+                }
+                polls += 1;
+                // At once again, whether or not there is a reason.
+                cx.waker().wake_by_ref();
+                future.as_mut().poll(cx).map(Some)
+            })
+            .await
+        }
+        Stop::After(time) => {
+            let alarm = pin!(spin(time));
+            match futures_util::future::select(alarm, pin!(future)).await {
+                Either::Left(_) => None,
+                Either::Right((result, _)) => Some(result),
+            }
+        }
+    }
+}
+
+/// tokio's timers are no finer than a millisecond.
+async fn spin(time: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The lock is free, or will be without anybody's lease having to end.
+async fn is_free(client: &Client, name: &str, stop: Stop) {
+    let begin = Instant::now();
+    let guard = soon("the lock after a dropped future", client.lock(name))
+        .await
+        .unwrap();
+    let took = begin.elapsed();
+    assert!(took < AT_ONCE, "{stop:?}: free only after {took:?}");
+    guard.release().await.unwrap();
+}
+
+async fn a_wish_dropped_at_any_moment(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    for stop in stops() {
+        drop(stopped(stop, one.lock(&name).into_future()).await);
+        is_free(&two, &name, stop).await;
+        drop(stopped(stop, one.try_lock(&name).into_future()).await);
+        is_free(&two, &name, stop).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
+    let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
+    let name = ctx.name();
+    for stop in stops() {
+        let guard = take(&one, &name).await;
+        let before = stopped(stop, two.lock(&name).into_future()).await;
+        assert!(before.is_none(), "{stop:?}: {before:?}");
+        // A release while the place may be being left: the lock is handed to one who went away.
+        if matches!(stop, Stop::After(_)) {
+            guard.release().await.unwrap();
+        } else {
+            until("nobody is in line", async || {
+                one.look(&name).await.unwrap().waiters.is_empty()
+            })
+            .await;
+            guard.release().await.unwrap();
+        }
+        is_free(&three, &name, stop).await;
+    }
+    // Dropped while the lock is being handed over.
+    for stop in stops() {
+        let guard = take(&one, &name).await;
+        let waiter = wait_for(&two, &name);
+        ctx.await_line(&one, &name, 1).await;
+        let released = tokio::spawn(guard.release());
+        stopped(stop, std::future::pending::<()>()).await;
+        waiter.abort();
+        // Ended by then, one way or the other; a guard that it got is dropped here.
+        drop(waiter.await);
+        soon("the release", released).await.unwrap().unwrap();
+        is_free(&three, &name, stop).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_release_dropped_at_any_moment(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    for stop in stops() {
+        let guard = take(&one, &name).await;
+        let released = stopped(stop, guard.release()).await;
+        assert!(
+            matches!(released, None | Some(Ok(Release::Released))),
+            "{released:?}"
+        );
+        is_free(&two, &name, stop).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_dropped_guard_releases(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let waiter = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 1).await;
+    let begin = Instant::now();
+    drop(guard);
+    let next = got("the waiter after a drop", waiter).await;
+    assert!(begin.elapsed() < AT_ONCE);
+    drop(next);
+    ctx.await_nothing_left().await;
+}
+
+async fn a_with_dropped_in_its_body(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let (entered, inside) = tokio::sync::oneshot::channel();
+    let body = {
+        let (one, name) = (one.clone(), name.clone());
+        tokio::spawn(async move {
+            one.with(&name, |_held| async {
+                entered.send(()).unwrap();
+                std::future::pending::<()>().await;
+            })
+            .await
+        })
+    };
+    soon("the body begins", inside).await.unwrap();
+    body.abort();
+    is_free(&two, &name, Stop::Polls(0)).await;
+    let seven = one
+        .with(&name, |held| async move { held.is_valid().then_some(7) })
+        .await;
+    assert_eq!(seven.unwrap(), Some(7));
+    ctx.await_nothing_left().await;
+}
+
+async fn a_panic_in_a_body_releases(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let body = {
+        let name = name.clone();
+        tokio::spawn(async move {
+            one.with(&name, |_held| async {
+                // Without the words that a panic prints on standard error.
+                std::panic::resume_unwind(Box::new("out of the body"));
+            })
+            .await
+        })
+    };
+    let ended = soon("the body ends", body).await;
+    assert!(
+        ended.unwrap_err().is_panic(),
+        "the panic must reach the caller"
+    );
+    is_free(&two, &name, Stop::Polls(0)).await;
+    ctx.await_nothing_left().await;
+}
+
+async fn a_runtime_that_is_gone_holds_for_a_lease_at_most(ctx: Ctx) {
+    let (two, name) = (ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(700);
+    let ctx = std::sync::Arc::new(ctx);
+    let (theirs, of) = (std::sync::Arc::clone(&ctx), name.clone());
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let guard = runtime.block_on(async {
+            let one = theirs.client().await;
+            one.lock(&of).ttl(ttl).await.unwrap()
+        });
+        runtime.shutdown_background();
+        guard
+    });
+    let guard = soon(
+        "the thread's end",
+        tokio::task::spawn_blocking(|| thread.join()),
+    )
+    .await;
+    let guard = guard.unwrap().unwrap();
+    let next = soon("the lock after the lease", two.lock(&name))
+        .await
+        .unwrap();
+    assert!(!guard.is_valid(), "two believe to hold");
+    // Neither blocks nor panics without its runtime.
+    drop(guard);
+    assert!(next.is_valid());
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}

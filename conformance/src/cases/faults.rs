@@ -1,0 +1,297 @@
+//! Servers that hang, die and come back, and networks that lose, hold and cut.
+
+use std::time::Duration;
+
+use fencelock::{Client, Clock, Durability, Error, Guard, Promises, Release};
+use fencelock_testbed::Flow;
+use tokio::time::{Instant, sleep};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, soon, take, until, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(a_cut_holder_knows_before_the_next_is_granted).server(),
+    case!(a_hung_server_ends_validity_in_time).server(),
+    case!(a_server_that_hangs_for_a_moment_costs_nothing).server(),
+    case!(a_killed_server_that_remembers_keeps_holds)
+        .server()
+        .promised(remembers),
+    case!(waiters_survive_a_restart)
+        .server()
+        .promised(remembers),
+    case!(cut_connections_cost_neither_hold_nor_place).server(),
+    case!(a_grant_whose_answer_is_lost_is_undone).server(),
+    case!(a_release_whose_answer_is_lost_is_done).server(),
+    case!(requests_that_come_late_hold_nothing).server(),
+    case!(everything_works_over_a_slow_network).server(),
+];
+
+fn remembers(promises: &Promises) -> bool {
+    promises.durability != Durability::Volatile
+}
+
+async fn held_by(client: &Client, guard: &Guard) -> bool {
+    let view = client.look(guard.name().as_str()).await.unwrap();
+    view.holders
+        .iter()
+        .any(|holder| holder.claim == Some(guard.claim_id()))
+}
+
+async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
+    let (cut, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    let proxy = ctx.server().proxy();
+    for flow in [Flow::Hold, Flow::Lose] {
+        let guard = soon("the lock", cut.lock(&name).ttl(ctx.ttl(900)))
+            .await
+            .unwrap();
+        let waiter = wait_for(&near, &name);
+        // Not before a renewal came through, so that it is renewals that are cut.
+        soon("a renewal", guard.prolonged()).await;
+        proxy.both(flow);
+        let next = got("the lock after the lease", waiter).await;
+        let granted = Clock::Boot.now();
+        assert!(
+            !guard.is_valid() && guard.valid_until() < granted,
+            "two believe to hold"
+        );
+        soon("the holder hears of it", guard.lost()).await;
+        // What was held back arrives now, and must not touch the next holder.
+        proxy.both(Flow::Pass);
+        if flow == Flow::Lose {
+            proxy.reset();
+        }
+        let late = soon("the late release is answered", guard.release()).await;
+        assert!(!matches!(late, Ok(Release::Released)), "{late:?}");
+        sleep(Duration::from_millis(300)).await;
+        assert!(next.is_valid() && held_by(&near, &next).await);
+        next.release().await.unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_hung_server_ends_validity_in_time(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = soon("the lock", one.lock(&name).ttl(ctx.ttl(900)))
+        .await
+        .unwrap();
+    ctx.server().pause().unwrap();
+    soon("the loss", guard.lost()).await;
+    let heard = Clock::Boot.now();
+    assert!(!guard.is_valid());
+    let late = heard.since(guard.valid_until());
+    assert!(
+        late < Duration::from_millis(500),
+        "told {late:?} after the end of validity"
+    );
+    ctx.server().resume().unwrap();
+    let next = got("the lock when the server is back", wait_for(&two, &name)).await;
+    assert!(next.token() > guard.token());
+    drop(guard);
+    let other = format!("{name}/other");
+    let again = got("the other client is back, too", wait_for(&one, &other)).await;
+    assert!(next.is_valid());
+    again.release().await.unwrap();
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_server_that_hangs_for_a_moment_costs_nothing(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = soon("the lock", one.lock(&name).ttl(Duration::from_secs(6)))
+        .await
+        .unwrap();
+    let waiter = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 1).await;
+    ctx.server().pause().unwrap();
+    // Longer than any answer is waited for, shorter than the lease; a renewal falls into it.
+    sleep(Duration::from_millis(2500)).await;
+    ctx.server().resume().unwrap();
+    soon("a renewal", guard.prolonged()).await;
+    assert!(guard.is_valid() && !waiter.is_finished());
+    assert_eq!(
+        soon("the release", guard.release()).await.unwrap(),
+        Release::Released
+    );
+    got("the waiter is served", waiter)
+        .await
+        .release()
+        .await
+        .unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_killed_server_that_remembers_keeps_holds(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = soon("the lock", one.lock(&name).ttl(Duration::from_secs(5)))
+        .await
+        .unwrap();
+    ctx.server().kill9();
+    let down = soon("an answer", two.try_lock(&name)).await.unwrap_err();
+    assert!(matches!(down, Error::Unavailable { .. }), "{down:?}");
+    ctx.server().restart().unwrap();
+    until(
+        "the other client finds the server again",
+        async || match two.try_lock(&name).await {
+            Err(Error::Held { .. }) => true,
+            Err(Error::Unavailable { .. }) => false,
+            other => panic!("the hold survived: {other:?}"),
+        },
+    )
+    .await;
+    soon("a renewal at the new server", guard.prolonged()).await;
+    assert!(guard.is_valid() && held_by(&two, &guard).await);
+    assert_eq!(
+        soon("the release", guard.release()).await.unwrap(),
+        Release::Released
+    );
+    take(&two, &name).await.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn waiters_survive_a_restart(ctx: Ctx) {
+    let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
+    let name = ctx.name();
+    let guard = soon("the lock", one.lock(&name).ttl(Duration::from_secs(5)))
+        .await
+        .unwrap();
+    let first = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 1).await;
+    let second = wait_for(&three, &name);
+    ctx.await_line(&one, &name, 2).await;
+    ctx.server().restart().unwrap();
+    soon("a renewal at the new server", guard.prolonged()).await;
+    assert!(!first.is_finished() && !second.is_finished());
+    guard.release().await.unwrap();
+    let next = got("the first in line is served", first).await;
+    next.release().await.unwrap();
+    got("the second in line is served", second)
+        .await
+        .release()
+        .await
+        .unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn cut_connections_cost_neither_hold_nor_place(ctx: Ctx) {
+    let (one, two, near) = (ctx.proxied().await, ctx.proxied().await, ctx.client().await);
+    let name = ctx.name();
+    let guard = soon("the lock", one.lock(&name).ttl(Duration::from_secs(5)))
+        .await
+        .unwrap();
+    let waiter = wait_for(&two, &name);
+    ctx.await_line(&near, &name, 1).await;
+    for _ in 0..3 {
+        ctx.server().proxy().reset();
+        soon("a renewal on a new connection", guard.prolonged()).await;
+    }
+    assert!(guard.is_valid() && !waiter.is_finished());
+    ctx.server().proxy().reset();
+    let released = soon("the release", guard.release()).await;
+    assert!(
+        matches!(
+            released,
+            Ok(Release::Released) | Err(Error::Unavailable { .. })
+        ),
+        "{released:?}"
+    );
+    got("the waiter is served", waiter)
+        .await
+        .release()
+        .await
+        .unwrap();
+    ctx.await_nothing_left().await;
+}
+
+/// The server granted, and the client never heard of it.
+async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    let proxy = ctx.server().proxy();
+    for flow in [Flow::Hold, Flow::Lose] {
+        proxy.answers(flow);
+        let error = soon("an error", far.try_lock(&name)).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        proxy.answers(Flow::Pass);
+        proxy.reset();
+        let begin = Instant::now();
+        let guard = got(
+            "the lock, long before a lease is over",
+            wait_for(&near, &name),
+        )
+        .await;
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(10), "free only after {took:?}");
+        guard.release().await.unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    let guard = take(&far, &name).await;
+    let waiter = wait_for(&near, &name);
+    ctx.await_line(&near, &name, 1).await;
+    ctx.server().proxy().answers(Flow::Lose);
+    let released = tokio::spawn(guard.release());
+    let next = got("the waiter is served", waiter).await;
+    let error = soon("an error", released).await.unwrap();
+    assert!(matches!(error, Err(Error::Unavailable { .. })), "{error:?}");
+    ctx.server().proxy().answers(Flow::Pass);
+    ctx.server().proxy().reset();
+    // The release is repeated until it is confirmed, and never touches the next one.
+    take(&far, &format!("{name}/other"))
+        .await
+        .release()
+        .await
+        .unwrap();
+    sleep(Duration::from_millis(300)).await;
+    assert!(next.is_valid() && held_by(&near, &next).await);
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+/// The network holds back what was sent, and delivers it when its sender has long given up.
+async fn requests_that_come_late_hold_nothing(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    let proxy = ctx.server().proxy();
+    proxy.requests(Flow::Hold);
+    let ttl = ctx.ttl(2000);
+    let error = soon("an error", far.try_lock(&name).ttl(ttl))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    sleep(Duration::from_millis(500)).await;
+    proxy.requests(Flow::Pass);
+    let begin = Instant::now();
+    let guard = got("the lock", wait_for(&near, &name)).await;
+    let took = begin.elapsed();
+    assert!(
+        took < ttl + Duration::from_secs(4),
+        "free only after {took:?}"
+    );
+    guard.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn everything_works_over_a_slow_network(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    ctx.server()
+        .proxy()
+        .both(Flow::Delay(Duration::from_millis(40)));
+    let guard = soon("the lock", far.lock(&name).ttl(ctx.ttl(900)))
+        .await
+        .unwrap();
+    let waiter = wait_for(&near, &name);
+    for _ in 0..3 {
+        soon("a renewal", guard.prolonged()).await;
+    }
+    assert!(guard.is_valid() && !waiter.is_finished());
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    let guard = got("the waiter is served", waiter).await;
+    let waiter = wait_for(&far, &name);
+    ctx.await_line(&near, &name, 1).await;
+    guard.release().await.unwrap();
+    let guard = got("the far waiter is served", waiter).await;
+    assert!(guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    ctx.await_nothing_left().await;
+}

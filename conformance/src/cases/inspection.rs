@@ -1,0 +1,269 @@
+//! Looking at locks, checking sequencers, taking locks from their holders.
+
+use std::time::Duration;
+
+use fencelock::engine::Evict;
+use fencelock::{Mode, Sequencer, Token};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, not_for, soon, take, until, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(a_look_tells_who_holds_and_who_waits),
+    case!(a_list_tells_what_is_held),
+    case!(a_watch_sees_the_next_holder),
+    case!(check_is_exact),
+    case!(check_is_exact_beside_others).promised(|promises| promises.shared),
+    case!(eviction_is_fenced_by_the_token),
+    case!(an_eviction_serves_the_next),
+    case!(a_holder_is_asked_to_let_go),
+];
+
+async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let free = one.look(&name).await.unwrap();
+    assert!(free.holders.is_empty() && free.waiters.is_empty());
+    assert_eq!((free.name.as_str(), free.token()), (name.as_str(), None));
+    let (ttl, label) = (Duration::from_secs(20), "nightly, \"quoted\" {and} ünïcode");
+    let guard = one
+        .lock(&name)
+        .ttl(ttl)
+        .label(label)
+        .recorded()
+        .await
+        .unwrap();
+    let waiter = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 1).await;
+    let view = two.look(&name).await.unwrap();
+    let [holder] = &view.holders[..] else {
+        panic!("{view:?}");
+    };
+    assert_eq!(holder.claim, Some(guard.claim_id()));
+    assert_eq!(holder.token, Some(guard.token()));
+    assert_eq!(view.token(), Some(guard.token()));
+    assert_eq!(holder.owner, guard.owner());
+    assert_eq!(holder.mode, Mode::Exclusive);
+    assert_eq!(holder.label.as_deref(), Some(label));
+    let left = holder.ttl_left.expect("a lease has an end");
+    assert!(left <= ttl && left > ttl / 2, "{left:?}");
+    for waiting in &view.waiters {
+        assert_eq!(waiting.mode, Mode::Exclusive);
+        assert!(!waiting.owner.is_empty());
+    }
+    waiter.abort();
+    ctx.await_line(&one, &name, 0).await;
+    guard.release().await.unwrap();
+    assert!(two.look(&name).await.unwrap().holders.is_empty());
+}
+
+async fn a_list_tells_what_is_held(ctx: Ctx) {
+    let (one, two) = (ctx.client().await, ctx.client().await);
+    let mut guards = Vec::new();
+    // Also names that mean something to whoever matches patterns.
+    let names = ["a/1", "a/2", "a*", "a?", "a[12]", "b/1", "a%", "a_", "A/1"];
+    for name in names {
+        guards.push(one.lock(name).recorded().await.unwrap());
+    }
+    let listed = async |prefix: &str| -> Vec<String> {
+        let views = two.list(prefix).await.unwrap();
+        assert!(views.iter().all(|view| view.holders.len() == 1));
+        views.iter().map(|view| view.name.to_string()).collect()
+    };
+    let mut sorted = names.to_vec();
+    sorted.sort_unstable();
+    assert_eq!(listed("").await, sorted);
+    assert_eq!(listed("a/").await, ["a/1", "a/2"]);
+    for name in ["a*", "a?", "a[", "a%", "a_"] {
+        assert_eq!(listed(name).await.len(), 1, "{name}");
+    }
+    assert_eq!(listed("c").await, [""; 0]);
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    assert_eq!(listed("").await, [""; 0]);
+    // Several parts, if the engine lists in parts.
+    let mut guards = Vec::new();
+    for i in 0..2500 {
+        guards.push(one.lock(&format!("many/{i}")).await.unwrap());
+    }
+    assert_eq!(listed("many/").await.len(), 2500);
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_watch_sees_the_next_holder(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let watch = |seen| {
+        let (two, name) = (two.clone(), name.clone());
+        async move { two.watch(&name, seen).await.unwrap() }
+    };
+    let watching = tokio::spawn(watch(None));
+    let guard = one.lock(&name).recorded().await.unwrap();
+    let view = soon("the first holder is seen", watching).await.unwrap();
+    assert_eq!(view.token(), Some(guard.token()));
+    let seen = view.token();
+    not_for("a change is seen", Duration::from_millis(150), watch(seen)).await;
+    let watching = tokio::spawn(watch(seen));
+    guard.release().await.unwrap();
+    let view = soon("the release is seen", watching).await.unwrap();
+    assert_ne!(view.token(), seen);
+}
+
+async fn check_is_exact(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let sequencer = guard.sequencer().await.unwrap();
+    assert_eq!(
+        (sequencer.token, sequencer.claim),
+        (guard.token(), guard.claim_id())
+    );
+    // As it comes back from a resource.
+    let sequencer: Sequencer = sequencer.to_string().parse().unwrap();
+    assert!(two.check(&sequencer).await.unwrap());
+    let token = |by: i64| Token(sequencer.token.get().wrapping_add_signed(by));
+    let other = take(&two, &format!("{name}/other")).await;
+    for forged in [
+        Sequencer {
+            token: token(1),
+            ..sequencer.clone()
+        },
+        Sequencer {
+            token: token(-1),
+            ..sequencer.clone()
+        },
+        Sequencer {
+            claim: other.claim_id(),
+            ..sequencer.clone()
+        },
+        Sequencer {
+            name: other.name().clone(),
+            ..sequencer.clone()
+        },
+        Sequencer {
+            mode: Mode::Shared,
+            ..sequencer.clone()
+        },
+    ] {
+        assert!(!two.check(&forged).await.unwrap(), "{forged}");
+    }
+    guard.release().await.unwrap();
+    assert!(!two.check(&sequencer).await.unwrap());
+    let guard = take(&one, &name).await;
+    assert!(
+        !two.check(&sequencer).await.unwrap(),
+        "an earlier grant of the same client"
+    );
+    assert!(two.check(&guard.sequencer().await.unwrap()).await.unwrap());
+}
+
+async fn check_is_exact_beside_others(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let first = one.lock(&name).shared().await.unwrap();
+    let second = two.lock(&name).shared().await.unwrap();
+    let (of_first, of_second) = (
+        first.sequencer().await.unwrap(),
+        second.sequencer().await.unwrap(),
+    );
+    assert!(one.check(&of_first).await.unwrap() && one.check(&of_second).await.unwrap());
+    let mixed = Sequencer {
+        claim: of_second.claim,
+        ..of_first.clone()
+    };
+    assert!(!one.check(&mixed).await.unwrap());
+    first.release().await.unwrap();
+    assert!(!two.check(&of_first).await.unwrap());
+    assert!(two.check(&of_second).await.unwrap());
+}
+
+async fn eviction_is_fenced_by_the_token(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = one.lock(&name).recorded().await.unwrap();
+    for how in [Evict::Release, Evict::Ask] {
+        for wrong in [guard.token().get() - 1, guard.token().get() + 1, 0] {
+            assert!(
+                !two.evict(&name, Token(wrong), how).await.unwrap(),
+                "{wrong}"
+            );
+        }
+        let other = format!("{name}/other");
+        assert!(!two.evict(&other, guard.token(), how).await.unwrap());
+    }
+    assert!(guard.is_valid() && !guard.is_asked_to_release());
+    assert_eq!(two.look(&name).await.unwrap().token(), Some(guard.token()));
+    assert!(
+        two.evict(&name, guard.token(), Evict::Release)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !two.evict(&name, guard.token(), Evict::Release)
+            .await
+            .unwrap()
+    );
+    let next = soon("the lock is free", two.try_lock(&name)).await.unwrap();
+    // The one before cannot take it back.
+    drop(guard);
+    assert!(next.is_valid());
+    until("only the next holds", async || {
+        let view = two.look(&name).await.unwrap();
+        view.holders.len() == 1 && view.holders[0].claim == Some(next.claim_id())
+    })
+    .await;
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn an_eviction_serves_the_next(ctx: Ctx) {
+    let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
+    let name = ctx.name();
+    // The ttl is the time by which a holder finds out if the store cannot tell it.
+    let guard = one
+        .lock(&name)
+        .ttl(Duration::from_secs(3))
+        .recorded()
+        .await
+        .unwrap();
+    let waiter = wait_for(&two, &name);
+    ctx.await_line(&three, &name, 1).await;
+    assert!(
+        three
+            .evict(&name, guard.token(), Evict::Release)
+            .await
+            .unwrap()
+    );
+    let next = got("the next in line has it", waiter).await;
+    soon("the evicted one hears of it", guard.lost()).await;
+    assert!(!guard.is_valid());
+    assert!(next.is_valid());
+    let error = guard.sequencer().await.unwrap_err();
+    assert!(matches!(error, fencelock::Error::Lost { .. }), "{error:?}");
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_holder_is_asked_to_let_go(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = one
+        .lock(&name)
+        .ttl(Duration::from_secs(3))
+        .recorded()
+        .await
+        .unwrap();
+    not_for(
+        "it is asked before anybody asks",
+        Duration::from_millis(50),
+        guard.asked_to_release(),
+    )
+    .await;
+    assert!(two.evict(&name, guard.token(), Evict::Ask).await.unwrap());
+    soon("the holder is asked", guard.asked_to_release()).await;
+    assert!(guard.is_valid() && guard.is_asked_to_release());
+    let waiter = wait_for(&two, &name);
+    guard.release().await.unwrap();
+    let next = got("the next has it", waiter).await;
+    assert!(!next.is_asked_to_release(), "the next one was not asked");
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}

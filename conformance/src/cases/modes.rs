@@ -1,0 +1,152 @@
+//! Shared and exclusive.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fencelock::{Error, Guard, Mode, Promises};
+use tokio::time::{Instant, sleep};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, soon, take, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(shared_beside_shared).promised(shared),
+    case!(exclusive_keeps_shared_out).promised(shared),
+    case!(waiting_readers_come_in_together).promised(shared),
+    case!(writers_do_not_starve).promised(shared),
+    case!(readers_expire_one_by_one).promised(shared),
+];
+
+fn shared(promises: &Promises) -> bool {
+    promises.shared
+}
+
+async fn shared_beside_shared(ctx: Ctx) {
+    let name = ctx.name();
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        let client = ctx.client().await;
+        let reader = soon("a reader beside readers", client.try_lock(&name).shared())
+            .await
+            .unwrap();
+        assert_eq!(reader.mode(), Mode::Shared);
+        readers.push(reader);
+    }
+    let client = ctx.client().await;
+    // Two readers of one process are two readers.
+    readers.push(client.try_lock(&name).shared().await.unwrap());
+    readers.push(client.try_lock(&name).shared().await.unwrap());
+    assert_eq!(client.look(&name).await.unwrap().holders.len(), 6);
+    while let Some(reader) = readers.pop() {
+        let held = client.try_lock(&name).await;
+        assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+        assert!(readers.iter().all(Guard::is_valid));
+        reader.release().await.unwrap();
+    }
+    let writer = client.try_lock(&name).await.unwrap();
+    writer.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn exclusive_keeps_shared_out(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let writer = take(&one, &name).await;
+    for client in [&one, &two] {
+        let held = client.try_lock(&name).shared().await;
+        assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    }
+    writer.release().await.unwrap();
+    let reader = two.try_lock(&name).shared().await.unwrap();
+    reader.release().await.unwrap();
+}
+
+async fn waiting_readers_come_in_together(ctx: Ctx) {
+    let (one, name) = (ctx.client().await, ctx.name());
+    let writer = take(&one, &name).await;
+    let mut waiting = Vec::new();
+    for count in 1..=3 {
+        let (client, name) = (ctx.client().await, name.clone());
+        waiting.push(tokio::spawn(
+            async move { client.lock(&name).shared().await },
+        ));
+        ctx.await_line(&one, &ctx.name(), count).await;
+    }
+    writer.release().await.unwrap();
+    let mut readers = Vec::new();
+    for task in waiting {
+        readers.push(got("a reader comes in beside those before", task).await);
+    }
+    assert!(readers.iter().all(Guard::is_valid));
+    for reader in readers {
+        reader.release().await.unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// Readers that overlap all the time do not keep a writer out for ever.
+async fn writers_do_not_starve(ctx: Ctx) {
+    let (writer, name) = (ctx.client().await, ctx.name());
+    let over = Arc::new(AtomicBool::new(false));
+    let mut readers = Vec::new();
+    for offset in 0..4 {
+        let (client, name, over) = (ctx.client().await, name.clone(), Arc::clone(&over));
+        readers.push(tokio::spawn(async move {
+            sleep(Duration::from_millis(7 * offset)).await;
+            while !over.load(Ordering::SeqCst) {
+                let guard = client.lock(&name).shared().await.unwrap();
+                sleep(Duration::from_millis(30)).await;
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    sleep(Duration::from_millis(100)).await;
+    for _ in 0..3 {
+        let guard = got("the writer has its turn", wait_for(&writer, &name)).await;
+        assert_eq!(writer.look(&name).await.unwrap().holders.len(), 1);
+        guard.release().await.unwrap();
+    }
+    over.store(true, Ordering::SeqCst);
+    for reader in readers {
+        soon("the readers end", reader).await.unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// A reader that ends early neither cuts the others' leases nor leaves its own to them.
+async fn readers_expire_one_by_one(ctx: Ctx) {
+    let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
+    let name = ctx.name();
+    let (short, long) = (ctx.ttl(200), ctx.ttl(1200));
+    let begin = Instant::now();
+    let brief = one
+        .lock(&name)
+        .shared()
+        .ttl(short)
+        .renew(false)
+        .await
+        .unwrap();
+    let longer = two
+        .lock(&name)
+        .shared()
+        .ttl(long)
+        .renew(false)
+        .await
+        .unwrap();
+    soon("the first is over", brief.lost()).await;
+    assert!(longer.is_valid());
+    assert_eq!(
+        brief.release().await.unwrap(),
+        fencelock::Release::AlreadyExpired
+    );
+    assert!(longer.is_valid());
+    std::mem::forget(longer);
+    let writer = got(
+        "the writer comes in after the last",
+        wait_for(&three, &name),
+    )
+    .await;
+    assert!(begin.elapsed() >= long, "after {:?}", begin.elapsed());
+    writer.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}

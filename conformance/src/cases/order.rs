@@ -1,0 +1,122 @@
+//! First come, first served.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fencelock::{Error, Order, Promises};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(waiters_are_served_in_order).promised(fifo),
+    case!(waiters_have_equal_shares).promised(fifo).alone(),
+    case!(a_waiter_that_goes_away_leaves_the_line).promised(fifo),
+    case!(unfair_wishes_take_no_place_in_line),
+];
+
+fn fifo(promises: &Promises) -> bool {
+    promises.order == Order::Fifo
+}
+
+async fn waiters_are_served_in_order(ctx: Ctx) {
+    let (holder, name) = (ctx.client().await, ctx.name());
+    let guard = take(&holder, &name).await;
+    let mut waiters = Vec::new();
+    for count in 1..=6 {
+        waiters.push(wait_for(&ctx.client().await, &name));
+        ctx.await_line(&holder, &name, count).await;
+    }
+    let mut last = guard.token();
+    guard.release().await.unwrap();
+    while !waiters.is_empty() {
+        let first = got("the first in line is served", waiters.remove(0)).await;
+        assert!(first.token() > last);
+        last = first.token();
+        for later in &waiters {
+            assert!(!later.is_finished(), "a later one was served before");
+        }
+        first.release().await.unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// Four processes that ask again as soon as they have released get as many turns each.
+async fn waiters_have_equal_shares(ctx: Ctx) {
+    const WORKERS: usize = 4;
+    const TURNS: usize = 50;
+    let (holder, name) = (ctx.client().await, ctx.name());
+    let guard = take(&holder, &name).await;
+    let counts: Arc<[AtomicUsize; WORKERS]> = Arc::default();
+    let over = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    for who in 0..WORKERS {
+        let (client, name) = (ctx.client().await, name.clone());
+        let (counts, over) = (Arc::clone(&counts), Arc::clone(&over));
+        tasks.push(tokio::spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                let guard = client.lock(&name).await.unwrap();
+                if counts[who].fetch_add(1, Ordering::SeqCst) + 1 == TURNS {
+                    over.store(true, Ordering::SeqCst);
+                }
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    // All of them stand in line when it begins to move.
+    ctx.await_line(&holder, &name, WORKERS).await;
+    guard.release().await.unwrap();
+    for task in tasks {
+        soon("every worker has had its turns", task).await.unwrap();
+    }
+    let counts: Vec<usize> = counts
+        .iter()
+        .map(|count| count.load(Ordering::SeqCst))
+        .collect();
+    let least = counts.iter().min().unwrap();
+    // A worker may be away from the line for a moment when the machine is busy: a few turns' grace.
+    assert!(least * 10 >= TURNS * 8, "{counts:?}");
+}
+
+async fn a_waiter_that_goes_away_leaves_the_line(ctx: Ctx) {
+    let (holder, name) = (ctx.client().await, ctx.name());
+    let guard = take(&holder, &name).await;
+    let first = wait_for(&ctx.client().await, &name);
+    ctx.await_line(&holder, &name, 1).await;
+    let second = wait_for(&ctx.client().await, &name);
+    ctx.await_line(&holder, &name, 2).await;
+    first.abort();
+    ctx.await_line(&holder, &name, 1).await;
+    guard.release().await.unwrap();
+    let guard = got("the second in line is served", second).await;
+    guard.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn unfair_wishes_take_no_place_in_line(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let waiter = {
+        let (two, name) = (two.clone(), name.clone());
+        let delay = Duration::from_millis(10);
+        tokio::spawn(async move { two.lock(&name).unfair().delays(delay, delay).await })
+    };
+    not_for(
+        "the lock is had while it is held",
+        Duration::from_millis(200),
+        async {
+            while !waiter.is_finished() {
+                assert_eq!(one.look(&name).await.unwrap().waiters.len(), 0);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        },
+    )
+    .await;
+    guard.release().await.unwrap();
+    let guard = got("it is had by asking again", waiter).await;
+    let held = one.try_lock(&name).unfair().await;
+    assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    guard.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}

@@ -1,0 +1,172 @@
+//! Many tasks of one process on one name, and the end of a client.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fencelock::{Error, Order, Promises};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, soon, take, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(tokens_increase_over_hand_off_in_process),
+    case!(others_have_their_turn).promised(fifo).alone(),
+    case!(a_sequencer_ends_hand_off_in_process),
+    case!(tasks_cost_one_place_in_line).promised(fifo),
+    case!(close_ends_everything),
+    case!(close_leaves_others_alone),
+];
+
+fn fifo(promises: &Promises) -> bool {
+    promises.order == Order::Fifo
+}
+
+/// How often a client hands a lock on before the store's line has its turn, by default.
+const BATCH: usize = 16;
+
+async fn tokens_increase_over_hand_off_in_process(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    let tokens: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let mut tasks = Vec::new();
+    for _ in 0..20 {
+        let (client, name, tokens) = (client.clone(), name.clone(), Arc::clone(&tokens));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                let guard = client.lock(&name).await.unwrap();
+                assert!(guard.is_valid());
+                tokens.lock().unwrap().push(guard.token().get());
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        soon("every task has had its turns", task).await.unwrap();
+    }
+    let tokens = tokens.lock().unwrap().clone();
+    assert_eq!(tokens.len(), 200);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    // Another process continues above all of them.
+    let next = take(&ctx.client().await, &name).await;
+    assert!(next.token().get() > tokens[199]);
+    drop(next);
+    ctx.await_nothing_left().await;
+}
+
+/// A process with many tasks on a name does not keep another one out.
+async fn others_have_their_turn(ctx: Ctx) {
+    let (crowd, single, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let grants: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let mut tasks = Vec::new();
+    for _ in 0..40 {
+        let (crowd, name, grants) = (crowd.clone(), name.clone(), Arc::clone(&grants));
+        tasks.push(tokio::spawn(async move {
+            loop {
+                let guard = crowd.lock(&name).await.unwrap();
+                grants.lock().unwrap().push(false);
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    let mut waits = Vec::new();
+    for _ in 0..10 {
+        let waiter = wait_for(&single, &name);
+        // In the store's line: from here on it counts. It may have been served already, which is as good.
+        let mut standing = 0;
+        while !waiter.is_finished() {
+            let view = crowd.look(&name).await.unwrap();
+            let owner = format!("{:?}", view.waiters);
+            standing = grants.lock().unwrap().len();
+            if owner.len() > 2 && view.waiters.len() >= 2 {
+                break;
+            }
+        }
+        let guard = got("the single one has its turn", waiter).await;
+        waits.push(grants.lock().unwrap().len().saturating_sub(standing));
+        guard.release().await.unwrap();
+    }
+    for task in &tasks {
+        task.abort();
+    }
+    // At worst the batch of the holder and that of the one claim that may stand before it, and what was counted late.
+    let worst = waits.iter().max().unwrap();
+    assert!(*worst <= 3 * BATCH, "{waits:?}");
+    ctx.await_nothing_left().await;
+}
+
+async fn a_sequencer_ends_hand_off_in_process(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    // A range of tokens is at hand for the tasks behind the first.
+    let begin = take(&client, &name).await;
+    let waiters: Vec<_> = (0..4).map(|_| wait_for(&client, &name)).collect();
+    tokio::task::yield_now().await;
+    begin.release().await.unwrap();
+    let mut last = None;
+    for waiter in waiters {
+        let guard = got("the next task has it", waiter).await;
+        let sequencer = guard.sequencer().await.unwrap();
+        assert!(client.check(&sequencer).await.unwrap());
+        if let Some(before) = &last {
+            assert!(!client.check(before).await.unwrap(), "{before} is over");
+        }
+        guard.release().await.unwrap();
+        assert!(
+            !client.check(&sequencer).await.unwrap(),
+            "{sequencer} is over"
+        );
+        last = Some(sequencer);
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn tasks_cost_one_place_in_line(ctx: Ctx) {
+    let (holder, crowd, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&holder, &name).await;
+    let waiters: Vec<_> = (0..30).map(|_| wait_for(&crowd, &name)).collect();
+    ctx.await_line(&holder, &name, 1).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(holder.look(&name).await.unwrap().waiters.len(), 1);
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        got("every task is served", waiter)
+            .await
+            .release()
+            .await
+            .unwrap();
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn close_ends_everything(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let other = format!("{name}/other");
+    let blocker = take(&two, &other).await;
+    let held = take(&one, &name).await;
+    let waiting = [wait_for(&one, &other), wait_for(&one, &name)];
+    ctx.await_line(&two, &other, 1).await;
+    soon("closing", one.close()).await.unwrap();
+    for waiter in waiting {
+        let ended = soon("a wish ends", waiter).await.unwrap();
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    }
+    assert!(!held.is_valid());
+    soon("the holder hears of it", held.lost()).await;
+    let error = one.try_lock(&name).await.unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error:?}");
+    let next = soon("what was held is free", two.lock(&name))
+        .await
+        .unwrap();
+    next.release().await.unwrap();
+    blocker.release().await.unwrap();
+    drop(held);
+    soon("closing again", one.close()).await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn close_leaves_others_alone(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = two.lock(&name).ttl(ctx.ttl(300)).await.unwrap();
+    soon("closing", one.close()).await.unwrap();
+    soon("a renewal", guard.prolonged()).await;
+    soon("another renewal", guard.prolonged()).await;
+    assert!(guard.is_valid());
+}

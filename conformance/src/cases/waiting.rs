@@ -1,0 +1,153 @@
+//! The ways of waiting, and their ends.
+
+use std::time::Duration;
+
+use fencelock::{Error, Release};
+use tokio::time::Instant;
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, soon, take, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(patience_ends),
+    case!(patience_is_rewarded),
+    case!(attempts_are_counted),
+    case!(max_hold_ends_a_hold),
+    case!(a_hold_is_kept_by_renewal),
+    case!(without_renewal_refresh_prolongs),
+    case!(a_refresh_may_shorten),
+];
+
+async fn patience_ends(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let patience = Duration::from_millis(300);
+    for client in [&two, &one] {
+        let begin = Instant::now();
+        let error = soon("the patience ends", client.lock_for(&name, patience))
+            .await
+            .unwrap_err();
+        let Error::TimedOut { name: of, waited } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!((of.as_str(), *waited), (name.as_str(), patience));
+        assert!(begin.elapsed() >= patience);
+    }
+    // No place in line is left either: the next release is nobody's hand-off.
+    ctx.await_line(&one, &name, 0).await;
+    guard.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn patience_is_rewarded(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let waiter = {
+        let name = name.clone();
+        tokio::spawn(async move { two.lock_for(&name, Duration::from_secs(20)).await })
+    };
+    ctx.await_line(&one, &name, 1).await;
+    guard.release().await.unwrap();
+    got("the lock within the patience", waiter)
+        .await
+        .release()
+        .await
+        .unwrap();
+}
+
+async fn attempts_are_counted(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = take(&one, &name).await;
+    let delay = Duration::from_millis(60);
+    let begin = Instant::now();
+    let wish = two.lock(&name).attempts(4).delays(delay, delay);
+    let error = soon("the attempts end", wish).await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    // Four attempts, three pauses.
+    assert!(begin.elapsed() >= delay * 3, "{:?}", begin.elapsed());
+    guard.release().await.unwrap();
+    let wish = two.lock(&name).attempts(1);
+    soon("one attempt at a free lock", wish)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn max_hold_ends_a_hold(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let most = Duration::from_millis(400);
+    let begin = Instant::now();
+    let guard = one
+        .lock(&name)
+        .ttl(ctx.ttl(300))
+        .max_hold(most)
+        .await
+        .unwrap();
+    let waiter = wait_for(&two, &name);
+    soon("the longest hold is over", guard.lost()).await;
+    let held = begin.elapsed();
+    assert!(held >= most, "lost after {held:?}");
+    assert!(!guard.is_valid());
+    drop(guard);
+    got("the next has it", waiter)
+        .await
+        .release()
+        .await
+        .unwrap();
+}
+
+async fn a_hold_is_kept_by_renewal(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(500);
+    let guard = one.lock(&name).ttl(ttl).await.unwrap();
+    let begin = Instant::now();
+    let mut last = guard.valid_until();
+    while begin.elapsed() < ttl * 3 {
+        let prolonged = soon("a renewal", guard.prolonged()).await;
+        assert!(prolonged > last, "{prolonged:?} after {last:?}");
+        last = prolonged;
+        assert!(guard.is_valid() && guard.remaining() <= ttl);
+        let held = two.try_lock(&name).await;
+        assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    }
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    ctx.await_nothing_left().await;
+}
+
+async fn without_renewal_refresh_prolongs(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(400);
+    let guard = one.lock(&name).ttl(ttl).renew(false).await.unwrap();
+    let left = guard.ttl().await.unwrap().expect("the store keeps it");
+    assert!(left <= ttl && !left.is_zero(), "{left:?}");
+    let long = ttl * 4;
+    guard.refresh(long).await.unwrap();
+    let left = guard.ttl().await.unwrap().expect("the store keeps it");
+    assert!(left > ttl && left <= long, "{left:?}");
+    tokio::time::sleep(ttl * 2).await;
+    assert!(guard.is_valid());
+    let held = two.try_lock(&name).await;
+    assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    soon("its end", guard.lost()).await;
+    // What is lost stays lost.
+    let error = guard.refresh(long).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    let next = got("the lock after the lease", wait_for(&two, &name)).await;
+    assert_eq!(guard.ttl().await.unwrap(), None);
+    next.release().await.unwrap();
+}
+
+async fn a_refresh_may_shorten(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let guard = one.lock(&name).renew(false).await.unwrap();
+    let short = ctx.ttl(200);
+    guard.refresh(short).await.unwrap();
+    assert!(guard.remaining() <= short);
+    std::mem::forget(guard);
+    let next = got("the lock after the shorter lease", wait_for(&two, &name)).await;
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}

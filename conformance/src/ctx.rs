@@ -1,0 +1,151 @@
+//! What a case has in hand: a store, clients of it, other processes, and waits that say what they waited for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fencelock::{Client, Guard, Order, Promises, Result};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::remote::Remote;
+use crate::subject::{Server, Store};
+
+/// How long a case waits for what must happen. Far beyond what anything takes, on a busy machine too.
+pub(crate) const LIMIT: Duration = Duration::from_secs(15);
+
+/// Where a case runs.
+pub struct Ctx {
+    pub(crate) case: &'static str,
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) promises: Promises,
+    pub(crate) worker: PathBuf,
+}
+
+impl Ctx {
+    /// A lock name of the case's own.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("conformance/{}", self.case)
+    }
+
+    /// What the engine promises.
+    #[must_use]
+    pub fn promises(&self) -> &Promises {
+        &self.promises
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// The server of a case that needs one.
+    #[must_use]
+    pub fn server(&self) -> &dyn Server {
+        self.store
+            .server()
+            .expect("the case needs a server, so it was opened with one")
+    }
+
+    /// A new client, as of another process.
+    pub async fn client(&self) -> Client {
+        let client = soon("opening the store", self.store.connect()).await;
+        client.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
+    }
+
+    /// A new client that reaches the server through the proxy.
+    pub async fn proxied(&self) -> Client {
+        let url = self.server().proxied_url();
+        let client = soon(
+            "opening the store through the proxy",
+            fencelock::connect(&url),
+        )
+        .await;
+        client.unwrap_or_else(|error| {
+            panic!("the store could not be opened through the proxy: {error}")
+        })
+    }
+
+    /// Another process that has opened the store.
+    pub async fn remote(&self) -> Remote {
+        Remote::start(&self.worker, &self.store.url()).await
+    }
+
+    /// A short ttl that the engine takes.
+    #[must_use]
+    pub fn ttl(&self, millis: u64) -> Duration {
+        Duration::from_millis(millis).max(self.promises.min_ttl)
+    }
+
+    /// Waits until `count` claims stand in line; for an engine that keeps no line, long enough to be asking.
+    pub async fn await_line(&self, client: &Client, name: &str, count: usize) {
+        if self.promises.order == Order::Unordered {
+            return sleep(Duration::from_millis(150)).await;
+        }
+        until(&format!("{count} claims wait in line"), async || {
+            client.look(name).await.unwrap().waiters.len() == count
+        })
+        .await;
+    }
+
+    /// Waits until nothing is left in the store: neither of holders nor of waiters nor per name.
+    pub async fn await_nothing_left(&self) {
+        let mut left = 0;
+        let nothing = async {
+            loop {
+                left = self.store.leftovers().await.unwrap();
+                if left == 0 {
+                    return;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(LIMIT, nothing).await.is_err() {
+            panic!("{left} keys, rows or nodes are left in the store after {LIMIT:?}");
+        }
+    }
+}
+
+/// What a future comes to, within [`LIMIT`].
+pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
+    match timeout(LIMIT, future).await {
+        Ok(result) => result,
+        Err(_) => panic!("waited {LIMIT:?} in vain for: {what}"),
+    }
+}
+
+/// Waits until `done` says so; for what nothing tells of its own accord.
+pub(crate) async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    let poll = async {
+        while !done().await {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(what, poll).await;
+}
+
+/// Makes sure that a future does not come to its end for a while.
+pub(crate) async fn not_for<T>(what: &str, while_: Duration, future: impl IntoFuture<Output = T>) {
+    if timeout(while_, future).await.is_ok() {
+        panic!("happened, and must not have: {what}");
+    }
+}
+
+/// Waits for the lock in a task of its own. Aborting the task drops the waiting future.
+pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>> {
+    let (client, name) = (client.clone(), name.to_owned());
+    tokio::spawn(async move { client.lock(&name).await })
+}
+
+/// The guard that a waiting task got.
+pub(crate) async fn got(what: &str, task: JoinHandle<Result<Guard>>) -> Guard {
+    let got = soon(what, task).await.unwrap();
+    got.unwrap_or_else(|error| panic!("{what}: {error}"))
+}
+
+/// Takes a free lock.
+pub(crate) async fn take(client: &Client, name: &str) -> Guard {
+    let guard = soon("taking a free lock", client.lock(name)).await;
+    guard.unwrap_or_else(|error| panic!("taking a free lock: {error}"))
+}

@@ -1,0 +1,273 @@
+//! Runs the list of cases on every subject, and reports as Rust's own test harness does.
+//!
+//! Takes the arguments that `cargo test` passes on: names or parts of names to run, `--exact`, `--skip`, `--list`,
+//! `--test-threads`.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use fencelock::Promises;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::case::{Case, Needs};
+use crate::cases::cases;
+use crate::ctx::Ctx;
+use crate::subject::Subject;
+
+/// How long a case may take before it counts as hung.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// How many cases run at once unless the arguments say otherwise: most of them wait most of the time.
+const THREADS: usize = 4;
+
+#[derive(Debug)]
+struct Arguments {
+    filters: Vec<String>,
+    skips: Vec<String>,
+    exact: bool,
+    list: bool,
+    threads: usize,
+}
+
+struct Test<'a> {
+    subject: &'a dyn Subject,
+    promises: Promises,
+    case: &'static Case,
+}
+
+impl Test<'_> {
+    fn name(&self) -> String {
+        format!("{}::{}", self.subject.name(), self.case.name)
+    }
+}
+
+/// What a test program does. `worker` is the binary `fencelock-conformance-worker`.
+#[must_use]
+pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
+    let arguments = match Arguments::parse(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(64);
+        }
+    };
+    let begin = Instant::now();
+    let mut failed = Vec::new();
+    let mut tests = Vec::new();
+    for subject in subjects {
+        match promises(*subject) {
+            Ok(promises) => tests.extend(list(*subject, &promises)),
+            Err(why) => failed.push((format!("{}::open", subject.name()), why)),
+        }
+    }
+    let listed = tests.len();
+    tests.retain(|test| arguments.wants(&test.name()));
+    if arguments.list {
+        for test in &tests {
+            println!("{}: test", test.name());
+        }
+        return ExitCode::SUCCESS;
+    }
+    failed.retain(|(name, _)| arguments.wants(name));
+    println!("\nrunning {} tests", tests.len() + failed.len());
+    for (name, why) in &failed {
+        println!("test {name} ... FAILED\n{why}");
+    }
+    let filtered = listed - tests.len();
+    let count = tests.len();
+    let (alone, together): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.case.alone);
+    for (tests, threads) in [(together, arguments.threads), (alone, 1)] {
+        failed.extend(run_all(tests, threads, worker));
+    }
+    report(count, &failed, filtered, begin.elapsed())
+}
+
+/// The cases for a subject. Says which ones are not, and why.
+fn list<'a>(subject: &'a dyn Subject, promises: &Promises) -> Vec<Test<'a>> {
+    let (mut tests, mut unpromised, mut unneeded) = (Vec::new(), Vec::new(), Vec::new());
+    for case in cases() {
+        let met = match case.needs {
+            Needs::Store => true,
+            Needs::Processes => subject.spans_processes(),
+            Needs::Server => subject.has_server(),
+        };
+        if !(case.promised)(promises) {
+            unpromised.push(case.name);
+        } else if !met {
+            unneeded.push(case.name);
+        } else {
+            let promises = promises.clone();
+            tests.push(Test {
+                subject,
+                promises,
+                case,
+            });
+        }
+    }
+    let say = |names: &[&str], why: &str| {
+        if !names.is_empty() {
+            eprintln!("{}: {why}: {}", subject.name(), names.join(", "));
+        }
+    };
+    say(&unpromised, "does not promise");
+    say(&unneeded, "has no server, or not for several processes");
+    tests
+}
+
+fn runtime(name: &str) -> Runtime {
+    // Tasks can panic, too.
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(2).thread_name(name).enable_all();
+    builder.build().expect("the system has threads")
+}
+
+fn promises(subject: &dyn Subject) -> Result<Promises, String> {
+    runtime(subject.name()).block_on(async {
+        let store = subject
+            .open(false)
+            .await
+            .map_err(|error| error.to_string())?;
+        let client = store.connect().await.map_err(|error| error.to_string())?;
+        Ok(client.promises().clone())
+    })
+}
+
+/// Runs tests, so many at once; answers with those that failed, and why.
+fn run_all(tests: Vec<Test<'_>>, threads: usize, worker: &Path) -> Vec<(String, String)> {
+    let todo = Mutex::new(VecDeque::from(tests));
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(test) = { todo.lock().unwrap().pop_front() } {
+                    let name = test.name();
+                    let begin = Instant::now();
+                    let outcome = run(&test, &name, worker);
+                    let took = begin.elapsed().as_secs_f64();
+                    let word = if outcome.is_ok() { "ok" } else { "FAILED" };
+                    println!("test {name} ... {word} <{took:.3}s>");
+                    if let Err(why) = outcome {
+                        failed.lock().unwrap().push((name, why));
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap()
+}
+
+/// Runs one test on a thread and a runtime of its own, so that a panic is an outcome and says whose it is.
+fn run(test: &Test<'_>, name: &str, worker: &Path) -> Result<(), String> {
+    let work = || {
+        let runtime = runtime(name);
+        let outcome = runtime.block_on(async {
+            let own_server = test.case.needs == Needs::Server;
+            let store = test.subject.open(own_server).await;
+            let ctx = Ctx {
+                case: test.case.name,
+                store: store.map_err(|error| error.to_string())?,
+                promises: test.promises.clone(),
+                worker: worker.to_owned(),
+            };
+            let ended = tokio::time::timeout(LIMIT, (test.case.run)(ctx)).await;
+            ended.map_err(|_| format!("not over after {LIMIT:?}"))
+        });
+        // Not its drop, which would wait for whatever a failed case left blocked.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        outcome
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread
+            .spawn_scoped(scope, work)
+            .expect("the system has threads");
+        thread.join().unwrap_or_else(|panic| Err(text_of(&*panic)))
+    })
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "it panicked".to_owned())
+}
+
+fn report(count: usize, failed: &[(String, String)], filtered: usize, took: Duration) -> ExitCode {
+    if !failed.is_empty() {
+        println!("\nfailures:\n");
+        for (name, why) in failed {
+            println!("---- {name} ----\n{why}\n");
+        }
+    }
+    let word = if failed.is_empty() { "ok" } else { "FAILED" };
+    // A subject that could not be opened counts as one failure, but is no case.
+    let passed = count
+        - failed
+            .iter()
+            .filter(|(name, _)| !name.ends_with("::open"))
+            .count();
+    println!(
+        "\ntest result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out; \
+         finished in {:.2}s\n",
+        failed.len(),
+        took.as_secs_f64()
+    );
+    if failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(101)
+    }
+}
+
+impl Arguments {
+    fn parse(mut given: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut arguments = Self {
+            filters: Vec::new(),
+            skips: Vec::new(),
+            exact: false,
+            list: false,
+            threads: THREADS,
+        };
+        while let Some(argument) = given.next() {
+            let (flag, inline) = match argument.split_once('=') {
+                Some((flag, value)) if flag.starts_with("--") => (flag, Some(value.to_owned())),
+                _ => (argument.as_str(), None),
+            };
+            let mut value = || {
+                let value = inline.clone().or_else(|| given.next());
+                value.ok_or_else(|| format!("{flag} wants a value"))
+            };
+            match flag {
+                "--exact" => arguments.exact = true,
+                "--list" => arguments.list = true,
+                "--skip" => arguments.skips.push(value()?),
+                "--test-threads" => {
+                    let text = value()?;
+                    let threads = text.parse().ok().filter(|threads| *threads > 0);
+                    arguments.threads =
+                        threads.ok_or(format!("--test-threads {text}: no number"))?;
+                }
+                // Accepted, for they change nothing here: output is never captured, and there is one format.
+                "--nocapture" | "--no-capture" | "-q" | "--quiet" => {}
+                "--format" | "--color" => drop(value()?),
+                _ if flag.starts_with('-') => return Err(format!("unknown option {flag}")),
+                _ => arguments.filters.push(argument),
+            }
+        }
+        Ok(arguments)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        let matches = |filter: &String| {
+            if self.exact {
+                name == filter
+            } else {
+                name.contains(filter.as_str())
+            }
+        };
+        (self.filters.is_empty() || self.filters.iter().any(matches))
+            && !self.skips.iter().any(matches)
+    }
+}

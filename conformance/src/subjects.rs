@@ -1,0 +1,13 @@
+//! The engines under test, a line each in [`all`].
+
+mod memory;
+mod redis;
+mod sqlite;
+
+use crate::subject::Subject;
+
+/// Every engine.
+#[must_use]
+pub fn all() -> Vec<&'static dyn Subject> {
+    vec![&memory::InMemory, &sqlite::InFile, &redis::OneRedis]
+}

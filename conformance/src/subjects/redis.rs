@@ -1,0 +1,114 @@
+//! One Redis: a server of its own for each case, which takes 10 ms to start.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use fencelock_testbed::{Proxy, Redis, Result};
+
+use crate::subject::{Passwords, Server, Store, Subject};
+
+/// What every server here wants to hear, so that none of the cases can print it unnoticed.
+const PASSWORD: &str = "hunter2-right";
+const WRONG: &str = "hunter2-wrong";
+
+pub(crate) struct OneRedis;
+
+#[async_trait]
+impl Subject for OneRedis {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn has_server(&self) -> bool {
+        true
+    }
+
+    async fn open(&self, server: bool) -> Result<Box<dyn Store>> {
+        let builder = Redis::builder();
+        // With a memory where it is killed; without one it is as most people run it.
+        let builder = if server {
+            builder.append_only("always")
+        } else {
+            builder
+        };
+        let redis = builder.password(PASSWORD).start()?;
+        Ok(Box::new(Node {
+            proxy: Proxy::start(redis.port())?,
+            port: redis.port(),
+            redis: Mutex::new(redis),
+        }))
+    }
+}
+
+struct Node {
+    redis: Mutex<Redis>,
+    port: u16,
+    proxy: Proxy,
+}
+
+impl Node {
+    fn redis(&self) -> MutexGuard<'_, Redis> {
+        self.redis.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Store for Node {
+    fn url(&self) -> String {
+        self.redis().url()
+    }
+
+    async fn leftovers(&self) -> Result<u64> {
+        let keys: Vec<String> = self.redis().command(&["KEYS", "*"])?;
+        Ok(keys.iter().filter(|key| !is_constant(key)).count() as u64)
+    }
+
+    fn server(&self) -> Option<&dyn Server> {
+        Some(self)
+    }
+}
+
+/// Whether a key stands there however many names were locked: the counter of tokens.
+fn is_constant(key: &str) -> bool {
+    key.ends_with("counter") || key.ends_with("token")
+}
+
+impl Server for Node {
+    fn pause(&self) -> Result<()> {
+        self.redis().pause()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.redis().resume()
+    }
+
+    fn kill9(&self) {
+        self.redis().kill9();
+    }
+
+    fn restart(&self) -> Result<()> {
+        self.redis().restart()
+    }
+
+    fn restart_empty(&self) -> Result<()> {
+        self.redis().restart_empty()
+    }
+
+    fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    fn proxied_url(&self) -> String {
+        self.redis().url_at(self.proxy.port())
+    }
+
+    fn password_urls(&self) -> Option<Passwords> {
+        let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", self.port);
+        Some(Passwords {
+            right: PASSWORD.to_owned(),
+            right_url: url(PASSWORD),
+            wrong: WRONG.to_owned(),
+            wrong_url: url(WRONG),
+        })
+    }
+}
