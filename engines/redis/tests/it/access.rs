@@ -1,1 +1,244 @@
-//! todo
+//! Ways in: users and their rights, sockets, TLS, servers that do not answer.
+
+use std::time::{Duration, Instant};
+
+use fencelock_core::engine::Withdrawn;
+use fencelock_core::{Durability, Engine, Error, StoreUrl};
+use fencelock_redis::Redis;
+use fencelock_testbed::Redis as Server;
+
+use crate::support::{ms, open, open_with, server};
+
+/// The least rights, as the documentation of the crate lists them.
+const LEAST: &str = "resetchannels -@all ~* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe +publish \
+                     +eval +evalsha +time +get +set +del +exists +incrby +pttl +pexpire +pexpireat +zadd +zrem +zrange \
+                     +zrangebyscore +zscore +zcard +zrank +hset +hget +hdel +hmget +hgetall +scan";
+
+async fn refused(url: &str) -> Error {
+    match Redis::connect(StoreUrl::parse(url).unwrap()).await {
+        Ok(_) => panic!("{url} lets us in"),
+        Err(error) => error,
+    }
+}
+
+#[tokio::test]
+async fn the_least_rights_do() {
+    let server = Server::builder()
+        .user("least", "secret", LEAST)
+        .start()
+        .unwrap();
+    let url = format!("redis://least:secret@127.0.0.1:{}", server.port());
+    let store = open(&url).await;
+    for claim in [
+        store.plain("a"),
+        store.claim("a"),
+        store.shared("a"),
+        store.permit("a", 2),
+    ] {
+        let token = store.held(&claim).await.tokens.first;
+        let writer = store.claim("a");
+        let place = store.waits(&writer).await;
+        let held = store.renew(&claim, token).await;
+        assert!(
+            matches!(held, fencelock_core::engine::Renewal::Kept { .. }),
+            "{held:?}"
+        );
+        assert_eq!(
+            store.engine.list("", None, 10).await.unwrap().items.len(),
+            1
+        );
+        assert_eq!(store.release(&claim).await, Withdrawn::Released);
+        let token = store.granted(&writer, &place).await.tokens.first;
+        let evict = fencelock_core::engine::Evict::Release;
+        assert!(
+            store
+                .engine
+                .evict(&writer.name, token, evict)
+                .await
+                .unwrap()
+        );
+    }
+    let log: Vec<redis::Value> = server.command(&["ACL", "LOG"]).unwrap();
+    assert!(log.is_empty(), "{log:?}");
+}
+
+#[tokio::test]
+async fn a_user_without_channels_is_refused_with_the_rule_to_add() {
+    for rights in ["~* +@all", "~* +@all -publish &*", "~* +@all -subscribe &*"] {
+        let server = Server::builder()
+            .user("mute", "secret", &format!("resetchannels {rights}"))
+            .start()
+            .unwrap();
+        let url = format!("redis://mute:secret@127.0.0.1:{}", server.port());
+        let error = refused(&url).await;
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("&fencelock:*"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_without_keys_or_scripts_is_refused() {
+    for rights in ["~none &* +@all", "~* &* +@all -eval"] {
+        let server = Server::builder()
+            .user("poor", "secret", rights)
+            .start()
+            .unwrap();
+        let url = format!("redis://poor:secret@127.0.0.1:{}", server.port());
+        let error = refused(&url).await;
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_refused_and_never_shown() {
+    let server = Server::builder().password("right").start().unwrap();
+    let port = server.port();
+    for url in [
+        format!("redis://:wr0ng@127.0.0.1:{port}"),
+        format!("redis://nobody:wr0ng@127.0.0.1:{port}"),
+        format!("redis://127.0.0.1:{port}"),
+    ] {
+        let error = refused(&url).await;
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+        let shown = format!("{error} {error:?}");
+        assert!(!shown.contains("wr0ng"), "{shown}");
+    }
+    let store = open(&server.url()).await;
+    let shown = format!("{} {:?}", store.engine, store.engine);
+    assert!(
+        shown.contains(&port.to_string()) && !shown.contains("right"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn nobody_there_is_told_within_the_timeout() {
+    let free = fencelock_testbed::Port::free().unwrap();
+    let begin = Instant::now();
+    let error = refused(&format!("redis://127.0.0.1:{}", free.number())).await;
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let server = server();
+    server.pause().unwrap();
+    let url = format!("{}?connect-timeout=300ms", server.url());
+    let error = refused(&url).await;
+    server.resume().unwrap();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(
+        begin.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begin.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_unix_socket_and_a_callers_own_client_do() {
+    let server = Server::builder().unix_socket().start().unwrap();
+    let store = open(&format!("redis+unix://{}", server.socket())).await;
+    let (first, second) = (store.claim("a"), store.claim("a"));
+    store.held(&first).await;
+    let place = store.waits(&second).await;
+    store.release(&first).await;
+    store.granted(&second, &place).await;
+    let client = redis::Client::open(server.url()).unwrap();
+    let engine = Redis::from_client(client).await.unwrap();
+    let view = engine.look(&first.name, None).await.unwrap();
+    assert_eq!(view.holders.len(), 1);
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn tls_does_and_checks_the_certificate() {
+    let server = Server::builder().tls().start().unwrap();
+    let port = server.tls_port().unwrap();
+    let store = open(&format!("rediss://localhost:{port}?tls-ca={}", server.ca())).await;
+    let (first, second) = (store.claim("a"), store.claim("a"));
+    store.held(&first).await;
+    let place = store.waits(&second).await;
+    store.release(&first).await;
+    store.granted(&second, &place).await;
+    let error = refused(&format!("rediss://localhost:{port}")).await;
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let error = refused(&format!("rediss://localhost:{port}?tls-ca=/nonexistent")).await;
+    assert!(matches!(error, Error::Config { .. }), "{error}");
+}
+
+#[cfg(not(feature = "tls"))]
+#[tokio::test]
+async fn without_tls_built_in_it_says_so() {
+    let error = refused("rediss://localhost").await;
+    assert!(error.to_string().contains("feature"), "{error}");
+}
+
+#[tokio::test]
+async fn promises_tell_what_the_server_may_forget() {
+    let volatile = server();
+    let store = open(&volatile.url()).await;
+    let promises = store.engine.promises();
+    assert_eq!(promises.durability, Durability::Volatile);
+    assert_eq!(promises.limits.len(), 1, "{promises:?}");
+    let change = &promises.limits[0].change;
+    assert!(
+        change.contains("appendonly") && change.contains("restart-delay"),
+        "{change}"
+    );
+    let store = open_with(&volatile, "restart-delay=1s").await;
+    assert!(store.engine.promises().limits.is_empty());
+
+    let durable = Server::builder().append_only("always").start().unwrap();
+    let promises = open(&durable.url()).await.engine.promises();
+    assert_eq!(promises.durability, Durability::Durable);
+    assert!(promises.limits.is_empty(), "{promises:?}");
+
+    let evicting = Server::builder()
+        .append_only("everysec")
+        .config("maxmemory", "100mb")
+        .config("maxmemory-policy", "allkeys-lru")
+        .start()
+        .unwrap();
+    let promises = open(&evicting.url()).await.engine.promises();
+    assert_eq!(promises.durability, Durability::Process);
+    let whats: Vec<&str> = promises
+        .limits
+        .iter()
+        .map(|limit| limit.what.as_str())
+        .collect();
+    assert_eq!(whats.len(), 2, "{whats:?}");
+    assert!(
+        whats.iter().any(|what| what.contains("allkeys-lru")),
+        "{whats:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_cluster_node_is_refused() {
+    let server = Server::builder()
+        .config("cluster-enabled", "yes")
+        .start()
+        .unwrap();
+    let error = refused(&server.url()).await;
+    assert!(matches!(error, Error::Config { .. }), "{error}");
+    assert!(error.to_string().contains("Cluster"), "{error}");
+}
+
+#[tokio::test]
+async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
+    let mut server = server();
+    let store = open_with(&server, "restart-delay=1s").await;
+    let clock = store.engine.clock();
+    let claim = store.plain("a");
+    store.lock(&claim).await;
+    let before = clock.now();
+    server.restart_empty().unwrap();
+    let impatient = fencelock_core::engine::Claim {
+        wait: false,
+        ..store.plain("a")
+    };
+    // Once the new server answers, it is for refusing.
+    let error = store.engine.place(&impatient).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let next = store.plain("a");
+    store.lock(&next).await;
+    assert!(clock.now().since(before) >= ms(1000));
+}

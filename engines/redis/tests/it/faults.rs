@@ -1,1 +1,287 @@
-//! todo
+//! Connections that break, servers that hang or forget their scripts, requests that come late.
+
+use std::time::{Duration, Instant};
+
+use fencelock_core::engine::{Claim, Leave, Renewal, Standing, Withdrawn};
+use fencelock_core::{Engine, Error};
+use fencelock_testbed::{Flow, Proxy, Redis as Server};
+
+use crate::support::{Store, ms, open, open_with, server};
+
+#[tokio::test]
+async fn forgotten_scripts_are_given_again() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let forget = || {
+        let _: String = server.command(&["SCRIPT", "FLUSH"]).unwrap();
+    };
+    for claim in [store.claim("a"), store.shared("a"), store.plain("a")] {
+        forget();
+        let token = store.held(&claim).await.tokens.first;
+        forget();
+        let second = store.claim("a");
+        let place = store.waits(&second).await;
+        forget();
+        let renewed = store.renew(&claim, token).await;
+        assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+        forget();
+        store.engine.look(&claim.name, None).await.unwrap();
+        forget();
+        assert_eq!(store.release(&claim).await, Withdrawn::Released);
+        let token = store.granted(&second, &place).await.tokens.first;
+        forget();
+        let ask = fencelock_core::engine::Evict::Ask;
+        assert!(store.engine.evict(&second.name, token, ask).await.unwrap());
+        assert_eq!(store.release(&second).await, Withdrawn::Released);
+    }
+}
+
+/// Kills every connection of every store on the server.
+fn kill_clients(server: &Server) {
+    let _: i64 = server
+        .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_connection_costs_a_waiter_nothing_but_time() {
+    let server = server();
+    let (store, other) = (open(&server.url()).await, open(&server.url()).await);
+    let (first, second, third) = (store.claim("k"), store.claim("k"), other.claim("k"));
+    let token = store.held(&first).await.tokens.first;
+    let place = store.waits(&second).await;
+    other.waits(&third).await;
+    kill_clients(&server);
+    // It is asked to place again once the server listens again, and keeps its place.
+    let changed = tokio::time::timeout(ms(900), store.engine.changed(&second, &place)).await;
+    assert!(changed.unwrap().unwrap().is_none());
+    let place = store.waits(&second).await;
+    assert_eq!(place.ahead, Some(0));
+    // And the hold goes on.
+    let renewed = store.renew(&first, token).await;
+    assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+    assert_eq!(store.release(&first).await, Withdrawn::Released);
+    store.granted(&second, &place).await;
+    store.release(&second).await;
+    other.lock(&third).await;
+}
+
+#[tokio::test]
+async fn seniority_survives_being_skipped_while_away() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (store, away) = (
+        open(&server.url()).await,
+        open(&server.url_at(proxy.port())).await,
+    );
+    let first = store.claim("s");
+    store.held(&first).await;
+    let (second, third, fourth) = (away.claim("s"), store.claim("s"), store.claim("s"));
+    let place = away.waits(&second).await;
+    store.waits(&third).await;
+    store.waits(&fourth).await;
+    proxy.refuse(true).unwrap();
+    kill_one(&server, &proxy);
+    store.release(&first).await;
+    // Skipped: the third has it.
+    let grant = store.lock(&third).await;
+    assert!(grant.tokens.first.get() > 0);
+    proxy.refuse(false).unwrap();
+    let changed = tokio::time::timeout(ms(4000), away.engine.changed(&second, &place)).await;
+    assert!(changed.unwrap().unwrap().is_none());
+    assert_eq!(
+        away.waits(&second).await.ahead,
+        Some(0),
+        "before the fourth"
+    );
+    let place = store.waits(&fourth).await;
+    assert_eq!(place.ahead, Some(1));
+}
+
+/// Cuts what goes through the proxy, and waits until the server has noticed.
+fn kill_one(server: &Server, proxy: &Proxy) {
+    proxy.reset();
+    let begin = Instant::now();
+    while server
+        .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"])
+        .unwrap()
+        .len()
+        > 1
+    {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(ms(2));
+    }
+}
+
+#[tokio::test]
+async fn a_hung_server_is_answered_for_in_time_and_met_again() {
+    let server = server();
+    let store = open_with(&server, "response-timeout=100ms").await;
+    let claim = store.claim("h");
+    let token = store.held(&claim).await.tokens.first;
+    server.pause().unwrap();
+    let begin = Instant::now();
+    for _ in 0..5 {
+        let error = store.engine.place(&store.claim("h2")).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        let renewed = store.renew(&claim, token).await;
+        assert!(matches!(renewed, Renewal::Unknown(_)), "{renewed:?}");
+    }
+    assert!(
+        begin.elapsed() < ms(10 * 100 + 500),
+        "{:?}",
+        begin.elapsed()
+    );
+    server.resume().unwrap();
+    let begin = Instant::now();
+    while !matches!(store.renew(&claim, token).await, Renewal::Kept { .. }) {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+    assert_eq!(store.release(&claim).await, Withdrawn::Released);
+}
+
+#[tokio::test]
+async fn a_restarted_server_that_remembers_is_as_it_was() {
+    let mut server = Server::builder().append_only("always").start().unwrap();
+    let store = open(&server.url()).await;
+    let (first, second) = (store.claim("r"), store.claim("r"));
+    let token = store.held(&first).await.tokens.first;
+    store.waits(&second).await;
+    server.restart().unwrap();
+    let begin = Instant::now();
+    while !matches!(store.renew(&first, token).await, Renewal::Kept { .. }) {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+    let place = store.waits(&second).await;
+    assert_eq!(place.ahead, Some(0));
+    assert_eq!(store.release(&first).await, Withdrawn::Released);
+    assert!(store.granted(&second, &place).await.tokens.first > token);
+}
+
+/// Withdraws as the core does, until that is final.
+async fn withdraw_for_good(store: &Store, claim: &Claim) -> Withdrawn {
+    let begin = Instant::now();
+    loop {
+        match store.engine.withdraw(claim, Leave::Release).await {
+            Ok(Withdrawn::Unknown) => {}
+            Ok(withdrawn) => return withdrawn,
+            Err(error) => assert!(error.is_transient(), "{error}"),
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(ms(5)).await;
+    }
+}
+
+/// Seen: a withdrawal over a new connection found nothing, and then the request that had been held up ran.
+#[tokio::test]
+async fn a_request_that_comes_late_leaves_no_ghost() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!(
+        "{}?response-timeout=60ms&connect-timeout=400ms",
+        server.url_at(proxy.port())
+    );
+    let store = open(&url).await;
+    for round in 0..12 {
+        let name = format!("g/{round}");
+        let claim = match round % 3 {
+            0 => store.plain(&name),
+            1 => store.claim(&name),
+            _ => store.shared(&name),
+        };
+        proxy.requests(Flow::Hold);
+        let error = store.engine.place(&claim).await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        if round % 2 == 0 {
+            // Long enough for a new connection to be wanted.
+            for _ in 0..4 {
+                assert!(store.engine.withdraw(&claim, Leave::Release).await.is_err());
+            }
+        }
+        proxy.requests(Flow::Pass);
+        withdraw_for_good(&store, &claim).await;
+        // Whatever was held up has arrived by the time that this was answered over the proxy, but for connections that
+        // the server has been told to end.
+        let begin = Instant::now();
+        while server.command::<i64>(&["EXISTS", &name]).unwrap() != 0 {
+            panic!("a ghost holds {name} after {:?}", begin.elapsed());
+        }
+        store.engine.look(&claim.name, None).await.unwrap();
+        assert_eq!(
+            server.command::<i64>(&["EXISTS", &name]).unwrap(),
+            0,
+            "a ghost came"
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_the_right_to_end_connections_a_withdrawal_is_not_final() {
+    let server = Server::builder()
+        .user("meek", "secret", "~* &* +@all -client|kill")
+        .start()
+        .unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!(
+        "redis://meek:secret@127.0.0.1:{}?response-timeout=100ms",
+        proxy.port()
+    );
+    let store = open(&url).await;
+    let claim = store.plain("m");
+    proxy.answers(Flow::Lose);
+    assert!(store.engine.place(&claim).await.is_err());
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    let begin = Instant::now();
+    let withdrawn = loop {
+        match store.engine.withdraw(&claim, Leave::Release).await {
+            Ok(withdrawn) => break withdrawn,
+            Err(error) => assert!(error.is_transient(), "{error}"),
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    };
+    assert_eq!(withdrawn, Withdrawn::Unknown);
+    assert_eq!(server.command::<i64>(&["EXISTS", "m"]).unwrap(), 0);
+}
+
+/// A place script that arrives after its deadline does nothing.
+#[tokio::test]
+async fn a_place_that_comes_too_late_is_refused_by_the_server() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!("{}?response-timeout=50ms", server.url_at(proxy.port()));
+    let store = open(&url).await;
+    let claim = store.claim("late");
+    store.held(&claim).await;
+    store.release(&claim).await;
+    proxy.requests(Flow::Hold);
+    let second = store.claim("late");
+    assert!(store.engine.place(&second).await.is_err());
+    tokio::time::sleep(ms(250)).await;
+    proxy.requests(Flow::Pass);
+    // Its script has run by the time that a later request over the same connection is answered.
+    let begin = Instant::now();
+    while store.engine.look(&second.name, None).await.is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+    assert_eq!(server.command::<i64>(&["EXISTS", "late"]).unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_replica_is_no_place_for_locks() {
+    let (server, replica) = (server(), server());
+    let store = open(&replica.url()).await;
+    let claim = store.plain("a");
+    store.held(&claim).await;
+    let port = server.port().to_string();
+    let _: String = replica.command(&["REPLICAOF", "127.0.0.1", &port]).unwrap();
+    let error = loop {
+        match store.engine.place(&store.claim("b")).await {
+            Err(error) => break error,
+            Ok(standing) => assert!(matches!(standing, Standing::Held(_)), "{standing:?}"),
+        }
+    };
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let _: String = replica.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    store.lock(&store.claim("c")).await;
+}

@@ -1,1 +1,131 @@
-//! todo
+//! Others on the same keys: other clients' locks, other types, other versions.
+
+use std::time::{Duration, Instant};
+
+use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
+use fencelock_core::{Engine, Error};
+
+use crate::support::{ms, open, server};
+
+#[tokio::test]
+async fn they_exclude_us_and_we_them() {
+    let server = server();
+    let store = open(&server.url()).await;
+    for claim in [store.plain("x"), store.claim("x"), store.shared("x")] {
+        store.held(&claim).await;
+        let set: Option<String> = server
+            .command(&["SET", "x", "theirs", "NX", "PX", "9000"])
+            .unwrap();
+        assert_eq!(set, None);
+        store.release(&claim).await;
+    }
+    let _: String = server
+        .command(&["SET", "x", "theirs", "NX", "PX", "300"])
+        .unwrap();
+    for claim in [store.plain("x"), store.claim("x"), store.shared("x")] {
+        let claim = Claim {
+            wait: false,
+            ..claim
+        };
+        let standing = store.engine.place(&claim).await.unwrap();
+        assert!(matches!(standing, Standing::Busy), "{standing:?}");
+    }
+    let begin = Instant::now();
+    store.lock(&store.claim("x")).await;
+    assert!(
+        begin.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begin.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn their_release_is_seen_soon_by_the_whole_line() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let _: String = server.command(&["SET", "y", "theirs"]).unwrap();
+    let (first, second) = (store.claim("y"), store.claim("y"));
+    let view = store.engine.look(&first.name, None).await.unwrap();
+    assert_eq!(view.holders[0].ttl_left, None, "without end, and said so");
+    assert_eq!(view.holders[0].claim, None);
+    assert_eq!(view.holders[0].owner, "theirs");
+    let place = store.waits(&first).await;
+    assert!(place.recheck.since(place.asked_at) <= ms(200));
+    store.waits(&second).await;
+    let _: i64 = server.command(&["DEL", "y"]).unwrap();
+    let begin = Instant::now();
+    store.lock(&first).await;
+    store.release(&first).await;
+    store.lock(&second).await;
+    assert!(begin.elapsed() < ms(600), "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn a_lock_that_was_deleted_is_lost_and_the_line_goes_on() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let (first, second) = (store.claim("z"), store.claim("z"));
+    let token = store.held(&first).await.tokens.first;
+    let place = store.waits(&second).await;
+    let _: i64 = server.command(&["DEL", "z"]).unwrap();
+    let renewed = store.renew(&first, token).await;
+    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    // The renewal that found the loss served the line.
+    let grant = tokio::time::timeout(ms(300), store.granted(&second, &place)).await;
+    assert!(grant.unwrap().tokens.first > token);
+    assert_eq!(store.release(&first).await, Withdrawn::NotOwner);
+}
+
+#[tokio::test]
+async fn a_deleted_lock_is_noticed_by_the_recheck_at_the_latest() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let (first, second) = (store.claim("z"), store.claim("z"));
+    store.held(&first).await;
+    store.waits(&second).await;
+    let _: i64 = server.command(&["DEL", "z"]).unwrap();
+    let begin = Instant::now();
+    store.lock(&second).await;
+    assert!(begin.elapsed() < ms(1500), "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn another_type_is_named_and_left_alone() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let _: i64 = server.command(&["HSET", "h", "field", "1"]).unwrap();
+    for claim in [store.plain("h"), store.claim("h"), store.shared("h")] {
+        let error = store.engine.place(&claim).await.unwrap_err();
+        assert!(matches!(error, Error::NotALock { .. }), "{error}");
+        let error = store.engine.look(&claim.name, None).await.unwrap_err();
+        assert!(matches!(error, Error::NotALock { .. }), "{error}");
+    }
+    assert_eq!(
+        server.command::<String>(&["HGET", "h", "field"]).unwrap(),
+        "1"
+    );
+    let page = store.engine.list("", None, 100).await.unwrap();
+    assert!(page.items.is_empty(), "{page:?}");
+}
+
+#[tokio::test]
+async fn a_newer_format_is_refused_and_left_alone() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let value = "fl2:something that only later versions read";
+    let _: String = server.command(&["SET", "v", value]).unwrap();
+    for claim in [store.plain("v"), store.claim("v"), store.shared("v")] {
+        let error = store.engine.place(&claim).await.unwrap_err();
+        assert!(matches!(error, Error::NotALock { .. }), "{error}");
+        assert_eq!(store.release(&claim).await, Withdrawn::NotOwner);
+    }
+    let evict = fencelock_core::engine::Evict::Release;
+    let name = store.claim("v").name;
+    let error = store
+        .engine
+        .evict(&name, fencelock_core::Token(1), evict)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::NotALock { .. }), "{error}");
+    assert_eq!(server.command::<String>(&["GET", "v"]).unwrap(), value);
+}

@@ -1,1 +1,199 @@
-//! todo
+//! Shared holds and permits.
+
+use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
+use fencelock_core::{Engine, Mode};
+
+use crate::support::{Store, ms, open, server};
+
+#[tokio::test]
+async fn readers_stand_together_and_a_writer_behind_them() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let readers = [store.shared("f"), store.shared("f")];
+    let mut last = 0;
+    for reader in &readers {
+        let token = store.held(reader).await.tokens.first.get();
+        assert!(token > last);
+        last = token;
+    }
+    let writer = store.claim("f");
+    let writers_place = store.waits(&writer).await;
+    // The writer ahead blocks new readers.
+    let late = [store.shared("f"), store.shared("f")];
+    let mut places = Vec::new();
+    for reader in &late {
+        places.push(store.waits(reader).await);
+    }
+    let impatient = Claim {
+        wait: false,
+        ..store.shared("f")
+    };
+    assert!(matches!(
+        store.engine.place(&impatient).await.unwrap(),
+        Standing::Busy
+    ));
+    for reader in &readers {
+        assert_eq!(store.release(reader).await, Withdrawn::Released);
+    }
+    let token = store
+        .granted(&writer, &writers_place)
+        .await
+        .tokens
+        .first
+        .get();
+    assert!(token > last);
+    assert_eq!(store.release(&writer).await, Withdrawn::Released);
+    // Both at once.
+    for (reader, place) in late.iter().zip(&places) {
+        assert!(store.granted(reader, place).await.tokens.first.get() > token);
+    }
+    for reader in &late {
+        assert_eq!(store.release(reader).await, Withdrawn::Released);
+    }
+    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
+    assert_eq!(keys, ["fencelock:counter"]);
+}
+
+/// Seen in a model: the late renewal of a reader cut the lease of the writer after it from 30 s to 0.2 s.
+#[tokio::test]
+async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let reader = Claim {
+        ttl: ms(200),
+        ..store.shared("l")
+    };
+    let token = store.held(&reader).await.tokens.first;
+    let writer = store.claim("l");
+    store.lock(&writer).await;
+    let before = Store::pttl(&server, "l");
+    assert!(before > 20_000, "{before}");
+    let renewed = store.renew(&reader, token).await;
+    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    assert!(Store::pttl(&server, "l") > 20_000);
+    assert_ne!(store.release(&reader).await, Withdrawn::Released);
+    let held = store.renew(&writer, token).await;
+    assert!(matches!(held, Renewal::Kept { .. }), "{held:?}");
+}
+
+#[tokio::test]
+async fn the_lock_ends_with_its_last_reader_sooner_or_later() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let short = Claim {
+        ttl: ms(5000),
+        ..store.shared("e")
+    };
+    let long = store.shared("e");
+    let token = store.held(&short).await.tokens.first;
+    assert!(Store::pttl(&server, "e") <= 5000);
+    store.held(&long).await;
+    assert!(Store::pttl(&server, "e") > 29_000, "up");
+    store.release(&long).await;
+    let left = Store::pttl(&server, "e");
+    assert!((4000..=5000).contains(&left), "down: {left}");
+    let side = Store::pttl(&server, "{e}:fencelock:line:readers");
+    assert!((4000..=5000).contains(&side), "down: {side}");
+    let renewed = store.renew(&short, token).await;
+    assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+}
+
+#[tokio::test]
+async fn a_reader_whose_lease_is_over_does_not_hold_up_the_writer() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let crashed = Claim {
+        ttl: ms(150),
+        ..store.shared("o")
+    };
+    let alive = store.shared("o");
+    let token = store.held(&crashed).await.tokens.first;
+    store.held(&alive).await;
+    let writer = store.claim("o");
+    let place = store.waits(&writer).await;
+    let clock = store.engine.clock();
+    clock.sleep_until(place.asked_at + ms(170)).await;
+    let renewed = store.renew(&crashed, token).await;
+    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    store.release(&alive).await;
+    store.granted(&writer, &place).await;
+}
+
+#[tokio::test]
+async fn a_fresh_mark_forgets_readers_from_before() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let old = store.shared("m");
+    let token = store.held(&old).await.tokens.first;
+    let _: i64 = server.command(&["DEL", "m"]).unwrap();
+    let new = Claim {
+        ttl: ms(2000),
+        ..store.shared("m")
+    };
+    store.held(&new).await;
+    assert!(Store::pttl(&server, "m") <= 2000);
+    let renewed = store.renew(&old, token).await;
+    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    let view = store.engine.look(&new.name, None).await.unwrap();
+    assert_eq!(view.holders.len(), 1);
+}
+
+#[tokio::test]
+async fn a_weaker_mode_downgrades_and_lets_readers_in() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let writer = store.claim("g");
+    let token = store.held(&writer).await.tokens.first;
+    let reader = store.shared("g");
+    let place = store.waits(&reader).await;
+    let weaker = Claim {
+        mode: Mode::Shared,
+        ..writer.clone()
+    };
+    let grant = store.held(&weaker).await;
+    assert!(grant.tokens.first > token);
+    store.granted(&reader, &place).await;
+    assert_eq!(store.release(&weaker).await, Withdrawn::Released);
+    assert_eq!(store.release(&reader).await, Withdrawn::Released);
+}
+
+#[tokio::test]
+async fn permits_are_counted() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claims: Vec<Claim> = (0..4).map(|_| store.permit("p", 2)).collect();
+    store.held(&claims[0]).await;
+    store.held(&claims[1]).await;
+    let third = store.waits(&claims[2]).await;
+    store.waits(&claims[3]).await;
+    assert_eq!(store.release(&claims[1]).await, Withdrawn::Released);
+    store.granted(&claims[2], &third).await;
+    let fourth = store.waits(&claims[3]).await;
+    assert_eq!(fourth.ahead, Some(0));
+    let view = store.engine.look(&claims[0].name, None).await.unwrap();
+    assert_eq!(view.holders.len(), 2);
+    assert_eq!(view.holders[0].mode, claims[0].mode);
+    store.release(&claims[0]).await;
+    store.granted(&claims[3], &fourth).await;
+}
+
+#[tokio::test]
+async fn an_abandoned_reader_keeps_its_lock_delay() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let reader = Claim {
+        lock_delay: ms(300),
+        ..store.shared("a")
+    };
+    store.held(&reader).await;
+    let writer = store.claim("a");
+    let place = store.waits(&writer).await;
+    let begin = store.engine.clock().now();
+    assert_eq!(store.abandon(&reader).await, Withdrawn::Released);
+    assert_eq!(server.command::<i64>(&["EXISTS", "a"]).unwrap(), 1);
+    store.lock(&writer).await;
+    assert!(
+        store.engine.clock().now().since(begin) >= ms(290),
+        "{place:?}"
+    );
+}
