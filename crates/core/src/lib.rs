@@ -2,20 +2,38 @@
 //!
 //! Users want the crate `fencelock`, which adds the engines and `connect`. Authors of an engine want [`Engine`].
 
+mod client;
 mod clock;
+mod drive;
 mod duration;
 pub mod engine;
 mod error;
+mod guard;
+mod hold;
+mod join;
+mod keeper;
+pub mod layers;
+mod line;
+mod memory;
 mod name;
+mod observe;
+mod owner;
 mod promises;
 mod store_url;
 mod token;
+mod wish;
 
+pub use client::{Client, ClientBuilder, DEFAULT_BATCH, DEFAULT_TTL};
 pub use clock::{BootInstant, Clock};
 pub use duration::parse_duration;
-pub use engine::{Engine, Mode};
+pub use engine::{Engine, Evict, HolderView, LockView, Mode, WaiterView};
 pub use error::{Cause, Error, Result};
+pub use guard::{Guard, Held, Release};
+pub use memory::Memory;
 pub use name::{LockName, MAX_NAME_BYTES};
+pub use observe::Observer;
+pub use owner::Owner;
 pub use promises::{Durability, LeaseKind, Limit, Order, Promises, Purpose, Wake};
 pub use store_url::StoreUrl;
 pub use token::{ClaimId, ClaimIds, Sequencer, Token, Tokens};
+pub use wish::{Locking, Wish};

@@ -1,1 +1,33 @@
-//! placeholder
+//! A distributed lock with fencing tokens, on the servers you already run.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), fencelock::Error> {
+//! let client = fencelock::connect("memory:").await?; // or sqlite:PATH, redis://HOST
+//! let guard = client.lock("nightly-report").await?;
+//! assert!(guard.is_valid());
+//! println!("token {}", guard.token());
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every grant has a [`Token`] that is higher than that of any grant of the same name before; hand it to the resource, so
+//! that the resource can refuse a holder that woke up too late. A [`Guard`] renews itself and says when it is lost,
+//! before anyone else is granted the lock.
+//!
+//! Programs without async use [`blocking`]. Which stores there are, and what each can promise, is in the README.
+
+pub mod blocking;
+mod connect;
+
+pub use connect::{Connect, connect};
+pub use fencelock_core::*;
+
+/// The engines by themselves, for clients or pools that a program has already.
+pub mod engines {
+    #[cfg(feature = "redis")]
+    pub use fencelock_redis::Redis;
+    #[cfg(feature = "sqlite")]
+    pub use fencelock_sql::Sqlite;
+}

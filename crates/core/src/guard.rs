@@ -1,0 +1,364 @@
+//! What a holder has in hand.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::client::Inner;
+use crate::clock::BootInstant;
+use crate::drive;
+use crate::engine::{Leave, Mode, Renewal, Withdrawn};
+use crate::error::{Error, Result};
+use crate::hold::Hold;
+use crate::name::LockName;
+use crate::token::{ClaimId, Sequencer, Token};
+
+/// How a release went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The lock was held until now.
+    Released,
+    /// The lease was over before; somebody else may have held the lock since.
+    AlreadyExpired,
+    /// The lock is somebody else's by now, and was left alone.
+    NotOwner,
+}
+
+/// A lock that is held. Dropping it releases the lock behind the caller's back; [`Guard::release`] tells how that went.
+///
+/// Ask [`Guard::is_valid`] before each step that needs the lock, or run the work under [`Wish::with`](crate::Wish::with),
+/// and hand [`Guard::token`] or [`Guard::sequencer`] to the resource.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard {
+    inner: Arc<Inner>,
+    hold: Arc<Hold>,
+    token: Token,
+    left: AtomicBool,
+}
+
+impl Guard {
+    pub(crate) fn new(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
+        hold.add_guard();
+        Self::of_counted(inner, hold)
+    }
+
+    /// For a hold that has counted this guard already.
+    pub(crate) fn of_counted(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
+        let token = hold.token();
+        let left = AtomicBool::new(false);
+        Self {
+            inner,
+            hold,
+            token,
+            left,
+        }
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
+    /// Throws the guard away and leaves the hold as it is.
+    pub(crate) fn dissolve(self) {
+        self.left.store(true, Ordering::SeqCst);
+        self.hold.drop_guard();
+    }
+
+    /// The lock.
+    #[must_use]
+    pub fn name(&self) -> &LockName {
+        &self.hold.claim.name
+    }
+
+    /// The fencing token: higher than that of every grant of this name before.
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// How the lock is held.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.hold.claim.mode
+    }
+
+    /// The claim that holds.
+    #[must_use]
+    pub fn claim_id(&self) -> ClaimId {
+        self.hold.claim.id
+    }
+
+    /// The owner text that the store has.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.hold.claim.owner
+    }
+
+    /// Whether this is a hold of another process that was joined through its owner text.
+    #[must_use]
+    pub fn joined(&self) -> bool {
+        self.hold.joined
+    }
+
+    /// Whether the lock is held for certain at this instant. False before anyone else can be granted it.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.hold.is_valid()
+    }
+
+    /// How long the lock is held for certain if no renewal succeeds from now on.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.hold.remaining()
+    }
+
+    /// The instant at which [`Guard::remaining`] is over.
+    #[must_use]
+    pub fn valid_until(&self) -> BootInstant {
+        self.hold.valid_until()
+    }
+
+    /// Returns the new end of validity once it has changed.
+    ///
+    /// # Cancel safety
+    /// May be dropped. A change between two calls is missed; read [`Guard::valid_until`] first.
+    pub async fn prolonged(&self) -> BootInstant {
+        let before = self.hold.valid_until();
+        let changed = |hold: &Hold| Some(hold.valid_until()).filter(|now| *now != before);
+        self.hold.until(changed).await
+    }
+
+    /// Returns the reason once the grant may no longer be trusted; at once if that is so already.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub async fn lost(&self) -> String {
+        self.hold.until(|hold| hold.lost().map(str::to_owned)).await
+    }
+
+    /// Whether somebody asked for the lock back.
+    #[must_use]
+    pub fn is_asked_to_release(&self) -> bool {
+        self.hold.is_asked()
+    }
+
+    /// Returns once somebody asks for the lock back (`fencelock release --ask`); at once if that is so already.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub async fn asked_to_release(&self) {
+        self.hold.until(|hold| hold.is_asked().then_some(())).await;
+    }
+
+    /// The grant in printable form, for the resource. The store knows the token when this returns, so that
+    /// [`Client::check`](crate::Client::check) says yes to it while the lock is held.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the grant is no longer valid; [`Error::Unavailable`] if the store had to be told the token and
+    /// did not answer.
+    ///
+    /// # Cancel safety
+    /// May be dropped: the request goes on behind.
+    pub async fn sequencer(&self) -> Result<Sequencer> {
+        if self.hold.sequence() {
+            self.renew_now(self.hold.claim.ttl).await?;
+        }
+        if !self.is_valid() {
+            return Err(self.lost_error());
+        }
+        Ok(Sequencer {
+            name: self.name().clone(),
+            mode: self.mode(),
+            token: self.token,
+            claim: self.claim_id(),
+        })
+    }
+
+    /// Renews now, for `ttl` from now on; later renewals keep the client's own ttl.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a ttl that the store does not take, [`Error::Lost`] if the lock is held no more,
+    /// [`Error::Unavailable`] if the store does not answer (what is left of the validity stands).
+    ///
+    /// # Cancel safety
+    /// May be dropped: the request goes on behind.
+    pub async fn refresh(&self, ttl: Duration) -> Result<()> {
+        if self.hold.joined {
+            let why = "this hold is another process's; only that renews it";
+            return Err(Error::unsupported(&self.inner.engine, "a refresh", why));
+        }
+        self.inner.check_ttl(ttl, self.hold.claim.lock_delay)?;
+        self.renew_now(ttl).await
+    }
+
+    async fn renew_now(&self, ttl: Duration) -> Result<()> {
+        if !self.is_valid() {
+            return Err(self.lost_error());
+        }
+        let (inner, hold) = (Arc::clone(&self.inner), Arc::clone(&self.hold));
+        let renewal = self.inner.carry(async move {
+            let mut held = hold.held_claim();
+            held.claim.ttl = ttl;
+            let renewal = inner.engine.renew(std::slice::from_ref(&held)).await.pop();
+            match renewal {
+                Some(Renewal::Kept {
+                    counted_from,
+                    lease,
+                    ..
+                }) => {
+                    if !hold.prolong(counted_from, lease) {
+                        return Err(lost_error(&hold));
+                    }
+                    hold.record(held.token);
+                    inner.keeper.look_again(&hold);
+                    Ok(())
+                }
+                Some(Renewal::Lost) => {
+                    inner.lose(&hold, "the store says that this claim does not hold");
+                    Err(lost_error(&hold))
+                }
+                Some(Renewal::Unknown(error)) => Err(error),
+                None => Err(inner.internal("a renewal had no answer")),
+            }
+        });
+        renewal.await
+    }
+
+    /// How long the store will keep the lock without renewal, lock-delay included; `None` if it is not this claim's.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store does not answer.
+    ///
+    /// # Cancel safety
+    /// May be dropped; nothing is changed.
+    pub async fn ttl(&self) -> Result<Option<Duration>> {
+        let view = self.inner.engine.look(self.name(), None).await?;
+        let id = Some(self.claim_id());
+        let mine = view.holders.into_iter().find(|holder| holder.claim == id);
+        Ok(mine.and_then(|holder| holder.ttl_left))
+    }
+
+    /// Releases the lock and says how that went. With several guards of one owner only the last one releases; a joined
+    /// hold is left to its owner.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store did not confirm. The release goes on behind, and the lock is free after its
+    /// lease at the latest.
+    ///
+    /// # Cancel safety
+    /// May be dropped: the release goes on behind.
+    pub async fn release(self) -> Result<Release> {
+        self.let_go().await
+    }
+
+    pub(crate) async fn let_go(&self) -> Result<Release> {
+        if !self.is_last() {
+            let valid = self.is_valid();
+            return Ok(if valid {
+                Release::Released
+            } else {
+                Release::AlreadyExpired
+            });
+        }
+        let inner = Arc::clone(&self.inner);
+        let (token, hold) = (self.token, Arc::clone(&self.hold));
+        if let Some(released) = pass_on(&inner, &hold, token) {
+            return Ok(released);
+        }
+        self.inner.carry(leave(inner, hold, token)).await
+    }
+
+    /// Marks this guard as gone; true if it was the last of a hold that is to be given back.
+    fn is_last(&self) -> bool {
+        if self.left.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        self.hold.drop_guard() && !self.hold.joined
+    }
+
+    fn lost_error(&self) -> Error {
+        lost_error(&self.hold)
+    }
+}
+
+fn lost_error(hold: &Hold) -> Error {
+    Error::Lost {
+        name: hold.claim.name.clone(),
+        why: hold.lost().unwrap_or("its validity is over").to_owned(),
+    }
+}
+
+/// Gives the hold to the next task of this process, if that may be.
+fn pass_on(inner: &Arc<Inner>, hold: &Arc<Hold>, token: Token) -> Option<Release> {
+    let passed = inner.lines.leave(inner, hold);
+    if passed {
+        inner.observe(|observer| observer.released(&hold.claim.name, token));
+    }
+    passed.then_some(Release::Released)
+}
+
+/// Ends a hold: renewals first, then the claim itself. What the store does not confirm goes on behind.
+pub(crate) async fn leave(inner: Arc<Inner>, hold: Arc<Hold>, token: Token) -> Result<Release> {
+    inner.keeper.let_go(&hold).await;
+    let valid = hold.is_valid();
+    // Whatever the store says: a lease that was over was lost to time, not taken away.
+    let timely = inner.clock.now() < hold.valid_until();
+    let how = if valid {
+        Leave::Release
+    } else {
+        Leave::Abandon
+    };
+    let over = inner.clock.now() + hold.claim.ttl + hold.claim.lock_delay;
+    let withdrawn = drive::withdraw(&inner, &hold.claim, how).await;
+    inner.observe(|observer| observer.released(&hold.claim.name, token));
+    match withdrawn {
+        Ok(Withdrawn::NotOwner) if timely => Ok(Release::NotOwner),
+        Ok(Withdrawn::Released | Withdrawn::LeftLine) if valid => Ok(Release::Released),
+        Ok(_) => Ok(Release::AlreadyExpired),
+        Err(error) => {
+            let claim = hold.claim.clone();
+            inner.behind(|inner| async move { drive::insist(&inner, &claim, how, over).await });
+            Err(error)
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.is_last() || pass_on(&self.inner, &self.hold, self.token).is_some() {
+            return;
+        }
+        let (hold, token) = (Arc::clone(&self.hold), self.token);
+        self.inner.behind(|inner| async move {
+            let name = hold.claim.name.clone();
+            if let Err(error) = leave(inner, hold, token).await {
+                tracing::debug!(%name, %error, "releasing a dropped guard");
+            }
+        });
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", self.name())
+            .field("mode", &self.mode())
+            .field("token", &self.token)
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The guard inside a body of [`Wish::with`](crate::Wish::with): everything but its release. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Held(pub(crate) Arc<Guard>);
+
+impl Deref for Held {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.0
+    }
+}

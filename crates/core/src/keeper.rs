@@ -1,0 +1,300 @@
+//! The keeper of a client: renews all its holds in batches, and tells a holder in time when its grant is lost.
+//!
+//! One task and one ordered set serve all holds. A renewal that hangs does not delay a loss: batches run beside the
+//! task, which goes by validity alone.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::client::Inner;
+use crate::clock::{BootInstant, Clock};
+use crate::engine::{Event, Renewal};
+use crate::hold::Hold;
+use crate::token::ClaimId;
+
+/// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
+const BATCH: usize = 1000;
+
+/// What the keeper knows. The task is [`run`].
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    clock: Clock,
+    state: Mutex<State>,
+    /// The earliest entry moved forward.
+    sooner: Notify,
+    /// For when the task sleeps, in nanoseconds; `u64::MAX` while nothing is held.
+    sleeps_until: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    holds: HashMap<ClaimId, Entry>,
+    /// When to look at a hold next: a renewal is due, or validity ends.
+    due: BTreeSet<(BootInstant, ClaimId)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    hold: Arc<Hold>,
+    due: BootInstant,
+    /// A renewal is under way; release waits for its end.
+    renewing: bool,
+}
+
+impl Keeper {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            state: Mutex::default(),
+            sooner: Notify::new(),
+            sleeps_until: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code under this lock can panic halfway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a hold into keeping, until [`Keeper::let_go`].
+    pub(crate) fn keep(&self, hold: &Arc<Hold>, counted_from: BootInstant, lease: Duration) {
+        let due = first_renewal(hold, counted_from, lease);
+        let hold = Arc::clone(hold);
+        let id = hold.claim.id;
+        let mut state = self.state();
+        state.due.insert((due, id));
+        let renewing = false;
+        let entry = Entry {
+            hold,
+            due,
+            renewing,
+        };
+        state.holds.insert(id, entry);
+        drop(state);
+        self.wake_before(due);
+    }
+
+    fn wake_before(&self, due: BootInstant) {
+        if due.as_nanos() < self.sleeps_until.load(Ordering::SeqCst) {
+            self.sooner.notify_one();
+        }
+    }
+
+    /// Ends keeping, and returns once no renewal of the hold is under way.
+    pub(crate) async fn let_go(&self, hold: &Hold) {
+        hold.until(|hold| self.forget(hold.claim.id).then_some(()))
+            .await;
+    }
+
+    /// Ends keeping unless a renewal is under way.
+    fn forget(&self, id: ClaimId) -> bool {
+        let mut state = self.state();
+        match state.holds.get(&id) {
+            Some(entry) if entry.renewing => false,
+            Some(entry) => {
+                let key = (entry.due, id);
+                state.due.remove(&key);
+                state.holds.remove(&id);
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// The validity of a hold was changed from outside.
+    pub(crate) fn look_again(&self, hold: &Hold) {
+        let (id, ends) = (hold.claim.id, hold.valid_until());
+        let mut state = self.state();
+        let State { holds, due } = &mut *state;
+        if let Some(entry) = holds.get_mut(&id)
+            && ends < entry.due
+        {
+            due.remove(&(entry.due, id));
+            entry.due = ends;
+            due.insert((ends, id));
+            drop(state);
+            self.wake_before(ends);
+        }
+    }
+
+    /// Every hold there is.
+    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
+        let state = self.state();
+        state.holds.values().map(|e| Arc::clone(&e.hold)).collect()
+    }
+
+    /// The store said something about a claim.
+    pub(crate) fn tell(&self, inner: &Arc<Inner>, event: Event) {
+        let find = |id| self.state().holds.get(&id).map(|e| Arc::clone(&e.hold));
+        match event {
+            Event::Lost(id) => {
+                if let Some(hold) = find(id) {
+                    inner.lose(&hold, "the store took it back (it was force-released)");
+                }
+            }
+            Event::Asked(id) => {
+                if let Some(hold) = find(id) {
+                    hold.ask();
+                }
+            }
+        }
+    }
+
+    /// Splits what is due now into the lost and those to renew, and says when to look again.
+    fn collect(&self) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>, Option<BootInstant>) {
+        let now = self.clock.now();
+        let (mut lost, mut renew) = (Vec::new(), Vec::new());
+        let mut state = self.state();
+        let State { holds, due } = &mut *state;
+        while let Some((at, id)) = due.first().copied() {
+            let Some(entry) = holds.get_mut(&id) else {
+                due.pop_first();
+                continue;
+            };
+            let hold = &entry.hold;
+            // What is due soon goes along, so that many holds cost few wake-ups.
+            let soon = now + along(hold.claim.ttl);
+            if at > soon {
+                break;
+            }
+            let ends = hold.valid_until();
+            let settled = !hold.renews || entry.renewing || hold.lost().is_some();
+            if settled && at > now {
+                // Nothing but the end of validity is awaited, and that is not to be hurried.
+                break;
+            }
+            due.pop_first();
+            if hold.lost().is_some() {
+                continue;
+            }
+            if now >= ends {
+                lost.push(Arc::clone(hold));
+                continue;
+            }
+            if hold.renews && !entry.renewing {
+                entry.renewing = true;
+                renew.push(Arc::clone(hold));
+            }
+            entry.due = ends;
+            due.insert((ends, id));
+        }
+        let next = due.first().map(|(at, _)| *at);
+        self.sleeps_until.store(
+            next.map_or(u64::MAX, BootInstant::as_nanos),
+            Ordering::SeqCst,
+        );
+        (lost, renew, next)
+    }
+
+    /// Notes what came of a renewal.
+    fn note(&self, inner: &Arc<Inner>, hold: &Arc<Hold>, renewal: &Renewal, token: crate::Token) {
+        let now = self.clock.now();
+        let mut why = None;
+        let due = match renewal {
+            Renewal::Kept {
+                counted_from,
+                lease,
+                asked,
+            } => {
+                if hold.prolong(*counted_from, *lease) {
+                    hold.record(token);
+                    if *asked {
+                        hold.ask();
+                    }
+                }
+                first_renewal(hold, *counted_from, *lease)
+            }
+            Renewal::Lost => {
+                why = Some("the store says that this claim does not hold".to_owned());
+                now
+            }
+            Renewal::Unknown(error) => {
+                tracing::warn!(name = %hold.claim.name, %error, "a renewal failed; trying again");
+                // Again within validity, but not in a rush: later than what goes along with others.
+                let ttl = hold.claim.ttl;
+                let pause = (hold.remaining() / 4).clamp(2 * along(ttl), ttl / 10);
+                now + pause.max(Duration::from_millis(10))
+            }
+        };
+        {
+            let mut state = self.state();
+            let State { holds, due: set } = &mut *state;
+            if let Some(entry) = holds.get_mut(&hold.claim.id) {
+                entry.renewing = false;
+                set.remove(&(entry.due, hold.claim.id));
+                entry.due = due.min(hold.valid_until());
+                set.insert((entry.due, hold.claim.id));
+            }
+        }
+        match why {
+            Some(why) => inner.lose(hold, why),
+            None => self.wake_before(due),
+        }
+        hold.news.notify_waiters();
+    }
+}
+
+/// How much earlier than due a renewal may go along with others.
+fn along(ttl: Duration) -> Duration {
+    ttl / 30
+}
+
+/// A third into the lease, or the end of validity if it is not renewed.
+fn first_renewal(hold: &Hold, counted_from: BootInstant, lease: Duration) -> BootInstant {
+    let ends = hold.valid_until();
+    if hold.renews {
+        ends.min(counted_from + lease / 3)
+    } else {
+        ends
+    }
+}
+
+/// The keeper's task: ends when the client is gone.
+pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
+    loop {
+        let Some(inner) = client.upgrade() else {
+            return;
+        };
+        let (lost, renew, next) = inner.keeper.collect();
+        for hold in lost {
+            let why = match hold.renews {
+                true => "its validity ended before a renewal was confirmed",
+                false => "its lease ended, and it was not to be renewed",
+            };
+            inner.lose(&hold, why);
+        }
+        for batch in renew.chunks(BATCH) {
+            let batch = batch.to_vec();
+            inner.behind(|inner| async move { renew_batch(&inner, batch).await });
+        }
+        // The client may go while its keeper sleeps: hold on to the keeper alone.
+        let keeper = Arc::clone(&inner.keeper);
+        drop(inner);
+        match next {
+            Some(next) => tokio::select! {
+                () = clock.sleep_until(next) => {}
+                () = keeper.sooner.notified() => {}
+            },
+            None => keeper.sooner.notified().await,
+        }
+    }
+}
+
+async fn renew_batch(inner: &Arc<Inner>, batch: Vec<Arc<Hold>>) {
+    let held: Vec<_> = batch.iter().map(|hold| hold.held_claim()).collect();
+    let renewals = inner.engine.renew(&held).await;
+    let (mut kept, mut lost, mut unknown) = (0, 0, 0);
+    for ((hold, held), renewal) in batch.iter().zip(&held).zip(&renewals) {
+        match renewal {
+            Renewal::Kept { .. } => kept += 1,
+            Renewal::Lost => lost += 1,
+            Renewal::Unknown(_) => unknown += 1,
+        }
+        inner.keeper.note(inner, hold, renewal, held.token);
+    }
+    inner.observe(|observer| observer.renewed(kept, lost, unknown));
+}

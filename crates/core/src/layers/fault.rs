@@ -1,0 +1,233 @@
+//! Makes an engine behave as on a bad day: requests lost, replies lost, both late. For tests.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::Semaphore;
+
+use crate::clock::Clock;
+use crate::engine::{
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
+    Standing, Withdrawn,
+};
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::promises::Promises;
+use crate::token::Token;
+
+/// What befalls one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// The request never arrives; the caller is told that no answer came.
+    LoseRequest,
+    /// The request takes effect; the caller is told that no answer came.
+    LoseReply,
+    /// The request arrives late.
+    DelayRequest(Duration),
+    /// The request takes effect at once, and its answer comes late.
+    DelayReply(Duration),
+    /// The caller is told that no answer came, and then, later, the request takes effect all the same. For `place` and
+    /// `withdraw`; as `LoseRequest` for the others.
+    ArriveAfterError(Duration),
+    /// The request waits until [`FaultHandle::open`] lets it through.
+    Hold,
+}
+
+type Chance = Box<dyn FnMut(&'static str) -> Trouble + Send>;
+
+struct Script {
+    next: VecDeque<Trouble>,
+    chance: Option<Chance>,
+}
+
+/// Says what is to befall the calls of a [`Fault`]. Cheap to clone.
+#[derive(Clone)]
+pub struct FaultHandle {
+    script: Arc<Mutex<Script>>,
+    gate: Arc<Semaphore>,
+}
+
+impl FaultHandle {
+    /// The next calls of `place`, `renew` and `withdraw` meet these troubles, one each; then chance decides again.
+    pub fn next(&self, troubles: impl IntoIterator<Item = Trouble>) {
+        self.script().next.extend(troubles);
+    }
+
+    /// Each call of `place`, `renew` and `withdraw` asks `chance` with its name.
+    pub fn by_chance(&self, chance: impl FnMut(&'static str) -> Trouble + Send + 'static) {
+        self.script().chance = Some(Box::new(chance));
+    }
+
+    /// No more troubles.
+    pub fn calm(&self) {
+        let mut script = self.script();
+        script.next.clear();
+        script.chance = None;
+    }
+
+    /// Lets `requests` of those through that [`Trouble::Hold`] keeps, or will keep.
+    pub fn open(&self, requests: usize) {
+        self.gate.add_permits(requests);
+    }
+
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn draw(&self, call: &'static str) -> Trouble {
+        let mut script = self.script();
+        match (script.next.pop_front(), &mut script.chance) {
+            (Some(trouble), _) => trouble,
+            (None, Some(chance)) => chance(call),
+            (None, None) => Trouble::None,
+        }
+    }
+}
+
+impl fmt::Debug for FaultHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FaultHandle")
+    }
+}
+
+/// An engine on a bad day.
+#[derive(Debug)]
+pub struct Fault {
+    engine: Arc<dyn Engine>,
+    handle: FaultHandle,
+}
+
+impl Fault {
+    /// Wraps `engine`; troubles come through the handle.
+    pub fn new(engine: Arc<dyn Engine>) -> (Self, FaultHandle) {
+        let (next, chance) = (VecDeque::new(), None);
+        let handle = FaultHandle {
+            script: Arc::new(Mutex::new(Script { next, chance })),
+            gate: Arc::new(Semaphore::new(0)),
+        };
+        let fault = Self {
+            engine,
+            handle: handle.clone(),
+        };
+        (fault, handle)
+    }
+
+    fn no_answer(&self, call: &'static str) -> Error {
+        Error::unavailable(self, call, "no answer came (a fault that a test asked for)")
+    }
+
+    async fn befall<T>(&self, call: &'static str, request: impl Future<Output = T>) -> Result<T> {
+        match self.handle.draw(call) {
+            Trouble::None => Ok(request.await),
+            Trouble::LoseRequest | Trouble::ArriveAfterError(_) => Err(self.no_answer(call)),
+            Trouble::LoseReply => {
+                request.await;
+                Err(self.no_answer(call))
+            }
+            Trouble::DelayRequest(delay) => {
+                tokio::time::sleep(delay).await;
+                Ok(request.await)
+            }
+            Trouble::DelayReply(delay) => {
+                let reply = request.await;
+                tokio::time::sleep(delay).await;
+                Ok(reply)
+            }
+            Trouble::Hold => {
+                // The semaphore is never closed.
+                if let Ok(permit) = self.handle.gate.acquire().await {
+                    permit.forget();
+                }
+                Ok(request.await)
+            }
+        }
+    }
+
+    /// The late half of [`Trouble::ArriveAfterError`], if that is what comes next.
+    fn late(&self) -> Option<Duration> {
+        let script = self.handle.script();
+        match script.next.front() {
+            Some(Trouble::ArriveAfterError(delay)) => Some(*delay),
+            _ => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Fault {
+    fn promises(&self) -> Promises {
+        self.engine.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        self.engine.clock()
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        if let Some(delay) = self.late() {
+            let (engine, claim) = (Arc::clone(&self.engine), claim.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                let _ = engine.place(&claim).await;
+            });
+        }
+        self.befall("place", self.engine.place(claim)).await?
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.engine.changed(claim, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        match self.befall("renew", self.engine.renew(held)).await {
+            Ok(renewals) => renewals,
+            Err(_) => {
+                let unknown = |_| Renewal::Unknown(self.no_answer("renew"));
+                held.iter().map(unknown).collect()
+            }
+        }
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        if let Some(delay) = self.late() {
+            let (engine, claim) = (Arc::clone(&self.engine), claim.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                let _ = engine.withdraw(&claim, how).await;
+            });
+        }
+        self.befall("withdraw", self.engine.withdraw(claim, how))
+            .await?
+    }
+
+    async fn events(&self) -> Result<Event> {
+        self.engine.events().await
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        self.engine.look(name, unlike).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.engine.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.engine.evict(name, token, how).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.engine, f)
+    }
+}

@@ -1,0 +1,140 @@
+//! Counts the calls of an engine.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use async_trait::async_trait;
+
+use crate::clock::Clock;
+use crate::engine::{
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
+    Standing, Withdrawn,
+};
+use crate::error::Result;
+use crate::name::LockName;
+use crate::promises::Promises;
+use crate::token::Token;
+
+/// How often each call was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// `place`.
+    pub placed: u64,
+    /// `changed`.
+    pub changed: u64,
+    /// Calls of `renew`.
+    pub renew_calls: u64,
+    /// Claims in those calls.
+    pub renewed: u64,
+    /// `withdraw`.
+    pub withdrawn: u64,
+    /// `look` and `list`.
+    pub looked: u64,
+    /// `evict`.
+    pub evicted: u64,
+}
+
+/// An engine that counts.
+#[derive(Debug)]
+pub struct Meter {
+    engine: Arc<dyn Engine>,
+    placed: AtomicU64,
+    changed: AtomicU64,
+    renew_calls: AtomicU64,
+    renewed: AtomicU64,
+    withdrawn: AtomicU64,
+    looked: AtomicU64,
+    evicted: AtomicU64,
+}
+
+impl Meter {
+    /// Counts the calls of `engine` from now on.
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            engine,
+            placed: zero(),
+            changed: zero(),
+            renew_calls: zero(),
+            renewed: zero(),
+            withdrawn: zero(),
+            looked: zero(),
+            evicted: zero(),
+        }
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            placed: self.placed.load(Relaxed),
+            changed: self.changed.load(Relaxed),
+            renew_calls: self.renew_calls.load(Relaxed),
+            renewed: self.renewed.load(Relaxed),
+            withdrawn: self.withdrawn.load(Relaxed),
+            looked: self.looked.load(Relaxed),
+            evicted: self.evicted.load(Relaxed),
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Meter {
+    fn promises(&self) -> Promises {
+        self.engine.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        self.engine.clock()
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.placed.fetch_add(1, Relaxed);
+        self.engine.place(claim).await
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.changed.fetch_add(1, Relaxed);
+        self.engine.changed(claim, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.renew_calls.fetch_add(1, Relaxed);
+        self.renewed.fetch_add(held.len() as u64, Relaxed);
+        self.engine.renew(held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.withdrawn.fetch_add(1, Relaxed);
+        self.engine.withdraw(claim, how).await
+    }
+
+    async fn events(&self) -> Result<Event> {
+        self.engine.events().await
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        self.looked.fetch_add(1, Relaxed);
+        self.engine.look(name, unlike).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.looked.fetch_add(1, Relaxed);
+        self.engine.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.evicted.fetch_add(1, Relaxed);
+        self.engine.evict(name, token, how).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}
+
+impl fmt::Display for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.engine, f)
+    }
+}

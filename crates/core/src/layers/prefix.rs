@@ -1,0 +1,134 @@
+//! Puts a prefix before every name, so that several programs can share a store.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::clock::Clock;
+use crate::engine::{
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
+    Standing, Withdrawn,
+};
+use crate::error::{Error, Result};
+use crate::name::{LockName, MAX_NAME_BYTES};
+use crate::promises::Promises;
+use crate::token::Token;
+
+/// An engine whose names all begin with a prefix that its users do not see.
+#[derive(Debug)]
+pub struct Prefix {
+    engine: Arc<dyn Engine>,
+    prefix: String,
+}
+
+impl Prefix {
+    /// Puts `prefix` before every name of `engine`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no name could begin with it.
+    pub fn new(engine: Arc<dyn Engine>, prefix: &str) -> Result<Self> {
+        LockName::new(prefix)
+            .map_err(|error| Error::invalid("prefix", prefix, error.to_string()))?;
+        let prefix = prefix.to_owned();
+        Ok(Self { engine, prefix })
+    }
+
+    fn outer(&self, name: &LockName) -> Result<LockName> {
+        let whole = format!("{}{name}", self.prefix);
+        LockName::new(&whole).map_err(|_| {
+            let left = MAX_NAME_BYTES - self.prefix.len();
+            let why = format!(
+                "with the store's prefix {:?} it is too long; {left} bytes are left",
+                self.prefix
+            );
+            Error::invalid("lock name", name.as_str(), why)
+        })
+    }
+
+    fn claim(&self, claim: &Claim) -> Result<Claim> {
+        let name = self.outer(&claim.name)?;
+        Ok(Claim {
+            name,
+            ..claim.clone()
+        })
+    }
+
+    fn view(&self, view: LockView) -> Option<LockView> {
+        let name = view.name.as_str().strip_prefix(&self.prefix)?;
+        let name = LockName::new(name).ok()?;
+        Some(LockView { name, ..view })
+    }
+}
+
+#[async_trait]
+impl Engine for Prefix {
+    fn promises(&self) -> Promises {
+        self.engine.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        self.engine.clock()
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.engine.place(&self.claim(claim)?).await
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.engine.changed(&self.claim(claim)?, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let renamed = |held: &HeldClaim| {
+            let (claim, token) = (self.claim(&held.claim)?, held.token);
+            Ok(HeldClaim { claim, token })
+        };
+        match held.iter().map(renamed).collect::<Result<Vec<_>>>() {
+            Ok(held) => self.engine.renew(&held).await,
+            // What is held was placed, so its name was not too long then.
+            Err(_) => held.iter().map(|_| Renewal::Lost).collect(),
+        }
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.engine.withdraw(&self.claim(claim)?, how).await
+    }
+
+    async fn events(&self) -> Result<Event> {
+        self.engine.events().await
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        let view = self.engine.look(&self.outer(name)?, unlike).await?;
+        let name = name.clone();
+        Ok(LockView { name, ..view })
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let prefix = format!("{}{prefix}", self.prefix);
+        let page = self.engine.list(&prefix, at, limit).await?;
+        Ok(Page {
+            items: page
+                .items
+                .into_iter()
+                .filter_map(|v| self.view(v))
+                .collect(),
+            next: page.next,
+        })
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.engine.evict(&self.outer(name)?, token, how).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.engine, f)
+    }
+}

@@ -1,0 +1,434 @@
+//! The reference engine: a store in this process's memory. The model that every other engine is compared with, and what
+//! programs use to test their own code.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{Notify, mpsc};
+
+use crate::clock::{BootInstant, Clock};
+use crate::engine::{
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Mode, Page,
+    Place, Renewal, Standing, WaiterView, Withdrawn,
+};
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::promises::{Durability, LeaseKind, Order, Promises, Wake};
+use crate::token::{ClaimId, Token, Tokens};
+
+/// For how long a grant stands that its waiter has not answered, and a waiter that has not asked again.
+const CLAIM_WINDOW: Duration = Duration::from_secs(2);
+
+/// An engine on a store in memory. [`Memory::another`] opens the same store again, as another process would.
+pub struct Memory {
+    store: Arc<Mutex<Store>>,
+    clock: Clock,
+    tell: mpsc::UnboundedSender<Event>,
+    told: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    locks: HashMap<LockName, Lock>,
+    last: u64,
+}
+
+#[derive(Debug, Default)]
+struct Lock {
+    holders: Vec<Holder>,
+    line: VecDeque<Waiter>,
+}
+
+#[derive(Debug)]
+struct Holder {
+    claim: Claim,
+    tokens: Tokens,
+    token: Token,
+    since: BootInstant,
+    until: BootInstant,
+    asked: bool,
+    tell: mpsc::UnboundedSender<Event>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    claim: Claim,
+    until: BootInstant,
+    wake: Arc<Notify>,
+    tell: mpsc::UnboundedSender<Event>,
+}
+
+impl Memory {
+    /// A new, empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Clock::Boot)
+    }
+
+    /// A new, empty store on a clock of the caller's choice.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        Self::on(Arc::default(), clock)
+    }
+
+    /// The same store again, as another process would open it.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self::on(Arc::clone(&self.store), self.clock)
+    }
+
+    /// How many names the store remembers anything about.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.store().locks.len()
+    }
+
+    /// Whether the store remembers nothing about any name.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn on(store: Arc<Mutex<Store>>, clock: Clock) -> Self {
+        let (tell, told) = mpsc::unbounded_channel();
+        let told = tokio::sync::Mutex::new(told);
+        Self {
+            store,
+            clock,
+            tell,
+            told,
+        }
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        // Every change below is whole before anything can panic.
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something to one lock as it is now, and serves the line afterwards.
+    fn on_lock<T>(
+        &self,
+        name: &LockName,
+        work: impl FnOnce(&mut Lock, &mut u64, BootInstant) -> T,
+    ) -> T {
+        let now = self.clock.now();
+        let mut store = self.store();
+        let store = &mut *store;
+        let lock = store.locks.entry(name.clone()).or_default();
+        lock.advance(&mut store.last, now);
+        let result = work(lock, &mut store.last, now);
+        lock.advance(&mut store.last, now);
+        if lock.holders.is_empty() && lock.line.is_empty() {
+            store.locks.remove(name);
+        }
+        result
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Lock {
+    /// Drops what is over; then, while the head of the line may stand beside those that hold, grants it.
+    fn advance(&mut self, last: &mut u64, now: BootInstant) {
+        self.holders.retain(|holder| holder.until > now);
+        self.line.retain(|waiter| waiter.until > now);
+        while let Some(head) = self.line.pop_front() {
+            if !self.admits(head.claim.mode) {
+                self.line.push_front(head);
+                return;
+            }
+            // Unconfirmed: it stands for a claim window, until the waiter places again.
+            let lease = head.claim.ttl.min(CLAIM_WINDOW);
+            self.grant(head.claim, head.tell, last, now, lease);
+            head.wake.notify_one();
+        }
+    }
+
+    /// May a claim of this mode stand beside those that hold?
+    fn admits(&self, mode: Mode) -> bool {
+        let mut held = self.holders.iter().map(|holder| holder.claim.mode);
+        match mode {
+            Mode::Exclusive => self.holders.is_empty(),
+            Mode::Shared => held.all(|other| other == Mode::Shared),
+            Mode::Permit { of } => {
+                held.all(|other| matches!(other, Mode::Permit { .. }))
+                    && self.holders.len() < of.get() as usize
+            }
+        }
+    }
+
+    fn grant(
+        &mut self,
+        claim: Claim,
+        tell: mpsc::UnboundedSender<Event>,
+        last: &mut u64,
+        now: BootInstant,
+        lease: Duration,
+    ) {
+        let count = match claim.mode {
+            Mode::Exclusive => claim.reserve.max(1),
+            Mode::Shared | Mode::Permit { .. } => 1,
+        };
+        let first = Token(*last + 1);
+        *last += u64::from(count);
+        self.holders.push(Holder {
+            until: now + lease,
+            claim,
+            tokens: Tokens { first, count },
+            token: first,
+            since: now,
+            asked: false,
+            tell,
+        });
+    }
+
+    fn holder(&mut self, id: ClaimId) -> Option<&mut Holder> {
+        self.holders.iter_mut().find(|holder| holder.claim.id == id)
+    }
+}
+
+impl Holder {
+    /// The full lease from now on, as a client may count it from `sent`.
+    fn prolong(&mut self, ttl: Duration, now: BootInstant) -> Grant {
+        self.until = now + ttl + self.claim.lock_delay;
+        self.claim.ttl = ttl;
+        Grant {
+            tokens: self.tokens,
+            counted_from: now,
+            lease: ttl,
+            recorded: true,
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Memory {
+    fn promises(&self) -> Promises {
+        Promises {
+            engine: "memory",
+            order: Order::Fifo,
+            shared: true,
+            permits: true,
+            lock_delay: true,
+            ranges: true,
+            lease: LeaseKind::Lease,
+            wake: Wake::Push,
+            durability: Durability::Volatile,
+            clock: "none: client and store share one clock",
+            min_ttl: Duration::from_millis(10),
+            max_ttl: Duration::from_secs(365 * 86_400),
+            limits: Vec::new(),
+        }
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let standing = self.on_lock(&claim.name, |lock, last, now| {
+            if let Some(holder) = lock.holder(claim.id) {
+                if holder.claim.mode == Mode::Exclusive && claim.mode != Mode::Exclusive {
+                    holder.claim.mode = claim.mode;
+                    *last += 1;
+                    holder.tokens = Tokens::one(Token(*last));
+                    holder.token = Token(*last);
+                }
+                return Standing::Held(holder.prolong(claim.ttl, now));
+            }
+            let waits = lock
+                .line
+                .iter()
+                .position(|waiter| waiter.claim.id == claim.id);
+            if waits.is_none() && lock.line.is_empty() && lock.admits(claim.mode) {
+                let lease = claim.ttl + claim.lock_delay;
+                lock.grant(claim.clone(), self.tell.clone(), last, now, lease);
+                let granted = lock.holders.last_mut().map(|h| h.prolong(claim.ttl, now));
+                return granted.map_or(Standing::Busy, Standing::Held);
+            }
+            if !claim.wait {
+                return Standing::Busy;
+            }
+            let until = now + CLAIM_WINDOW * 2;
+            let ahead = waits.unwrap_or_else(|| {
+                lock.line.push_back(Waiter {
+                    claim: claim.clone(),
+                    until,
+                    wake: Arc::default(),
+                    tell: self.tell.clone(),
+                });
+                lock.line.len() - 1
+            });
+            lock.line[ahead].until = until;
+            let over = lock.holders.iter().map(|holder| holder.until).min();
+            let window = now + CLAIM_WINDOW / 2;
+            Standing::Waiting(Place {
+                ahead: Some(ahead as u64),
+                recheck: over.map_or(window, |over| window.min(over)) + Duration::from_millis(1),
+                asked_at: now,
+                mark: 0,
+            })
+        });
+        Ok(standing)
+    }
+
+    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+        let wake = self.on_lock(&claim.name, |lock, _, _| {
+            let waits = lock.line.iter().find(|waiter| waiter.claim.id == claim.id);
+            waits.map(|waiter| Arc::clone(&waiter.wake))
+        });
+        if let Some(wake) = wake {
+            wake.notified().await;
+        }
+        Ok(None)
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let renew = |held: &HeldClaim| {
+            self.on_lock(&held.claim.name, |lock, _, now| {
+                let Some(holder) = lock.holder(held.claim.id) else {
+                    return Renewal::Lost;
+                };
+                holder.token = held.token;
+                let grant = holder.prolong(held.claim.ttl, now);
+                Renewal::Kept {
+                    counted_from: grant.counted_from,
+                    lease: grant.lease,
+                    asked: holder.asked,
+                }
+            })
+        };
+        held.iter().map(renew).collect()
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let withdrawn = self.on_lock(&claim.name, |lock, _, now| {
+            if let Some(at) = lock.line.iter().position(|w| w.claim.id == claim.id) {
+                lock.line.remove(at);
+                return Withdrawn::LeftLine;
+            }
+            let held = lock.holders.iter().position(|h| h.claim.id == claim.id);
+            match (held, how) {
+                (None, _) if lock.holders.is_empty() => Withdrawn::Expired,
+                (None, _) => Withdrawn::NotOwner,
+                (Some(at), Leave::Release) => {
+                    lock.holders.swap_remove(at);
+                    Withdrawn::Released
+                }
+                (Some(at), Leave::Abandon) => {
+                    let holder = &mut lock.holders[at];
+                    holder.until = holder.until.min(now + holder.claim.lock_delay);
+                    Withdrawn::Released
+                }
+            }
+        });
+        Ok(withdrawn)
+    }
+
+    async fn events(&self) -> Result<Event> {
+        // The sender lives in `self`, so the channel is never closed.
+        self.told.lock().await.recv().await.ok_or(Error::Closed)
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        loop {
+            let view = self.on_lock(name, |lock, _, now| lock.view(name, now));
+            match unlike {
+                Some(seen) if view.token() == seen => {
+                    self.clock
+                        .sleep_until(self.clock.now() + Duration::from_millis(20))
+                        .await;
+                }
+                _ => return Ok(view),
+            }
+        }
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        _at: Option<Cursor>,
+        _limit: usize,
+    ) -> Result<Page<LockView>> {
+        let now = self.clock.now();
+        let mut store = self.store();
+        let Store { locks, last } = &mut *store;
+        let mut items = Vec::new();
+        for (name, lock) in locks.iter_mut() {
+            lock.advance(last, now);
+            if name.as_str().starts_with(prefix) && !lock.holders.is_empty() {
+                items.push(lock.view(name, now));
+            }
+        }
+        Ok(Page { items, next: None })
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let evicted = self.on_lock(name, |lock, _, _| {
+            let found = lock.holders.iter().position(|h| h.tokens.contains(token));
+            let Some(at) = found else { return false };
+            let holder = &mut lock.holders[at];
+            let event = match how {
+                Evict::Release => Event::Lost(holder.claim.id),
+                Evict::Ask => Event::Asked(holder.claim.id),
+            };
+            // Nobody listens any more if that client is gone.
+            let _ = holder.tell.send(event);
+            match how {
+                Evict::Release => {
+                    lock.holders.swap_remove(at);
+                }
+                Evict::Ask => holder.asked = true,
+            }
+            true
+        });
+        Ok(evicted)
+    }
+
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Lock {
+    fn view(&self, name: &LockName, now: BootInstant) -> LockView {
+        let holders = self.holders.iter().map(|holder| HolderView {
+            claim: Some(holder.claim.id),
+            owner: holder.claim.owner.to_string(),
+            token: Some(holder.token),
+            mode: holder.claim.mode,
+            ttl_left: Some(holder.until.since(now)),
+            lock_delay: holder.claim.lock_delay,
+            held: Some(now.since(holder.since)),
+            label: holder.claim.label.as_deref().map(str::to_owned),
+        });
+        let waiters = self.line.iter().map(|waiter| WaiterView {
+            owner: waiter.claim.owner.to_string(),
+            mode: waiter.claim.mode,
+        });
+        LockView {
+            name: name.clone(),
+            holders: holders.collect(),
+            waiters: waiters.collect(),
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} names)", self.len())
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("memory:")
+    }
+}

@@ -1,0 +1,214 @@
+//! Requests and replies that are lost, late or held up; futures dropped at every await.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use fencelock_core::layers::Trouble;
+use fencelock_core::{Error, Release};
+
+use crate::{World, ms, settle};
+
+/// Polls a future a few times, letting the rest of the world run in between, and then drops it.
+async fn poll_and_drop(future: impl Future, polls: usize) -> bool {
+    let mut future = pin!(future);
+    for _ in 0..polls {
+        let mut cx = Context::from_waker(Waker::noop());
+        if let Poll::Ready(_done) = future.as_mut().poll(&mut cx) {
+            return true;
+        }
+        tokio::task::yield_now().await;
+    }
+    false
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_to_place_leaves_no_lock() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.next([Trouble::LoseReply]);
+    let error = client.try_lock("x").await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_wish_tries_again_after_errors() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.next([
+        Trouble::LoseRequest,
+        Trouble::LoseReply,
+        Trouble::LoseRequest,
+    ]);
+    let guard = client.lock("x").await.unwrap();
+    assert!(guard.is_valid());
+    drop(guard);
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timed_wish_says_that_the_store_did_not_answer() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.by_chance(|_| Trouble::LoseRequest);
+    let error = client.lock_for("x", ms(1000)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hung_place_does_not_delay_the_timeout_and_is_undone_later() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.next([Trouble::Hold]);
+    let begun = tokio::time::Instant::now();
+    let error = client.lock_for("x", ms(700)).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert_eq!(begun.elapsed(), ms(700));
+    faults.open(1);
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn futures_dropped_at_any_moment_leave_nothing() {
+    for polls in 1..12 {
+        for held in [false, true] {
+            let world = World::new();
+            let other = world.client();
+            let (client, faults) = world.faulty();
+            let holder = match held {
+                true => Some(other.lock("x").await.unwrap()),
+                false => None,
+            };
+            faults.next([Trouble::DelayReply(ms(5))]);
+            poll_and_drop(client.lock("x").into_future(), polls).await;
+            tokio::time::sleep(ms(50)).await;
+            if let Some(holder) = holder {
+                assert!(other.look("x").await.unwrap().waiters.is_empty(), "{polls}");
+                holder.release().await.unwrap();
+            }
+            tokio::time::sleep(ms(50)).await;
+            assert_eq!(world.left(), 0, "after {polls} polls, held: {held}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_release_still_releases() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").await.unwrap();
+    faults.next([Trouble::DelayRequest(ms(20))]);
+    assert!(!poll_and_drop(guard.release(), 1).await);
+    tokio::time::sleep(ms(30)).await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_without_an_answer_is_repeated_behind() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").await.unwrap();
+    faults.next([Trouble::LoseRequest, Trouble::LoseRequest]);
+    let error = guard.release().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    tokio::time::sleep(ms(2000)).await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawal_is_not_repeated_beyond_the_lease() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(500)).await.unwrap();
+    faults.by_chance(|_| Trouble::LoseRequest);
+    guard.release().await.unwrap_err();
+    let next = other.lock("x").await.unwrap();
+    client.close().await.unwrap();
+    assert!(next.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_tried_again_within_validity() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(900)).await.unwrap();
+    faults.next([
+        Trouble::LoseRequest,
+        Trouble::LoseReply,
+        Trouble::LoseRequest,
+    ]);
+    tokio::time::sleep(ms(3000)).await;
+    assert!(guard.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hung_renewal_does_not_delay_the_loss_and_its_answer_revives_nothing() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(900)).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    faults.next([Trouble::Hold]);
+    guard.lost().await;
+    let told = begun.elapsed();
+    assert!(told < ms(900), "{told:?}");
+    let next = other.lock("x").await.unwrap();
+    assert!(begun.elapsed() >= ms(900));
+    faults.open(1);
+    settle().await;
+    assert!(!guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
+    assert!(next.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_answered_too_late_revives_nothing() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(900)).await.unwrap();
+    // It takes effect in time, so that the store keeps the lock; but the holder was told that it is lost.
+    faults.next([Trouble::DelayReply(ms(1200))]);
+    guard.lost().await;
+    tokio::time::sleep(ms(2000)).await;
+    assert!(!guard.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_waits_for_a_renewal_under_way() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(900)).await.unwrap();
+    faults.next([Trouble::DelayRequest(ms(100))]);
+    tokio::time::sleep(ms(350)).await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    assert!(
+        begun.elapsed() >= ms(10),
+        "released while a renewal was under way"
+    );
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_delay_runs_after_a_loss_and_not_after_a_release() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let wish = || client.lock("x").ttl(ms(500)).lock_delay(ms(2000));
+    wish().await.unwrap().release().await.unwrap();
+    drop(other.try_lock("x").await.unwrap());
+    settle().await;
+    let guard = wish().await.unwrap();
+    faults.by_chance(|_| Trouble::LoseRequest);
+    let begun = tokio::time::Instant::now();
+    guard.lost().await;
+    assert!(begun.elapsed() < ms(500));
+    let _next = other.lock("x").await.unwrap();
+    assert!(begun.elapsed() >= ms(2500), "{:?}", begun.elapsed());
+}

@@ -1,0 +1,148 @@
+//! The line inside a process: order, tokens, the share of others, and those who go away while they stand in it.
+
+use fencelock_core::{Client, Error};
+use tokio::sync::mpsc;
+
+use crate::{World, ms, settle};
+
+/// Starts waiters that each note their number and token, and then release.
+fn line_up(
+    client: &Client,
+    numbers: std::ops::Range<usize>,
+) -> mpsc::UnboundedReceiver<(usize, u64)> {
+    let (note, notes) = mpsc::unbounded_channel();
+    for number in numbers {
+        let (wish, note) = (client.lock("x").into_future(), note.clone());
+        tokio::spawn(async move {
+            let guard = wish.await.unwrap();
+            assert!(guard.is_valid());
+            note.send((number, guard.token().get())).unwrap();
+            guard.release().await.unwrap();
+        });
+    }
+    notes
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_tasks_go_in_order_with_rising_tokens_and_few_calls() {
+    let world = World::new();
+    let (client, meter) = world.metered();
+    let first = client.lock("x").await.unwrap();
+    let mut notes = line_up(&client, 0..1000);
+    settle().await;
+    // All but one wait here, not at the store.
+    assert_eq!(client.look("x").await.unwrap().waiters.len(), 1);
+    let mut last = first.token().get();
+    first.release().await.unwrap();
+    for expected in 0..1000 {
+        let (number, token) = notes.recv().await.unwrap();
+        assert_eq!(number, expected);
+        assert!(token > last);
+        last = token;
+    }
+    settle().await;
+    assert_eq!(world.left(), 0);
+    let counts = meter.counts();
+    assert!(counts.placed <= 2 * 1000 / 16 + 3, "{counts:?}");
+    assert!(counts.withdrawn <= 1000 / 16 + 3, "{counts:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_process_has_its_turn_after_a_batch() {
+    let world = World::new();
+    let (a, b) = (world.client(), world.client());
+    let first = a.lock("x").await.unwrap();
+    let mut ours = line_up(&a, 0..100);
+    settle().await;
+    let mut theirs = line_up(&b, 0..1);
+    settle().await;
+    first.release().await.unwrap();
+    let (_, token) = theirs.recv().await.unwrap();
+    let mut before = 0;
+    while let Some((_, ours)) = ours.recv().await {
+        before += usize::from(ours < token);
+    }
+    assert!(
+        (1..=32).contains(&before),
+        "{before} of ours went before theirs"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sequencer_ends_the_hand_off_inside_the_process() {
+    let world = World::new();
+    let (client, meter) = world.metered();
+    let first = client.lock("x").await.unwrap();
+    let (second, third) = (
+        client.lock("x").into_future(),
+        client.lock("x").into_future(),
+    );
+    let (second, third) = (tokio::spawn(second), tokio::spawn(third));
+    settle().await;
+    first.release().await.unwrap();
+    let second = second.await.unwrap().unwrap();
+    let sequencer = second.sequencer().await.unwrap();
+    let before = meter.counts().withdrawn;
+    second.release().await.unwrap();
+    assert_eq!(meter.counts().withdrawn, before + 1);
+    let third = third.await.unwrap().unwrap();
+    assert!(!client.check(&sequencer).await.unwrap());
+    assert!(third.token() > sequencer.token);
+    assert!(
+        client
+            .check(&third.sequencer().await.unwrap())
+            .await
+            .unwrap()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn different_leases_are_not_passed_on() {
+    let world = World::new();
+    let client = world.client();
+    let first = client.lock("x").await.unwrap();
+    let second = tokio::spawn(client.lock("x").ttl(ms(5000)).into_future());
+    let third = tokio::spawn(client.lock("x").ttl(ms(1000)).into_future());
+    settle().await;
+    first.release().await.unwrap();
+    let second = second.await.unwrap().unwrap();
+    second.release().await.unwrap();
+    let third = third.await.unwrap().unwrap();
+    assert!(third.remaining() <= ms(1000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_that_go_away_are_passed_over() {
+    let world = World::new();
+    let client = world.client();
+    let first = client.lock("x").await.unwrap();
+    let mut waiting: Vec<_> = (0..10)
+        .map(|_| tokio::spawn(client.lock("x").into_future()))
+        .collect();
+    settle().await;
+    let stays = waiting.remove(7);
+    for task in &waiting {
+        task.abort();
+    }
+    settle().await;
+    first.release().await.unwrap();
+    let guard = stays.await.unwrap().unwrap();
+    drop(guard);
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_hold_does_not_block_those_behind_it() {
+    let world = World::new();
+    let client = world.client();
+    let stuck = client.lock("x").ttl(ms(300)).renew(false).await.unwrap();
+    let next = tokio::spawn(client.lock("x").into_future());
+    let next = next.await.unwrap().unwrap();
+    assert!(!stuck.is_valid());
+    assert!(next.is_valid());
+    assert!(matches!(
+        client.try_lock("x").await,
+        Err(Error::Held { .. })
+    ));
+}

@@ -1,0 +1,295 @@
+//! The same lock for programs without async.
+//!
+//! ```
+//! # fn main() -> Result<(), fencelock::Error> {
+//! let client = fencelock::blocking::connect("memory:")?;
+//! let guard = client.lock("nightly-report").label("by hand").take()?;
+//! assert!(guard.is_valid());
+//! guard.release()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Renewals run on a thread of the client's own. None of this may be called from within async code: it would block the
+//! runtime, and tokio panics.
+
+use std::fmt;
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::{
+    Error, Evict, LockView, Mode, Owner, Promises, Purpose, Release, Result, Sequencer, Token,
+};
+use tokio::runtime::Runtime;
+
+/// A client on one store. Cheap to clone. Dropping the last clone and the last guard ends its thread.
+#[derive(Clone)]
+pub struct Client {
+    client: fencelock_core::Client,
+    runtime: Arc<Ended>,
+}
+
+/// A runtime that is ended without waiting, so that a guard may be dropped anywhere.
+struct Ended(Option<Runtime>);
+
+impl Ended {
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> Result<T> {
+        // Taken in `drop` only.
+        self.0
+            .as_ref()
+            .map(|runtime| runtime.block_on(future))
+            .ok_or(Error::Closed)
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Opens a store; see [`connect`](fn@crate::connect).
+///
+/// # Errors
+/// As there, and [`Error::Internal`] if no thread can be started.
+pub fn connect(url: &str) -> Result<Client> {
+    connect_for(url, Purpose::default())
+}
+
+/// Opens a store for a purpose; see [`Connect::purpose`](crate::Connect::purpose).
+///
+/// # Errors
+/// As [`connect`](fn@connect).
+pub fn connect_for(url: &str, purpose: Purpose) -> Result<Client> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("fencelock")
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Internal {
+            store: "(none)".into(),
+            why: format!("the thread for renewals cannot be started: {error}"),
+        })?;
+    let client = runtime.block_on(async { crate::connect(url).purpose(purpose).await })?;
+    let runtime = Arc::new(Ended(Some(runtime)));
+    Ok(Client { client, runtime })
+}
+
+impl Client {
+    /// A wish that waits; see [`Client::lock`](crate::Client::lock).
+    pub fn lock(&self, name: &str) -> Wish {
+        self.wish(self.client.lock(name))
+    }
+
+    /// A wish that does not wait; see [`Client::try_lock`](crate::Client::try_lock).
+    pub fn try_lock(&self, name: &str) -> Wish {
+        self.wish(self.client.try_lock(name))
+    }
+
+    /// A wish that waits for so long; see [`Client::lock_for`](crate::Client::lock_for).
+    pub fn lock_for(&self, name: &str, patience: Duration) -> Wish {
+        self.wish(self.client.lock_for(name, patience))
+    }
+
+    fn wish(&self, wish: crate::Wish) -> Wish {
+        let runtime = Arc::clone(&self.runtime);
+        Wish { wish, runtime }
+    }
+
+    /// See [`Client::owner`](crate::Client::owner).
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        self.client.owner()
+    }
+
+    /// See [`Client::join`](crate::Client::join).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join(&self, text: &str) -> Result<Owner> {
+        self.client.join(text)
+    }
+
+    /// See [`Client::look`](crate::Client::look).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn look(&self, name: &str) -> Result<LockView> {
+        self.runtime.block_on(self.client.look(name))?
+    }
+
+    /// See [`Client::list`](crate::Client::list).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn list(&self, prefix: &str) -> Result<Vec<LockView>> {
+        self.runtime.block_on(self.client.list(prefix))?
+    }
+
+    /// See [`Client::evict`](crate::Client::evict).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn evict(&self, name: &str, token: Token, how: Evict) -> Result<bool> {
+        self.runtime.block_on(self.client.evict(name, token, how))?
+    }
+
+    /// See [`Client::check`](crate::Client::check).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, sequencer: &Sequencer) -> Result<bool> {
+        self.runtime.block_on(self.client.check(sequencer))?
+    }
+
+    /// See [`Client::promises`](crate::Client::promises).
+    #[must_use]
+    pub fn promises(&self) -> &Promises {
+        self.client.promises()
+    }
+
+    /// See [`Client::close`](crate::Client::close).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close(&self) -> Result<()> {
+        self.runtime.block_on(self.client.close())?
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.client, f)
+    }
+}
+
+/// A wish for a lock; ends with [`Wish::take`].
+#[must_use = "a wish does nothing until it is taken"]
+pub struct Wish {
+    wish: crate::Wish,
+    runtime: Arc<Ended>,
+}
+
+impl Wish {
+    /// Changes the wish with the methods of [`Wish`](crate::Wish) that have no shortcut here:
+    /// `.set(|wish| wish.unfair().attempts(3))`.
+    pub fn set(mut self, change: impl FnOnce(crate::Wish) -> crate::Wish) -> Self {
+        self.wish = change(self.wish);
+        self
+    }
+
+    /// Beside other shared holders.
+    pub fn shared(self) -> Self {
+        self.set(crate::Wish::shared)
+    }
+
+    /// The lease.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.set(|wish| wish.ttl(ttl))
+    }
+
+    /// The lock-delay.
+    pub fn lock_delay(self, lock_delay: Duration) -> Self {
+        self.set(|wish| wish.lock_delay(lock_delay))
+    }
+
+    /// A note for whoever looks.
+    pub fn label(self, label: &str) -> Self {
+        self.set(|wish| wish.label(label))
+    }
+
+    /// On behalf of an owner.
+    pub fn owner(self, owner: &Owner) -> Self {
+        self.set(|wish| wish.owner(owner))
+    }
+
+    /// Takes the lock.
+    ///
+    /// # Errors
+    /// As [`Wish`](crate::Wish).
+    pub fn take(self) -> Result<Guard> {
+        let Self { wish, runtime } = self;
+        let guard = runtime.block_on(wish.into_future())??;
+        Ok(Guard { guard, runtime })
+    }
+}
+
+impl fmt::Debug for Wish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.wish, f)
+    }
+}
+
+/// A lock that is held. Dropping it releases the lock behind the caller's back, as long as the client or another guard is
+/// there; [`Guard::release`] waits and tells how that went.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard {
+    guard: crate::Guard,
+    runtime: Arc<Ended>,
+}
+
+impl Guard {
+    /// See [`Guard::token`](crate::Guard::token).
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.guard.token()
+    }
+
+    /// See [`Guard::mode`](crate::Guard::mode).
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.guard.mode()
+    }
+
+    /// See [`Guard::is_valid`](crate::Guard::is_valid).
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.guard.is_valid()
+    }
+
+    /// See [`Guard::remaining`](crate::Guard::remaining).
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.guard.remaining()
+    }
+
+    /// See [`Guard::sequencer`](crate::Guard::sequencer).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sequencer(&self) -> Result<Sequencer> {
+        self.runtime.block_on(self.guard.sequencer())?
+    }
+
+    /// Waits for the loss of the lock, at most for `patience`; the reason if it came.
+    #[must_use]
+    pub fn lost_within(&self, patience: Duration) -> Option<String> {
+        let lost = async { tokio::time::timeout(patience, self.guard.lost()).await };
+        self.runtime.block_on(lost).ok()?.ok()
+    }
+
+    /// See [`Guard::refresh`](crate::Guard::refresh).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn refresh(&self, ttl: Duration) -> Result<()> {
+        self.runtime.block_on(self.guard.refresh(ttl))?
+    }
+
+    /// See [`Guard::release`](crate::Guard::release).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(self) -> Result<Release> {
+        self.runtime.block_on(self.guard.release())?
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.guard, f)
+    }
+}

@@ -1,0 +1,118 @@
+//! From a store's URL to a client: the one place that knows which engine a scheme means.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use fencelock_core::layers::Prefix;
+use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl};
+
+/// Opens a store; await the result.
+///
+/// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
+/// `redis+unix://`. Every store takes the option `prefix=TEXT`, which is put before all names.
+pub fn connect(url: &str) -> Connect {
+    Connect {
+        url: url.to_owned(),
+        purpose: Purpose::default(),
+        observer: None,
+        batch: fencelock_core::DEFAULT_BATCH,
+    }
+}
+
+/// A client to be: settings, then `.await`.
+///
+/// # Errors
+/// [`Error::Config`](fencelock_core::Error::Config) for a URL that cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if the store does not answer within
+/// `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if it refuses this user.
+///
+/// # Cancel safety
+/// May be dropped: nothing is held yet.
+#[derive(Debug)]
+#[must_use = "await it to get a client"]
+pub struct Connect {
+    url: String,
+    purpose: Purpose,
+    observer: Option<Arc<dyn Observer>>,
+    batch: u32,
+}
+
+impl Connect {
+    /// What the locks are for; see [`Client::warnings`].
+    pub fn purpose(mut self, purpose: Purpose) -> Self {
+        self.purpose = purpose;
+        self
+    }
+
+    /// Who is told of grants, losses and renewals.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// See [`ClientBuilder::batch`](fencelock_core::ClientBuilder::batch).
+    pub fn batch(mut self, batch: u32) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    async fn open(self) -> Result<Client> {
+        let mut url = StoreUrl::parse(&self.url)?;
+        let prefix = url.take("prefix");
+        let mut engine = engine(url).await?;
+        if let Some(prefix) = prefix {
+            engine = Arc::new(Prefix::new(engine, &prefix)?);
+        }
+        let mut client = Client::builder(engine)
+            .purpose(self.purpose)
+            .batch(self.batch);
+        if let Some(observer) = self.observer {
+            client = client.observer(observer);
+        }
+        client.build()
+    }
+}
+
+impl IntoFuture for Connect {
+    type Output = Result<Client>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Client>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.open())
+    }
+}
+
+async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
+    match url.scheme.as_str() {
+        "memory" => {
+            if !url.path.is_empty() || !url.hosts.is_empty() {
+                return Err(url.refuse("memory: takes nothing after it"));
+            }
+            url.finish()?;
+            Ok(Arc::new(Memory::new()))
+        }
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(fencelock_sql::Sqlite::open(url).await?)),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "valkey" | "redis+unix" => {
+            Ok(Arc::new(fencelock_redis::Redis::connect(url).await?))
+        }
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => Err(not_built(&url, "sqlite")),
+        #[cfg(not(feature = "redis"))]
+        "redis" | "rediss" | "valkey" | "redis+unix" => Err(not_built(&url, "redis")),
+        scheme => {
+            let why = format!(
+                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix"
+            );
+            Err(url.refuse(why))
+        }
+    }
+}
+
+#[cfg(not(all(feature = "sqlite", feature = "redis")))]
+fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
+    url.refuse(format!(
+        "this build has no engine for it; build with the feature {feature}"
+    ))
+}
