@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use fencelock::{BootInstant, Clock};
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,7 +25,7 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process_group, waitid, waitpid,
 };
 
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, unshielded};
 use crate::wire::{FRAME, News, Order, Outcome, Why};
 
 /// The first argument of a guard process.
@@ -97,21 +97,22 @@ pub(crate) fn start(
     } else {
         std::env::current_exe()?
     };
-    let child = Command::new(binary)
+    let mut guard = Command::new(binary);
+    guard
         .arg0("fencelock-guard")
         .arg(WORD)
         .arg(terms.encode())
         .args(command)
         .envs(environment.iter().map(|(key, value)| (key, value)))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .process_group(0)
-        .spawn()?;
+        .process_group(0);
+    let child = unshielded(|| guard.spawn())?;
     Ok((child, ours))
 }
 
 /// The guard process itself: everything after [`WORD`] on its command line.
 pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
-    SigSet::all().thread_block()?;
+    let inherited = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let terms = arguments.next();
     let terms = terms
         .as_deref()
@@ -127,11 +128,17 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
         let killed = Outcome::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(0));
         return control.write_all(&News::Ended(killed, Some(Why::Lost)).encode());
     }
-    let spawned = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .stdin(Stdio::from(stdin))
-        .process_group(0)
-        .spawn();
+        .process_group(0);
+    // The command is not to inherit what is blocked here.
+    inherited.thread_set_mask()?;
+    let spawned = command.spawn();
+    SigSet::all().thread_block()?;
+    // Its standard input is the command's alone.
+    drop(command);
     let child = match spawned {
         Ok(child) => child,
         Err(error) => {

@@ -14,7 +14,7 @@ use crate::args::Times;
 use crate::exit::{Failure, Outcome as Exit, code};
 use crate::run::{grace, lost, not_started};
 use crate::signals::Signals;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, unshielded};
 use crate::wire::Outcome;
 
 pub(crate) async fn run(
@@ -28,10 +28,9 @@ pub(crate) async fn run(
         return Err(Failure::usage("the command is missing"));
     };
     let environment = environment.iter().map(|(key, value)| (key, value));
-    let spawned = Command::new(program)
-        .args(arguments)
-        .envs(environment)
-        .spawn();
+    let mut child = Command::new(program);
+    child.args(arguments).envs(environment);
+    let spawned = unshielded(|| child.spawn());
     let mut child = spawned.map_err(|error| not_started(command, &error))?;
     let pid = child.id().and_then(|id| i32::try_from(id).ok());
     let pid = pid.and_then(Pid::from_raw);

@@ -36,9 +36,21 @@ impl Terminal {
 }
 
 /// Blocks the signal that would stop a job in the background for handing the terminal on, or for writing to it, in this
-/// thread and those that it starts. Commands are started with nothing blocked (the standard library sees to that).
+/// thread and those that it starts. Commands are to be started [`unshielded`].
 pub(crate) fn shield() -> io::Result<()> {
-    let mut blocked = SigSet::empty();
-    blocked.add(Signal::SIGTTOU);
-    Ok(blocked.thread_block()?)
+    Ok(sigttou().thread_block()?)
+}
+
+/// Starts something that is not to inherit the [`shield`].
+pub(crate) fn unshielded<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    sigttou().thread_unblock()?;
+    let started = start();
+    shield()?;
+    started
+}
+
+fn sigttou() -> SigSet {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTTOU);
+    set
 }

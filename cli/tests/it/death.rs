@@ -1,0 +1,232 @@
+//! Exclusion covers the command: whatever becomes of `run`, its command is gone before the next one is granted.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::bed::{Bed, Running, group, lives, only_child, send, until};
+
+/// Does not listen to SIGTERM, has a child that does not either, and tells its process id.
+const DEAF: &str = "trap '' TERM; sleep 60 & echo $$; while :; do sleep 0.01; done";
+
+/// Says whether anybody of the process group `$0` lives.
+const AUTOPSY: &str = "kill -0 -$0 2>/dev/null && echo lives || echo gone";
+
+/// A command that does not listen, under a lease of this length.
+fn deaf(bed: &Bed, ttl: &str) -> (Running, i32) {
+    let mut running = bed.start(&["run", "--ttl", ttl, "a", "-c", DEAF]);
+    let command = running.line().parse().unwrap();
+    until("its child runs", || group(command).len() >= 2);
+    (running, command)
+}
+
+#[test]
+fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
+    let bed = Bed::new();
+    let (running, command) = deaf(&bed, "2s");
+    let guard = only_child(running.pid());
+    let next = bed.start(&["run", "a", "--", "sh", "-c", AUTOPSY, &command.to_string()]);
+    bed.await_waiters("a", 1);
+    let killed = Instant::now();
+    running.signal(Signal::KILL);
+    until("the group is gone", || group(command).is_empty());
+    assert!(
+        killed.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        killed.elapsed()
+    );
+    until("the guard is gone", || !lives(guard));
+    let next = next.end();
+    assert_eq!((next.code, next.out.as_str()), (0, "gone\n"));
+    assert!(
+        killed.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        killed.elapsed()
+    );
+    drop(running);
+}
+
+#[test]
+fn kill_9_of_run_leaves_time_to_clean_up() {
+    let bed = Bed::new();
+    let script = "trap 'echo cleaned > note; exit' TERM; echo up; while :; do sleep 0.01; done";
+    let mut running = bed.start(&["run", "a", "-c", script]);
+    assert_eq!(running.line(), "up");
+    running.signal(Signal::KILL);
+    until("it has cleaned up", || bed.read("note") == "cleaned\n");
+}
+
+#[test]
+fn kill_9_of_the_guard_ends_the_group_at_once() {
+    let bed = Bed::new();
+    let (running, command) = deaf(&bed, "30s");
+    send(only_child(running.pid()), Signal::KILL);
+    until("the group is gone", || group(command).is_empty());
+    let ran = running.end();
+    assert_eq!(ran.code, 70, "{}", ran.err);
+    assert!(ran.err.contains("guard"), "{}", ran.err);
+    assert_eq!(bed.run(&["run", "-n", "a", "true"]).code, 0);
+}
+
+#[test]
+fn the_guard_takes_no_notice_of_signals() {
+    let bed = Bed::new();
+    let mut running = bed.start(&["run", "a", "-c", "echo up; cat"]);
+    assert_eq!(running.line(), "up");
+    let guard = only_child(running.pid());
+    for signal in [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::TSTP,
+    ] {
+        send(guard, signal);
+    }
+    running.type_in("still here\n");
+    assert_eq!(running.line(), "still here");
+    let ran = running.end();
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+}
+
+#[test]
+fn a_stopped_run_loses_its_command_at_the_deadline() {
+    let bed = Bed::new();
+    let (mut running, command) = deaf(&bed, "1s");
+    let next = bed.start(&["run", "a", "--", "sh", "-c", AUTOPSY, &command.to_string()]);
+    bed.await_waiters("a", 1);
+    let stopped = Instant::now();
+    running.signal(Signal::STOP);
+    until("the group is gone", || group(command).is_empty());
+    assert!(
+        stopped.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        stopped.elapsed()
+    );
+    let next = next.end();
+    assert_eq!((next.code, next.out.as_str()), (0, "gone\n"));
+    assert!(running.runs());
+    let continued = Instant::now();
+    running.signal(Signal::CONT);
+    let ran = running.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert!(ran.err.contains("lock a was lost"), "{}", ran.err);
+    assert!(
+        continued.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        continued.elapsed()
+    );
+}
+
+#[test]
+fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
+    let bed = Bed::new();
+    let script = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.01; done";
+    let mut running = bed.start(&["run", "--ttl", "1s", "a", "-c", script]);
+    assert_eq!(running.line(), "up");
+    let stopped = Instant::now();
+    running.signal(Signal::STOP);
+    assert_eq!(running.line(), "asked");
+    // The last renewal was a third of the ttl ago at most, and the grace is a third of it.
+    let asked = stopped.elapsed();
+    assert!(asked > Duration::from_millis(250), "{asked:?}");
+    assert!(asked < Duration::from_millis(900), "{asked:?}");
+    running.signal(Signal::CONT);
+    assert_eq!(running.end().code, 75);
+}
+
+#[test]
+fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
+    let bed = Bed::new();
+    let script = "trap '' TERM; echo $$; while :; do echo tick >> ticks; sleep 0.01; done";
+    let mut running = bed.start(&["run", "--ttl", "500ms", "a", "-c", script]);
+    let command: i32 = running.line().parse().unwrap();
+    let guard = only_child(running.pid());
+    let all = || [vec![running.pid(), guard], group(command)].concat();
+    for pid in all() {
+        send(pid, Signal::STOP);
+    }
+    // The lease of those who are stopped runs out, and another is granted.
+    let next = bed.run(&["run", "a", "--", "cat", "ticks"]);
+    assert_eq!(next.code, 0);
+    let begun = Instant::now();
+    for pid in all() {
+        send(pid, Signal::CONT);
+    }
+    until("the group is gone", || group(command).is_empty());
+    let ran = running.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert!(
+        begun.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        begun.elapsed()
+    );
+    // Before it was killed it had time for its step under way at most.
+    let ticks = bed.read("ticks").lines().count() - next.out.lines().count();
+    assert!(ticks <= 2, "{ticks} steps after the lease");
+}
+
+#[test]
+fn a_stopped_guard_is_no_way_out() {
+    let bed = Bed::new();
+    let (running, command) = deaf(&bed, "30s");
+    let guard = only_child(running.pid());
+    send(guard, Signal::STOP);
+    // Somebody takes the lock away: the store tells `run` at its next look, the guard hears nothing.
+    let token = bed.show("a")["token"].to_string();
+    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+    until("the group is gone", || group(command).is_empty());
+    assert_eq!(running.end().code, 75);
+    until("the guard is gone", || !lives(guard));
+}
+
+#[test]
+fn a_lock_that_is_taken_away_ends_the_command() {
+    let bed = Bed::new();
+    let (running, command) = deaf(&bed, "1s");
+    let token = bed.show("a")["token"].to_string();
+    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+    until("the group is gone", || group(command).is_empty());
+    let ran = running.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+}
+
+#[test]
+fn a_lock_that_is_asked_for_gets_the_command_asked() {
+    let bed = Bed::new();
+    let script = "trap 'echo asked; exit 9' TERM; echo up; while :; do sleep 0.01; done";
+    let mut running = bed.start(&["run", "--ttl", "1s", "a", "-c", script]);
+    assert_eq!(running.line(), "up");
+    let token = bed.show("a")["token"].to_string();
+    assert_eq!(
+        bed.run(&["release", "a", "--token", &token, "--ask"]).code,
+        0
+    );
+    assert_eq!(running.line(), "asked");
+    assert_eq!(running.end().code, 9);
+}
+
+#[test]
+fn a_lock_delay_keeps_the_next_one_out_after_a_death() {
+    let bed = Bed::new();
+    let words = [
+        "run",
+        "--ttl",
+        "300ms",
+        "--lock-delay",
+        "700ms",
+        "a",
+        "-c",
+        "echo up; sleep 60",
+    ];
+    let mut running = bed.start(&words);
+    assert_eq!(running.line(), "up");
+    let killed = Instant::now();
+    running.signal(Signal::KILL);
+    assert_eq!(bed.run(&["run", "a", "true"]).code, 0);
+    let waited = killed.elapsed();
+    // The last renewal was a third of the ttl ago at most.
+    assert!(waited > Duration::from_millis(850), "{waited:?}");
+}

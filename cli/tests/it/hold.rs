@@ -1,0 +1,139 @@
+//! `hold`: for scripts that do their work outside.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, until};
+
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<&str> = value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    keys.sort_unstable();
+    keys
+}
+
+#[test]
+fn it_prints_the_grant_and_releases_when_its_input_ends() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--ttl", "20s", "a b"]);
+    let granted = hold.json();
+    assert_eq!(
+        keys(&granted),
+        ["mode", "name", "owner", "sequencer", "token", "ttl_ms"]
+    );
+    assert_eq!(
+        (&granted["name"], &granted["mode"]),
+        (&json!("a b"), &json!("exclusive"))
+    );
+    assert_eq!(granted["ttl_ms"], 20_000);
+    let sequencer = granted["sequencer"].as_str().unwrap();
+    assert!(sequencer.starts_with(&format!("fl1:x:{}:", granted["token"])));
+    assert_eq!(bed.run(&["check", sequencer]).code, 0);
+    // What is written to it is of no interest, only the end is.
+    hold.type_in("anything\n");
+    assert_eq!(bed.show("a b")["token"], granted["token"]);
+    hold.end_input();
+    let ran = hold.end();
+    assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, "", ""));
+    assert_eq!(bed.run(&["check", sequencer]).code, 1);
+    assert!(bed.show("a b")["token"].is_null());
+}
+
+#[test]
+fn it_releases_on_a_signal() {
+    let bed = Bed::new();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut hold = bed.start(&["hold", "a"]);
+        hold.line();
+        hold.signal(signal);
+        until("it has ended", || !hold.runs());
+        assert_eq!(hold.end().code, 0);
+        assert!(bed.show("a")["token"].is_null());
+    }
+}
+
+#[test]
+fn it_tells_of_a_loss() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--ttl", "1s", "a"]);
+    let token = hold.json()["token"].to_string();
+    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+    let lost = hold.json();
+    assert_eq!(keys(&lost), ["lost", "reason"]);
+    assert_eq!(lost["lost"], true);
+    assert!(!lost["reason"].as_str().unwrap().is_empty());
+    until("it has ended", || !hold.runs());
+    assert_eq!(hold.end().code, 75);
+}
+
+#[test]
+fn it_tells_of_a_loss_after_a_stop() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--ttl", "500ms", "a"]);
+    let first = hold.json()["token"].as_u64().unwrap();
+    hold.signal(Signal::STOP);
+    let mut next = bed.start(&["hold", "a"]);
+    assert!(next.json()["token"].as_u64().unwrap() > first);
+    hold.signal(Signal::CONT);
+    assert_eq!(hold.json()["lost"], true);
+    until("it has ended", || !hold.runs());
+    assert_eq!(hold.end().code, 75);
+    // The next one was left alone.
+    assert_eq!(bed.show("a")["holders"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn it_stays_as_long_as_it_is_wanted() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--ttl", "300ms", "a"]);
+    let token = &hold.json()["token"];
+    std::thread::sleep(Duration::from_millis(1200));
+    assert_eq!(&bed.show("a")["token"], token);
+    assert_eq!(hold.end().code, 0);
+}
+
+#[test]
+fn it_ends_after_max_hold() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--max-hold", "200ms", "a"]);
+    hold.line();
+    let lost = hold.json();
+    assert_eq!(lost["lost"], true);
+    assert!(lost["reason"].as_str().unwrap().contains("--max-hold"));
+    until("it has ended", || !hold.runs());
+    assert_eq!(hold.end().code, 75);
+    assert!(bed.show("a")["token"].is_null());
+}
+
+#[test]
+fn it_tells_when_it_is_asked_for() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--ttl", "1s", "a"]);
+    let token = hold.json()["token"].to_string();
+    assert_eq!(
+        bed.run(&["release", "a", "--token", &token, "--ask"]).code,
+        0
+    );
+    assert_eq!(hold.json(), json!({"asked": true}));
+    // To let go is for its user to decide.
+    assert_eq!(bed.show("a")["token"].to_string(), token);
+    assert_eq!(hold.end().code, 0);
+}
+
+#[test]
+fn without_a_reader_it_does_not_hold() {
+    let bed = Bed::new();
+    let mut command = bed.command(&["hold", "a"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdout(writer);
+    let ran = crate::bed::finish(command);
+    assert_eq!(ran.code, 70, "{}", ran.err);
+    assert!(bed.show("a")["token"].is_null());
+}

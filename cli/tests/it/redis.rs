@@ -1,0 +1,161 @@
+//! The command on a Redis server: its ways to fail, and a server that hangs.
+
+use std::time::{Duration, Instant};
+
+use fencelock_testbed::{Port, Redis};
+
+use crate::bed::{Bed, group, until};
+
+#[test]
+fn run_and_hold_and_show() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let mut hold = bed.start(&["hold", "a"]);
+    let granted = hold.json();
+    assert_eq!(bed.show("a")["token"], granted["token"]);
+    assert_eq!(
+        bed.run(&["check", granted["sequencer"].as_str().unwrap()])
+            .code,
+        0
+    );
+    let waiter = bed.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
+    bed.await_waiters("a", 1);
+    assert_eq!(hold.end().code, 0);
+    let ran = waiter.end();
+    assert_eq!(ran.code, 0);
+    let token: u64 = ran.out.trim().parse().unwrap();
+    assert!(token > granted["token"].as_u64().unwrap());
+    assert!(bed.show("a")["token"].is_null());
+}
+
+#[test]
+fn a_wrong_password_is_77_and_never_shown() {
+    let redis = Redis::builder().password("right-secret").start().unwrap();
+    let bed = Bed::on(format!("redis://:wrong-secret@127.0.0.1:{}", redis.port()));
+    for words in [
+        &["run", "a", "--", "echo", "ran"][..],
+        &["hold", "a"],
+        &["show", "a"],
+    ] {
+        let ran = bed.run(words);
+        assert_eq!((ran.code, ran.out.as_str()), (77, ""), "{}", ran.err);
+        assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+        assert!(!ran.err.contains("secret"), "{}", ran.err);
+    }
+    let bed = Bed::on(redis.url());
+    let mut hold = bed.start(&["hold", "a"]);
+    hold.line();
+    let listed = bed.run(&["ls"]);
+    assert_eq!(listed.code, 0);
+    assert!(!listed.out.contains("secret"), "{}", listed.out);
+}
+
+#[test]
+fn no_answer_is_69_within_the_time_to_connect() {
+    let nobody = Port::free().unwrap();
+    let bed = Bed::on(format!(
+        "redis://127.0.0.1:{}?connect-timeout=500ms",
+        nobody.number()
+    ));
+    let begun = Instant::now();
+    let ran = bed.run(&["run", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    assert!(ran.err.contains("127.0.0.1"), "{}", ran.err);
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
+
+    let redis = Redis::start().unwrap();
+    redis.pause().unwrap();
+    let bed = Bed::on(format!("{}?connect-timeout=500ms", redis.url()));
+    let begun = Instant::now();
+    let ran = bed.run(&["run", "-n", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn a_store_that_dies_while_one_waits_is_69_at_the_end_of_the_wait() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let mut hold = bed.start(&["hold", "a"]);
+    hold.line();
+    let waiter = bed.start(&["run", "-w", "2", "a", "--", "echo", "ran"]);
+    bed.await_waiters("a", 1);
+    redis.kill9();
+    let ran = waiter.end();
+    assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
+}
+
+#[test]
+fn a_hung_store_gets_the_command_asked_in_time_and_killed_at_the_end() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done";
+    let mut running = bed.start(&["run", "--ttl", "3s", "a", "-c", script]);
+    let command: i32 = running.line().parse().unwrap();
+    let hung = Instant::now();
+    redis.pause().unwrap();
+    assert_eq!(running.line(), "asked");
+    let asked = hung.elapsed();
+    until("the group is gone", || group(command).is_empty());
+    let gone = hung.elapsed();
+    let ran = running.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert!(ran.err.contains("lock a was lost"), "{}", ran.err);
+    assert!(
+        hung.elapsed() < gone + Duration::from_secs(1),
+        "{:?}",
+        hung.elapsed()
+    );
+    // The last renewal was up to a second before; SIGTERM comes a second before the end.
+    let second = Duration::from_secs(1);
+    assert!(
+        asked > second / 2 && asked < second * 2 + second / 10,
+        "{asked:?}"
+    );
+    assert!(
+        gone > asked + second / 2 && gone < 3 * second,
+        "{gone:?} after {asked:?}"
+    );
+}
+
+#[test]
+fn a_store_that_cannot_be_told_of_the_release_does_not_change_the_code() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let mut running = bed.start(&["run", "a", "-c", "echo up; cat; exit 7"]);
+    assert_eq!(running.line(), "up");
+    redis.pause().unwrap();
+    let begun = Instant::now();
+    let ran = running.end();
+    assert_eq!(ran.code, 7, "{}", ran.err);
+    assert!(
+        ran.err.contains("did not confirm the release"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn correctness_is_warned_of_what_the_store_cannot_promise() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let ran = bed.run(&["run", "--purpose", "correctness", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"));
+    assert!(ran.err.contains("fencelock: warning: "), "{}", ran.err);
+    let ran = bed.run(&["run", "--purpose", "efficiency", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.out.as_str(), ran.err.as_str()), ("ran\n", ""));
+}

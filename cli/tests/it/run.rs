@@ -1,0 +1,210 @@
+//! `run` while all is well: exclusion, order, environment, streams, signals.
+
+use rustix::process::Signal;
+
+use crate::bed::{Bed, Running, finish, only_child, processes, until};
+
+/// A script that notices when another copy of it runs, and notes its argument.
+const ALONE: &str = "mkdir running 2>/dev/null || echo overlap >> overlaps; echo $0 >> order; sleep 0.01; rmdir running";
+
+#[test]
+fn two_never_overlap() {
+    let bed = Bed::new();
+    let loops = "for i in 1 2 3 4 5 6 7 8 9 10; do \"$0\" run a -- sh -c \"$1\" $i || exit 1; done";
+    let both = [0, 1].map(|_| {
+        let mut command = std::process::Command::new("sh");
+        let fencelock = env!("CARGO_BIN_EXE_fencelock");
+        command.args(["-c", loops, fencelock, ALONE]);
+        command.current_dir(bed.path("."));
+        command.env("FENCELOCK_STORE", bed.store());
+        command.stdin(std::process::Stdio::null());
+        command.stdout(std::process::Stdio::piped());
+        command.stderr(std::process::Stdio::piped());
+        Running::start(command)
+    });
+    for running in both {
+        let ran = running.end();
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+    }
+    assert_eq!(bed.read("overlaps"), "");
+    assert_eq!(bed.read("order").lines().count(), 20);
+}
+
+#[test]
+fn fifty_run_one_after_another_in_the_order_of_their_arrival() {
+    let bed = Bed::new();
+    let mut holder = bed.start(&["hold", "a"]);
+    holder.line();
+    let all: Vec<Running> = (0..50)
+        .map(|i| {
+            let waiter = bed.start(&["run", "a", "--", "sh", "-c", ALONE, &i.to_string()]);
+            bed.await_waiters("a", i + 1);
+            waiter
+        })
+        .collect();
+    holder.end_input();
+    for running in all {
+        assert_eq!(running.end().code, 0);
+    }
+    let order: Vec<usize> = bed
+        .read("order")
+        .lines()
+        .map(|i| i.parse().unwrap())
+        .collect();
+    assert_eq!(order, (0..50).collect::<Vec<_>>());
+    assert_eq!(bed.read("overlaps"), "");
+}
+
+#[test]
+fn the_command_knows_its_lock() {
+    let bed = Bed::new();
+    let print = "echo $FENCELOCK_NAME; echo $FENCELOCK_TOKEN; echo $FENCELOCK_SEQUENCER; echo $FENCELOCK_OWNER;\
+                 \"$0\" check $FENCELOCK_SEQUENCER && echo checked";
+    let fencelock = env!("CARGO_BIN_EXE_fencelock");
+    let run = || bed.run(&["run", "a b", "--", "sh", "-c", print, fencelock]);
+    let (first, second) = (run(), run());
+    let lines = |out: &str| out.lines().map(str::to_owned).collect::<Vec<_>>();
+    let [name, token, sequencer, owner, checked] = &lines(&first.out)[..] else {
+        panic!("{first:?}");
+    };
+    assert_eq!((name.as_str(), checked.as_str()), ("a b", "checked"));
+    assert!(
+        sequencer.starts_with(&format!("fl1:x:{token}:")),
+        "{sequencer}"
+    );
+    assert!(sequencer.ends_with(":a%20b"), "{sequencer}");
+    assert!(owner.contains('#'), "{owner}");
+    let number = |token: &str| token.parse::<u64>().unwrap();
+    assert!(number(token) < number(&lines(&second.out)[1]));
+    // The grant is over.
+    assert_eq!(bed.run(&["check", sequencer]).code, 1);
+}
+
+#[test]
+fn streams_are_the_commands_own() {
+    let bed = Bed::new();
+    let mut cat = bed.start(&["run", "a", "--", "cat"]);
+    cat.type_in("one\n");
+    assert_eq!(cat.line(), "one");
+    cat.type_in("two");
+    let ran = cat.end();
+    assert_eq!(
+        (ran.code, ran.out.as_str(), ran.err.as_str()),
+        (0, "two", "")
+    );
+    let ran = bed.run(&["run", "a", "-c", "echo out; echo err >&2"]);
+    assert_eq!((ran.out.as_str(), ran.err.as_str()), ("out\n", "err\n"));
+    // A command that closes its input is seen to do so by who writes it.
+    let mut deaf = bed.start(&["run", "a", "-c", "exec < /dev/null; echo closed; sleep 60"]);
+    assert_eq!(deaf.line(), "closed");
+    deaf.signal(Signal::TERM);
+    assert_eq!(deaf.end().code, 143);
+}
+
+#[test]
+fn nothing_is_blocked_or_ignored_in_the_command() {
+    let bed = Bed::new();
+    let mask = |ran: &str, what: &str| {
+        let line = ran.lines().find_map(|line| line.strip_prefix(what));
+        u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
+    };
+    let inside = bed.run(&["run", "a", "--", "cat", "/proc/self/status"]).out;
+    let outside = std::fs::read_to_string("/proc/self/status").unwrap();
+    assert_eq!(mask(&inside, "SigBlk:"), 0);
+    // The Rust runtime of this test ignores SIGPIPE; its children do not.
+    let pipe = 1 << (Signal::PIPE.as_raw() - 1);
+    assert_eq!(mask(&inside, "SigIgn:"), mask(&outside, "SigIgn:") & !pipe);
+    // But what was to be ignored stays so.
+    let mut nohup = std::process::Command::new("nohup");
+    nohup.args([env!("CARGO_BIN_EXE_fencelock"), "run", "a", "--", "cat"]);
+    nohup
+        .arg("/proc/self/status")
+        .env("FENCELOCK_STORE", bed.store());
+    nohup.stdin(std::process::Stdio::null());
+    let inside = finish(nohup).out;
+    let hup = 1 << (Signal::HUP.as_raw() - 1);
+    assert_eq!(mask(&inside, "SigIgn:") & hup, hup);
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let bed = Bed::new();
+    let script = "for s in HUP INT QUIT TERM USR1 USR2; do trap \"echo got $s\" $s; done; echo ready; \
+                  while :; do sleep 0.01; done";
+    let mut running = bed.start(&["run", "a", "-c", script]);
+    assert_eq!(running.line(), "ready");
+    for (signal, name) in [
+        (Signal::HUP, "HUP"),
+        (Signal::INT, "INT"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::TERM, "TERM"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+    ] {
+        running.signal(signal);
+        assert_eq!(running.line(), format!("got {name}"));
+    }
+    assert!(running.runs());
+}
+
+#[test]
+fn the_command_leads_a_group_of_its_own_and_its_guard_stands_aside() {
+    let bed = Bed::new();
+    let mut running = bed.start(&["run", "a", "-c", "echo $$; sleep 60"]);
+    let command: i32 = running.line().parse().unwrap();
+    let guard = only_child(running.pid());
+    let all = processes();
+    let group = |pid| all.iter().find(|process| process.pid == pid).unwrap().group;
+    assert_eq!(only_child(guard), command);
+    assert_eq!(group(command), command);
+    assert_eq!(group(guard), guard);
+    assert_ne!(group(running.pid()), guard);
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code, 143);
+    until("the guard is gone", || !crate::bed::lives(guard));
+}
+
+#[test]
+fn what_the_command_leaves_behind_is_left_alone() {
+    let bed = Bed::new();
+    let ran = bed.run(&["run", "a", "-c", "sleep 60 > /dev/null 2>&1 & echo $!"]);
+    assert_eq!(ran.code, 0);
+    let left: i32 = ran.out.trim().parse().unwrap();
+    assert!(crate::bed::lives(left));
+    crate::bed::send(left, Signal::KILL);
+}
+
+#[test]
+fn the_store_of_the_command_line_wins_wherever_it_stands() {
+    let bed = Bed::new();
+    let mut holder = bed.start(&["hold", "a"]);
+    holder.line();
+    let other = format!("sqlite:{}", bed.path("other.db"));
+    for words in [
+        ["--store", &other, "run", "-n", "a", "true"],
+        ["run", "--store", &other, "-n", "a", "true"],
+    ] {
+        assert_eq!(bed.run(&words).code, 0, "{words:?}");
+    }
+    assert_eq!(bed.run(&["run", "-n", "a", "true"]).code, 1);
+}
+
+#[test]
+fn without_a_word_about_it_the_store_is_a_file_of_this_user() {
+    let bed = Bed::new();
+    let mut command = bed.command(&["run", "a", "--", "true"]);
+    command.env_remove("FENCELOCK_STORE");
+    command.env("XDG_STATE_HOME", bed.path("state"));
+    assert_eq!(finish(command).code, 0);
+    assert!(std::path::Path::new(&bed.path("state/fencelock/locks.db")).exists());
+}
+
+#[test]
+fn verbose_says_what_is_done() {
+    let bed = Bed::new();
+    let ran = bed.run(&["run", "-v", "a", "--", "true"]);
+    let lines: Vec<&str> = ran.err.lines().collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].contains("lock a is held, token"), "{lines:?}");
+    assert!(lines[1].contains("lock a is released"), "{lines:?}");
+}

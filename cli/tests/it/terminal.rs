@@ -1,0 +1,266 @@
+//! `run` in an interactive shell on a real terminal: Ctrl-C, Ctrl-Z, fg, bg, and the line for those who wait.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::bed::{Bed, PATIENCE, group, processes, until};
+
+/// A shell with job control on a terminal of its own; killed when dropped.
+struct Shell {
+    child: Child,
+    keyboard: File,
+    screen: Receiver<Vec<u8>>,
+    /// Everything that was on the screen since the last [`Shell::see`].
+    seen: String,
+}
+
+impl Shell {
+    fn on(bed: &Bed) -> Self {
+        let keyboard =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&keyboard).unwrap();
+        unlockpt(&keyboard).unwrap();
+        let name = ptsname(&keyboard, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let tty = File::from(open(name, flags, Mode::empty()).unwrap());
+        let mut command = Command::new("setsid");
+        command
+            .args(["--ctty", "bash", "--norc", "--noprofile", "-i"])
+            .current_dir(bed.path("."))
+            .env_remove("FENCELOCK_OWNER")
+            .env("FENCELOCK_STORE", bed.store())
+            .env("FL", env!("CARGO_BIN_EXE_fencelock"))
+            .env("PS1", "ready> ")
+            .env("PS2", "")
+            .env("TERM", "dumb")
+            .stdin(Stdio::from(tty.try_clone().unwrap()))
+            .stdout(Stdio::from(tty.try_clone().unwrap()))
+            .stderr(Stdio::from(tty));
+        let child = command.spawn().unwrap();
+        drop(command);
+        let keyboard = File::from(keyboard);
+        let mut master = keyboard.try_clone().unwrap();
+        let (tell, screen) = channel();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(read @ 1..) = master.read(&mut buffer) {
+                if tell.send(buffer[..read].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut shell = Self {
+            child,
+            keyboard,
+            screen,
+            seen: String::new(),
+        };
+        shell.see("ready> ");
+        // What is typed is not to be taken for what is printed.
+        shell.type_in("stty -echo\n");
+        shell.see("ready> ");
+        shell
+    }
+
+    fn type_in(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until the screen shows this, and returns what it showed up to there.
+    fn see(&mut self, wanted: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            if let Some(at) = self.seen.find(wanted) {
+                let rest = self.seen.split_off(at + wanted.len());
+                return std::mem::replace(&mut self.seen, rest);
+            }
+            let left = PATIENCE.saturating_sub(begun.elapsed());
+            match self.screen.recv_timeout(left) {
+                Ok(bytes) => self.seen += &String::from_utf8_lossy(&bytes),
+                Err(_) => panic!("{wanted:?} does not come; the screen shows {:?}", self.seen),
+            }
+        }
+    }
+
+    /// The number after `what` on the screen.
+    fn number(&mut self, what: &str) -> i32 {
+        self.see(what);
+        self.see("\n").trim().parse().unwrap()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says its process id and repeats what is typed.
+const ECHO: &str = "$FL run --ttl 10s a -- sh -c 'echo pid=$$; while read word; do echo heard-$word; done'; echo code=$?\n";
+
+fn state(pid: i32) -> char {
+    let all = processes();
+    all.iter().find(|process| process.pid == pid).unwrap().state
+}
+
+#[test]
+fn ctrl_c_ends_the_command_and_gives_the_terminal_back() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in("$FL run a -- sh -c 'echo pid=$$; sleep 60'; echo code=$?\n");
+    let command = shell.number("pid=");
+    shell.type_in("\x03");
+    assert_eq!(shell.number("code="), 130);
+    assert!(group(command).is_empty());
+    // The shell has its terminal again.
+    shell.type_in("echo back\n");
+    shell.see("back");
+    assert!(bed.show("a")["token"].is_null());
+}
+
+#[test]
+fn ctrl_c_while_waiting_leaves_the_line() {
+    let bed = Bed::new();
+    let mut hold = bed.start(&["hold", "--label", "nightly", "a"]);
+    let owner = hold.json()["owner"].as_str().unwrap().to_owned();
+    let mut shell = Shell::on(&bed);
+    shell.type_in("$FL run a -- echo ran; echo code=$?\n");
+    // One line that tells who, since when, and which place.
+    let line = shell.see("place 1 of 1");
+    let who: String = owner.chars().take(20).collect();
+    assert!(line.contains("waiting for a, held by"), "{line:?}");
+    assert!(line.contains(&who), "{line:?}");
+    assert!(!line.contains("ran"), "{line:?}");
+    shell.type_in("\x03");
+    let rest = shell.see("code=");
+    assert!(rest.contains("\r\x1b[K"), "{rest:?}");
+    assert_eq!(shell.see("\n").trim(), "130");
+    bed.await_waiters("a", 0);
+    // Quiet is quiet.
+    shell.type_in("$FL run -q -w 1 a -- echo ran; echo code=$?\n");
+    assert!(!shell.see("code=").contains("waiting"));
+}
+
+#[test]
+fn the_command_has_the_terminal() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in(ECHO);
+    shell.number("pid=");
+    shell.type_in("one\n");
+    shell.see("heard-one");
+    shell.type_in("\x04");
+    assert_eq!(shell.number("code="), 0);
+    shell.type_in("echo back\n");
+    shell.see("back");
+}
+
+#[test]
+fn it_reads_the_terminal_from_its_first_moment() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    for i in 0..30 {
+        shell.type_in(&format!("$FL run a -- head -n 1; echo code=$?\nword{i}\n"));
+        shell.see(&format!("word{i}"));
+        assert_eq!(shell.number("code="), 0);
+    }
+}
+
+#[test]
+fn ctrl_z_stops_both_and_fg_resumes_both() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in(ECHO);
+    let command = shell.number("pid=");
+    for _ in 0..3 {
+        shell.type_in("\x1a");
+        shell.see("Stopped");
+        assert_eq!(state(command), 'T');
+        // The shell has the terminal meanwhile.
+        shell.type_in("echo back\n");
+        shell.see("back");
+        shell.type_in("fg\n");
+        shell.type_in("one\n");
+        shell.see("heard-one");
+    }
+    shell.type_in("\x03");
+    // In a stopped list bash goes on with what comes after.
+    until("the command is gone", || group(command).is_empty());
+    shell.type_in("echo back\n");
+    shell.see("back");
+}
+
+#[test]
+fn fg_after_the_lease_finds_the_command_dead() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in("$FL run --ttl 500ms a -- sh -c 'trap \"\" TERM; echo pid=$$; while :; do sleep 0.05; done'\n");
+    let command = shell.number("pid=");
+    shell.type_in("\x1a");
+    shell.see("Stopped");
+    until("the command is gone", || group(command).is_empty());
+    // Another one can have it by then.
+    assert_eq!(bed.run(&["run", "a", "true"]).code, 0);
+    shell.type_in("fg; echo code=$?\n");
+    let said = shell.see("code=");
+    assert!(said.contains("lock a was lost"), "{said:?}");
+    assert_eq!(shell.see("\n").trim(), "75");
+}
+
+#[test]
+fn bg_resumes_it_without_the_terminal() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in(
+        "$FL run a -- sh -c 'echo pid=$$; while [ ! -e go ]; do sleep 0.05; done; echo went'\n",
+    );
+    let command = shell.number("pid=");
+    shell.type_in("\x1a");
+    shell.see("Stopped");
+    shell.type_in("bg\n");
+    until("it runs again", || state(command) != 'T');
+    shell.type_in("echo back\n");
+    shell.see("back");
+    shell.type_in("touch go; wait; echo done\n");
+    let said = shell.see("done");
+    assert!(said.contains("went"), "{said:?}");
+}
+
+#[test]
+fn a_job_in_the_background_that_reads_is_stopped_until_fg() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in("$FL run a -- sh -c 'echo pid=$$; read word; echo heard-$word' & echo started\n");
+    let command = shell.number("pid=");
+    until("it is stopped", || state(command) == 'T');
+    shell.type_in("\n");
+    shell.see("Stopped");
+    shell.type_in("fg\n");
+    until("it runs again", || state(command) != 'T');
+    shell.type_in("one\n");
+    shell.see("heard-one");
+    shell.type_in("echo code=$?\n");
+    assert_eq!(shell.number("code="), 0);
+}
+
+#[test]
+fn a_stop_that_nobody_could_end_is_none() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    // Its job is orphaned: the shell that could continue it is not of its session.
+    shell.type_in(
+        "script -qec \"$FL run a -- sh -c 'echo pid=\\$\\$; read word; echo heard-\\$word'\" /dev/null; echo code=$?\n",
+    );
+    shell.number("pid=");
+    shell.type_in("\x1a");
+    shell.type_in("one\n");
+    shell.see("heard-one");
+    assert_eq!(shell.number("code="), 0);
+}
