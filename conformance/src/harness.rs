@@ -58,8 +58,8 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     let mut failed = Vec::new();
     let mut tests = Vec::new();
     for subject in subjects {
-        match promises(*subject) {
-            Ok(promises) => tests.extend(list(*subject, &promises)),
+        match Promised::ask(*subject) {
+            Ok(promised) => tests.extend(list(*subject, &promised)),
             Err(why) => failed.push((format!("{}::open", subject.name()), why)),
         }
     }
@@ -86,7 +86,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
 }
 
 /// The cases for a subject. Says which ones are not, and why.
-fn list<'a>(subject: &'a dyn Subject, promises: &Promises) -> Vec<Test<'a>> {
+fn list<'a>(subject: &'a dyn Subject, promised: &Promised) -> Vec<Test<'a>> {
     let (mut tests, mut unpromised, mut unneeded) = (Vec::new(), Vec::new(), Vec::new());
     for case in cases() {
         let met = match case.needs {
@@ -94,10 +94,11 @@ fn list<'a>(subject: &'a dyn Subject, promises: &Promises) -> Vec<Test<'a>> {
             Needs::Processes => subject.spans_processes(),
             Needs::Server => subject.has_server(),
         };
-        if !(case.promised)(promises) {
-            unpromised.push(case.name);
-        } else if !met {
+        let promises = promised.to(case);
+        if !met {
             unneeded.push(case.name);
+        } else if !(case.promised)(promises) {
+            unpromised.push(case.name);
         } else {
             let promises = promises.clone();
             tests.push(Test {
@@ -124,15 +125,35 @@ fn runtime(name: &str) -> Runtime {
     builder.build().expect("the system has threads")
 }
 
-fn promises(subject: &dyn Subject) -> Result<Promises, String> {
-    runtime(subject.name()).block_on(async {
-        let store = subject
-            .open(false)
-            .await
-            .map_err(|error| error.to_string())?;
-        let client = store.connect().await.map_err(|error| error.to_string())?;
-        Ok(client.promises().clone())
-    })
+/// What a subject promises: its servers of a case's own may be set up to remember more.
+struct Promised {
+    store: Promises,
+    server: Option<Promises>,
+}
+
+impl Promised {
+    fn ask(subject: &dyn Subject) -> Result<Self, String> {
+        runtime(subject.name()).block_on(async {
+            let ask = async |server| {
+                let store = subject.open(server).await;
+                let store = store.map_err(|error| error.to_string())?;
+                let client = store.connect().await.map_err(|error| error.to_string())?;
+                Ok::<_, String>(client.promises().clone())
+            };
+            let store = ask(false).await?;
+            let server = if subject.has_server() {
+                Some(ask(true).await?)
+            } else {
+                None
+            };
+            Ok(Self { store, server })
+        })
+    }
+
+    fn to(&self, case: &Case) -> &Promises {
+        let server = self.server.as_ref().filter(|_| case.needs == Needs::Server);
+        server.unwrap_or(&self.store)
+    }
 }
 
 /// Runs tests, so many at once; answers with those that failed, and why.

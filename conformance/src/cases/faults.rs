@@ -227,6 +227,16 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
 
 async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    // Once before, so that whatever it takes to release (a script, a prepared statement) is at the server.
+    let guard = take(&far, &name).await;
+    let waiter = wait_for(&near, &name);
+    ctx.await_line(&near, &name, 1).await;
+    guard.release().await.unwrap();
+    got("the waiter is served", waiter)
+        .await
+        .release()
+        .await
+        .unwrap();
     let guard = take(&far, &name).await;
     let waiter = wait_for(&near, &name);
     ctx.await_line(&near, &name, 1).await;

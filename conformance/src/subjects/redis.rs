@@ -11,6 +11,9 @@ use crate::subject::{Passwords, Server, Store, Subject};
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
+/// Stands there however many names were locked.
+const COUNTER: &str = "fencelock:counter";
+
 pub(crate) struct OneRedis;
 
 #[async_trait]
@@ -60,17 +63,12 @@ impl Store for Node {
 
     async fn leftovers(&self) -> Result<u64> {
         let keys: Vec<String> = self.redis().command(&["KEYS", "*"])?;
-        Ok(keys.iter().filter(|key| !is_constant(key)).count() as u64)
+        Ok(keys.iter().filter(|key| *key != COUNTER).count() as u64)
     }
 
     fn server(&self) -> Option<&dyn Server> {
         Some(self)
     }
-}
-
-/// Whether a key stands there however many names were locked: the counter of tokens.
-fn is_constant(key: &str) -> bool {
-    key.ends_with("counter") || key.ends_with("token")
 }
 
 impl Server for Node {
