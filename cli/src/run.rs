@@ -45,7 +45,7 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Exit {
             guard.token()
         ));
     }
-    let outcome = match environment(&guard).await {
+    let outcome = match prepare(&guard, &times).await {
         Err(failure) => Err(failure),
         Ok(environment) if guard.joined() => {
             joined::run(&guard, &times, &command, &environment, &mut signals).await
@@ -70,8 +70,13 @@ fn command_line(args: &Run) -> Vec<OsString> {
     }
 }
 
-/// What the command finds in its environment.
-async fn environment(guard: &Guard) -> Result<Vec<(&'static str, String)>, Failure> {
+/// Makes sure of the whole lease, and says what the command finds in its environment.
+async fn prepare(guard: &Guard, times: &Times) -> Result<Vec<(&'static str, String)>, Failure> {
+    // A store may grant a waiter a short lease first, to see whether it is still there. That is too short to start in:
+    // the command would be asked to end at once.
+    if !guard.joined() && guard.remaining() < times.ttl / 2 {
+        guard.refresh(times.ttl).await?;
+    }
     let sequencer = guard.sequencer().await?;
     Ok(vec![
         ("FENCELOCK_NAME", guard.name().to_string()),

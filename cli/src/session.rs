@@ -147,22 +147,26 @@ async fn tell_place(client: &Client, name: &str, me: &str) {
     }
 }
 
+/// What comes last is cut off on a narrow terminal.
 fn place(view: &LockView, me: &str) -> String {
     let mut text = format!("fencelock: waiting for {}", view.name);
+    if let Some(at) = view.waiters.iter().position(|waiter| waiter.owner == me) {
+        text += &format!(" (place {} of {})", at + 1, view.waiters.len());
+    }
     if let Some(holder) = view.holders.first() {
-        text += &format!(", held by {}", holder.owner);
-        if let Some(label) = &holder.label {
-            text += &format!(" ({label})");
-        }
+        text += ", held";
         if let Some(held) = holder.held {
             text += &format!(" for {}", rough(held));
         }
+        // Without the part that only machines read.
+        let who = holder.owner.split('#').next();
+        text += &format!(" by {}", who.unwrap_or(&holder.owner));
         if let more @ 1.. = view.holders.len() - 1 {
             text += &format!(" and {more} more");
         }
-    }
-    if let Some(at) = view.waiters.iter().position(|waiter| waiter.owner == me) {
-        text += &format!(", place {} of {}", at + 1, view.waiters.len());
+        if let Some(label) = &holder.label {
+            text += &format!(" ({label})");
+        }
     }
     text
 }
@@ -179,9 +183,10 @@ impl Line {
         if Terminal::open().is_some_and(|terminal| !terminal.is_ours()) {
             return;
         }
-        let columns = tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col);
-        let columns = usize::from(columns).saturating_sub(1).max(20);
-        let text: String = one_line(text).chars().take(columns).collect();
+        let columns = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
+        // A terminal that does not know its size says 0.
+        let columns = if columns == 0 { 80 } else { columns.into() };
+        let text: String = one_line(text).chars().take(columns - 1).collect();
         self.shown = write!(io::stderr(), "{text}").is_ok();
     }
 

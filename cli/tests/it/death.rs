@@ -9,8 +9,8 @@ use crate::bed::{Bed, Running, group, lives, only_child, send, until};
 /// Does not listen to SIGTERM, has a child that does not either, and tells its process id.
 const DEAF: &str = "trap '' TERM; sleep 60 & echo $$; while :; do sleep 0.01; done";
 
-/// Says whether anybody of the process group `$0` lives.
-const AUTOPSY: &str = "kill -0 -$0 2>/dev/null && echo lives || echo gone";
+/// Says whether anybody of the process group `$0` lives. Who is dead and not yet buried does not.
+const AUTOPSY: &str = "ps -eo pgid=,stat= | grep -q \"^ *$0 [^Z]\" && echo lives || echo gone";
 
 /// A command that does not listen, under a lease of this length.
 fn deaf(bed: &Bed, ttl: &str) -> (Running, i32) {

@@ -29,6 +29,42 @@ fn run_and_hold_and_show() {
 }
 
 #[test]
+fn one_after_another_none_is_asked_to_end() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let mut hold = bed.start(&["hold", "a"]);
+    hold.line();
+    let script = "trap 'echo asked' TERM; sleep 0.05; echo $FENCELOCK_TOKEN";
+    let all: Vec<_> = (0..10)
+        .map(|i| {
+            let waiter = bed.start(&["run", "a", "-c", script]);
+            bed.await_waiters("a", i + 1);
+            waiter
+        })
+        .collect();
+    hold.end_input();
+    let mut last = 0;
+    for running in all {
+        let ran = running.end();
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+        let token: u64 = ran.out.trim().parse().unwrap();
+        assert!(token > last);
+        last = token;
+    }
+}
+
+#[test]
+fn a_ttl_beyond_the_stores_is_refused() {
+    let redis = Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    let ran = bed.run(&["run", "--ttl", "36000d", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (64, ""), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    assert!(ran.err.contains("ttl"), "{}", ran.err);
+    assert_eq!(redis.command::<u64>(&["EXISTS", "a"]).unwrap(), 0);
+}
+
+#[test]
 fn a_wrong_password_is_77_and_never_shown() {
     let redis = Redis::builder().password("right-secret").start().unwrap();
     let bed = Bed::on(format!("redis://:wrong-secret@127.0.0.1:{}", redis.port()));
