@@ -18,9 +18,6 @@ const FORMAT: i64 = 1;
 
 const SCHEMA: &str = include_str!("schema.sql");
 
-/// After so many pages the write-ahead log is copied back into the file.
-const CHECKPOINT_PAGES: i64 = 4000;
-
 /// What an engine needs to open its file, again if it was replaced.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
@@ -104,7 +101,8 @@ impl Source {
     fn prepare(&self, connection: &Connection) -> rusqlite::Result<()> {
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         connection.pragma_update(None, "synchronous", "normal")?;
-        connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        // The thread does it.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         let boot: Option<String> = match pragma(connection, "user_version")? {
             0 => None,
             _ => Some(connection.query_row("SELECT boot FROM store", [], |row| row.get(0))?),
@@ -313,7 +311,7 @@ fn wait_when_busy(connection: &mut Connection, deadline: &Arc<AtomicU64>) -> rus
         if left.is_zero() {
             return false;
         }
-        let most = 100u64 << tries.clamp(0, 5);
+        let most = 1000u64 << tries.clamp(0, 3);
         let nap = Duration::from_micros(most / 2 + fastrand::u64(..most));
         std::thread::sleep(nap.min(left));
         true

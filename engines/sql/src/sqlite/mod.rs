@@ -96,7 +96,7 @@ impl Sqlite {
             response_timeout,
             me,
             doors: Arc::clone(&doors),
-            events: tell.clone(),
+            events: Some(tell.clone()),
         })
         .await?;
         let hear = hear(Arc::clone(&doors), queue.clone(), tell);
@@ -173,7 +173,7 @@ impl Engine for Sqlite {
         let asked_at = Clock::Boot.now();
         let (action, claim) = (Action::About("take", claim.name.clone()), claim.clone());
         let work = move |visit: &mut thread::Visit<'_>| rows::place(visit, &claim, asked_at);
-        self.queue.write(action, work).await?
+        self.queue.write_little(action, work).await?
     }
 
     /// Woken by whoever ends a hold, from whatever process; looks by itself with growing, random naps as well, since a
@@ -222,7 +222,7 @@ impl Engine for Sqlite {
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let (action, claim) = (Action::About("release", claim.name.clone()), claim.clone());
         let work = move |visit: &mut thread::Visit<'_>| rows::withdraw(visit, &claim, how);
-        self.queue.write(action, work).await
+        self.queue.write_little(action, work).await
     }
 
     /// A hold that was taken away or asked back, by this process or another, is told at once. Where the other cannot

@@ -1,9 +1,13 @@
-//! The thread that the file belongs to. It takes what is queued and does all writes among it in one transaction, so
+//! The thread that works on the file. It takes what is queued and does all writes among it in one transaction, so
 //! that many tasks of a process cost one commit.
+//!
+//! A small write that would be the only one is done by the caller itself, if that needs no waiting: nothing is queued,
+//! the thread is idle, and no other process has the file locked. It then costs some ten microseconds, less than waking
+//! the thread and being woken. Whatever may take long (waiting for others, checkpoints, reopening) is the thread's.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::time::Duration;
 
 use fencelock_core::engine::Event;
@@ -23,6 +27,10 @@ const SWEEP: Duration = Duration::from_secs(60);
 
 /// How much longer than for other processes a call waits for the disk.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// One in so many commits has the write-ahead log copied back into the file. By chance and not by count, so that
+/// processes that live for a few commits only do their share.
+const COMMITS_TO_CHECKPOINT: u32 = 1000;
 
 /// What is asked, for errors.
 #[derive(Clone, Debug)]
@@ -99,6 +107,7 @@ where
 enum Message {
     Write(Box<dyn Job>),
     Read(Box<dyn Job>),
+    Checkpoint,
     Close(oneshot::Sender<()>),
 }
 
@@ -106,8 +115,22 @@ enum Message {
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     messages: mpsc::Sender<Message>,
+    desk: Arc<Desk>,
     source: Arc<Source>,
     response_timeout: Duration,
+}
+
+/// What the thread and a caller who does its own write share.
+struct Desk {
+    hands: Mutex<Hands>,
+    /// Requests that are queued or being worked on by the thread.
+    queued: AtomicUsize,
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Desk")
+    }
 }
 
 impl Queue {
@@ -118,7 +141,22 @@ impl Queue {
         action: Action,
         work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(Message::Write, action, work).await
+        let (job, answer) = self.request(action.clone(), work);
+        self.send(Message::Write(job))?;
+        self.answer(action, answer).await
+    }
+
+    /// As `write`, for work of a few statements.
+    pub(super) async fn write_little<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = self.request(action.clone(), work);
+        if let Some(job) = self.do_at_once(job) {
+            self.send(Message::Write(job))?;
+        }
+        self.answer(action, answer).await
     }
 
     /// Work that changes nothing, and waits for nobody.
@@ -127,16 +165,44 @@ impl Queue {
         action: Action,
         work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(Message::Read, action, work).await
+        let (job, answer) = self.request(action.clone(), work);
+        self.send(Message::Read(job))?;
+        self.answer(action, answer).await
     }
 
-    async fn ask<T: Send + 'static>(
+    /// Reads, and nobody waits for the answer.
+    pub(super) fn read_behind(
         &self,
-        kind: fn(Box<dyn Job>) -> Message,
+        action: Action,
+        work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<()> + Send + 'static,
+    ) {
+        let (job, _nobody) = self.request(action, work);
+        // A closed engine has nothing to find out any more.
+        let _ = self.send(Message::Read(job));
+    }
+
+    fn request<T: Send + 'static>(
+        &self,
         action: Action,
         work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let answer = self.send(kind, action.clone(), work)?;
+    ) -> (Box<dyn Job>, oneshot::Receiver<Result<T>>) {
+        let (reply, answer) = oneshot::channel();
+        let request = Request {
+            action,
+            deadline: Clock::Boot.now() + self.response_timeout,
+            work,
+            result: None,
+            reply,
+        };
+        (Box::new(request), answer)
+    }
+
+    fn send(&self, message: Message) -> Result<()> {
+        self.desk.queued.fetch_add(1, Ordering::AcqRel);
+        self.messages.send(message).map_err(|_| Error::Closed)
+    }
+
+    async fn answer<T>(&self, action: Action, answer: oneshot::Receiver<Result<T>>) -> Result<T> {
         // Processes that have the file locked are waited for on the thread; this is for a disk that does not answer.
         let patience = self.response_timeout + GRACE;
         match tokio::time::timeout(patience, answer).await {
@@ -148,39 +214,39 @@ impl Queue {
         }
     }
 
-    /// Reads, and nobody waits for the answer.
-    pub(super) fn read_behind(
-        &self,
-        action: Action,
-        work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<()> + Send + 'static,
-    ) {
-        // A closed engine has nothing to find out any more.
-        let _ = self.send(Message::Read, action, work);
-    }
-
-    fn send<T: Send + 'static>(
-        &self,
-        kind: fn(Box<dyn Job>) -> Message,
-        action: Action,
-        work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Result<T>>> {
-        let (reply, answer) = oneshot::channel();
-        let request = Request {
-            action,
-            deadline: Clock::Boot.now() + self.response_timeout,
-            work,
-            result: None,
-            reply,
+    /// Does the write here and now if that needs no waiting; else gives it back, with nothing done.
+    fn do_at_once(&self, job: Box<dyn Job>) -> Option<Box<dyn Job>> {
+        // What was asked before goes before.
+        if self.desk.queued.load(Ordering::Acquire) > 0 {
+            return Some(job);
+        }
+        let mut hands = match self.desk.hands.try_lock() {
+            Ok(hands) => hands,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Some(job),
         };
-        let message = kind(Box::new(request));
-        self.messages.send(message).map_err(|_| Error::Closed)?;
-        Ok(answer)
+        if !hands.has_the_file() {
+            return Some(job);
+        }
+        let mut jobs = [job];
+        let done = hands.transaction(&mut jobs, BootInstant::from_nanos(0));
+        let [job] = jobs;
+        // Whatever went wrong, the thread meets it again and says what it is.
+        let Ok(rings) = done else { return Some(job) };
+        hands.ring(rings);
+        drop(hands);
+        job.answer(None);
+        if fastrand::u32(..COMMITS_TO_CHECKPOINT) == 0 {
+            // A closed engine has checkpointed at its end.
+            let _ = self.send(Message::Checkpoint);
+        }
+        None
     }
 
     /// Ends the thread when all that was asked before is done.
     pub(super) async fn close(&self) {
         let (done, closed) = oneshot::channel();
-        if self.messages.send(Message::Close(done)).is_ok() {
+        if self.send(Message::Close(done)).is_ok() {
             // An error means that it is gone: closed just now by another.
             let _ = closed.await;
         }
@@ -193,7 +259,8 @@ pub(super) struct Worker {
     pub(super) response_timeout: Duration,
     pub(super) me: BellId,
     pub(super) doors: Arc<Doors>,
-    pub(super) events: tokio::sync::mpsc::UnboundedSender<Event>,
+    /// Until the engine is closed.
+    pub(super) events: Option<tokio::sync::mpsc::UnboundedSender<Event>>,
 }
 
 /// Starts the thread and opens the file on it.
@@ -204,8 +271,12 @@ pub(super) async fn start(worker: Worker) -> Result<Queue> {
     let (opened, open) = oneshot::channel();
     let run = move || match worker.source.open() {
         Ok(file) => {
-            if opened.send(Ok(())).is_ok() {
-                Thread::new(worker, file).run(&inbox);
+            let desk = Arc::new(Desk {
+                hands: Mutex::new(Hands::new(worker, file)),
+                queued: AtomicUsize::new(0),
+            });
+            if opened.send(Ok(Arc::clone(&desk))).is_ok() {
+                desk.serve(&inbox);
             }
         }
         Err(error) => {
@@ -221,22 +292,81 @@ pub(super) async fn start(worker: Worker) -> Result<Queue> {
         store: source.to_string(),
         why: "the thread that opens the file died".into(),
     };
-    open.await.map_err(died)??;
+    let desk = open.await.map_err(died)??;
     Ok(Queue {
         messages,
+        desk,
         source,
         response_timeout,
     })
 }
 
-struct Thread {
+impl Desk {
+    /// The thread's work, until the engine is closed or dropped.
+    fn serve(&self, inbox: &mpsc::Receiver<Message>) {
+        let mut writes = Vec::new();
+        let mut reads = Vec::new();
+        let mut close = None;
+        while let Ok(message) = inbox.recv() {
+            let mut next = Some(message);
+            let (mut taken, mut checkpoint) = (0, false);
+            while let Some(message) = next {
+                taken += 1;
+                match message {
+                    Message::Write(job) => writes.push(job),
+                    Message::Read(job) => reads.push(job),
+                    Message::Checkpoint => checkpoint = true,
+                    Message::Close(done) => {
+                        close = Some(done);
+                        break;
+                    }
+                }
+                next = if taken < BATCH {
+                    inbox.try_recv().ok()
+                } else {
+                    None
+                };
+            }
+            let mut hands = self.hands();
+            if !writes.is_empty() {
+                checkpoint |= fastrand::u32(..COMMITS_TO_CHECKPOINT) == 0;
+                hands.write(&mut writes);
+            }
+            for job in reads.drain(..) {
+                hands.read(job);
+            }
+            hands.sweep();
+            if checkpoint {
+                hands.checkpoint();
+            }
+            drop(hands);
+            self.queued.fetch_sub(taken, Ordering::AcqRel);
+            if close.is_some() {
+                break;
+            }
+        }
+        self.hands().put_down();
+        if let Some(done) = close {
+            // Nobody waits any more if the caller gave up.
+            let _ = done.send(());
+        }
+    }
+
+    fn hands(&self) -> MutexGuard<'_, Hands> {
+        // Whoever panicked left a transaction behind at worst, which the next BEGIN reports.
+        self.hands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The file and what is needed to work on it.
+struct Hands {
     worker: Worker,
     ringer: Ringer,
     file: Option<File>,
     swept: BootInstant,
 }
 
-impl Thread {
+impl Hands {
     fn new(worker: Worker, file: File) -> Self {
         Self {
             ringer: Ringer::new(worker.me),
@@ -246,38 +376,16 @@ impl Thread {
         }
     }
 
-    fn run(mut self, inbox: &mpsc::Receiver<Message>) {
-        let mut writes = Vec::new();
-        let mut reads = Vec::new();
-        let mut close = None;
-        while let Ok(message) = inbox.recv() {
-            let mut next = Some(message);
-            while let Some(message) = next {
-                match message {
-                    Message::Write(job) => writes.push(job),
-                    Message::Read(job) => reads.push(job),
-                    Message::Close(done) => {
-                        close = Some(done);
-                        break;
-                    }
-                }
-                let full = writes.len() + reads.len() >= BATCH;
-                next = if full { None } else { inbox.try_recv().ok() };
-            }
-            self.write(&mut writes);
-            for job in reads.drain(..) {
-                self.read(job);
-            }
-            self.sweep();
-            if close.is_some() {
-                break;
-            }
-        }
+    /// Closes the file, and ends the events.
+    fn put_down(&mut self) {
         self.file = None;
-        if let Some(done) = close {
-            // Nobody waits any more if the caller gave up.
-            let _ = done.send(());
-        }
+        self.worker.events = None;
+    }
+
+    /// Whether the file is open, and is the one that the path names.
+    fn has_the_file(&self) -> bool {
+        let path = &self.worker.source.path;
+        self.file.as_ref().is_some_and(|file| file.is_at(path))
     }
 
     /// All of these in one transaction; if that fails, each in its own, so that one does not fail the others.
@@ -285,7 +393,10 @@ impl Thread {
         if jobs.is_empty() {
             return;
         }
-        match self.transaction(jobs) {
+        let deadline = jobs.iter().map(|job| job.deadline()).min();
+        let deadline = deadline.unwrap_or(BootInstant::from_nanos(0));
+        let done = self.open_again_if_replaced().map_err(Failure::from);
+        match done.and_then(|()| self.transaction(jobs, deadline)) {
             Ok(rings) => {
                 self.ring(rings);
                 jobs.drain(..).for_each(|job| job.answer(None));
@@ -304,10 +415,12 @@ impl Thread {
         }
     }
 
-    fn transaction(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<Vec<Ring>, Failure> {
-        let deadline = jobs.iter().map(|job| job.deadline()).min();
-        let deadline = deadline.unwrap_or(BootInstant::from_nanos(0));
-        self.open_again_if_replaced()?;
+    /// Waits for other processes until the deadline. After an error nothing is done.
+    fn transaction(
+        &mut self,
+        jobs: &mut [Box<dyn Job>],
+        deadline: BootInstant,
+    ) -> Result<Vec<Ring>, Failure> {
         self.begin(deadline)?;
         let mut visit = self.visit()?;
         let worked = jobs.iter_mut().try_for_each(|job| job.work(&mut visit));
@@ -373,14 +486,10 @@ impl Thread {
     }
 
     fn open_again_if_replaced(&mut self) -> Result<(), Error> {
-        let source = &self.worker.source;
-        if self
-            .file
-            .as_ref()
-            .is_some_and(|file| file.is_at(&source.path))
-        {
+        if self.has_the_file() {
             return Ok(());
         }
+        let source = &self.worker.source;
         tracing::warn!(store = %source, "the file was deleted or replaced; opening it anew");
         self.file = None;
         self.file = Some(source.open()?);
@@ -414,17 +523,20 @@ impl Thread {
         match news {
             News::Turn(_, claim) => self.worker.doors.ring(claim),
             News::Held(_, event) => {
-                // Nobody listens once the engine is dropped.
-                let _ = self.worker.events.send(event);
+                if let Some(events) = &self.worker.events {
+                    // Nobody listens once the engine is dropped.
+                    let _ = events.send(event);
+                }
             }
         }
     }
 
     fn bury(&mut self, gone: Vec<Ring>) -> Result<Vec<Ring>, Failure> {
         let (reply, _nobody) = oneshot::channel();
+        let deadline = Clock::Boot.now() + self.worker.response_timeout;
         let request = Request {
             action: Action::Other("take waiters out of line whose processes are gone"),
-            deadline: Clock::Boot.now() + self.worker.response_timeout,
+            deadline,
             work: move |visit: &mut Visit<'_>| {
                 for ring in &gone {
                     if let News::Turn(name, claim) = &ring.news {
@@ -436,7 +548,7 @@ impl Thread {
             result: None,
             reply,
         };
-        self.transaction(&mut [Box::new(request)])
+        self.transaction(&mut [Box::new(request)], deadline)
     }
 
     /// Deletes the rows of holders and waiters that vanished and whose names nobody uses any more.
@@ -454,17 +566,40 @@ impl Thread {
             Err(_) => return,
         }
         let (reply, _nobody) = oneshot::channel();
+        let deadline = now + self.worker.response_timeout;
         let request = Request {
             action: Action::Other("delete what has expired"),
-            deadline: now + self.worker.response_timeout,
+            deadline,
             work: rows::sweep,
             result: None,
             reply,
         };
         let jobs: &mut [Box<dyn Job>] = &mut [Box::new(request)];
-        if let Err(failure) = self.transaction(jobs) {
+        if let Err(failure) = self.transaction(jobs, deadline) {
             let error = failure.explain(&self.worker.source, jobs[0].action());
             tracing::debug!(%error, "the rows of vanished claims stay for now");
+        }
+    }
+}
+
+impl Hands {
+    /// Copies the write-ahead log back into the file, and begins it anew if nobody reads it. Here, and not at the end of
+    /// whichever commit makes it long, because it waits for the disk.
+    fn checkpoint(&mut self) {
+        let Some(file) = &self.file else { return };
+        file.wait_until(Clock::Boot.now());
+        let copied = file
+            .connection
+            .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        // The first write after a checkpoint waits for the disk once more.
+        let begun = copied.and_then(|()| {
+            file.connection
+                .execute("UPDATE store SET token = token", [])
+                .map(drop)
+        });
+        if let Err(error) = begun {
+            // The next one does what is left.
+            tracing::debug!(store = %self.worker.source, %error, "the log could not be copied back just now");
         }
     }
 }
