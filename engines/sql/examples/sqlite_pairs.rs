@@ -1,5 +1,5 @@
 //! How many pairs of take and release per second the SQLite engine makes, next to bare SQLite (an INSERT and a DELETE,
-//! each in its own transaction), with several processes on one file of their own each time.
+//! each in its own transaction): by itself, and through the whole library. With several processes on one file of their own each time.
 //!
 //! `cargo run --release -p fencelock-sql --features sqlite --example sqlite_pairs -- [PROCESSES] [SECONDS] [TASKS]`
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Leave, Standing, Withdrawn};
-use fencelock_core::{ClaimIds, Engine, LockName, Mode};
+use fencelock_core::{ClaimIds, Client, Engine, LockName, Mode, Release};
 use fencelock_sql::Sqlite;
 
 type Failure = Box<dyn std::error::Error>;
@@ -22,35 +22,43 @@ fn main() -> Result<(), Failure> {
         let path = Path::new(path);
         let pairs = match kind.as_str() {
             "bare" => bare(path, worker, seconds)?,
-            _ => ours(path, worker, seconds, tasks.parse()?)?,
+            "library" => library(path, worker, seconds)?,
+            _ => engine(path, worker, seconds, tasks.parse()?)?,
         };
         println!("{pairs}");
         return Ok(());
     }
     let number = |at: usize, default: u64| args.get(at).map_or(Ok(default), |text| text.parse());
     let (processes, seconds, tasks) = (number(0, 8)?, number(1, 3)?, number(2, 1)?);
-    let mut ratios = Vec::new();
-    for round in 1..=3 {
+    let mut ratios = (Vec::new(), Vec::new());
+    for round in 1..=5 {
         let bare = run("bare", processes, seconds, tasks)?;
-        let ours = run("ours", processes, seconds, tasks)?;
+        let engine = run("engine", processes, seconds, tasks)?;
+        let library = run("library", processes, seconds, 1)?;
         let per_second = |pairs: &[u64]| pairs.iter().sum::<u64>() / seconds;
         let share = |pairs: &[u64]| {
             let least = pairs.iter().min().copied().unwrap_or(0);
             let most = pairs.iter().max().copied().unwrap_or(0);
             format!("{least}..{most}")
         };
-        let ratio = per_second(&ours) as f64 / per_second(&bare) as f64;
-        println!(
-            "round {round}: bare {}/s (per process {}), fencelock {}/s (per process {}), ratio {ratio:.2}",
-            per_second(&bare),
-            share(&bare),
-            per_second(&ours),
-            share(&ours),
-        );
-        ratios.push(ratio);
+        let ratio = |pairs: &[u64]| per_second(pairs) as f64 / per_second(&bare) as f64;
+        print!("round {round}:");
+        for (what, pairs) in [("bare", &bare), ("engine", &engine), ("library", &library)] {
+            print!(" {what} {}/s ({} each),", per_second(pairs), share(pairs));
+        }
+        println!(" ratios {:.2} {:.2}", ratio(&engine), ratio(&library));
+        ratios.0.push(ratio(&engine));
+        ratios.1.push(ratio(&library));
     }
-    ratios.sort_by(f64::total_cmp);
-    println!("median ratio {:.2}", ratios[1]);
+    let median = |mut ratios: Vec<f64>| {
+        ratios.sort_by(f64::total_cmp);
+        ratios[ratios.len() / 2]
+    };
+    println!(
+        "median ratios: engine {:.2}, library {:.2}",
+        median(ratios.0),
+        median(ratios.1)
+    );
     Ok(())
 }
 
@@ -102,7 +110,7 @@ fn bare(path: &Path, worker: &str, seconds: Duration) -> Result<u64, Failure> {
     Ok(pairs)
 }
 
-fn ours(path: &Path, worker: &str, seconds: Duration, tasks: u64) -> Result<u64, Failure> {
+fn engine(path: &Path, worker: &str, seconds: Duration, tasks: u64) -> Result<u64, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;
@@ -132,6 +140,25 @@ fn ours(path: &Path, worker: &str, seconds: Duration, tasks: u64) -> Result<u64,
         }
         engine.close().await?;
         Ok(pairs.load(Ordering::Relaxed))
+    })
+}
+
+fn library(path: &Path, worker: &str, seconds: Duration) -> Result<u64, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()?;
+    runtime.block_on(async {
+        let client = Client::new(Arc::new(Sqlite::at(path).await?))?;
+        let name = format!("job-{worker}");
+        let (mut pairs, start) = (0, Instant::now());
+        while start.elapsed() < seconds {
+            let guard = client.lock(&name).await?;
+            let released = guard.release().await?;
+            assert_eq!(released, Release::Released);
+            pairs += 1;
+        }
+        client.close().await?;
+        Ok(pairs)
     })
 }
 
