@@ -19,6 +19,7 @@ pub struct Ctx {
     pub(crate) store: Box<dyn Store>,
     pub(crate) promises: Promises,
     pub(crate) worker: PathBuf,
+    pub(crate) claim_window: Duration,
 }
 
 impl Ctx {
@@ -32,6 +33,18 @@ impl Ctx {
     #[must_use]
     pub fn promises(&self) -> &Promises {
         &self.promises
+    }
+
+    /// For how long a waiter that died may hold up the line.
+    #[must_use]
+    pub fn claim_window(&self) -> Duration {
+        self.claim_window
+    }
+
+    /// A time in which whatever needs neither a lease nor a claim window to end is done, on a busy machine too.
+    #[must_use]
+    pub fn at_once(&self) -> Duration {
+        self.claim_window * 3 / 4
     }
 
     /// The store.
@@ -70,6 +83,11 @@ impl Ctx {
     /// Another process that has opened the store.
     pub async fn remote(&self) -> Remote {
         Remote::start(&self.worker, &self.store.url()).await
+    }
+
+    /// Another process that has opened the store by way of the proxy.
+    pub async fn proxied_remote(&self) -> Remote {
+        Remote::start(&self.worker, &self.server().proxied_url()).await
     }
 
     /// A short ttl that the engine takes.

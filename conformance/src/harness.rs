@@ -40,8 +40,12 @@ struct Test<'a> {
 
 impl Test<'_> {
     fn name(&self) -> String {
-        format!("{}::{}", self.subject.name(), self.case.name)
+        name_of(self.subject, self.case)
     }
+}
+
+fn name_of(subject: &dyn Subject, case: &Case) -> String {
+    format!("{}::{}", subject.name(), case.name)
 }
 
 /// What a test program does. `worker` is the binary `fencelock-conformance-worker`.
@@ -59,7 +63,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     let mut tests = Vec::new();
     for subject in subjects {
         match Promised::ask(*subject) {
-            Ok(promised) => tests.extend(list(*subject, &promised)),
+            Ok(promised) => tests.extend(list(*subject, &promised, &arguments)),
             Err(why) => failed.push((format!("{}::open", subject.name()), why)),
         }
     }
@@ -86,7 +90,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
 }
 
 /// The cases for a subject. Says which ones are not, and why.
-fn list<'a>(subject: &'a dyn Subject, promised: &Promised) -> Vec<Test<'a>> {
+fn list<'a>(subject: &'a dyn Subject, promised: &Promised, arguments: &Arguments) -> Vec<Test<'a>> {
     let (mut tests, mut unpromised, mut unneeded) = (Vec::new(), Vec::new(), Vec::new());
     for case in cases() {
         let met = match case.needs {
@@ -108,8 +112,11 @@ fn list<'a>(subject: &'a dyn Subject, promised: &Promised) -> Vec<Test<'a>> {
             });
         }
     }
+    let asked_for = tests
+        .iter()
+        .any(|test: &Test<'_>| arguments.wants(&test.name()));
     let say = |names: &[&str], why: &str| {
-        if !names.is_empty() {
+        if asked_for && !names.is_empty() {
             eprintln!("{}: {why}: {}", subject.name(), names.join(", "));
         }
     };
@@ -166,7 +173,7 @@ fn run_all(tests: Vec<Test<'_>>, threads: usize, worker: &Path) -> Vec<(String, 
                 while let Some(test) = { todo.lock().unwrap().pop_front() } {
                     let name = test.name();
                     let begin = Instant::now();
-                    let outcome = run(&test, &name, worker);
+                    let outcome = run(test.subject, &test.promises, test.case, worker);
                     let took = begin.elapsed().as_secs_f64();
                     let word = if outcome.is_ok() { "ok" } else { "FAILED" };
                     println!("test {name} ... {word} <{took:.3}s>");
@@ -180,20 +187,29 @@ fn run_all(tests: Vec<Test<'_>>, threads: usize, worker: &Path) -> Vec<(String, 
     failed.into_inner().unwrap()
 }
 
-/// Runs one test on a thread and a runtime of its own, so that a panic is an outcome and says whose it is.
-fn run(test: &Test<'_>, name: &str, worker: &Path) -> Result<(), String> {
+/// Runs one case on a subject, on a thread and a runtime of its own, so that a panic is an outcome and says whose it is.
+///
+/// # Errors
+/// Why the case failed.
+pub fn run(
+    subject: &dyn Subject,
+    promises: &Promises,
+    case: &'static Case,
+    worker: &Path,
+) -> Result<(), String> {
+    let name = name_of(subject, case);
     let work = || {
-        let runtime = runtime(name);
+        let runtime = runtime(&name);
         let outcome = runtime.block_on(async {
-            let own_server = test.case.needs == Needs::Server;
-            let store = test.subject.open(own_server).await;
+            let store = subject.open(case.needs == Needs::Server).await;
             let ctx = Ctx {
-                case: test.case.name,
+                case: case.name,
                 store: store.map_err(|error| error.to_string())?,
-                promises: test.promises.clone(),
+                promises: promises.clone(),
                 worker: worker.to_owned(),
+                claim_window: subject.claim_window(),
             };
-            let ended = tokio::time::timeout(LIMIT, (test.case.run)(ctx)).await;
+            let ended = tokio::time::timeout(LIMIT, (case.run)(ctx)).await;
             ended.map_err(|_| format!("not over after {LIMIT:?}"))
         });
         // Not its drop, which would wait for whatever a failed case left blocked.
@@ -201,10 +217,9 @@ fn run(test: &Test<'_>, name: &str, worker: &Path) -> Result<(), String> {
         outcome
     };
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name(name.to_owned());
-        let thread = thread
-            .spawn_scoped(scope, work)
-            .expect("the system has threads");
+        let thread = std::thread::Builder::new().name(name.clone());
+        let thread = thread.spawn_scoped(scope, work);
+        let thread = thread.expect("the system has threads");
         thread.join().unwrap_or_else(|panic| Err(text_of(&*panic)))
     })
 }

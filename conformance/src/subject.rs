@@ -1,5 +1,7 @@
 //! An engine under test, and the stores that it is tested on.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use fencelock::Client;
 use fencelock_testbed::{Proxy, Result};
@@ -18,6 +20,11 @@ pub trait Subject: Send + Sync {
     /// Whether there is a server that can be stopped, killed and cut off.
     fn has_server(&self) -> bool {
         false
+    }
+
+    /// For how long a waiter that died may hold up the line, as its engine documents it.
+    fn claim_window(&self) -> Duration {
+        Duration::from_secs(2)
     }
 
     /// A fresh, empty store that nobody else uses. With `server`, on a server that nobody else uses either.

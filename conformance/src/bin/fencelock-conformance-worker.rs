@@ -7,8 +7,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fencelock::{Client, Guard};
-use fencelock_core::Clock;
+use fencelock::{Client, Clock, Error, Guard};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -114,21 +113,27 @@ impl Worker {
         Ok(json!({"reason": reason, "now": Clock::Boot.now().as_nanos()}))
     }
 
-    /// Locks and releases so many times; answers with a list of (token, from, to).
+    /// Locks and releases so many times; answers with a list of (token, from, to). A release that is not confirmed is
+    /// no error: it goes on behind.
     async fn rounds(&self, request: &Value) -> Answer {
         let name = request["name"].as_str().unwrap();
+        let millis = |key: &str| Duration::from_millis(request[key].as_u64().unwrap());
+        let (ttl, pause) = (millis("ttl_ms"), millis("pause_ms"));
         let mut stays = Vec::new();
         for _ in 0..request["rounds"].as_u64().unwrap() {
-            let guard = self
-                .client
-                .lock(name)
-                .await
-                .map_err(|error| error.to_string())?;
+            let guard = self.client.lock(name).ttl(ttl).await;
+            let guard = guard.map_err(|error| error.to_string())?;
             let from = Clock::Boot.now().as_nanos();
-            tokio::task::yield_now().await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = guard.lost() => {}
+            }
             let to = Clock::Boot.now().min(guard.valid_until()).as_nanos();
             stays.push(json!([guard.token().get(), from, to]));
-            guard.release().await.map_err(|error| error.to_string())?;
+            match guard.release().await {
+                Ok(_) | Err(Error::Unavailable { .. }) => {}
+                Err(error) => return Err(error.to_string()),
+            }
         }
         Ok(Value::Array(stays))
     }

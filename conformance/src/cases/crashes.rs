@@ -24,8 +24,8 @@ fn delays(promises: &Promises) -> bool {
     promises.lock_delay
 }
 
-/// What a lease or a claim window may be over by, on a machine that is busy.
-const SLACK: Duration = Duration::from_secs(4);
+/// By how much a lease or a claim window may be overstepped on a machine that is busy.
+const SLACK: Duration = Duration::from_secs(3);
 
 async fn a_killed_holder_frees_the_lock_after_its_lease(ctx: Ctx) {
     let (client, name) = (ctx.client().await, ctx.name());
@@ -84,7 +84,10 @@ async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
     guard.release().await.unwrap();
     let next = got("the second in line is served", second).await;
     let after = released.elapsed();
-    assert!(after <= SLACK, "served only after {after:?}");
+    assert!(
+        after <= ctx.claim_window() + SLACK,
+        "served only after {after:?}"
+    );
     next.release().await.unwrap();
     ctx.await_nothing_left().await;
 }
@@ -135,7 +138,10 @@ async fn a_stopped_waiter_does_not_block_the_line(ctx: Ctx) {
     guard.release().await.unwrap();
     let next = got("the second in line is served", second).await;
     let after = released.elapsed();
-    assert!(after <= SLACK, "served only after {after:?}");
+    assert!(
+        after <= ctx.claim_window() + SLACK,
+        "served only after {after:?}"
+    );
     let token = next.token().get();
     first.process().resume().unwrap();
     sleep(Duration::from_millis(200)).await;

@@ -6,6 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use fencelock::{Client, Release};
+use fencelock_testbed::Flow;
 use futures_util::future::Either;
 use tokio::time::Instant;
 
@@ -16,14 +17,12 @@ pub(super) static CASES: &[Case] = &[
     case!(a_wish_dropped_at_any_moment),
     case!(a_wait_dropped_at_any_moment),
     case!(a_release_dropped_at_any_moment),
+    case!(everything_dropped_over_a_slow_network).server(),
     case!(a_dropped_guard_releases),
     case!(a_with_dropped_in_its_body),
     case!(a_panic_in_a_body_releases),
     case!(a_runtime_that_is_gone_holds_for_a_lease_at_most),
 ];
-
-/// So much shorter than the ttl of 30 s that nothing below can be mistaken for an expiry.
-const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// How a future is stopped: after so many polls, or after so long.
 #[derive(Clone, Copy, Debug)]
@@ -75,14 +74,14 @@ async fn spin(time: Duration) {
     }
 }
 
-/// The lock is free, or will be without anybody's lease having to end.
-async fn is_free(client: &Client, name: &str, stop: Stop) {
+/// The lock is free, or will be without anybody's lease or claim window having to end.
+async fn is_free(ctx: &Ctx, client: &Client, name: &str, stop: Stop) {
     let begin = Instant::now();
     let guard = soon("the lock after a dropped future", client.lock(name))
         .await
         .unwrap();
     let took = begin.elapsed();
-    assert!(took < AT_ONCE, "{stop:?}: free only after {took:?}");
+    assert!(took < ctx.at_once(), "{stop:?}: free only after {took:?}");
     guard.release().await.unwrap();
 }
 
@@ -90,9 +89,9 @@ async fn a_wish_dropped_at_any_moment(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     for stop in stops() {
         drop(stopped(stop, one.lock(&name).into_future()).await);
-        is_free(&two, &name, stop).await;
+        is_free(&ctx, &two, &name, stop).await;
         drop(stopped(stop, one.try_lock(&name).into_future()).await);
-        is_free(&two, &name, stop).await;
+        is_free(&ctx, &two, &name, stop).await;
     }
     ctx.await_nothing_left().await;
 }
@@ -104,17 +103,9 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
         let guard = take(&one, &name).await;
         let before = stopped(stop, two.lock(&name).into_future()).await;
         assert!(before.is_none(), "{stop:?}: {before:?}");
-        // A release while the place may be being left: the lock is handed to one who went away.
-        if matches!(stop, Stop::After(_)) {
-            guard.release().await.unwrap();
-        } else {
-            until("nobody is in line", async || {
-                one.look(&name).await.unwrap().waiters.is_empty()
-            })
-            .await;
-            guard.release().await.unwrap();
-        }
-        is_free(&three, &name, stop).await;
+        // While the place may be being left: the lock is handed to one who went away.
+        guard.release().await.unwrap();
+        is_free(&ctx, &three, &name, stop).await;
     }
     // Dropped while the lock is being handed over.
     for stop in stops() {
@@ -127,7 +118,7 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
         // Ended by then, one way or the other; a guard that it got is dropped here.
         drop(waiter.await);
         soon("the release", released).await.unwrap().unwrap();
-        is_free(&three, &name, stop).await;
+        is_free(&ctx, &three, &name, stop).await;
     }
     ctx.await_nothing_left().await;
 }
@@ -141,7 +132,31 @@ async fn a_release_dropped_at_any_moment(ctx: Ctx) {
             matches!(released, None | Some(Ok(Release::Released))),
             "{released:?}"
         );
-        is_free(&two, &name, stop).await;
+        is_free(&ctx, &two, &name, stop).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// With so slow a network that the drops fall before, into and after each exchange with the server.
+async fn everything_dropped_over_a_slow_network(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    let delay = Duration::from_millis(6);
+    ctx.server().proxy().both(Flow::Delay(delay));
+    for step in 0..14 {
+        let moment = Stop::After(delay * step / 3);
+        drop(stopped(moment, far.lock(&name).into_future()).await);
+        is_free(&ctx, &near, &name, moment).await;
+        drop(stopped(moment, far.try_lock(&name).recorded().into_future()).await);
+        is_free(&ctx, &near, &name, moment).await;
+        let guard = take(&near, &name).await;
+        drop(stopped(moment, far.lock(&name).into_future()).await);
+        guard.release().await.unwrap();
+        is_free(&ctx, &near, &name, moment).await;
+        let guard = take(&far, &name).await;
+        drop(stopped(moment, guard.sequencer()).await);
+        drop(stopped(moment, guard.refresh(Duration::from_secs(30))).await);
+        drop(stopped(moment, guard.release()).await);
+        is_free(&ctx, &near, &name, moment).await;
     }
     ctx.await_nothing_left().await;
 }
@@ -154,7 +169,7 @@ async fn a_dropped_guard_releases(ctx: Ctx) {
     let begin = Instant::now();
     drop(guard);
     let next = got("the waiter after a drop", waiter).await;
-    assert!(begin.elapsed() < AT_ONCE);
+    assert!(begin.elapsed() < ctx.at_once());
     drop(next);
     ctx.await_nothing_left().await;
 }
@@ -174,7 +189,7 @@ async fn a_with_dropped_in_its_body(ctx: Ctx) {
     };
     soon("the body begins", inside).await.unwrap();
     body.abort();
-    is_free(&two, &name, Stop::Polls(0)).await;
+    is_free(&ctx, &two, &name, Stop::Polls(0)).await;
     let seven = one
         .with(&name, |held| async move { held.is_valid().then_some(7) })
         .await;
@@ -199,7 +214,7 @@ async fn a_panic_in_a_body_releases(ctx: Ctx) {
         ended.unwrap_err().is_panic(),
         "the panic must reach the caller"
     );
-    is_free(&two, &name, Stop::Polls(0)).await;
+    is_free(&ctx, &two, &name, Stop::Polls(0)).await;
     ctx.await_nothing_left().await;
 }
 

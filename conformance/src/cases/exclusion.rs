@@ -2,21 +2,33 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use fencelock::{Clock, Error};
+use fencelock::{Clock, Durability, Error, Promises};
+use fencelock_testbed::Flow;
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, soon, take};
 use crate::history::{Stay, faults};
+use crate::remote::Remote;
 
 pub(super) static CASES: &[Case] = &[
     case!(held_means_held),
     case!(tasks_and_clients_exclude_each_other).alone(),
+    case!(processes_exclude_each_other_through_faults)
+        .server()
+        .promised(remembers)
+        .alone(),
     case!(eight_processes_exclude_each_other)
         .processes()
         .alone(),
 ];
+
+fn remembers(promises: &Promises) -> bool {
+    promises.durability != Durability::Volatile
+}
 
 async fn held_means_held(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
@@ -83,18 +95,29 @@ async fn tasks_and_clients_exclude_each_other(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn eight_processes_exclude_each_other(ctx: Ctx) {
-    const ROUNDS: usize = 50;
-    let mut remotes = Vec::new();
-    for _ in 0..8 {
-        remotes.push(ctx.remote().await);
-    }
-    // All are there before the first one begins.
-    let request = json!({"do": "rounds", "name": ctx.name(), "rounds": ROUNDS});
-    let asked: Vec<u64> = remotes
+/// Has each process lock and release so many times.
+fn begin_rounds(
+    ctx: &Ctx,
+    remotes: &mut [Remote],
+    rounds: usize,
+    ttl: Duration,
+    pause: Duration,
+) -> Vec<u64> {
+    let request = json!({
+        "do": "rounds",
+        "name": ctx.name(),
+        "rounds": rounds,
+        "ttl_ms": ttl.as_millis() as u64,
+        "pause_ms": pause.as_millis() as u64,
+    });
+    remotes
         .iter_mut()
         .map(|remote| remote.ask(request.clone()))
-        .collect();
+        .collect()
+}
+
+/// When each of them believed to hold the lock.
+async fn end_rounds(remotes: &mut [Remote], asked: Vec<u64>) -> Vec<Stay> {
     let mut stays = Vec::new();
     for (who, (remote, asked)) in remotes.iter_mut().zip(asked).enumerate() {
         let answer = remote.answer("a process has had its turns", asked).await;
@@ -110,7 +133,63 @@ async fn eight_processes_exclude_each_other(ctx: Ctx) {
             }
         }));
     }
+    stays
+}
+
+async fn eight_processes_exclude_each_other(ctx: Ctx) {
+    const ROUNDS: usize = 50;
+    let mut remotes = Vec::new();
+    for _ in 0..8 {
+        remotes.push(ctx.remote().await);
+    }
+    // All are there before the first one begins.
+    let asked = begin_rounds(
+        &ctx,
+        &mut remotes,
+        ROUNDS,
+        Duration::from_secs(30),
+        Duration::ZERO,
+    );
+    let stays = end_rounds(&mut remotes, asked).await;
     assert_eq!(stays.len(), 8 * ROUNDS);
+    assert_eq!(faults(&stays), [""; 0]);
+    ctx.await_nothing_left().await;
+}
+
+/// While connections are cut, bytes are delayed and held, the server hangs past the lease, is killed and comes back.
+async fn processes_exclude_each_other_through_faults(ctx: Ctx) {
+    const ROUNDS: usize = 60;
+    let mut remotes = Vec::new();
+    for _ in 0..6 {
+        remotes.push(ctx.proxied_remote().await);
+    }
+    let (ttl, pause) = (ctx.ttl(600), Duration::from_millis(5));
+    let asked = begin_rounds(&ctx, &mut remotes, ROUNDS, ttl, pause);
+    let (server, proxy) = (ctx.server(), ctx.server().proxy());
+    for round in 0..4 {
+        sleep(Duration::from_millis(150)).await;
+        proxy.reset();
+        sleep(Duration::from_millis(150)).await;
+        proxy.both(Flow::Delay(Duration::from_millis(20)));
+        sleep(Duration::from_millis(150)).await;
+        proxy.both(Flow::Hold);
+        sleep(ttl + Duration::from_millis(100)).await;
+        proxy.both(Flow::Pass);
+        sleep(Duration::from_millis(150)).await;
+        server.pause().unwrap();
+        sleep(ttl / 2 * (1 + round % 2 * 2)).await;
+        server.resume().unwrap();
+        sleep(Duration::from_millis(150)).await;
+        proxy.answers(Flow::Lose);
+        sleep(Duration::from_millis(150)).await;
+        proxy.answers(Flow::Pass);
+        proxy.reset();
+        if round == 2 {
+            server.restart().unwrap();
+        }
+    }
+    let stays = end_rounds(&mut remotes, asked).await;
+    assert_eq!(stays.len(), 6 * ROUNDS);
     assert_eq!(faults(&stays), [""; 0]);
     ctx.await_nothing_left().await;
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fencelock::{Error, Order, Promises};
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
@@ -90,10 +90,12 @@ async fn a_waiter_that_goes_away_leaves_the_line(ctx: Ctx) {
     ctx.await_line(&holder, &name, 1).await;
     let second = wait_for(&ctx.client().await, &name);
     ctx.await_line(&holder, &name, 2).await;
+    let begin = Instant::now();
     first.abort();
     ctx.await_line(&holder, &name, 1).await;
     guard.release().await.unwrap();
     let guard = got("the second in line is served", second).await;
+    assert!(begin.elapsed() < ctx.at_once(), "{:?}", begin.elapsed());
     guard.release().await.unwrap();
     ctx.await_nothing_left().await;
 }

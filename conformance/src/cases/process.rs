@@ -71,16 +71,17 @@ async fn others_have_their_turn(ctx: Ctx) {
     for _ in 0..10 {
         let waiter = wait_for(&single, &name);
         // Counted from when it stands in the store's line beside the crowd's claim, or has been served already.
-        let mut standing = 0;
+        let mut standing = None;
         while !waiter.is_finished() {
             let view = crowd.look(&name).await.unwrap();
-            standing = grants.lock().unwrap().len();
+            standing = Some(grants.lock().unwrap().len());
             if view.waiters.len() >= 2 {
                 break;
             }
         }
         let guard = got("the single one has its turn", waiter).await;
-        waits.push(grants.lock().unwrap().len().saturating_sub(standing));
+        let granted = grants.lock().unwrap().len();
+        waits.push(standing.map_or(0, |standing| granted - standing));
         guard.release().await.unwrap();
     }
     for task in &tasks {

@@ -164,7 +164,6 @@ async fn a_password_is_never_printed(ctx: Ctx) {
     let with_option = format!("{}?no-such-option=1", passwords.right_url);
     let error = fencelock::connect(&with_option).await.unwrap_err();
     check(format!("{error} {error:?}"));
-    check(format!("{:?}", fencelock::connect(&passwords.right_url)));
     let client = fencelock::connect(&passwords.right_url).await.unwrap();
     check(format!(
         "{client:?} {:?} {}",
@@ -191,6 +190,8 @@ async fn a_password_is_never_printed(ctx: Ctx) {
         .await
         .unwrap_err();
     check(format!("{error} {error:?}"));
+    // Before it is awaited.
+    check(format!("{:?}", fencelock::connect(&passwords.right_url)));
 }
 
 async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {

@@ -1,5 +1,7 @@
 //! SQLite: a file of its own for each case.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use fencelock_testbed::{Dir, Failure, Result};
 use rusqlite::{Connection, OpenFlags};
@@ -12,6 +14,10 @@ pub(crate) struct InFile;
 impl Subject for InFile {
     fn name(&self) -> &'static str {
         "sqlite"
+    }
+
+    fn claim_window(&self) -> Duration {
+        Duration::from_secs(6)
     }
 
     async fn open(&self, _server: bool) -> Result<Box<dyn Store>> {
@@ -32,7 +38,7 @@ impl File {
             return Ok(0);
         }
         let file = Connection::open_with_flags(self.path(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        file.busy_timeout(std::time::Duration::from_secs(5))?;
+        file.busy_timeout(Duration::from_secs(5))?;
         let tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> 'store'";
         let mut tables = file.prepare(tables)?;
         let names = tables.query_map([], |row| row.get::<_, String>(0))?;

@@ -1,0 +1,482 @@
+//! The suite is worth something only if it fails: engines that are wrong in one way each, and the cases that must find
+//! them. On the same engine without the fault the same cases pass.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock::engine::{
+    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
+    WaiterView, Withdrawn,
+};
+use fencelock::{
+    ClaimId, Client, Clock, Engine, LockName, Memory, Mode, Promises, Result, Token, Tokens,
+};
+use fencelock_conformance::{Case, Store, Subject, cases, harness};
+
+/// What an engine does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mutant {
+    Nothing,
+    GrantsWhatIsHeld,
+    RepeatsTokens,
+    CountsTokensDown,
+    RestartsTokensPerClient,
+    BelievesTwiceAsLong,
+    CountsFromTheReply,
+    NeverReleases,
+    NeverLeavesTheLine,
+    ReleasesWhoeverHolds,
+    ServesTheLastFirst,
+    KeepsTheEvicted,
+    EvictsAnyToken,
+    EvictsWhenItShouldAsk,
+    ShowsWhatWas,
+    TakesExclusiveForShared,
+    TakesSharedForExclusive,
+    ReleasesAllReaders,
+    ForgetsTheLockDelay,
+    LeavesSomethingPerName,
+    MixesUpNames,
+    IgnoresRefreshes,
+    ForgetsLabels,
+    ListsByPattern,
+}
+
+/// Each mutant, and cases that must fail on it.
+const MUTANTS: &[(Mutant, &[&str])] = &[
+    (
+        Mutant::GrantsWhatIsHeld,
+        &["held_means_held", "tasks_and_clients_exclude_each_other"],
+    ),
+    (Mutant::RepeatsTokens, &["tokens_increase_over_release"]),
+    (
+        Mutant::CountsTokensDown,
+        &[
+            "tokens_increase_over_release",
+            "tokens_increase_over_expiry",
+        ],
+    ),
+    (
+        Mutant::RestartsTokensPerClient,
+        &["tokens_increase_over_release"],
+    ),
+    (Mutant::BelievesTwiceAsLong, &["the_client_knows_first"]),
+    (Mutant::CountsFromTheReply, &["the_client_knows_first"]),
+    (Mutant::NeverReleases, &["held_means_held"]),
+    (
+        Mutant::NeverLeavesTheLine,
+        &["a_wait_dropped_at_any_moment"],
+    ),
+    (
+        Mutant::ReleasesWhoeverHolds,
+        &["a_late_release_spares_the_next"],
+    ),
+    (Mutant::ServesTheLastFirst, &["waiters_are_served_in_order"]),
+    (
+        Mutant::KeepsTheEvicted,
+        &["eviction_is_fenced_by_the_token"],
+    ),
+    (Mutant::EvictsAnyToken, &["eviction_is_fenced_by_the_token"]),
+    (
+        Mutant::EvictsWhenItShouldAsk,
+        &["a_holder_is_asked_to_let_go"],
+    ),
+    (Mutant::ShowsWhatWas, &["check_is_exact"]),
+    (
+        Mutant::TakesExclusiveForShared,
+        &["held_means_held", "exclusive_keeps_shared_out"],
+    ),
+    (Mutant::TakesSharedForExclusive, &["shared_beside_shared"]),
+    (Mutant::ReleasesAllReaders, &["shared_beside_shared"]),
+    (
+        Mutant::ForgetsTheLockDelay,
+        &["a_lock_delay_follows_a_loss"],
+    ),
+    (
+        Mutant::LeavesSomethingPerName,
+        &["ten_thousand_names_leave_nothing"],
+    ),
+    (Mutant::MixesUpNames, &["no_name_holds_another"]),
+    (
+        Mutant::IgnoresRefreshes,
+        &["without_renewal_refresh_prolongs"],
+    ),
+    (
+        Mutant::ForgetsLabels,
+        &["a_look_tells_who_holds_and_who_waits"],
+    ),
+    (Mutant::ListsByPattern, &["a_list_tells_what_is_held"]),
+];
+
+fn case(name: &str) -> &'static Case {
+    let mut all = cases::cases().into_iter();
+    all.find(|case| case.name == name)
+        .unwrap_or_else(|| panic!("there is no case {name}"))
+}
+
+/// Runs cases on mutants, each on a thread of its own, for most of the time is spent waiting; says which failed.
+fn run(runs: &[(Mutant, &'static str)]) -> Vec<bool> {
+    // Their failures are what is wanted, and not to be read by anybody.
+    std::panic::set_hook(Box::new(|_| {}));
+    let outcomes = std::thread::scope(|scope| {
+        let run = |(mutant, name): (Mutant, &'static str)| {
+            let subject = Wrong(mutant);
+            let promises = Memory::new().promises();
+            harness::run(&subject, &promises, case(name), Path::new("")).is_err()
+        };
+        let threads: Vec<_> = runs
+            .iter()
+            .map(|wanted| scope.spawn(move || run(*wanted)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join())
+            .collect::<Vec<_>>()
+    });
+    drop(std::panic::take_hook());
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap())
+        .collect()
+}
+
+#[test]
+fn every_mutant_is_found_and_the_original_is_not() {
+    let names: BTreeSet<&str> = MUTANTS
+        .iter()
+        .flat_map(|(_, names)| *names)
+        .copied()
+        .collect();
+    let original: Vec<_> = names
+        .into_iter()
+        .map(|name| (Mutant::Nothing, name))
+        .collect();
+    for ((_, name), failed) in original.iter().zip(run(&original)) {
+        assert!(!failed, "{name} fails on an engine without a fault");
+    }
+    let mutants: Vec<_> = MUTANTS
+        .iter()
+        .flat_map(|(mutant, names)| names.iter().map(|name| (*mutant, *name)))
+        .collect();
+    let mut missed = Vec::new();
+    for (run, failed) in mutants.iter().zip(run(&mutants)) {
+        if !failed {
+            missed.push(run);
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+struct Wrong(Mutant);
+
+#[async_trait]
+impl Subject for Wrong {
+    fn name(&self) -> &'static str {
+        "mutant"
+    }
+
+    async fn open(&self, _server: bool) -> fencelock_testbed::Result<Box<dyn Store>> {
+        Ok(Box::new(WrongStore {
+            memory: Memory::new(),
+            mutant: self.0,
+            shared: Arc::default(),
+        }))
+    }
+}
+
+struct WrongStore {
+    memory: Memory,
+    mutant: Mutant,
+    shared: Arc<Shared>,
+}
+
+/// What the engines on one store have in common beside the store.
+#[derive(Default)]
+struct Shared {
+    drawn: AtomicU64,
+    line: Mutex<HashMap<LockName, Vec<ClaimId>>>,
+    seen: Mutex<HashMap<LockName, LockView>>,
+}
+
+#[async_trait]
+impl Store for WrongStore {
+    async fn connect(&self) -> Result<Client> {
+        Client::new(Arc::new(WrongEngine {
+            memory: self.memory.another(),
+            mutant: self.mutant,
+            shared: Arc::clone(&self.shared),
+            drawn: AtomicU64::new(0),
+        }))
+    }
+
+    fn url(&self) -> String {
+        "memory:".to_owned()
+    }
+
+    async fn leftovers(&self) -> fencelock_testbed::Result<u64> {
+        Ok(self.memory.len() as u64)
+    }
+}
+
+struct WrongEngine {
+    memory: Memory,
+    mutant: Mutant,
+    shared: Arc<Shared>,
+    drawn: AtomicU64,
+}
+
+impl WrongEngine {
+    fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == mutant
+    }
+
+    /// The claim as the mutant sends it on.
+    fn sent(&self, claim: &Claim) -> Claim {
+        let mut claim = claim.clone();
+        match self.mutant {
+            Mutant::TakesExclusiveForShared => claim.mode = Mode::Shared,
+            Mutant::TakesSharedForExclusive => claim.mode = Mode::Exclusive,
+            Mutant::ForgetsTheLockDelay => claim.lock_delay = Duration::ZERO,
+            Mutant::ForgetsLabels => claim.label = None,
+            Mutant::MixesUpNames => {
+                claim.name = LockName::new(&claim.name.as_str().to_lowercase()).unwrap();
+            }
+            _ => {}
+        }
+        claim
+    }
+
+    /// The grant as the mutant tells of it.
+    fn told(&self, mut grant: Grant) -> Grant {
+        let token = &mut grant.tokens.first.0;
+        match self.mutant {
+            Mutant::RepeatsTokens => *token = token.div_ceil(2),
+            Mutant::CountsTokensDown => *token = (1 << 40) - *token,
+            Mutant::RestartsTokensPerClient => *token = self.drawn.fetch_add(1, Ordering::SeqCst),
+            Mutant::BelievesTwiceAsLong => grant.lease *= 2,
+            Mutant::CountsFromTheReply => {
+                grant.counted_from = grant.counted_from + Duration::from_millis(30);
+            }
+            _ => {}
+        }
+        grant
+    }
+
+    fn waiting(&self, recheck: Duration) -> Standing {
+        let now = Clock::Boot.now();
+        Standing::Waiting(Place {
+            ahead: None,
+            recheck: now + recheck,
+            asked_at: now,
+            mark: 0,
+        })
+    }
+
+    /// A line that serves whoever came last.
+    async fn place_last_first(&self, claim: &Claim) -> Result<Standing> {
+        let is_last = {
+            let mut line = self.shared.line.lock().unwrap();
+            let line = line.entry(claim.name.clone()).or_default();
+            if !line.contains(&claim.id) {
+                line.push(claim.id);
+            }
+            line.last() == Some(&claim.id)
+        };
+        let asked = Claim {
+            wait: false,
+            ..claim.clone()
+        };
+        let standing = match is_last {
+            true => self.memory.place(&asked).await?,
+            false => Standing::Busy,
+        };
+        if matches!(standing, Standing::Held(_)) || !claim.wait {
+            self.leave_line(claim);
+        }
+        match standing {
+            Standing::Busy if claim.wait => Ok(self.waiting(Duration::from_millis(5))),
+            standing => Ok(standing),
+        }
+    }
+
+    fn leave_line(&self, claim: &Claim) {
+        let mut line = self.shared.line.lock().unwrap();
+        if let Some(line) = line.get_mut(&claim.name) {
+            line.retain(|id| *id != claim.id);
+        }
+    }
+
+    /// Withdraws every claim that holds the name, whosever it is.
+    async fn withdraw_all(&self, claim: &Claim) -> Result<Withdrawn> {
+        let view = self.memory.look(&claim.name, None).await?;
+        for holder in view.holders {
+            let other = Claim {
+                id: holder.claim.unwrap(),
+                ..claim.clone()
+            };
+            self.memory.withdraw(&other, Leave::Release).await?;
+        }
+        self.memory.withdraw(claim, Leave::Release).await?;
+        Ok(Withdrawn::Released)
+    }
+}
+
+#[async_trait]
+impl Engine for WrongEngine {
+    fn promises(&self) -> Promises {
+        self.memory.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let claim = &self.sent(claim);
+        if self.is(Mutant::ServesTheLastFirst) {
+            return self.place_last_first(claim).await;
+        }
+        Ok(match self.memory.place(claim).await? {
+            Standing::Held(grant) => Standing::Held(self.told(grant)),
+            _ if self.is(Mutant::GrantsWhatIsHeld) => Standing::Held(Grant {
+                tokens: Tokens::one(Token(
+                    1000 + self.shared.drawn.fetch_add(1, Ordering::SeqCst),
+                )),
+                counted_from: Clock::Boot.now(),
+                lease: claim.ttl,
+                recorded: true,
+            }),
+            standing => standing,
+        })
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        if self.is(Mutant::ServesTheLastFirst) {
+            return std::future::pending().await;
+        }
+        self.memory.changed(&self.sent(claim), place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let held: Vec<HeldClaim> = held
+            .iter()
+            .map(|held| HeldClaim {
+                claim: self.sent(&held.claim),
+                token: held.token,
+            })
+            .collect();
+        if self.is(Mutant::IgnoresRefreshes) {
+            let kept = |held: &HeldClaim| Renewal::Kept {
+                counted_from: Clock::Boot.now(),
+                lease: held.claim.ttl,
+                asked: false,
+            };
+            return held.iter().map(kept).collect();
+        }
+        self.memory.renew(&held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let claim = &self.sent(claim);
+        self.leave_line(claim);
+        let view = self.memory.look(&claim.name, None).await?;
+        let holds = view
+            .holders
+            .iter()
+            .any(|holder| holder.claim == Some(claim.id));
+        match self.mutant {
+            Mutant::NeverReleases if holds => Ok(Withdrawn::Released),
+            Mutant::NeverLeavesTheLine if !holds => Ok(Withdrawn::LeftLine),
+            Mutant::ReleasesWhoeverHolds => self.withdraw_all(claim).await,
+            Mutant::ReleasesAllReaders if claim.mode == Mode::Shared => {
+                self.withdraw_all(claim).await
+            }
+            Mutant::LeavesSomethingPerName => {
+                let name = LockName::new(&format!("was/{}", claim.name))?;
+                let left = Claim {
+                    name,
+                    wait: false,
+                    ttl: Duration::from_secs(3600),
+                    ..claim.clone()
+                };
+                self.memory.place(&left).await?;
+                self.memory.withdraw(claim, how).await
+            }
+            _ => self.memory.withdraw(claim, how).await,
+        }
+    }
+
+    async fn events(&self) -> Result<Event> {
+        self.memory.events().await
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        let mut view = self.memory.look(name, unlike).await?;
+        match self.mutant {
+            Mutant::ShowsWhatWas => {
+                let mut seen = self.shared.seen.lock().unwrap();
+                if !view.holders.is_empty() {
+                    seen.insert(name.clone(), view.clone());
+                }
+                return Ok(seen.get(name).cloned().unwrap_or(view));
+            }
+            Mutant::ServesTheLastFirst => {
+                let line = self.shared.line.lock().unwrap();
+                let count = line.get(name).map_or(0, Vec::len);
+                view.waiters = vec![
+                    WaiterView {
+                        owner: String::new(),
+                        mode: Mode::Exclusive,
+                    };
+                    count
+                ];
+            }
+            _ => {}
+        }
+        Ok(view)
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let prefix = match self.mutant {
+            Mutant::ListsByPattern => prefix.split(['*', '?', '[', '%', '_']).next().unwrap(),
+            _ => prefix,
+        };
+        self.memory.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        match self.mutant {
+            Mutant::KeepsTheEvicted => {
+                Ok(self.memory.look(name, None).await?.token() == Some(token))
+            }
+            Mutant::EvictsAnyToken => {
+                let held = self.memory.look(name, None).await?.token();
+                self.memory.evict(name, held.unwrap_or(token), how).await
+            }
+            Mutant::EvictsWhenItShouldAsk => self.memory.evict(name, token, Evict::Release).await,
+            _ => self.memory.evict(name, token, how).await,
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.memory.close().await
+    }
+}
+
+impl fmt::Debug for WrongEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an engine that is wrong: {:?}", self.mutant)
+    }
+}
+
+impl fmt::Display for WrongEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
