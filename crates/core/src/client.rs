@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::clock::Clock;
+use crate::clock::{BootInstant, Clock};
 use crate::drive::Caller;
 use crate::engine::{Engine, Evict, LockView};
 use crate::error::{Error, Result};
@@ -333,15 +333,7 @@ impl Client {
         inner.closed.store(true, Ordering::SeqCst);
         inner.closing.notify_waiters();
         for hold in inner.keeper.all() {
-            let token = hold.token();
-            inner.behind(|inner| async move {
-                // Released while it is still valid, so that the next in line may have it at once.
-                let left = guard::leave(Arc::clone(&inner), Arc::clone(&hold), token).await;
-                inner.lose(&hold, "this client was closed");
-                if let Err(error) = left {
-                    tracing::debug!(name = %hold.claim.name, %error, "releasing at close");
-                }
-            });
+            inner.behind(|inner| guard::close(inner, hold));
         }
         loop {
             let worked = inner.worked.notified();
@@ -446,6 +438,23 @@ impl Inner {
             self.observe(|observer| observer.lost(name, token, &why));
         }
         self.lines.leave(self, hold);
+    }
+
+    pub(crate) fn observes(&self) -> bool {
+        self.observer.is_some()
+    }
+
+    pub(crate) fn observe_grant(
+        &self,
+        name: &LockName,
+        token: Token,
+        begun: Option<BootInstant>,
+        handed_on: bool,
+    ) {
+        self.observe(|observer| {
+            let waited = begun.map_or(Duration::ZERO, |begun| self.clock.now().since(begun));
+            observer.granted(name, token, waited, handed_on);
+        });
     }
 
     pub(crate) fn observe(&self, tell: impl FnOnce(&dyn Observer)) {

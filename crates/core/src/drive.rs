@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::client::Inner;
-use crate::clock::BootInstant;
 use crate::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
 use crate::error::{Error, Result};
 use crate::hold::valid_until;
@@ -213,12 +212,12 @@ async fn wait(
 
 /// Withdraws what may be left of a claim that was not granted, as far as its caller knows.
 pub(crate) async fn undo(inner: &Inner, claim: &Claim) {
-    let over = inner.clock.now() + claim.ttl + claim.lock_delay;
-    insist(inner, claim, Leave::Release, over).await;
+    insist(inner, claim, Leave::Release).await;
 }
 
-/// Withdraws a claim again and again, until that is final or, at `over`, its longest lease has ended.
-pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave, over: BootInstant) {
+/// Withdraws a claim again and again, until that is final or the longest lease that it can have by now has ended.
+pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave) {
+    let over = inner.clock.now() + claim.ttl + claim.lock_delay;
     let mut pauses = Jitter::new(AFTER_ERROR);
     while let Err(error) = withdraw(inner, claim, how).await {
         let name = &claim.name;

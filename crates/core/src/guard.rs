@@ -300,28 +300,41 @@ fn pass_on(inner: &Arc<Inner>, hold: &Arc<Hold>, token: Token) -> Option<Release
 }
 
 /// Ends a hold: renewals first, then the claim itself. What the store does not confirm goes on behind.
-pub(crate) async fn leave(inner: Arc<Inner>, hold: Arc<Hold>, token: Token) -> Result<Release> {
+async fn leave(inner: Arc<Inner>, hold: Arc<Hold>, token: Token) -> Result<Release> {
     inner.keeper.let_go(&hold).await;
-    let valid = hold.is_valid();
     // Whatever the store says: a lease that was over was lost to time, not taken away.
     let timely = inner.clock.now() < hold.valid_until();
-    let how = if valid {
-        Leave::Release
-    } else {
-        Leave::Abandon
-    };
-    let over = inner.clock.now() + hold.claim.ttl + hold.claim.lock_delay;
-    let withdrawn = drive::withdraw(&inner, &hold.claim, how).await;
+    let valid = timely && hold.lost().is_none();
+    let withdrawn = give_back(&inner, &hold, valid).await;
     inner.observe(|observer| observer.released(&hold.claim.name, token));
-    match withdrawn {
-        Ok(Withdrawn::NotOwner) if timely => Ok(Release::NotOwner),
-        Ok(Withdrawn::Released | Withdrawn::LeftLine) if valid => Ok(Release::Released),
-        Ok(_) => Ok(Release::AlreadyExpired),
-        Err(error) => {
-            let claim = hold.claim.clone();
-            inner.behind(|inner| async move { drive::insist(&inner, &claim, how, over).await });
-            Err(error)
-        }
+    match withdrawn? {
+        Withdrawn::NotOwner if timely => Ok(Release::NotOwner),
+        Withdrawn::Released | Withdrawn::LeftLine if valid => Ok(Release::Released),
+        _ => Ok(Release::AlreadyExpired),
+    }
+}
+
+/// Withdraws the claim of a hold that is not renewed any more.
+async fn give_back(inner: &Arc<Inner>, hold: &Hold, valid: bool) -> Result<Withdrawn> {
+    let how = match valid {
+        true => Leave::Release,
+        false => Leave::Abandon,
+    };
+    let withdrawn = drive::withdraw(inner, &hold.claim, how).await;
+    if withdrawn.is_err() {
+        let claim = hold.claim.clone();
+        inner.behind(|inner| async move { drive::insist(&inner, &claim, how).await });
+    }
+    withdrawn
+}
+
+/// Tells the guards of a hold that it is lost, and then gives it back: the client is being closed.
+pub(crate) async fn close(inner: Arc<Inner>, hold: Arc<Hold>) {
+    let valid = hold.is_valid();
+    inner.lose(&hold, "this client was closed");
+    inner.keeper.let_go(&hold).await;
+    if let Err(error) = give_back(&inner, &hold, valid).await {
+        tracing::debug!(name = %hold.claim.name, %error, "releasing at close");
     }
 }
 

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::client::{Carried, Client, DEFAULT_TTL, Inner};
+use crate::clock::BootInstant;
 use crate::drive::{Caller, Patience, drive};
 use crate::engine::{Claim, Grant, HolderView, Mode};
 use crate::error::{Error, Result};
@@ -222,7 +223,8 @@ impl Wish {
         let claim = self.claim(name);
         match self.owner.clone() {
             None => self.take(claim, &caller).await,
-            Some(owner) => self.enter(claim, &owner, &caller).await,
+            // Boxed, so that the common case stays small.
+            Some(owner) => Box::pin(self.enter(claim, &owner, &caller)).await,
         }
     }
 
@@ -281,7 +283,7 @@ impl Wish {
     /// Takes the lock: in turn within this process if it is to stand in line, then at the store.
     async fn take(self, claim: Claim, caller: &Caller) -> Result<Guard> {
         let inner = &self.client.inner;
-        let begun = inner.clock.now();
+        let begun = inner.observes().then(|| inner.clock.now());
         if claim.mode != Mode::Exclusive || !claim.wait {
             if !self.patience.waits && inner.lines.holds(&claim.name) {
                 return Err(Error::Held { name: claim.name });
@@ -301,10 +303,7 @@ impl Wish {
         match turn {
             Ok(Turn::Drive(seat)) => self.drive(claim, begun, seat, caller).await,
             Ok(Turn::Passed(guard)) if guard.is_valid() => {
-                inner.observe(|o| {
-                    let waited = inner.clock.now().since(begun);
-                    o.granted(&claim.name, guard.token(), waited, true);
-                });
+                inner.observe_grant(&claim.name, guard.token(), begun, true);
                 Ok(guard)
             }
             // This task slept until the hold it was given was over: back to the end of the line.
@@ -319,7 +318,7 @@ impl Wish {
     async fn drive(
         self,
         mut claim: Claim,
-        begun: crate::BootInstant,
+        begun: Option<BootInstant>,
         seat: Seat,
         caller: &Caller,
     ) -> Result<Guard> {
@@ -336,7 +335,7 @@ impl Wish {
         &self,
         claim: Claim,
         grant: &Grant,
-        begun: crate::BootInstant,
+        begun: Option<BootInstant>,
         seat: Option<Seat>,
     ) -> Guard {
         let inner = &self.client.inner;
@@ -347,10 +346,7 @@ impl Wish {
         if let Some(seat) = seat {
             seat.granted(inner, &hold);
         }
-        inner.observe(|observer| {
-            let waited = inner.clock.now().since(begun);
-            observer.granted(&hold.claim.name, guard.token(), waited, false);
-        });
+        inner.observe_grant(&hold.claim.name, guard.token(), begun, false);
         guard
     }
 }
@@ -400,11 +396,13 @@ impl IntoFuture for Wish {
         let inner = Arc::clone(&self.client.inner);
         let caller = Arc::new(Caller::default());
         let clock = inner.clock;
-        let begun = clock.now();
-        let timeout = self.timeout.map(|patience| Timeout {
-            alarm: Box::pin(async move { clock.sleep_until(begun + patience).await }),
-            waited: patience,
-            name: self.name.clone().ok(),
+        let timeout = self.timeout.map(|patience| {
+            let ends = clock.now() + patience;
+            Timeout {
+                alarm: Box::pin(async move { clock.sleep_until(ends).await }),
+                waited: patience,
+                name: self.name.clone().ok(),
+            }
         });
         let mut carried = inner.carry(self.acquire(Arc::clone(&caller)));
         carried.caller = Some(caller);

@@ -1,5 +1,7 @@
 //! The core's own logic over the memory engine, in paused time: seconds pass in microseconds, and in a fixed order.
 
+#![allow(clippy::unwrap_used, missing_docs)]
+
 mod bad_days;
 mod basics;
 mod handoff;
