@@ -1,0 +1,22 @@
+//! Stand in no line: ask a few times, with pauses drawn at random, then give up.
+
+use std::time::Duration;
+
+use fencelock::Error;
+
+#[tokio::main]
+pub(crate) async fn main() -> fencelock::Result<()> {
+    let client = fencelock::connect("memory:").await?;
+    let guard = client.lock("mail").await?;
+
+    let (shortest, longest) = (Duration::from_millis(1), Duration::from_millis(4));
+    let wish = client.lock("mail").attempts(3).delays(shortest, longest);
+    assert!(matches!(wish.clone().await, Err(Error::Held { .. })));
+
+    guard.release().await?;
+    wish.await?.release().await?;
+
+    // Or ask for as long as it takes, whoever may come first.
+    client.lock("mail").unfair().await?.release().await?;
+    client.close().await
+}

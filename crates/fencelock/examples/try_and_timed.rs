@@ -1,0 +1,27 @@
+//! Do not wait, or wait for so long only.
+
+use std::time::Duration;
+
+use fencelock::Error;
+
+#[tokio::main]
+pub(crate) async fn main() -> fencelock::Result<()> {
+    let client = fencelock::connect("memory:").await?;
+    let guard = client.try_lock("import").await?;
+
+    match client.try_lock("import").await {
+        Err(Error::Held { name }) => println!("{name} is held; nothing to do here"),
+        other => panic!("{other:?}"),
+    }
+
+    // Held is one thing, a store that does not answer another: that would be Error::Unavailable.
+    let patience = Duration::from_millis(20);
+    match client.lock_for("import", patience).await {
+        Err(Error::TimedOut { name, waited }) => println!("{name} is held after {waited:?} still"),
+        other => panic!("{other:?}"),
+    }
+
+    guard.release().await?;
+    client.lock_for("import", patience).await?.release().await?;
+    client.close().await
+}

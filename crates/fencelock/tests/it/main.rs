@@ -1,0 +1,91 @@
+//! Every example runs to its end, and the code that the documentation shows is theirs.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+macro_rules! examples {
+    ($($name:ident = $path:literal,)*) => {
+        $(
+            #[path = $path]
+            mod $name;
+
+            #[test]
+            fn $name() {
+                $name::main().unwrap();
+            }
+        )*
+
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+examples! {
+    bad_day = "../../examples/bad_day.rs",
+    basic = "../../examples/basic.rs",
+    blocking = "../../examples/blocking.rs",
+    evict_and_ask = "../../examples/evict_and_ask.rs",
+    fence = "../../examples/fence.rs",
+    observe = "../../examples/observe.rs",
+    owner = "../../examples/owner.rs",
+    paused_time = "../../examples/paused_time.rs",
+    polling = "../../examples/polling.rs",
+    promises = "../../examples/promises.rs",
+    readme = "../../examples/readme.rs",
+    refresh_without_renewal = "../../examples/refresh_without_renewal.rs",
+    shared = "../../examples/shared.rs",
+    try_and_timed = "../../examples/try_and_timed.rs",
+    watch = "../../examples/watch.rs",
+    with_body = "../../examples/with_body.rs",
+}
+
+fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect()
+}
+
+fn package() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn no_example_is_forgotten() {
+    let files = files_in(&package().join("examples"), "rs");
+    let mut found: Vec<_> = files.iter().filter_map(|path| path.file_stem()).collect();
+    found.sort_unstable();
+    assert_eq!(found, NAMES);
+}
+
+#[test]
+fn the_documentation_shows_code_of_the_examples() {
+    let examples = files_in(&package().join("examples"), "rs");
+    let examples: Vec<String> = examples
+        .iter()
+        .map(|path| unindented(&fs::read_to_string(path).unwrap()))
+        .collect();
+    let root = package().join("../..");
+    let mut pages = files_in(&root.join("docs"), "md");
+    pages.push(root.join("README.md"));
+    let mut blocks = 0;
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        for block in text.split("```rust\n").skip(1) {
+            let block = unindented(block.split("```").next().unwrap());
+            let known = examples.iter().any(|example| example.contains(&block));
+            assert!(known, "{}: in no example:\n{block}", page.display());
+            blocks += 1;
+        }
+    }
+    assert!(blocks > 0);
+}
+
+/// The lines without the spaces around them: a passage may stand further left on a page.
+fn unindented(text: &str) -> String {
+    text.lines()
+        .map(|line| line.trim().to_owned() + "\n")
+        .collect()
+}
