@@ -100,6 +100,8 @@ mod socket {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+    use tokio::sync::oneshot;
+
     use super::*;
 
     /// The socket that rings others.
@@ -141,6 +143,7 @@ mod socket {
     pub(in super::super) struct Listener {
         id: BellId,
         stop: Arc<AtomicBool>,
+        ended: oneshot::Receiver<()>,
     }
 
     impl Listener {
@@ -151,31 +154,44 @@ mod socket {
             let socket = UnixDatagram::bind_addr(&address(id)?)?;
             let stop = Arc::new(AtomicBool::new(false));
             let stopped = Arc::clone(&stop);
+            let (end, ended) = oneshot::channel();
             let listen = move || {
                 let mut buffer = [0; 1024];
                 while let Ok(length) = socket.recv(&mut buffer) {
                     if stopped.load(Ordering::Acquire) {
-                        return;
+                        break;
                     }
                     if let Some(news) = decode(&buffer[..length]) {
                         hear(news);
                     }
                 }
+                drop(socket);
+                // Only who closes the engine waits for the end, not who drops it.
+                let _ = end.send(());
             };
             let thread = std::thread::Builder::new().name("fencelock-bell".into());
             thread.stack_size(256 * 1024).spawn(listen)?;
-            Ok(Self { id, stop })
+            Ok(Self { id, stop, ended })
+        }
+
+        /// Returns when nobody can reach the socket any more.
+        pub(in super::super) async fn end(mut self) {
+            self.stop();
+            // An error means that the thread is gone already.
+            let _ = (&mut self.ended).await;
+        }
+
+        fn stop(&self) {
+            self.stop.store(true, Ordering::Release);
+            let wake = || UnixDatagram::unbound()?.send_to_addr(&[], &address(self.id)?);
+            // It fails if the thread is gone already.
+            let _: io::Result<usize> = wake();
         }
     }
 
     impl Drop for Listener {
         fn drop(&mut self) {
-            self.stop.store(true, Ordering::Release);
-            let wake =
-                address(self.id).and_then(|me| UnixDatagram::unbound()?.send_to_addr(&[], &me));
-            if let Err(error) = wake {
-                tracing::debug!(%error, "the bell's thread could not be woken to end");
-            }
+            self.stop();
         }
     }
 
@@ -211,6 +227,8 @@ mod socket {
         ) -> io::Result<Self> {
             Ok(Self)
         }
+
+        pub(in super::super) async fn end(self) {}
     }
 }
 

@@ -264,12 +264,11 @@ impl Engine for Sqlite {
     }
 
     async fn close(&self) -> Result<()> {
-        let listener = self
-            .listener
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(listener);
+        let listener = self.listener.lock();
+        let listener = listener.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(listener) = listener {
+            listener.end().await;
+        }
         self.queue.close().await;
         Ok(())
     }

@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// One in so many commits has the write-ahead log copied back into the file. By chance and not by count, so that
 /// processes that live for a few commits only do their share.
-const COMMITS_TO_CHECKPOINT: u32 = 1000;
+const COMMITS_TO_CHECKPOINT: u32 = 2000;
 
 /// What is asked, for errors.
 #[derive(Clone, Debug)]
