@@ -1,0 +1,46 @@
+#!/bin/sh
+# Installs the foreign clients that the interoperability tests run against, each from its own registry, into target/interop
+# (or the directory given). Does nothing where that is done already.
+#
+# Needs python3 with venv, and node with npm; on Debian they are installed if they are missing.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+into=${1:-${CARGO_TARGET_DIR:-$here/../target}/interop}
+
+have() {
+    command -v "$1" >/dev/null 2>&1
+}
+
+missing=
+python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing="$missing python3 python3-venv"
+have node || missing="$missing nodejs"
+have npm || missing="$missing npm"
+if [ -n "$missing" ]; then
+    if ! have apt-get; then
+        echo "setup.sh: install these first:$missing" >&2
+        exit 1
+    fi
+    as_root=
+    [ "$(id -u)" = 0 ] || as_root=sudo
+    $as_root apt-get update -q
+    # shellcheck disable=SC2086 # a list of packages
+    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -q --no-install-recommends $missing
+fi
+
+mkdir -p "$into"
+
+# Each part leaves a copy of what it was made from when it is complete.
+if ! cmp -s "$here/clients/requirements.txt" "$into/requirements.txt"; then
+    rm -rf "$into/venv"
+    python3 -m venv "$into/venv"
+    "$into/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/clients/requirements.txt"
+    cp "$here/clients/requirements.txt" "$into/requirements.txt"
+fi
+
+if ! cmp -s "$here/clients/package.json" "$into/package.json.installed"; then
+    rm -rf "$into/node_modules"
+    cp "$here/clients/package.json" "$into/package.json"
+    (cd "$into" && npm install --no-package-lock --no-audit --no-fund --loglevel=error)
+    cp "$here/clients/package.json" "$into/package.json.installed"
+fi

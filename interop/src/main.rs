@@ -1,0 +1,186 @@
+//! A client of the interoperability tests in Rust: this library, or the crate `rslock`.
+//!
+//! Started with HOST PORT NAME and `fencelock` or `rslock`. One command a line on stdin, answers on stdout:
+//!
+//! ```text
+//! take TTL_MS             held | busy
+//! wait TTL_MS             held
+//! release                 released | not-mine
+//! loop SECONDS TTL_MS     one line `IN OUT` for each hold, nanoseconds of the monotonic clock; then `done`
+//! ```
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use fencelock::{Client, Error, Guard, Release};
+use rslock::{LockError, LockManager};
+use rustix::time::{ClockId, clock_gettime};
+
+type Failure = Box<dyn std::error::Error>;
+
+enum Lock {
+    Fencelock {
+        client: Client,
+        held: Option<Guard>,
+    },
+    Rslock {
+        once: LockManager,
+        patient: LockManager,
+        redis: redis::aio::MultiplexedConnection,
+        held: Option<rslock::Lock>,
+    },
+}
+
+impl Lock {
+    async fn open(kind: &str, url: String) -> Result<Self, Failure> {
+        match kind {
+            "fencelock" => {
+                let client = fencelock::connect(&url).await?;
+                Ok(Self::Fencelock { client, held: None })
+            }
+            "rslock" => {
+                let client = redis::Client::open(url)?;
+                let manager = |count| {
+                    let mut manager = LockManager::from_clients(vec![client.clone()]);
+                    manager.set_retry(count, Duration::from_millis(5));
+                    manager
+                };
+                Ok(Self::Rslock {
+                    once: manager(1),
+                    patient: manager(u32::MAX),
+                    redis: client.get_multiplexed_async_connection().await?,
+                    held: None,
+                })
+            }
+            other => Err(format!("there is no client {other:?}").into()),
+        }
+    }
+
+    async fn take(&mut self, name: &str, ttl: Duration, wait: bool) -> Result<bool, Failure> {
+        match self {
+            Self::Fencelock { client, held } => {
+                let wish = if wait {
+                    client.lock(name)
+                } else {
+                    client.try_lock(name)
+                };
+                match wish.ttl(ttl).await {
+                    Ok(guard) => *held = Some(guard),
+                    Err(Error::Held { .. }) => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Self::Rslock {
+                once,
+                patient,
+                held,
+                ..
+            } => {
+                let manager = if wait { patient } else { once };
+                match manager.lock(name, ttl).await {
+                    Ok(lock) => *held = Some(lock),
+                    Err(LockError::Unavailable) => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn release(&mut self, name: &str) -> Result<bool, Failure> {
+        let nothing = || Failure::from("told to release, and holds nothing");
+        match self {
+            Self::Fencelock { held, .. } => {
+                let guard = held.take().ok_or_else(nothing)?;
+                Ok(guard.release().await? == Release::Released)
+            }
+            Self::Rslock { redis, held, .. } => {
+                // Its release does not say what it did.
+                let lock = held.take().ok_or_else(nothing)?;
+                let value: Option<Vec<u8>> = redis::cmd("GET").arg(name).query_async(redis).await?;
+                let ours = value.as_deref() == Some(&lock.val);
+                lock.release().await;
+                Ok(ours)
+            }
+        }
+    }
+
+    async fn repeat(&mut self, name: &str, period: Duration, ttl: Duration) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let mut holds = Vec::new();
+        while begun.elapsed() < period {
+            self.take(name, ttl, true).await?;
+            let entered = monotonic();
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(0..2000))).await;
+            holds.push((entered, monotonic()));
+            self.release(name).await?;
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(0..10_000))).await;
+        }
+        for (entered, left) in holds {
+            println!("{entered} {left}");
+        }
+        Ok(())
+    }
+}
+
+/// The clock that Python and Node.js have, too.
+fn monotonic() -> i64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+async fn serve(args: &[String]) -> Result<(), Failure> {
+    let [host, port, name, kind] = args else {
+        return Err("needs HOST PORT NAME and fencelock or rslock".into());
+    };
+    let mut lock = Lock::open(kind, format!("redis://{host}:{port}")).await?;
+    println!("ready");
+    loop {
+        // Where it does not keep renewals waiting.
+        let line = tokio::task::spawn_blocking(|| {
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).map(|_| line)
+        });
+        let line = line.await??;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let millis = |text: &str| text.parse().map(Duration::from_millis);
+        match words[..] {
+            [] => return Ok(()),
+            ["take", ttl] => {
+                let held = lock.take(name, millis(ttl)?, false).await?;
+                println!("{}", if held { "held" } else { "busy" });
+            }
+            ["wait", ttl] => {
+                lock.take(name, millis(ttl)?, true).await?;
+                println!("held");
+            }
+            ["release"] => {
+                let released = lock.release(name).await?;
+                println!("{}", if released { "released" } else { "not-mine" });
+            }
+            ["loop", seconds, ttl] => {
+                let period = Duration::from_secs_f64(seconds.parse()?);
+                lock.repeat(name, period, millis(ttl)?).await?;
+                println!("done");
+            }
+            _ => return Err(format!("told {line:?}, which is unknown").into()),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let served = runtime
+        .map_err(Failure::from)
+        .and_then(|runtime| runtime.block_on(serve(&args)));
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("interop-client {}: {error}", args.join(" "));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A client process in whatever language, told what to do and asked what it saw.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// Longer than anything here takes, so that a wait without end is told from a slow machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whose lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Fencelock,
+    Rslock,
+    RedisPy,
+    RedlockPy,
+    NodeRedlock4,
+    NodeRedlock5,
+}
+
+/// A client process; killed when dropped.
+pub(crate) struct Foreign {
+    kind: Kind,
+    _child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Foreign {
+    pub(crate) async fn start(kind: Kind, port: u16, name: &str) -> Self {
+        let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
+        let installed = installed();
+        let mut command = match kind {
+            Kind::Fencelock | Kind::Rslock => Command::new(env!("CARGO_BIN_EXE_interop-client")),
+            Kind::RedisPy | Kind::RedlockPy => Command::new(installed.join("venv/bin/python")),
+            Kind::NodeRedlock4 | Kind::NodeRedlock5 => Command::new("node"),
+        };
+        match kind {
+            Kind::RedisPy => command.arg(clients.join("redis_py.py")),
+            Kind::RedlockPy => command.arg(clients.join("redlock_py.py")),
+            Kind::NodeRedlock4 | Kind::NodeRedlock5 => command.arg(clients.join("redlock.mjs")),
+            Kind::Fencelock | Kind::Rslock => &mut command,
+        };
+        command.args(["127.0.0.1", &port.to_string(), name]);
+        match kind {
+            Kind::Fencelock => command.arg("fencelock"),
+            Kind::Rslock => command.arg("rslock"),
+            Kind::NodeRedlock5 => command.arg("5"),
+            _ => &mut command,
+        };
+        let mut child = command
+            .current_dir(&installed)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{kind:?}: {error}; install it with interop/setup.sh"));
+        let stdin = child.stdin.take().expect("piped");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut this = Self {
+            kind,
+            _child: child,
+            stdin,
+            lines,
+        };
+        assert_eq!(this.line("start").await, "ready");
+        this
+    }
+
+    /// Tells without waiting for the answer.
+    pub(crate) async fn tell(&mut self, command: &str) {
+        let line = format!("{command}\n");
+        self.stdin
+            .write_all(line.as_bytes())
+            .await
+            .expect("it takes commands");
+    }
+
+    /// The answer to what was told.
+    pub(crate) async fn answer(&mut self) -> String {
+        self.line("answer").await
+    }
+
+    /// Tells, and waits for the answer.
+    pub(crate) async fn ask(&mut self, command: &str) -> String {
+        self.tell(command).await;
+        self.line(command).await
+    }
+
+    /// The holds of a `loop`, once it is done: from and until when, in nanoseconds of the monotonic clock.
+    pub(crate) async fn holds(&mut self) -> Vec<(u64, u64)> {
+        let mut holds = Vec::new();
+        loop {
+            let line = self.line("loop").await;
+            if line == "done" {
+                return holds;
+            }
+            let (entered, left) = line.split_once(' ').expect("two numbers");
+            holds.push((
+                entered.parse().expect("a number"),
+                left.parse().expect("a number"),
+            ));
+        }
+    }
+
+    async fn line(&mut self, what: &str) -> String {
+        let line = tokio::time::timeout(PATIENCE, self.lines.next_line()).await;
+        match line {
+            Ok(Ok(Some(line))) => line,
+            Ok(_) => panic!(
+                "{:?} ended at {what:?}; what it said is on stderr",
+                self.kind
+            ),
+            Err(_) => panic!("{:?} does not answer {what:?}", self.kind),
+        }
+    }
+}
+
+/// Where interop/setup.sh puts the foreign clients.
+fn installed() -> PathBuf {
+    // target/<profile>/interop-client
+    let binary = Path::new(env!("CARGO_BIN_EXE_interop-client"));
+    let target = binary
+        .ancestors()
+        .nth(2)
+        .expect("it lies in the target directory");
+    let installed = target.join("interop");
+    assert!(
+        installed.is_dir(),
+        "the foreign clients are not installed: run interop/setup.sh"
+    );
+    installed
+}

@@ -1,0 +1,205 @@
+//! On one name of one Redis server, other people's locks and this library never hold together. The clients are the real
+//! ones, from their registries (interop/setup.sh installs them), each in processes of its own.
+
+mod foreign;
+
+use std::time::Duration;
+
+use fencelock::{Client, Error, Guard, Release};
+use fencelock_testbed::Redis;
+use tokio::time::{Instant, timeout};
+
+use foreign::{Foreign, Kind};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longer than any test.
+const LONG: &str = "60000";
+
+async fn ours(server: &Redis) -> Client {
+    fencelock::connect(&server.url()).await.expect("connects")
+}
+
+async fn granted(client: &Client, name: &str) -> Guard {
+    let lock = async { client.lock(name).await };
+    let granted = timeout(PATIENCE, lock).await;
+    granted.expect("granted in time").expect("granted")
+}
+
+async fn assert_held(client: &Client, name: &str) {
+    let refused = client.try_lock(name).await;
+    assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+}
+
+/// We hold: they cannot. We release: they can.
+async fn they_wait_for_us(kind: Kind) {
+    let server = Redis::start().expect("redis-server");
+    let client = ours(&server).await;
+    let mut they = Foreign::start(kind, server.port(), "shared name").await;
+    let guard = granted(&client, "shared name").await;
+    assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
+    they.tell(&format!("wait {LONG}")).await;
+    let early = timeout(Duration::from_millis(300), they.answer()).await;
+    assert!(early.is_err(), "they hold while we do");
+    assert!(guard.is_valid());
+    assert_eq!(guard.release().await.expect("released"), Release::Released);
+    assert_eq!(they.answer().await, "held");
+    assert_held(&client, "shared name").await;
+    assert_eq!(they.ask("release").await, "released");
+}
+
+/// They hold: we cannot. They release: we can, and they cannot.
+async fn we_wait_for_them(kind: Kind) {
+    let server = Redis::start().expect("redis-server");
+    let client = ours(&server).await;
+    let mut they = Foreign::start(kind, server.port(), "shared name").await;
+    assert_eq!(they.ask(&format!("take {LONG}")).await, "held");
+    assert_held(&client, "shared name").await;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { granted(&client, "shared name").await }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished(), "we hold while they do");
+    let released = Instant::now();
+    assert_eq!(they.ask("release").await, "released");
+    let guard = waiting.await.expect("granted");
+    // They have a minute left, so this is word of their release and not the end of their lease.
+    assert!(
+        released.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        released.elapsed()
+    );
+    assert!(guard.is_valid());
+    assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
+    assert_eq!(guard.release().await.expect("released"), Release::Released);
+}
+
+/// They vanish while they hold: we get the lock when their lease is over, not before. Their late release leaves us alone.
+async fn we_outwait_their_lease(kind: Kind) {
+    let server = Redis::start().expect("redis-server");
+    let client = ours(&server).await;
+    let mut they = Foreign::start(kind, server.port(), "shared name").await;
+    let asked = Instant::now();
+    assert_eq!(they.ask("take 1000").await, "held");
+    let guard = granted(&client, "shared name").await;
+    assert!(
+        asked.elapsed() >= Duration::from_millis(1000),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert_eq!(they.ask("release").await, "not-mine");
+    assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
+    assert!(guard.is_valid());
+    assert_eq!(guard.release().await.expect("released"), Release::Released);
+}
+
+/// We do not renew: they get the lock only after we know that we lost it. Our late release leaves them alone.
+async fn they_outwait_our_lease(kind: Kind) {
+    let server = Redis::start().expect("redis-server");
+    let client = ours(&server).await;
+    let mut they = Foreign::start(kind, server.port(), "shared name").await;
+    let wish = client
+        .lock("shared name")
+        .ttl(Duration::from_millis(1000))
+        .renew(false);
+    let guard = wish.await.expect("granted");
+    they.tell(&format!("wait {LONG}")).await;
+    assert_eq!(they.answer().await, "held");
+    assert!(!guard.is_valid(), "they hold while we believe to");
+    assert_ne!(guard.release().await.expect("an answer"), Release::Released);
+    assert_held(&client, "shared name").await;
+    assert_eq!(they.ask("release").await, "released");
+}
+
+/// Processes of ours and theirs take and release one name for seconds, and no two holds overlap.
+async fn under_load(kinds: &[Kind]) {
+    const LEAST: usize = 20;
+    let server = Redis::start().expect("redis-server");
+    let mut clients = Vec::new();
+    for &kind in kinds {
+        clients.push((
+            kind,
+            Foreign::start(kind, server.port(), "shared name").await,
+        ));
+    }
+    for (_, client) in &mut clients {
+        client.tell("loop 4 30000").await;
+    }
+    let mut all = Vec::new();
+    for (number, (kind, client)) in clients.iter_mut().enumerate() {
+        let holds = client.holds().await;
+        assert!(
+            holds.len() >= LEAST,
+            "{kind:?} held only {} times",
+            holds.len()
+        );
+        all.extend(holds.into_iter().map(|hold| (hold, number, *kind)));
+    }
+    all.sort_unstable_by_key(|(hold, ..)| *hold);
+    for pair in all.windows(2) {
+        let (((_, left), ..), ((entered, _), ..)) = (pair[0], pair[1]);
+        assert!(entered >= left, "two held at once: {pair:?}");
+    }
+    // The lock went back and forth, so that the order had a chance to be wrong.
+    let changes = all.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
+    assert!(
+        changes >= LEAST,
+        "the lock changed hands only {changes} times"
+    );
+}
+
+macro_rules! against {
+    ($($module:ident: $kind:expr),* $(,)?) => {$(
+        mod $module {
+            use super::*;
+
+            #[tokio::test]
+            async fn they_wait_for_us() {
+                super::they_wait_for_us($kind).await;
+            }
+
+            #[tokio::test]
+            async fn we_wait_for_them() {
+                super::we_wait_for_them($kind).await;
+            }
+
+            #[tokio::test]
+            async fn we_outwait_their_lease() {
+                super::we_outwait_their_lease($kind).await;
+            }
+
+            #[tokio::test]
+            async fn they_outwait_our_lease() {
+                super::they_outwait_our_lease($kind).await;
+            }
+
+            #[tokio::test]
+            async fn under_load() {
+                super::under_load(&[Kind::Fencelock, $kind, Kind::Fencelock, $kind]).await;
+            }
+        }
+    )*};
+}
+
+against! {
+    rslock: Kind::Rslock,
+    redis_py: Kind::RedisPy,
+    redlock_py: Kind::RedlockPy,
+    node_redlock_4: Kind::NodeRedlock4,
+    node_redlock_5: Kind::NodeRedlock5,
+}
+
+#[tokio::test]
+async fn all_together_under_load() {
+    under_load(&[
+        Kind::Fencelock,
+        Kind::Rslock,
+        Kind::RedisPy,
+        Kind::RedlockPy,
+        Kind::NodeRedlock4,
+        Kind::NodeRedlock5,
+        Kind::Fencelock,
+    ])
+    .await;
+}
