@@ -26,7 +26,7 @@ class RedlockPy:
 
     def release(self):
         # unlock() does not say what it did.
-        ours = self.redis.get(self.name) == self.lock.key.encode()
+        ours = self.redis.get(self.name) == self.lock.key
         self.manager.unlock(self.lock)
         return ours
 
