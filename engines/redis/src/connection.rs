@@ -140,6 +140,12 @@ impl Link {
             return Err(Error::config(&config.store, why));
         }
 
+        let delay = config.restart_delay;
+        if !delay.is_zero() && facts.uptime().is_none() {
+            let why = "restart-delay needs to know since when the server runs; allow the command INFO to this user";
+            return Err(Error::config(&config.store, why));
+        }
+
         let asked_at = Clock::Boot.now();
         let mut seed = redis::cmd("EVAL");
         seed.arg(&opening.scripts.seed.text).arg(1).arg(COUNTER);
@@ -150,8 +156,8 @@ impl Link {
         connection.set_response_timeout(config.response_timeout);
         let grants_from = facts.uptime().and_then(|uptime| {
             // Its uptime is in whole seconds.
-            let left = (config.restart_delay + Duration::from_secs(1)).checked_sub(uptime)?;
-            (!config.restart_delay.is_zero()).then(|| asked_at + left)
+            let left = (delay + Duration::from_secs(1)).checked_sub(uptime)?;
+            (!delay.is_zero()).then(|| asked_at + left)
         });
         let link = Self {
             connection,

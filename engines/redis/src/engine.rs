@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, mpsc};
 use crate::config::Config;
 use crate::connection::{COUNTER, Link, odd};
 use crate::hub::Hub;
-use crate::refusal::explain;
+use crate::refusal::{explain, unreadable};
 use crate::value::{MARK_LEN, kind, line_key, mark, millis, push_rest, px, unrecorded};
 use crate::waiters::Waiter;
 
@@ -134,7 +134,7 @@ impl Redis {
             error,
         );
         if error.is_transient() {
-            self.hub.unsettle(claim.id, link.generation);
+            self.hub.unsettle(claim, link.generation);
         }
         error
     }
@@ -233,15 +233,7 @@ impl Redis {
                     let cause = "the server took the request too late";
                     return Err(Error::unavailable(hub.store(), "placing a claim", cause));
                 }
-                b"newer" => {
-                    return Err(Error::NotALock {
-                        store: hub.store().to_owned(),
-                        name: claim.name.clone(),
-                        why: "it was stored by a newer version of fencelock, or is damaged; use that version, or another \
-                              name"
-                            .into(),
-                    });
-                }
+                b"newer" => return Err(unreadable(hub.store(), &claim.name)),
                 _ => return Err(self.place_failed(claim, link, odd(&answer))),
             }
         }
@@ -332,7 +324,7 @@ impl Redis {
             Ok(Value::Array(codes)) if codes.len() == held.len() => {
                 let codes = codes.into_iter().zip(held);
                 codes
-                    .map(|(code, held)| renewal(&code, asked_at, held.claim.ttl))
+                    .map(|(code, held)| self.renewal(&code, asked_at, &held.claim))
                     .collect()
             }
             Ok(other) => {
@@ -369,8 +361,24 @@ impl Redis {
                 .arg(hub.highest());
         };
         match link.run(&hub.scripts.renew_shared, args).await {
-            Ok(code) => renewal(&code, asked_at, claim.ttl),
+            Ok(code) => self.renewal(&code, asked_at, claim),
             Err(error) => Renewal::Unknown(self.failed("renewing", Some(&claim.name), error)),
+        }
+    }
+
+    fn renewal(&self, code: &Value, counted_from: BootInstant, claim: &Claim) -> Renewal {
+        match code {
+            Value::Int(0) => Renewal::Lost,
+            Value::Int(code @ (1 | 2)) => Renewal::Kept {
+                counted_from,
+                lease: claim.ttl,
+                asked: *code == 2,
+            },
+            _ => {
+                let action = format!("renewing lock {}", claim.name);
+                let cause = "the server is out of memory (maxmemory); free some or allow more";
+                Renewal::Unknown(Error::unavailable(self.hub.store(), action, cause))
+            }
         }
     }
 
@@ -400,17 +408,6 @@ impl Redis {
 
 fn alone(held: &HeldClaim) -> bool {
     held.claim.mode == Mode::Exclusive
-}
-
-fn renewal(code: &Value, counted_from: BootInstant, lease: Duration) -> Renewal {
-    match code {
-        Value::Int(0) => Renewal::Lost,
-        code => Renewal::Kept {
-            counted_from,
-            lease,
-            asked: matches!(code, Value::Int(2)),
-        },
-    }
 }
 
 fn unknown(count: usize, error: &Error, store: &str) -> Vec<Renewal> {
@@ -450,11 +447,12 @@ impl Engine for Redis {
         if plain && let Some(grant) = self.place_plainly(claim, &link).await? {
             return Ok(Standing::Held(grant));
         }
+        let fresh = waiting.is_none();
         let waiting = waiting.or_else(|| claim.wait.then(|| hub.waiters.register(claim.id)));
         let standing = self.place_by_script(claim, &link, waiting.as_deref()).await;
         match &standing {
             // At once: nobody else is here.
-            Ok(Standing::Held(_)) if !plain => hot.store(false, Ordering::Relaxed),
+            Ok(Standing::Held(_)) if !plain && fresh => hot.store(false, Ordering::Relaxed),
             Ok(Standing::Held(_)) => {}
             Ok(Standing::Waiting(_) | Standing::Busy) => hot.store(true, Ordering::Relaxed),
             Err(error) if !error.is_transient() => hub.forget(&claim.id),
@@ -522,7 +520,8 @@ impl Engine for Redis {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let hub = &self.hub;
-        let link = hub.link().await?;
+        let link = hub.link().await;
+        let link = link.inspect_err(|_| hub.waiters.remove(&claim.id))?;
         let line = line_key(claim.name.as_str());
         let mark = mark(&claim.id);
         let args = |command: &mut Cmd| {
@@ -539,6 +538,8 @@ impl Engine for Redis {
             command.arg(hub.highest());
         };
         let answer = link.run(&hub.scripts.withdraw, args).await;
+        // Only now: what was pushed before is undone by the script; what is pushed later is given back.
+        hub.waiters.remove(&claim.id);
         let answer =
             answer.map_err(|e| self.failed("withdrawing a claim", Some(&claim.name), e))?;
         let withdrawn = match answer {
@@ -551,7 +552,6 @@ impl Engine for Redis {
         if !hub.settle(&claim.id, &link) {
             return Ok(Withdrawn::Unknown);
         }
-        hub.waiters.remove(&claim.id);
         Ok(withdrawn)
     }
 
@@ -584,11 +584,7 @@ impl Engine for Redis {
         match link.run(&hub.scripts.evict, args).await {
             Ok(Value::Int(1)) => Ok(true),
             Ok(Value::Int(0)) => Ok(false),
-            Ok(Value::Int(-1)) => Err(Error::NotALock {
-                store: hub.store().to_owned(),
-                name: name.clone(),
-                why: "it was stored by a newer version of fencelock; use that version".into(),
-            }),
+            Ok(Value::Int(-1)) => Err(unreadable(hub.store(), name)),
             Ok(other) => Err(self.failed("evicting", Some(name), odd(&other))),
             Err(error) => Err(self.failed("evicting", Some(name), error)),
         }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
-use fencelock_core::{ClaimId, Error, LockName, Promises, Result};
+use fencelock_core::engine::{Claim, Event};
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Promises, Result};
 use redis::Cmd;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -58,10 +58,12 @@ pub(crate) struct Hub {
     events: mpsc::UnboundedSender<Event>,
     generations: AtomicU64,
     old: Mutex<Vec<Old>>,
-    /// Claims whose last place had no answer, and the connection it went over.
-    unsettled: Mutex<HashMap<ClaimId, u64>>,
+    /// Claims whose last place had no answer: the connection it went over, and when even a late one is over.
+    unsettled: Mutex<HashMap<ClaimId, (u64, BootInstant)>>,
     unsettled_count: AtomicUsize,
     promises: OnceLock<Promises>,
+    /// The server process last seen.
+    run_id: Mutex<Option<String>>,
 }
 
 impl Hub {
@@ -87,6 +89,7 @@ impl Hub {
             unsettled: Mutex::default(),
             unsettled_count: AtomicUsize::new(0),
             promises: OnceLock::new(),
+            run_id: Mutex::default(),
         });
         let facts = hub.connect().await?;
         let _ = hub.promises.set(facts.promises(hub.config.restart_delay));
@@ -145,12 +148,16 @@ impl Hub {
     }
 
     /// A place went out over this connection, and no answer came.
-    pub(crate) fn unsettle(&self, id: ClaimId, generation: u64) {
+    pub(crate) fn unsettle(&self, claim: &Claim, generation: u64) {
+        let now = Clock::Boot.now();
+        // The core gives up after one lease from the last try; twice that is enough to remember.
+        let over = now + claim.ttl.saturating_add(claim.lock_delay).saturating_mul(2);
         let mut unsettled = self
             .unsettled
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        unsettled.insert(id, generation);
+        unsettled.retain(|_, (_, over)| *over > now);
+        unsettled.insert(claim.id, (generation, over));
         self.unsettled_count
             .store(unsettled.len(), Ordering::SeqCst);
     }
@@ -164,7 +171,7 @@ impl Hub {
             .unsettled
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Some(generation) = unsettled.get(id).copied() else {
+        let Some((generation, _)) = unsettled.get(id).copied() else {
             return true;
         };
         let old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +221,12 @@ impl Hub {
                 hub.hear(message, generation);
             }
         };
-        let (link, facts) = Link::open(opening, hear).await?;
+        let (mut link, facts) = Link::open(opening, hear).await?;
+        if self.is_another(&link) {
+            // Long up, but not the one before: somebody put it in the other's place.
+            let from = Clock::Boot.now() + self.config.restart_delay;
+            link.grants_from = link.grants_from.max(Some(from));
+        }
         self.saw(link.floor);
         self.end_old(&link).await;
         let link = Arc::new(link);
@@ -228,6 +240,14 @@ impl Hub {
         // The server listens again: now, and not before, waiters may stand in line.
         self.waiters.stir_all();
         Ok(facts)
+    }
+
+    /// Whether this is another server process than the one before.
+    fn is_another(&self, link: &Link) -> bool {
+        let mut run_id = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *run_id, link.run_id.clone());
+        let another = before.is_some() && before != link.run_id;
+        another && !self.config.restart_delay.is_zero()
     }
 
     /// Makes sure that nothing sent over earlier connections can still take effect.

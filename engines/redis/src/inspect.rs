@@ -10,7 +10,7 @@ use redis::{Cmd, RedisError, Value};
 
 use crate::connection::odd;
 use crate::engine::Redis;
-use crate::refusal::explain;
+use crate::refusal::{explain, unreadable};
 use crate::value::{Hold, Stored, foreign_view, line_key, waiter_view};
 
 /// The pauses between two looks of one who waits for a change.
@@ -57,7 +57,13 @@ impl Seen {
         }
     }
 
-    /// The lock; `None` if what stands there is another kind of client's.
+    /// Whether a newer version stored it, or it is damaged.
+    fn is_unreadable(&self) -> bool {
+        let value = self.value.as_deref();
+        value.is_some_and(|value| Stored::parse(value) == Stored::Unreadable)
+    }
+
+    /// The lock; `None` if what stands there is not ours, unless others' are wanted, too.
     fn view(self, name: &LockName, foreigners: bool) -> Option<LockView> {
         let mut view = LockView::free(name.clone());
         if let Some(value) = &self.value {
@@ -82,7 +88,7 @@ impl Seen {
                         }
                     }
                 }
-                Stored::Foreign | Stored::Unreadable if foreigners => {
+                Stored::Foreign if foreigners => {
                     view.holders.push(foreign_view(value, self.left));
                 }
                 Stored::Foreign | Stored::Unreadable => return None,
@@ -126,6 +132,9 @@ impl Redis {
         let mut pause = SHORTEST_PAUSE;
         loop {
             let seen = self.see(name).await?;
+            if seen.is_unreadable() {
+                return Err(unreadable(self.hub().store(), name));
+            }
             let view = seen.view(name, true);
             let view = view.unwrap_or_else(|| LockView::free(name.clone()));
             if unlike.is_none_or(|token| view.token() != token) {

@@ -69,10 +69,13 @@ pub(crate) fn explain(
         return Error::refused(store, action, error);
     }
     if has("NOPERM") || text.contains("ACL failure") {
-        let action = format!(
-            "{action}; the ACL user needs the keys it locks, {{*}}:fencelock:* and fencelock:*, the channels &fencelock:* and the \
-             commands of `fencelock` (see the documentation on least rights)"
-        );
+        let change = if text.contains("channel") || action.contains("channel") {
+            "allow it with ACL SETUSER <user> &fencelock:* +subscribe +publish"
+        } else {
+            "allow this user the keys that it locks, those with fencelock: in them, the channels &fencelock:*, and the \
+             commands that the documentation of this engine lists"
+        };
+        let action = format!("{action}; {change}");
         return Error::refused(store, action, error);
     }
     if error.is_timeout() {
@@ -80,4 +83,14 @@ pub(crate) fn explain(
         return Error::unavailable(store, action, error);
     }
     Error::unavailable(store, action, error)
+}
+
+/// What is stored there is beyond this version.
+pub(crate) fn unreadable(store: &str, name: &LockName) -> Error {
+    Error::NotALock {
+        store: store.to_owned(),
+        name: name.clone(),
+        why: "it was stored by a newer version of fencelock, or is damaged; use that version, or another name"
+            .into(),
+    }
 }

@@ -121,16 +121,23 @@ local function advance(value, present, own, own_px)
     if value and not present then
       break
     end
-    local claim = redis.call('ZRANGE', line, 0, 0)[1]
+    local claim
+    if value then
+      claim = redis.call('ZRANGE', line, 0, 0)[1]
+    else
+      claim = redis.call('ZPOPMIN', line)[1]
+    end
     if not claim then
       break
     end
     local window, wish, kind, rest =
       string.match(redis.call('HGET', waiting, claim) or '', '^(%d+):(%d+):(%w+):(.*)$')
-    if kind and value and not room(kind, present) then
-      break
+    if value then
+      if kind and not room(kind, present) then
+        break
+      end
+      redis.call('ZREM', line, claim)
     end
-    redis.call('ZREM', line, claim)
     redis.call('HDEL', waiting, claim)
     if kind then
       local px = claim == own and own_px or window

@@ -1,7 +1,7 @@
 -- place: take the lock, or a place in line; or report, prolong and keep what the claim has.
 -- KEYS 1 lock  2 line  3 counter
 -- ARGV 1 claim  2 kind  3 px of the lease  4 px of the claim window  5 tokens wished  6 wait (1 or 0)  7 floor
---      8 server time in ms after which to do nothing  9 ticket from before, or 0  10 rest  11 px of the line
+--      8 server time in ms after which to do nothing  9 ticket from before, or 0  10 rest  11 least px of the line
 -- Answers {'held', first, count, fresh}, {'waits', counter, ahead, pttl, ticket, foreign}, {'busy'}, {'late', now} or
 -- {'newer'}.
 local name, line, counter = KEYS[1], KEYS[2], KEYS[3]
@@ -49,8 +49,8 @@ if value and known_newer(value) then
   return {'newer'}
 end
 
--- Nobody before this claim.
-if redis.call('EXISTS', line) == 0 then
+local queued = redis.call('ZCARD', line)
+if queued == 0 then
   if not value then
     local first, count
     if kind == 'x' then
@@ -70,17 +70,22 @@ if not waits then
   return {'busy'}
 end
 
-local ticket = redis.call('ZSCORE', line, claim)
-local last
-if not ticket then
+-- A claim that has no ticket yet draws one, and stands last.
+local ticket, last, ahead = ARGV[9], nil, nil
+if ticket == '0' then
   last = draw(1)
-  ticket = ARGV[9] ~= '0' and ARGV[9] or text(last)
-  redis.call('ZADD', line, ticket, claim)
+  ticket = text(last)
 end
-redis.call('HSET', waiting, claim, ARGV[4] .. ':' .. ARGV[5] .. ':' .. kind .. ':' .. rest)
-if redis.call('PTTL', line) < tonumber(ARGV[11]) then
-  redis.call('PEXPIRE', line, ARGV[11])
-  redis.call('PEXPIRE', waiting, ARGV[11])
+if redis.call('ZADD', line, 'NX', ticket, claim) == 1 then
+  redis.call('HSET', waiting, claim, ARGV[4] .. ':' .. ARGV[5] .. ':' .. kind .. ':' .. rest)
+  ahead = last and value and not present and queued
+elseif last then
+  -- The answer that told its ticket was lost.
+  ticket = redis.call('ZSCORE', line, claim)
+end
+if queued == 0 or redis.call('PTTL', line) < tonumber(ARGV[11]) then
+  redis.call('PEXPIRE', line, 2 * ARGV[11])
+  redis.call('PEXPIRE', waiting, 2 * ARGV[11])
 end
 local foreign = value and not present and string.sub(value, 1, 4) ~= 'fl1:'
 local first, count
@@ -93,4 +98,4 @@ if last < floor then
   last = draw(1)
 end
 local left = value and redis.call('PTTL', name) or -2
-return {'waits', last, redis.call('ZRANK', line, claim) or 0, left, tonumber(ticket), foreign and 1 or 0}
+return {'waits', last, ahead or redis.call('ZRANK', line, claim) or 0, left, tonumber(ticket), foreign and 1 or 0}

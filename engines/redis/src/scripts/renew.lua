@@ -1,7 +1,7 @@
 -- renew: prolong many exclusive holds, and write their tokens.
 -- KEYS n locks
 -- ARGV 4 for each: 'fl1:' and the claim  token  px  rest, or empty to keep what is stored
--- Answers for each: 0 lost, 1 kept, 2 kept and asked to let go.
+-- Answers for each: 0 lost, 1 kept, 2 kept and asked to let go, 3 not done (out of memory).
 local time
 local answers = {}
 for i, name in ipairs(KEYS) do
@@ -13,8 +13,9 @@ for i, name in ipairs(KEYS) do
   else
     local first, count, stored, before, since, asked, kept =
       string.match(value, '^:(%d+):(%d+):(%d+):(%d+):(%d+):(%d):(.*)$', 37)
+    local done
     if stored == token and since ~= '0' then
-      redis.call('PEXPIRE', name, px)
+      done = redis.call('PEXPIRE', name, px)
     else
       if since == '0' then
         if not time then
@@ -26,11 +27,15 @@ for i, name in ipairs(KEYS) do
       if first == '0' then
         first = token
       end
-      redis.call('SET', name,
+      done = redis.pcall('SET', name,
         ARGV[at] .. ':' .. first .. ':' .. count .. ':' .. token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':'
           .. (rest == '' and kept or rest), 'PX', px)
     end
-    answers[i] = asked == '1' and 2 or 1
+    if type(done) == 'table' and done.err then
+      answers[i] = 3
+    else
+      answers[i] = asked == '1' and 2 or 1
+    end
   end
 end
 return answers

@@ -13,12 +13,17 @@ local counter, floor = KEYS[3], tonumber(ARGV[3])
 local claim, delay = string.sub(ARGV[1], 5), tonumber(ARGV[2]) or 0
 -- include lib.lua
 
+if mine and delay == 0 then
+  if not advance(false) then
+    redis.call('DEL', name)
+  end
+  return 1
+end
+
 local answer
 if mine then
   answer = 1
-  if delay == 0 then
-    redis.call('DEL', name)
-  elseif redis.call('PTTL', name) > delay then
+  if redis.call('PTTL', name) > delay then
     redis.call('PEXPIRE', name, delay)
   end
 else

@@ -118,6 +118,8 @@ async fn a_newer_format_is_refused_and_left_alone() {
         let error = store.engine.place(&claim).await.unwrap_err();
         assert!(matches!(error, Error::NotALock { .. }), "{error}");
         assert_eq!(store.release(&claim).await, Withdrawn::NotOwner);
+        let error = store.engine.look(&claim.name, None).await.unwrap_err();
+        assert!(matches!(error, Error::NotALock { .. }), "{error}");
     }
     let evict = fencelock_core::engine::Evict::Release;
     let name = store.claim("v").name;
