@@ -11,7 +11,7 @@ use futures_util::future::Either;
 use tokio::time::Instant;
 
 use crate::case::{Case, case};
-use crate::ctx::{Ctx, got, soon, take, until, wait_for};
+use crate::ctx::{Ctx, got, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
     case!(a_wish_dropped_at_any_moment),
