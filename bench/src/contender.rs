@@ -51,7 +51,7 @@ impl Who {
 pub(crate) enum Contender {
     Fencelock(Client),
     #[cfg(feature = "redis")]
-    BareRedis(crate::bare::redis::BareRedis),
+    BareRedis(Box<crate::bare::redis::BareRedis>),
     #[cfg(feature = "sqlite")]
     BareSqlite(crate::bare::sqlite::BareSqlite),
     #[cfg(feature = "peers")]
@@ -72,9 +72,10 @@ impl Contender {
             Who::Fencelock => Ok(Self::Fencelock(fencelock::connect(url).await?)),
             Who::Bare => match engine(url)? {
                 #[cfg(feature = "redis")]
-                "redis" => Ok(Self::BareRedis(
-                    crate::bare::redis::BareRedis::open(url).await?,
-                )),
+                "redis" => {
+                    let bare = crate::bare::redis::BareRedis::open(url).await?;
+                    Ok(Self::BareRedis(Box::new(bare)))
+                }
                 #[cfg(feature = "sqlite")]
                 "sqlite" => Ok(Self::BareSqlite(crate::bare::sqlite::BareSqlite::open(
                     url,

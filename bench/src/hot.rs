@@ -125,22 +125,16 @@ async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool
     let mut workers = Workers::start(bench.relaunch, &jobs).await?;
     let from = Clock::Boot.now() + WARM_UP;
     let until = from + bench.args.period;
-    let counting = bench.counter().await?;
-    workers
-        .go(until
-            + if counting.is_some() {
-                COUNTING
-            } else {
-                Duration::ZERO
-            })
-        .await?;
+    let counts = bench.counts()?;
+    let extra = if counts { COUNTING } else { Duration::ZERO };
+    workers.go(until + extra).await?;
     let reading = tokio::spawn(workers.done());
     Clock::Boot.sleep_until(until).await;
     let mut counted = None;
-    if let Some(counter) = counting {
-        let begun = Clock::Boot.now();
-        let commands = counter.commands_within(COUNTING / 2).await?;
-        counted = Some((begun.as_nanos(), Clock::Boot.now().as_nanos(), commands));
+    if counts {
+        let begun = Clock::Boot.now().as_nanos();
+        let commands = bench.commands_within(COUNTING / 2).await?;
+        counted = Some((begun, Clock::Boot.now().as_nanos(), commands));
     }
     let done = reading
         .await

@@ -18,6 +18,8 @@ pub use args::{Args, Case};
 pub use report::Section;
 pub use worker::{Relaunch, run_worker};
 
+use std::time::Duration;
+
 use fencelock::{Result, Wake};
 
 use crate::contender::engine;
@@ -108,12 +110,22 @@ impl Bench<'_> {
         Ok(None)
     }
 
-    /// Who can count the commands that reach the server.
-    #[cfg(feature = "redis")]
-    async fn counter(&self) -> Result<Option<bare::redis::BareRedis>> {
-        match engine(self.url)? {
-            "redis" => Ok(Some(bare::redis::BareRedis::open(self.url).await?)),
-            _ => Ok(None),
-        }
+    /// Whether the commands that reach the server can be counted.
+    fn counts(&self) -> Result<bool> {
+        Ok(cfg!(feature = "redis") && engine(self.url)? == "redis")
+    }
+
+    /// How many commands clients send within `period`; only where [`Bench::counts`].
+    async fn commands_within(&self, period: Duration) -> Result<u64> {
+        #[cfg(feature = "redis")]
+        return bare::redis::BareRedis::open(self.url)
+            .await?
+            .commands_within(period)
+            .await;
+        #[cfg(not(feature = "redis"))]
+        Err(bare::failed(
+            "the benchmark",
+            format!("nothing counts for {period:?}"),
+        ))
     }
 }

@@ -1,6 +1,8 @@
 //! On one name of one Redis server, other people's locks and this library never hold together. The clients are the real
 //! ones, from their registries (interop/setup.sh installs them), each in processes of its own.
 
+#![allow(clippy::expect_used)]
+
 mod foreign;
 
 use std::time::Duration;
