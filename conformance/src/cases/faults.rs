@@ -12,6 +12,7 @@ use crate::ctx::{Ctx, got, soon, take, until, wait_for};
 pub(super) static CASES: &[Case] = &[
     case!(a_cut_holder_knows_before_the_next_is_granted).server(),
     case!(a_hung_server_ends_validity_in_time).server(),
+    case!(a_late_renewal_revives_nothing).server(),
     case!(a_server_that_hangs_for_a_moment_costs_nothing).server(),
     case!(a_killed_server_that_remembers_keeps_holds)
         .server()
@@ -92,6 +93,41 @@ async fn a_hung_server_ends_validity_in_time(ctx: Ctx) {
     assert!(next.is_valid());
     again.release().await.unwrap();
     next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+/// The server prolonged the hold in time, and the client hears of it when it has given up already.
+async fn a_late_renewal_revives_nothing(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
+    let proxy = ctx.server().proxy();
+    let guard = soon("the lock", far.lock(&name).ttl(ctx.ttl(600)))
+        .await
+        .unwrap();
+    proxy.answers(Flow::Hold);
+    let waiter = wait_for(&near, &name);
+    soon("the loss", guard.lost()).await;
+    proxy.answers(Flow::Pass);
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(200) {
+        assert!(
+            !guard.is_valid() && guard.remaining().is_zero(),
+            "what is lost stays lost"
+        );
+        sleep(Duration::from_millis(1)).await;
+    }
+    let error = guard.refresh(Duration::from_secs(5)).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    let error = guard.sequencer().await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert_ne!(
+        soon("the late release", guard.release()).await.ok(),
+        Some(Release::Released)
+    );
+    got("the lock after the lease", waiter)
+        .await
+        .release()
+        .await
+        .unwrap();
     ctx.await_nothing_left().await;
 }
 

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fencelock::{Error, Order, Promises, Sequencer};
+use fencelock::engine::Evict;
+use fencelock::{Error, Order, Promises, Sequencer, Token};
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
@@ -12,6 +13,7 @@ pub(super) static CASES: &[Case] = &[
     case!(tokens_increase_over_hand_off_in_process),
     case!(others_have_their_turn).promised(fifo).alone(),
     case!(a_sequencer_ends_hand_off_in_process),
+    case!(an_eviction_ends_hand_off_in_process),
     case!(tasks_cost_one_place_in_line).promised(fifo),
     case!(close_ends_everything),
     case!(close_leaves_others_alone),
@@ -119,6 +121,53 @@ async fn a_sequencer_ends_hand_off_in_process(ctx: Ctx) {
     }
     let last = before.lock().unwrap().take().unwrap();
     assert!(!client.check(&last).await.unwrap(), "{last} is over");
+    ctx.await_nothing_left().await;
+}
+
+/// Any token of a range that is handed on names the whole grant.
+async fn an_eviction_ends_hand_off_in_process(ctx: Ctx) {
+    let (crowd, other, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let begin = take(&crowd, &name).await;
+    let tokens: Arc<Mutex<Vec<Token>>> = Arc::default();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for _ in 0..6 {
+        let (crowd, name, tokens, tell) = (
+            crowd.clone(),
+            name.clone(),
+            Arc::clone(&tokens),
+            tell.clone(),
+        );
+        tasks.push(tokio::spawn(async move {
+            let guard = crowd.lock(&name).ttl(Duration::from_secs(3)).await.unwrap();
+            let turn = {
+                let mut tokens = tokens.lock().unwrap();
+                tokens.push(guard.token());
+                tokens.len()
+            };
+            if turn == 3 {
+                tell.send(guard.token()).unwrap();
+                guard.lost().await;
+                assert!(!guard.is_valid());
+            }
+            drop(guard);
+        }));
+    }
+    tokio::task::yield_now().await;
+    begin.release().await.unwrap();
+    let third = soon("the third task has its turn", told.recv())
+        .await
+        .unwrap();
+    assert!(other.evict(&name, third, Evict::Release).await.unwrap());
+    for task in tasks {
+        soon("every task has its turn", task).await.unwrap();
+    }
+    let tokens = tokens.lock().unwrap().clone();
+    assert_eq!(tokens.len(), 6);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    let next = take(&other, &name).await;
+    assert!(next.token() > tokens[5]);
+    next.release().await.unwrap();
     ctx.await_nothing_left().await;
 }
 
