@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process_group, waitid, waitpid,
 };
 
-use crate::terminal::{Terminal, unshielded};
+use crate::front;
+use crate::terminal::unshielded;
 use crate::wire::{FRAME, News, Order, Outcome, Why};
 
 /// The first argument of a guard process.
@@ -46,8 +48,8 @@ pub(crate) struct Terms {
     pub(crate) kill_after: Duration,
     /// When `--max-hold` is over.
     pub(crate) max_hold: Option<BootInstant>,
-    /// Whether the command gets the terminal.
-    pub(crate) foreground: bool,
+    /// The process group in the foreground from which the command gets the terminal, if it does.
+    pub(crate) foreground: Option<Pid>,
     /// Whether an outer `run` holds a lock around this one. Then nothing may outlive this `run` for a moment: the outer
     /// one's deadline may be what ended it.
     pub(crate) nested: bool,
@@ -61,7 +63,7 @@ impl Terms {
             nanos(self.grace),
             nanos(self.kill_after),
             self.max_hold.map_or(u64::MAX, BootInstant::as_nanos),
-            self.foreground.into(),
+            u64::from(Pid::as_raw(self.foreground).unsigned_abs()),
             self.nested.into(),
         ];
         words.map(|word| word.to_string()).join(",")
@@ -76,7 +78,7 @@ impl Terms {
             grace: Duration::from_nanos(grace),
             kill_after: Duration::from_nanos(kill_after),
             max_hold: (max_hold != u64::MAX).then(|| BootInstant::from_nanos(max_hold)),
-            foreground: foreground != 0,
+            foreground: i32::try_from(foreground).ok().and_then(Pid::from_raw),
             nested: nested != 0,
         })
     }
@@ -90,14 +92,7 @@ pub(crate) fn start(
 ) -> io::Result<(std::process::Child, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     send_descriptor(&ours, io::stdin().as_fd())?;
-    // The link also leads to this very binary after an upgrade has replaced its file.
-    let link = std::path::Path::new("/proc/self/exe");
-    let binary = if link.exists() {
-        link.to_owned()
-    } else {
-        std::env::current_exe()?
-    };
-    let mut guard = Command::new(binary);
+    let mut guard = Command::new(this_binary()?);
     guard
         .arg0("fencelock-guard")
         .arg(WORD)
@@ -108,6 +103,16 @@ pub(crate) fn start(
         .process_group(0);
     let child = unshielded(|| guard.spawn())?;
     Ok((child, ours))
+}
+
+/// This very binary, also after an upgrade has replaced its file.
+pub(crate) fn this_binary() -> io::Result<PathBuf> {
+    let link = Path::new("/proc/self/exe");
+    if link.exists() {
+        Ok(link.to_owned())
+    } else {
+        std::env::current_exe()
+    }
 }
 
 /// The guard process itself: everything after [`WORD`] on its command line.
@@ -128,7 +133,10 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
         let killed = Outcome::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(0));
         return control.write_all(&News::Ended(killed, Some(Why::Lost)).encode());
     }
-    let mut command = Command::new(program);
+    let mut command = match terms.foreground {
+        None => Command::new(program),
+        Some(from) => front::command(from, &program)?,
+    };
     command
         .args(arguments)
         .stdin(Stdio::from(stdin))
@@ -149,11 +157,6 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
     // A process id is a positive number.
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let group = group.ok_or_else(|| io::Error::other("a command without a process id"))?;
-    if terms.foreground
-        && let Some(terminal) = Terminal::open()
-    {
-        terminal.give(group);
-    }
     let (waiter, child_news) = UnixStream::pair()?;
     std::thread::spawn(move || await_child(group, waiter));
     control.set_nonblocking(true)?;
@@ -434,12 +437,12 @@ mod tests {
             grace: Duration::from_millis(1500),
             kill_after: Duration::from_secs(5),
             max_hold: None,
-            foreground: true,
+            foreground: Pid::from_raw(4711),
             nested: false,
         };
         assert_eq!(Terms::decode(&terms.encode()), Some(terms));
         terms.max_hold = Some(BootInstant::from_nanos(7));
-        terms.foreground = false;
+        terms.foreground = None;
         terms.nested = true;
         assert_eq!(Terms::decode(&terms.encode()), Some(terms));
         assert_eq!(Terms::decode("1,2,3"), None);

@@ -2,6 +2,7 @@
 
 mod args;
 mod exit;
+mod front;
 mod guard;
 mod hold;
 mod inspect;
@@ -41,6 +42,9 @@ fn start() -> Outcome {
         return guarded
             .map(|()| code::DONE)
             .map_err(|error| Failure::internal("the guard process", error));
+    }
+    if words.next_if(|word| word == front::WORD).is_some() {
+        return front::main(words);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -2,16 +2,17 @@
 //! lock, tells the guard of each renewal, and stands between the terminal, the shell and the command.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::Child;
 use std::time::Duration;
 
 use fencelock::{BootInstant, Client, Clock, Guard, Release};
-use rustix::process::{Pid, Signal, kill_current_process_group, kill_process, kill_process_group};
+use rustix::process::{
+    Pid, Signal, getpgrp, kill_current_process_group, kill_process, kill_process_group,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -24,7 +25,8 @@ use crate::signals::Signals;
 use crate::terminal::Terminal;
 use crate::wire::{FRAME, News, Order, Why};
 
-/// When the lock is lost and nothing is heard of the guard process for so long, the command is killed from here.
+/// How long to wait for word that should come at once: from the guard process when the lock is lost (then the command is
+/// killed from here), or from whoever has continued this job.
 const UNHEARD: Duration = Duration::from_millis(100);
 
 /// For how long a store is told of the end of a lock that is lost anyway.
@@ -152,7 +154,7 @@ async fn let_go(client: &Client, guard: Guard, outcome: Exit, verbose: bool) -> 
 
 /// The command, its guard process and its terminal, seen from `run`.
 struct Job {
-    orders: OwnedWriteHalf,
+    orders: StdStream,
     news: mpsc::UnboundedReceiver<News>,
     process: Child,
     /// The command's process group, once it runs.
@@ -160,6 +162,8 @@ struct Job {
     terminal: Option<Terminal>,
     /// The terminal is the command's now.
     given: bool,
+    /// This job was to be stopped, and has not heard yet that it was continued.
+    halted: bool,
 }
 
 async fn under_guard(
@@ -194,6 +198,7 @@ async fn under_guard(
                 job.order(Order::Lost);
             }
             () = tokio::time::sleep(UNHEARD), if lost_because.is_some() => job.kill(),
+            () = tokio::time::sleep(UNHEARD), if job.halted => job.not_halted(guard),
             until = end_of_validity(guard, sent), if lost_because.is_none() => {
                 sent = until;
                 job.order(Order::Deadline(until));
@@ -257,11 +262,13 @@ impl Job {
             grace: grace(times),
             kill_after: times.kill_after,
             max_hold: times.max_hold.map(|most| Clock::Boot.now() + most),
-            foreground: given,
+            foreground: given.then(getpgrp),
             nested: std::env::var_os(session::OWNER).is_some(),
         };
         let (process, socket) = guard::start(&terms, command, environment)?;
-        let (reader, orders) = halves(socket)?;
+        socket.set_nonblocking(true)?;
+        let orders = socket.try_clone()?;
+        let reader = UnixStream::from_std(socket)?;
         let (tell, news) = mpsc::unbounded_channel();
         tokio::spawn(async move { hear(reader, &tell).await });
         Ok(Self {
@@ -271,12 +278,13 @@ impl Job {
             group: None,
             terminal,
             given,
+            halted: false,
         })
     }
 
     /// Tells the guard process. If it is gone, its silence says so.
     fn order(&self, order: Order) {
-        let _ = self.orders.try_write(&order.encode());
+        let _ = (&self.orders).write_all(&order.encode());
     }
 
     /// The command was stopped. Whoever can continue this job is to see it stopped as well.
@@ -297,13 +305,20 @@ impl Job {
         }
         // Returns when this job is continued, or at once if nobody could do that.
         let _ = kill_current_process_group(Signal::TSTP);
-        if terminal.is_ours() {
+        self.halted = true;
+    }
+
+    /// Nobody has continued this job, so it was never stopped: nobody could have. The command goes on, if it can.
+    fn not_halted(&mut self, guard: &Guard) {
+        self.halted = false;
+        if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
             self.resume(guard);
         }
     }
 
     /// This job was continued, and so is the command if the lock is held still.
     fn resume(&mut self, guard: &Guard) {
+        self.halted = false;
         if !guard.is_valid() {
             // The guard process has ended it, or is about to.
             return;
@@ -342,13 +357,8 @@ impl Job {
     }
 }
 
-fn halves(socket: StdStream) -> io::Result<(OwnedReadHalf, OwnedWriteHalf)> {
-    socket.set_nonblocking(true)?;
-    Ok(UnixStream::from_std(socket)?.into_split())
-}
-
 /// Passes on what the guard process tells, until it is gone.
-async fn hear(mut reader: OwnedReadHalf, tell: &mpsc::UnboundedSender<News>) {
+async fn hear(mut reader: UnixStream, tell: &mpsc::UnboundedSender<News>) {
     let mut bytes = [0; FRAME];
     while reader.read_exact(&mut bytes).await.is_ok() {
         if let Some(news) = News::decode(bytes)

@@ -20,7 +20,12 @@ impl Terminal {
 
     /// Whether this process's job is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.0).is_ok_and(|front| front == getpgrp())
+        self.is_of(getpgrp())
+    }
+
+    /// Whether a process group is in the foreground.
+    pub(crate) fn is_of(&self, group: Pid) -> bool {
+        tcgetpgrp(&self.0).is_ok_and(|front| front == group)
     }
 
     /// Brings a process group to the foreground. SIGTTOU must be blocked (see [`shield`]).

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// After this long a test has failed. Nothing here takes a tenth of it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A store and a directory.
 pub(crate) struct Bed {
@@ -63,8 +63,10 @@ impl Bed {
 
     /// A `fencelock` on this store, in this directory, with nothing of the environment that concerns it.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fencelock"));
+        // Whoever starts the tests may ignore signals, as a shell does for jobs in the background.
+        let mut command = Command::new("env");
         command
+            .args(["--default-signal", env!("CARGO_BIN_EXE_fencelock")])
             .args(words)
             .current_dir(self.dir.path())
             .env_remove("FENCELOCK_OWNER")

@@ -11,6 +11,9 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::bed::{Bed, PATIENCE, group, processes, until};
 
+// A command that is to hear from the terminal starts no others: a shell that has just called vfork cannot be stopped
+// while its child is, and dash forgets a Ctrl-C of that moment.
+
 /// A shell with job control on a terminal of its own; killed when dropped.
 struct Shell {
     child: Child,
@@ -29,9 +32,17 @@ impl Shell {
         let name = ptsname(&keyboard, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let tty = File::from(open(name, flags, Mode::empty()).unwrap());
-        let mut command = Command::new("setsid");
+        let mut command = Command::new("env");
         command
-            .args(["--ctty", "bash", "--norc", "--noprofile", "-i"])
+            .args([
+                "--default-signal",
+                "setsid",
+                "--ctty",
+                "bash",
+                "--norc",
+                "--noprofile",
+                "-i",
+            ])
             .current_dir(bed.path("."))
             .env_remove("FENCELOCK_OWNER")
             .env("FENCELOCK_STORE", bed.store())
@@ -83,9 +94,21 @@ impl Shell {
             let left = PATIENCE.saturating_sub(begun.elapsed());
             match self.screen.recv_timeout(left) {
                 Ok(bytes) => self.seen += &String::from_utf8_lossy(&bytes),
-                Err(_) => panic!("{wanted:?} does not come; the screen shows {:?}", self.seen),
+                Err(_) => panic!(
+                    "{wanted:?} does not come; the screen shows {:?}; there are\n{}",
+                    self.seen,
+                    self.session()
+                ),
             }
         }
+    }
+
+    /// Its processes, for a person.
+    fn session(&self) -> String {
+        let mut ps = Command::new("ps");
+        ps.args(["-o", "pid,ppid,pgid,tpgid,stat,wchan:20,args", "--sid"]);
+        ps.arg(self.child.id().to_string()).stdout(Stdio::piped());
+        crate::bed::finish(ps).out
     }
 
     /// The number after `what` on the screen.
@@ -110,11 +133,19 @@ fn state(pid: i32) -> char {
     all.iter().find(|process| process.pid == pid).unwrap().state
 }
 
+fn parent(pid: i32) -> i32 {
+    let all = processes();
+    all.iter()
+        .find(|process| process.pid == pid)
+        .unwrap()
+        .parent
+}
+
 #[test]
 fn ctrl_c_ends_the_command_and_gives_the_terminal_back() {
     let bed = Bed::new();
     let mut shell = Shell::on(&bed);
-    shell.type_in("$FL run a -- sh -c 'echo pid=$$; sleep 60'; echo code=$?\n");
+    shell.type_in("$FL run a -- sh -c 'echo pid=$$; exec sleep 60'; echo code=$?\n");
     let command = shell.number("pid=");
     shell.type_in("\x03");
     assert_eq!(shell.number("code="), 130);
@@ -203,7 +234,7 @@ fn ctrl_z_stops_both_and_fg_resumes_both() {
 fn fg_after_the_lease_finds_the_command_dead() {
     let bed = Bed::new();
     let mut shell = Shell::on(&bed);
-    shell.type_in("$FL run --ttl 500ms a -- sh -c 'trap \"\" TERM; echo pid=$$; while :; do sleep 0.05; done'\n");
+    shell.type_in("$FL run --ttl 500ms a -- sh -c 'trap \"\" TERM; echo pid=$$; exec sleep 60'\n");
     let command = shell.number("pid=");
     shell.type_in("\x1a");
     shell.see("Stopped");
@@ -219,10 +250,10 @@ fn fg_after_the_lease_finds_the_command_dead() {
 #[test]
 fn bg_resumes_it_without_the_terminal() {
     let bed = Bed::new();
+    let made = Command::new("mkfifo").arg(bed.path("go")).status().unwrap();
+    assert!(made.success());
     let mut shell = Shell::on(&bed);
-    shell.type_in(
-        "$FL run a -- sh -c 'echo pid=$$; while [ ! -e go ]; do sleep 0.05; done; echo went'\n",
-    );
+    shell.type_in("$FL run a -- sh -c 'echo pid=$$; read word < go; echo went'\n");
     let command = shell.number("pid=");
     shell.type_in("\x1a");
     shell.see("Stopped");
@@ -230,7 +261,7 @@ fn bg_resumes_it_without_the_terminal() {
     until("it runs again", || state(command) != 'T');
     shell.type_in("echo back\n");
     shell.see("back");
-    shell.type_in("touch go; wait; echo done\n");
+    shell.type_in("echo > go; wait; echo done\n");
     let said = shell.see("done");
     assert!(said.contains("went"), "{said:?}");
 }
@@ -241,8 +272,9 @@ fn a_job_in_the_background_that_reads_is_stopped_until_fg() {
     let mut shell = Shell::on(&bed);
     shell.type_in("$FL run a -- sh -c 'echo pid=$$; read word; echo heard-$word' & echo started\n");
     let command = shell.number("pid=");
-    until("it is stopped", || state(command) == 'T');
-    shell.type_in("\n");
+    until("run is stopped", || state(parent(parent(command))) == 'T');
+    assert_eq!(state(command), 'T');
+    shell.type_in("jobs\n");
     shell.see("Stopped");
     shell.type_in("fg\n");
     until("it runs again", || state(command) != 'T');
