@@ -22,6 +22,21 @@
 //! | `restart-delay` | 0 | grant nothing for so long after a restart of the server: the longest lease in use |
 //! | `password-env`, `password-file` | | where the password is, other than in the URL |
 //! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format: the authority to trust, and this client's certificate |
+//!
+//! # Least rights
+//! Redis 6 or later. An ACL user needs the keys that it locks and those beside them (`~{*}:fencelock:*`,
+//! `~fencelock:*`), the channels `&fencelock:*` (new users of Redis 7 have none), and the commands
+//! `hello client|id client|kill info config|get subscribe publish eval evalsha time get set del exists incrby pttl pexpire
+//! pexpireat zadd zrem zpopmin zrange zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without
+//! `client|kill` a withdrawal after a broken connection is repeated for one lease; without `info` and `config|get` less can
+//! be said about what the server may forget.
+//!
+//! # What to know
+//! * A lock may be taken out of turn where its key is absent while a line stands: after the holder's lease ended, or its
+//!   key was deleted.
+//! * A waiter whose process is connected and does not react holds up its line for one claim window; so N of them for N.
+//! * Unsafe remain: a proxy that hides a fail-over, a manual fail-back on a connection that survives, and a server that
+//!   was emptied and whose clock is behind.
 
 mod config;
 mod connection;

@@ -10,7 +10,7 @@ use fencelock_testbed::Redis as Server;
 use crate::support::{ms, open, open_with, server};
 
 /// The least rights, as the documentation of the crate lists them.
-const LEAST: &str = "resetchannels -@all ~* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe +publish \
+const LEAST: &str = "resetchannels -@all ~a ~{*}:fencelock:* ~fencelock:* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe +publish \
                      +eval +evalsha +time +get +set +del +exists +incrby +pttl +pexpire +pexpireat +zadd +zrem +zpopmin +zrange \
                      +zrangebyscore +zscore +zcard +zrank +hset +hget +hdel +hmget +hgetall +scan";
 

@@ -89,7 +89,7 @@ async fn a_push_from_before_the_newest_answer_is_not_believed() {
     let store = open_with(&server, "claim-window=200ms").await;
     let claims = [store.claim("old"), store.claim("old")];
     store.held(&claims[0]).await;
-    let place = store.waits(&claims[1]).await;
+    store.waits(&claims[1]).await;
     store.release(&claims[0]).await;
     // The grant is pushed, but nobody takes it before its window is over and another holds.
     let other = open(&server.url()).await;
@@ -109,8 +109,7 @@ async fn a_push_from_before_the_newest_answer_is_not_believed() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(ms(5)).await;
     }
-    let late = store.engine.changed(&claims[1], &place).await.unwrap();
-    assert!(late.is_none(), "the window is over: {late:?}");
+    // The push is in the mail still; the answer to this overtakes it.
     let newer = store.waits(&claims[1]).await;
     let stale = tokio::time::timeout(ms(100), store.engine.changed(&claims[1], &newer)).await;
     assert!(stale.is_err(), "{stale:?}");

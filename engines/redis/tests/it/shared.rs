@@ -77,6 +77,23 @@ async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
 }
 
 #[tokio::test]
+async fn a_renewal_of_a_reader_does_not_touch_what_took_the_marks_place() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let reader = store.shared("t");
+    let token = store.held(&reader).await.tokens.first;
+    let _: String = server
+        .command(&["SET", "t", "theirs", "PX", "9000"])
+        .unwrap();
+    let renewed = store.renew(&reader, token).await;
+    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    assert_eq!(server.command::<String>(&["GET", "t"]).unwrap(), "theirs");
+    assert!(Store::pttl(&server, "t") <= 9000);
+    assert_eq!(store.release(&reader).await, Withdrawn::NotOwner);
+    assert_eq!(server.command::<String>(&["GET", "t"]).unwrap(), "theirs");
+}
+
+#[tokio::test]
 async fn the_lock_ends_with_its_last_reader_sooner_or_later() {
     let server = server();
     let store = open(&server.url()).await;
