@@ -63,6 +63,8 @@ pub trait Server: Send + Sync {
     fn restart(&self) -> Result<()>;
     /// Starts it again without anything it had.
     fn restart_empty(&self) -> Result<()>;
+    /// Erases everything that the server knows, as an administrator might, while it runs and connections stay.
+    fn erase(&self) -> Result<()>;
     /// A proxy before the server.
     fn proxy(&self) -> &Proxy;
     /// The store's URL by way of the proxy.

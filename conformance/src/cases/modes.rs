@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencelock::{Error, Guard, Mode, Promises};
+use fencelock::{Error, Guard, Mode, Promises, Release};
 use tokio::time::{Instant, sleep};
 
 use crate::case::{Case, case};
@@ -84,23 +84,24 @@ async fn waiting_readers_come_in_together(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Readers that overlap all the time do not keep a writer out for ever.
+/// Readers that overlap all the time do not keep a writer out.
 async fn writers_do_not_starve(ctx: Ctx) {
     let (writer, name) = (ctx.client().await, ctx.name());
     let over = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
-    for offset in 0..4 {
+    // So many and so long that there is no moment without a reader by chance.
+    for offset in 0..6 {
         let (client, name, over) = (ctx.client().await, name.clone(), Arc::clone(&over));
         readers.push(tokio::spawn(async move {
-            sleep(Duration::from_millis(7 * offset)).await;
+            sleep(Duration::from_millis(17 * offset)).await;
             while !over.load(Ordering::SeqCst) {
                 let guard = client.lock(&name).shared().await.unwrap();
-                sleep(Duration::from_millis(30)).await;
+                sleep(Duration::from_millis(100)).await;
                 guard.release().await.unwrap();
             }
         }));
     }
-    sleep(Duration::from_millis(100)).await;
+    sleep(Duration::from_millis(150)).await;
     for _ in 0..3 {
         let guard = got("the writer has its turn", wait_for(&writer, &name)).await;
         assert_eq!(writer.look(&name).await.unwrap().holders.len(), 1);
@@ -117,36 +118,32 @@ async fn writers_do_not_starve(ctx: Ctx) {
 async fn readers_expire_one_by_one(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    let (short, long) = (ctx.ttl(200), ctx.ttl(1200));
-    let begin = Instant::now();
-    let brief = one
-        .lock(&name)
-        .shared()
-        .ttl(short)
-        .renew(false)
-        .await
-        .unwrap();
-    let longer = two
-        .lock(&name)
-        .shared()
-        .ttl(long)
-        .renew(false)
-        .await
-        .unwrap();
-    soon("the first is over", brief.lost()).await;
-    assert!(longer.is_valid());
-    assert_eq!(
-        brief.release().await.unwrap(),
-        fencelock::Release::AlreadyExpired
-    );
-    assert!(longer.is_valid());
-    std::mem::forget(longer);
-    let writer = got(
-        "the writer comes in after the last",
-        wait_for(&three, &name),
-    )
-    .await;
-    assert!(begin.elapsed() >= long, "after {:?}", begin.elapsed());
-    writer.release().await.unwrap();
+    let (short, long) = (ctx.ttl(200), ctx.ttl(1000));
+    for released in [false, true] {
+        let begin = Instant::now();
+        let brief = one.lock(&name).shared().ttl(short).renew(false);
+        let brief = brief.await.unwrap();
+        let longer = two.lock(&name).shared().ttl(long).renew(false);
+        let longer = longer.await.unwrap();
+        soon("the first is over", brief.lost()).await;
+        if released {
+            assert_eq!(brief.release().await.unwrap(), Release::AlreadyExpired);
+        } else {
+            // Over at the store, too.
+            std::mem::forget(brief);
+            sleep(short / 4).await;
+        }
+        assert!(longer.is_valid());
+        let held = three.try_lock(&name).await;
+        assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+        std::mem::forget(longer);
+        let writer = got(
+            "the writer comes in after the last",
+            wait_for(&three, &name),
+        )
+        .await;
+        assert!(begin.elapsed() >= long, "after {:?}", begin.elapsed());
+        writer.release().await.unwrap();
+    }
     ctx.await_nothing_left().await;
 }

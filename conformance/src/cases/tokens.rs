@@ -15,6 +15,7 @@ pub(super) static CASES: &[Case] = &[
     case!(tokens_increase_over_modes).promised(|promises| promises.shared),
     case!(tokens_increase_over_restart).server(),
     case!(tokens_increase_over_loss_of_memory).server(),
+    case!(tokens_increase_over_erasure).server(),
 ];
 
 /// JSON and Lua can count no further.
@@ -131,4 +132,33 @@ async fn tokens_increase_over_loss_of_memory(ctx: Ctx) {
     })
     .await;
     above(&mut last, token_of(&one, &name).await);
+}
+
+/// The server lost everything and nobody was told: no connection broke.
+async fn tokens_increase_over_erasure(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let mut last = token_of(&one, &name).await;
+    above(&mut last, token_of(&two, &name).await);
+    for _ in 0..3 {
+        // Found free by one who has seen tokens,
+        ctx.server().erase().unwrap();
+        above(&mut last, token_of(&two, &name).await);
+        // and by one who has seen none;
+        ctx.server().erase().unwrap();
+        above(&mut last, token_of(&ctx.client().await, &name).await);
+        // and with somebody in line.
+        let held = take(&one, &name).await;
+        above(&mut last, held.token());
+        let waiter = wait_for(&two, &name);
+        ctx.await_line(&one, &name, 1).await;
+        ctx.server().erase().unwrap();
+        let next = got("the waiter is served", waiter).await;
+        above(&mut last, next.token());
+        // The one before has nothing to give back any more.
+        drop(held);
+        let other = take(&one, &format!("{name}/other")).await;
+        other.release().await.unwrap();
+        assert!(next.is_valid());
+        next.release().await.unwrap();
+    }
 }

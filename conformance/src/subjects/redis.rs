@@ -92,6 +92,10 @@ impl Server for Node {
         self.redis().restart_empty()
     }
 
+    fn erase(&self) -> Result<()> {
+        self.redis().command(&["FLUSHALL"])
+    }
+
     fn proxy(&self) -> &Proxy {
         &self.proxy
     }
