@@ -1,5 +1,6 @@
 //! From a store's URL to a client: the one place that knows which engine a scheme means.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +29,6 @@ pub fn connect(url: &str) -> Connect {
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
-#[derive(Debug)]
 #[must_use = "await it to get a client"]
 pub struct Connect {
     url: String,
@@ -70,6 +70,16 @@ impl Connect {
             client = client.observer(observer);
         }
         client.build()
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Connect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match StoreUrl::parse(&self.url) {
+            Ok(url) => write!(f, "Connect({url}, {:?})", self.purpose),
+            Err(error) => write!(f, "Connect({error})"),
+        }
     }
 }
 
