@@ -35,6 +35,34 @@ pub(crate) struct Bench<'a> {
     pushes: bool,
 }
 
+/// All that a command needs: measures what `args` asks for on the store that `url` names and prints it, or does the work
+/// of a worker process. `subcommand` is what this program must be started with to end up here again.
+///
+/// # Errors
+/// As [`run`].
+pub async fn command(args: &Args, url: &str, subcommand: &[&str]) -> Result<()> {
+    if args.worker {
+        return run_worker().await;
+    }
+    let program = std::env::current_exe().map_err(|error| bare::failed("this program", error))?;
+    let words = subcommand.iter().copied().chain(["--worker"]);
+    let relaunch = Relaunch {
+        program,
+        args: words.map(str::to_owned).collect(),
+    };
+    let show = |section: &Section| {
+        if !args.json {
+            println!("{section}");
+        }
+    };
+    let sections = run(args, url, &relaunch, show).await?;
+    if args.json {
+        let all: Vec<_> = sections.iter().map(Section::to_json).collect();
+        println!("{:#}", serde_json::Value::from(all));
+    }
+    Ok(())
+}
+
 /// Measures all that `args` asks for on the store that `url` names, and passes on each table as soon as it is there.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use fencelock_bench::{Args, Relaunch, Section};
+use fencelock_bench::Args;
 use fencelock_testbed::Redis;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -58,20 +58,5 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         (Some(server), _) => server.url(),
         (None, store) => store.clone().unwrap_or_default(),
     };
-    let relaunch = Relaunch {
-        program: std::env::current_exe()?,
-        args: vec!["--worker".into()],
-    };
-    let json = command.args.json;
-    let show = |section: &Section| {
-        if !json {
-            println!("{section}");
-        }
-    };
-    let sections = runtime.block_on(fencelock_bench::run(&command.args, &url, &relaunch, show))?;
-    if json {
-        let all: Vec<_> = sections.iter().map(Section::to_json).collect();
-        println!("{:#}", serde_json::Value::from(all));
-    }
-    Ok(())
+    Ok(runtime.block_on(fencelock_bench::command(&command.args, &url, &[]))?)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fencelock::{BootInstant, Client, Clock, Result};
+use fencelock::{Client, Clock, Result};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -57,16 +57,8 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
 /// One round: hand-offs per second, and the share of the most served by that of the least served.
 async fn one(bench: &Bench<'_>, client: &Client, tasks: usize) -> Result<(f64, f64)> {
     let name = bench.name("within");
-    run(
-        client,
-        &name,
-        tasks,
-        Clock::Boot.now() + Duration::from_millis(50),
-    )
-    .await?;
-    let begun = Clock::Boot.now();
-    let served = run(client, &name, tasks, begun + bench.args.period).await?;
-    let took = Clock::Boot.now().since(begun).as_secs_f64();
+    run(client, &name, tasks, Duration::from_millis(50)).await?;
+    let (served, took) = run(client, &name, tasks, bench.args.period).await?;
     let (most, least) = (served.iter().max(), served.iter().min());
     let share = most
         .zip(least)
@@ -74,11 +66,18 @@ async fn one(bench: &Bench<'_>, client: &Client, tasks: usize) -> Result<(f64, f
     Ok((served.iter().sum::<u64>() as f64 / took, share))
 }
 
-/// How often each task was served.
-async fn run(client: &Client, name: &str, tasks: usize, until: BootInstant) -> Result<Vec<u64>> {
+/// How often each task was served, and how long that took in seconds.
+async fn run(
+    client: &Client,
+    name: &str,
+    tasks: usize,
+    period: Duration,
+) -> Result<(Vec<u64>, f64)> {
     let last = Arc::new(AtomicU64::new(0));
     // All stand in line before the first is served: a task that need not wait would not let the others begin.
     let gate = client.lock(name).await?;
+    let settling = Duration::from_millis(5);
+    let until = Clock::Boot.now() + settling + period;
     let mut running = JoinSet::new();
     for _ in 0..tasks {
         let (client, name, last) = (client.clone(), name.to_owned(), Arc::clone(&last));
@@ -98,11 +97,12 @@ async fn run(client: &Client, name: &str, tasks: usize, until: BootInstant) -> R
             Ok(served)
         });
     }
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    tokio::time::sleep(settling).await;
+    let begun = Clock::Boot.now();
     gate.release().await?;
     let mut all = Vec::new();
     while let Some(served) = running.join_next().await {
         all.push(served.map_err(|error| failed("a task", error))??);
     }
-    Ok(all)
+    Ok((all, Clock::Boot.now().since(begun).as_secs_f64()))
 }
