@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::bed::{Bed, Running, group, lives, only_child, send, until};
 
@@ -139,21 +139,21 @@ fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
 #[test]
 fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
     let bed = Bed::new();
-    let script = "trap '' TERM; echo $$; while :; do echo tick >> ticks; sleep 0.01; done";
+    let script = "trap '' TERM; echo tick >> ticks; echo $$; while :; do echo tick >> ticks; sleep 0.01; done";
     let mut running = bed.start(&["run", "--ttl", "500ms", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     let guard = only_child(running.pid());
-    let all = || [vec![running.pid(), guard], group(command)].concat();
-    for pid in all() {
-        send(pid, Signal::STOP);
-    }
+    let send_all = |signal| {
+        running.signal(signal);
+        send(guard, signal);
+        kill_process_group(Pid::from_raw(command).unwrap(), signal).unwrap();
+    };
+    send_all(Signal::STOP);
     // The lease of those who are stopped runs out, and another is granted.
     let next = bed.run(&["run", "a", "--", "cat", "ticks"]);
     assert_eq!(next.code, 0);
     let begun = Instant::now();
-    for pid in all() {
-        send(pid, Signal::CONT);
-    }
+    send_all(Signal::CONT);
     until("the group is gone", || group(command).is_empty());
     let ran = running.end();
     assert_eq!(ran.code, 75, "{}", ran.err);
