@@ -105,12 +105,14 @@ async fn a_sequencer_ends_hand_off_in_process(ctx: Ctx) {
         let (client, name, before) = (client.clone(), name.clone(), Arc::clone(&before));
         tasks.push(tokio::spawn(async move {
             let guard = client.lock(&name).await.unwrap();
-            let sequencer = guard.sequencer().await.unwrap();
-            assert!(client.check(&sequencer).await.unwrap());
-            let over = before.lock().unwrap().replace(sequencer);
+            // Before the store is told this one's token, which would be the end of the other in any case.
+            let over = before.lock().unwrap().take();
             if let Some(over) = over {
                 assert!(!client.check(&over).await.unwrap(), "{over} is over");
             }
+            let sequencer = guard.sequencer().await.unwrap();
+            assert!(client.check(&sequencer).await.unwrap());
+            *before.lock().unwrap() = Some(sequencer);
             guard.release().await.unwrap();
         }));
     }
