@@ -288,10 +288,12 @@ impl Redis {
         let begin = Instant::now();
         loop {
             // Not the PING alone, which another server on this port would answer as well.
-            let info = self.command::<String>(&["INFO", "server"]);
+            let info = self.command::<String>(&["INFO"]);
             let ours = format!("process_id:{}\r", self.pid());
             let why = match info {
-                Ok(info) if info.contains(&ours) => return Ok(()),
+                Ok(info) if info.contains(&ours) && info.contains("\nloading:0\r") => return Ok(()),
+                // It answers this before it has read its append-only file, and refuses everything else.
+                Ok(info) if info.contains(&ours) => "it is still loading".to_owned(),
                 Ok(_) => "another server answers on its port".to_owned(),
                 Err(error) => error.to_string(),
             };
