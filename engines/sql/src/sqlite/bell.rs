@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fencelock_core::engine::Event;
 use fencelock_core::{ClaimId, ClaimIds, LockName, Result};
 
-/// Where an engine listens: its network namespace, and a random name in it.
+/// Where an engine listens: its network namespace, and a random name in it. Namespace 0 is none: nobody can tell from
+/// such an address whether its engine is gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct BellId([u8; 24]);
 
@@ -22,6 +23,18 @@ impl BellId {
         id[..8].copy_from_slice(&network_namespace().to_be_bytes());
         id[8..].copy_from_slice(ClaimIds::new()?.next().as_bytes());
         Ok(Self(id))
+    }
+
+    /// The address of an engine that hears none but its own rings.
+    pub(super) fn unheard(self) -> Self {
+        let mut id = self.0;
+        id[..8].fill(0);
+        Self(id)
+    }
+
+    /// Whether an engine that is there is found at this address from that namespace.
+    fn is_found_from(&self, namespace: u64) -> bool {
+        namespace != 0 && self.0[..8] == namespace.to_be_bytes()
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
@@ -107,19 +120,21 @@ mod socket {
     /// The socket that rings others.
     #[derive(Debug)]
     pub(in super::super) struct Ringer {
-        from: BellId,
+        namespace: u64,
         socket: Option<UnixDatagram>,
     }
 
     impl Ringer {
         /// Without a socket (out of file descriptors) nobody is rung, and the others poll.
-        pub(in super::super) fn new(from: BellId) -> Self {
+        pub(in super::super) fn new() -> Self {
             let socket = UnixDatagram::unbound().and_then(|socket| {
                 socket.set_nonblocking(true)?;
                 Ok(socket)
             });
-            let socket = socket.ok();
-            Self { from, socket }
+            Self {
+                namespace: network_namespace(),
+                socket: socket.ok(),
+            }
         }
 
         pub(in super::super) fn ring(&self, ring: &Ring) -> Rung {
@@ -128,10 +143,11 @@ mod socket {
             };
             let sent = address(to).and_then(|to| socket.send_to_addr(&encode(&ring.news), &to));
             match sent {
-                // In another network namespace nobody would be found either.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    let near = to.0[..8] == self.from.0[..8];
-                    if near { Rung::Gone } else { Rung::Sent }
+                Err(error)
+                    if error.kind() == io::ErrorKind::ConnectionRefused
+                        && to.is_found_from(self.namespace) =>
+                {
+                    Rung::Gone
                 }
                 _ => Rung::Sent,
             }
@@ -208,7 +224,7 @@ mod socket {
     pub(in super::super) struct Ringer;
 
     impl Ringer {
-        pub(in super::super) fn new(_from: BellId) -> Self {
+        pub(in super::super) fn new() -> Self {
             Self
         }
 
@@ -238,4 +254,28 @@ pub(super) use socket::{Listener, Ringer};
 fn network_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn ring(from: &Ringer, to: BellId) -> Rung {
+        let claim = ClaimIds::new().unwrap().next();
+        let name = LockName::new("job").unwrap();
+        from.ring(&Ring {
+            to: to.as_bytes().to_vec(),
+            news: News::Turn(name, claim),
+        })
+    }
+
+    #[test]
+    fn only_who_would_be_found_is_gone() {
+        let (ringer, silent) = (Ringer::new(), BellId::new().unwrap());
+        assert_eq!(ring(&ringer, silent), Rung::Gone);
+        assert_eq!(ring(&ringer, silent.unheard()), Rung::Sent);
+        // Neither knows its namespace: that does not make it the same one.
+        assert!(!silent.unheard().is_found_from(0));
+    }
 }

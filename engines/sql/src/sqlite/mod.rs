@@ -103,6 +103,7 @@ impl Sqlite {
         let listener = Listener::start(me, hear);
         if let Err(error) = &listener {
             tracing::warn!(store = %source, %error, "no socket to be woken through; waiters here poll");
+            queue.nobody_listens();
         }
         let promises = promises(&source);
         Ok(Self {

@@ -134,6 +134,13 @@ impl fmt::Debug for Desk {
 }
 
 impl Queue {
+    /// Other processes are not to take the silence here for that of an engine that is gone. To be called before the
+    /// first request.
+    pub(super) fn nobody_listens(&self) {
+        let mut hands = self.desk.hands();
+        hands.worker.me = hands.worker.me.unheard();
+    }
+
     /// Work in a transaction of its own or together with others. `work` may run more than once; only what its last
     /// run did is kept.
     pub(super) async fn write<T: Send + 'static>(
@@ -233,9 +240,14 @@ impl Queue {
         let [job] = jobs;
         // Whatever went wrong, the thread meets it again and says what it is.
         let Ok(rings) = done else { return Some(job) };
-        hands.ring(rings);
+        let gone = hands.ring_once(rings);
+        let burial = (!gone.is_empty()).then(|| hands.burial(gone));
         drop(hands);
         job.answer(None);
+        if let Some(burial) = burial {
+            // Those of a closed engine are passed over when their rows have expired.
+            let _ = self.send(Message::Write(burial));
+        }
         if fastrand::u32(..COMMITS_TO_CHECKPOINT) == 0 {
             // A closed engine has checkpointed at its end.
             let _ = self.send(Message::Checkpoint);
@@ -369,7 +381,7 @@ struct Hands {
 impl Hands {
     fn new(worker: Worker, file: File) -> Self {
         Self {
-            ringer: Ringer::new(worker.me),
+            ringer: Ringer::new(),
             worker,
             file: Some(file),
             swept: BootInstant::from_nanos(0),
@@ -496,27 +508,33 @@ impl Hands {
         Ok(())
     }
 
-    /// Wakes those of this engine here and the others through their sockets. A waiter whose process is gone is taken
-    /// out of the line, and the next one called.
-    fn ring(&mut self, mut rings: Vec<Ring>) {
-        while !rings.is_empty() {
-            let mut gone: Vec<Ring> = Vec::new();
-            for ring in rings.drain(..) {
-                if ring.to == self.worker.me.as_bytes() {
-                    self.hear(ring.news);
-                } else if self.ringer.ring(&ring) == Rung::Gone {
-                    gone.push(ring);
-                }
-            }
-            if gone.is_empty() {
-                return;
-            }
-            match self.bury(gone) {
-                Ok(next) => rings = next,
+    /// Rings. A waiter whose process is gone is taken out of the line, and the next one called; other processes are
+    /// waited for, so this is the thread's.
+    fn ring(&mut self, rings: Vec<Ring>) {
+        let mut gone = self.ring_once(rings);
+        while !gone.is_empty() {
+            let burial = self.burial(gone);
+            let deadline = burial.deadline();
+            match self.transaction(&mut [burial], deadline) {
+                Ok(next) => gone = self.ring_once(next),
                 // They are passed over when their rows have expired.
                 Err(_) => return,
             }
         }
+    }
+
+    /// Wakes those of this engine here and the others through their sockets, and gives back the rings whose process is
+    /// gone. Waits for nobody.
+    fn ring_once(&self, rings: Vec<Ring>) -> Vec<Ring> {
+        let mut gone = Vec::new();
+        for ring in rings {
+            if ring.to == self.worker.me.as_bytes() {
+                self.hear(ring.news);
+            } else if self.ringer.ring(&ring) == Rung::Gone {
+                gone.push(ring);
+            }
+        }
+        gone
     }
 
     fn hear(&self, news: News) {
@@ -531,12 +549,12 @@ impl Hands {
         }
     }
 
-    fn bury(&mut self, gone: Vec<Ring>) -> Result<Vec<Ring>, Failure> {
+    /// Takes the waiters out of line that these rings did not reach.
+    fn burial(&self, gone: Vec<Ring>) -> Box<dyn Job> {
         let (reply, _nobody) = oneshot::channel();
-        let deadline = Clock::Boot.now() + self.worker.response_timeout;
-        let request = Request {
+        Box::new(Request {
             action: Action::Other("take waiters out of line whose processes are gone"),
-            deadline,
+            deadline: Clock::Boot.now() + self.worker.response_timeout,
             work: move |visit: &mut Visit<'_>| {
                 for ring in &gone {
                     if let News::Turn(name, claim) = &ring.news {
@@ -547,8 +565,7 @@ impl Hands {
             },
             result: None,
             reply,
-        };
-        self.transaction(&mut [Box::new(request)], deadline)
+        })
     }
 
     /// Deletes the rows of holders and waiters that vanished and whose names nobody uses any more.
