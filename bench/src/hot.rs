@@ -37,7 +37,7 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
         note: "Waiters spread over processes, each asking again as soon as it has released; medians over rounds. A gap \
                lasts from the begin of a release to the moment when the next holder knows. A round trip is the median \
                PING of the same run. Commands are what clients sent per hand-off. Share: the most served waiter \
-               against the least served. Tokens were checked to increase, and holds not to overlap."
+               against the least served (inf: somebody was never served). Tokens were checked to increase, and holds not to overlap."
             .into(),
         head: vec![
             "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p99 in round trips",
@@ -124,7 +124,9 @@ async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool
     let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
     let mut workers = Workers::start(bench.relaunch, &jobs).await?;
     let from = Clock::Boot.now() + WARM_UP;
-    let until = from + bench.args.period;
+    // Long enough for each waiter to have had many turns.
+    let longer = u32::try_from(waiters / 250).unwrap_or(1).max(1);
+    let until = from + bench.args.period * longer;
     let counts = bench.counts()?;
     let extra = if counts { COUNTING } else { Duration::ZERO };
     workers.go(until + extra).await?;
