@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Take a lock from its holder, or ask the holder to let go
     Release(Release),
+    /// Measure the store beside its bare client
+    Bench(fencelock_bench::Args),
     /// Print a completion script for a shell
     Completions {
         /// The shell

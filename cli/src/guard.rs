@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use fencelock::{BootInstant, Clock};
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::signal::SigSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -26,7 +26,7 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process_group, waitid, waitpid,
 };
 
-use crate::front;
+use crate::launch;
 use crate::terminal::unshielded;
 use crate::wire::{FRAME, News, Order, Outcome, Why};
 
@@ -117,7 +117,7 @@ pub(crate) fn this_binary() -> io::Result<PathBuf> {
 
 /// The guard process itself: everything after [`WORD`] on its command line.
 pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
-    let inherited = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    SigSet::all().thread_block()?;
     let terms = arguments.next();
     let terms = terms
         .as_deref()
@@ -133,18 +133,12 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
         let killed = Outcome::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(0));
         return control.write_all(&News::Ended(killed, Some(Why::Lost)).encode());
     }
-    let mut command = match terms.foreground {
-        None => Command::new(program),
-        Some(from) => front::command(from, &program)?,
-    };
+    let mut command = launch::command(terms.foreground, &program)?;
     command
         .args(arguments)
         .stdin(Stdio::from(stdin))
         .process_group(0);
-    // The command is not to inherit what is blocked here.
-    inherited.thread_set_mask()?;
     let spawned = command.spawn();
-    SigSet::all().thread_block()?;
     // Its standard input is the command's alone.
     drop(command);
     let child = match spawned {

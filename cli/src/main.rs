@@ -2,12 +2,12 @@
 
 mod args;
 mod exit;
-mod front;
 mod guard;
 mod hold;
 mod inspect;
 mod joined;
 mod json;
+mod launch;
 mod manual;
 mod run;
 mod session;
@@ -43,8 +43,8 @@ fn start() -> Outcome {
             .map(|()| code::DONE)
             .map_err(|error| Failure::internal("the guard process", error));
     }
-    if words.next_if(|word| word == front::WORD).is_some() {
-        return front::main(words);
+    if words.next_if(|word| word == launch::WORD).is_some() {
+        return launch::main(words);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -54,6 +54,7 @@ fn start() -> Outcome {
     match cli.command {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man => manual::man(),
+        Command::Bench(args) => block_on(bench(args, store)),
         Command::Run(args) => block_on(run::run(args, store)),
         Command::Hold(args) => block_on(hold::hold(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
@@ -61,6 +62,11 @@ fn start() -> Outcome {
         Command::Check(args) => block_on(inspect::check(args, store)),
         Command::Release(args) => block_on(inspect::release(args, store)),
     }
+}
+
+async fn bench(args: fencelock_bench::Args, store: Option<String>) -> Outcome {
+    fencelock_bench::command(&args, &session::store_url(store), &["bench"]).await?;
+    Ok(code::DONE)
 }
 
 fn block_on(work: impl Future<Output = Outcome>) -> Outcome {

@@ -185,9 +185,9 @@ async fn under_guard(
                 None => break None,
                 Some(News::Started(pid)) => job.group = Pid::from_raw(pid),
                 Some(News::NotStarted(errno)) => {
-                    let error = io::Error::from_raw_os_error(errno);
                     job.finish();
-                    return Err(not_started(command, &error));
+                    let error = io::Error::from_raw_os_error(errno);
+                    return Err(Failure::internal("starting a process for the command", error));
                 }
                 Some(News::Stopped(signal)) => job.stopped(signal, guard),
                 Some(News::Ending(_)) => {}

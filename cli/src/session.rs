@@ -29,12 +29,18 @@ const UNNOTICED: Duration = Duration::from_millis(200);
 /// How often the line on the terminal is renewed.
 const LINE: Duration = Duration::from_secs(1);
 
-/// Opens the store: that of the command line, else of the environment, else the default.
-pub(crate) async fn open(store: Option<String>, purpose: Purpose) -> Result<Client, Failure> {
+/// The store of the command line, else of the environment, else the default.
+pub(crate) fn store_url(store: Option<String>) -> String {
     let from_environment = || std::env::var(STORE).ok().filter(|url| !url.is_empty());
-    let url = store.or_else(from_environment);
-    let url = url.as_deref().unwrap_or("sqlite:");
-    let client = fencelock::connect(url).purpose(purpose.into()).await?;
+    store
+        .or_else(from_environment)
+        .unwrap_or_else(|| "sqlite:".to_owned())
+}
+
+/// Opens the store (see [`store_url`]).
+pub(crate) async fn open(store: Option<String>, purpose: Purpose) -> Result<Client, Failure> {
+    let url = store_url(store);
+    let client = fencelock::connect(&url).purpose(purpose.into()).await?;
     for limit in client.warnings() {
         say(&format!("warning: {}; {}", limit.what, limit.change));
     }

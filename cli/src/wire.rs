@@ -21,7 +21,7 @@ pub(crate) enum Order {
 pub(crate) enum News {
     /// The command runs, as the leader of the process group with its own id.
     Started(i32),
-    /// The command could not be started, with the operating system's error number.
+    /// There is no process for the command, with the operating system's error number.
     NotStarted(i32),
     /// The command was stopped by this signal.
     Stopped(i32),

@@ -187,3 +187,25 @@ fn help_and_version_exit_with_0() {
         assert!(printed.out.contains("fencelock"), "{words:?}");
     }
 }
+
+#[test]
+fn bench_measures_and_prints_json() {
+    let bed = Bed::new();
+    let words = [
+        "bench",
+        "--only",
+        "pairs",
+        "--workers",
+        "1",
+        "--rounds",
+        "1",
+        "--json",
+    ];
+    let mut command = bed.command(&words);
+    command.args(["--period", "100ms"]);
+    let measured = crate::bed::finish(command);
+    assert_eq!(measured.code, 0, "{}", measured.err);
+    let sections: Value = serde_json::from_str(&measured.out).unwrap();
+    assert_eq!(sections.as_array().unwrap().len(), 1, "{sections}");
+    assert_eq!(bed.run(&["ls"]).out, "");
+}
