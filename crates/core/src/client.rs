@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::clock::{BootInstant, Clock};
-use crate::drive::Caller;
+use crate::drive::{CLOSING, Caller};
 use crate::engine::{Engine, Evict, LockView};
 use crate::error::{Error, Result};
 use crate::guard::{self, Held};
@@ -320,8 +320,8 @@ impl Client {
         self.inner.engine.to_string()
     }
 
-    /// Ends the client, all clones of it: wishes end with [`Error::Closed`], what is held is released (and lost to its
-    /// guards), and what goes on behind is waited for.
+    /// Ends the client, all clones of it: wishes end with [`Error::Closed`], what is held is lost to its guards and
+    /// released, and what goes on behind is waited for, for 4 s at most.
     ///
     /// # Errors
     /// What the engine says of closing its connections.
@@ -335,14 +335,10 @@ impl Client {
         for hold in inner.keeper.all() {
             inner.behind(|inner| guard::close(inner, hold));
         }
-        loop {
-            let worked = inner.worked.notified();
-            tokio::pin!(worked);
-            worked.as_mut().enable();
-            if inner.working.load(Ordering::SeqCst) == 0 {
-                break;
-            }
-            worked.await;
+        // A store that does not answer, or a wish that nobody polls any more, is not waited for without end.
+        tokio::select! {
+            () = inner.all_worked() => {}
+            () = inner.clock.sleep_until(inner.clock.now() + 2 * CLOSING) => {}
         }
         inner.engine.close().await
     }
@@ -368,13 +364,26 @@ impl Inner {
         Error::Internal { store, why }
     }
 
+    /// Returns when nothing goes on behind callers' backs.
+    async fn all_worked(&self) {
+        loop {
+            let worked = self.worked.notified();
+            tokio::pin!(worked);
+            worked.as_mut().enable();
+            if self.working.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            worked.await;
+        }
+    }
+
     /// Refuses a ttl that the store does not take.
     pub(crate) fn check_ttl(&self, ttl: Duration, lock_delay: Duration) -> Result<()> {
-        let shown = format!("{ttl:?}");
+        let shown = || format!("{ttl:?}");
         if ttl.is_zero() {
             return Err(Error::invalid(
                 "ttl",
-                shown,
+                shown(),
                 "it must be longer than nothing",
             ));
         }
@@ -383,16 +392,22 @@ impl Inner {
         } = self.promises;
         if ttl < min_ttl {
             let why = format!("the shortest that {} takes is {min_ttl:?}", self.engine);
-            return Err(Error::invalid("ttl", shown, why));
+            return Err(Error::invalid("ttl", shown(), why));
         }
         if ttl.saturating_add(lock_delay) > max_ttl {
             let why = format!(
                 "with its lock-delay it is longer than the {max_ttl:?} that {} takes",
                 self.engine
             );
-            return Err(Error::invalid("ttl", shown, why));
+            return Err(Error::invalid("ttl", shown(), why));
         }
         Ok(())
+    }
+
+    /// Counts as work that [`Client::close`] waits for, until it is dropped.
+    pub(crate) fn working(self: &Arc<Self>) -> Working {
+        self.working.fetch_add(1, Ordering::SeqCst);
+        Working(Arc::clone(self))
     }
 
     /// Does something behind the caller's back; [`Client::close`] waits for it.
@@ -401,9 +416,8 @@ impl Inner {
         F: FnOnce(Arc<Self>) -> B,
         B: Future<Output = ()> + Send + 'static,
     {
-        self.working.fetch_add(1, Ordering::SeqCst);
         // Counts down also if the work panics or the runtime is shut down.
-        let counted = Working(Arc::clone(self));
+        let counted = self.working();
         let work = work(Arc::clone(self));
         self.runtime.spawn(async move {
             work.await;
@@ -478,7 +492,8 @@ impl Drop for Inner {
     }
 }
 
-struct Working(Arc<Inner>);
+/// Something that is being done.
+pub(crate) struct Working(Arc<Inner>);
 
 impl Drop for Working {
     fn drop(&mut self) {
@@ -493,7 +508,7 @@ pub(crate) struct Carried<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     /// Is told when the handle is dropped.
     pub(crate) caller: Option<Arc<Caller>>,
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl<T: Send + 'static> Future for Carried<T> {

@@ -1,7 +1,7 @@
 //! The life of one claim at the store: place, wait for a change, hold; or withdraw, repeated until that is final.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -24,12 +24,24 @@ pub(crate) struct Patience {
     pub(crate) pauses: (Duration, Duration),
 }
 
+/// What the store said last about a wish.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// Nothing yet.
+    Nothing,
+    /// Somebody else holds the lock.
+    Held,
+    /// There was no answer, and this is why.
+    Failed(String),
+}
+
 /// Shared by a future and what goes on behind it: has the caller gone away, and what did the store say last?
 #[derive(Debug, Default)]
 pub(crate) struct Caller {
     gone: AtomicBool,
+    answered: AtomicBool,
     news: Notify,
-    last_error: Mutex<Option<Error>>,
+    failure: Mutex<Option<String>>,
 }
 
 impl Caller {
@@ -56,18 +68,28 @@ impl Caller {
         }
     }
 
-    fn heard(&self, error: Option<Error>) {
-        *self
-            .last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = error;
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store's last answer, if it was none.
-    pub(crate) fn last_error(&self) -> Option<Error> {
-        let mut last = self.last_error.lock();
-        last.as_mut()
-            .map_or_else(|e| e.get_mut().take(), |last| last.take())
+    fn hear_answer(&self) {
+        self.answered.store(true, Ordering::SeqCst);
+    }
+
+    fn hear_failure(&self, error: &Error) {
+        *self.failure() = Some(match error {
+            Error::Unavailable { cause, .. } => cause.to_string(),
+            other => other.to_string(),
+        });
+        self.answered.store(false, Ordering::SeqCst);
+    }
+
+    /// The store's last word.
+    pub(crate) fn heard(&self) -> Heard {
+        if self.answered.load(Ordering::SeqCst) {
+            return Heard::Held;
+        }
+        self.failure().clone().map_or(Heard::Nothing, Heard::Failed)
     }
 }
 
@@ -81,11 +103,12 @@ struct Jitter {
 
 impl Jitter {
     fn new((shortest, longest): (Duration, Duration)) -> Self {
-        let last = shortest;
+        // Never none at all, which would be a busy loop.
+        let shortest = shortest.max(Duration::from_millis(1));
         Self {
             shortest,
-            longest,
-            last,
+            longest: longest.max(shortest),
+            last: shortest,
         }
     }
 
@@ -96,6 +119,12 @@ impl Jitter {
         self.last
     }
 }
+
+/// How many grants may come too late to believe in before a wish gives up.
+const TOO_LATE: u32 = 5;
+
+/// For how long a client that is being closed goes on asking a store that does not answer.
+pub(crate) const CLOSING: Duration = Duration::from_secs(2);
 
 /// The pauses after an error of the store.
 const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -109,36 +138,54 @@ pub(crate) async fn drive(
     patience: Patience,
     caller: &Caller,
 ) -> Result<Grant> {
+    let first = inner.engine.place(claim).await;
+    match first {
+        Ok(Standing::Held(grant)) if believable(inner, &grant) => Ok(grant),
+        // Boxed, so that the future of an uncontended lock stays small.
+        first => Box::pin(drive_on(inner, claim, patience, caller, first)).await,
+    }
+}
+
+/// Goes on after the first answer.
+async fn drive_on(
+    inner: &Arc<Inner>,
+    claim: &Claim,
+    patience: Patience,
+    caller: &Caller,
+    mut answer: Result<Standing>,
+) -> Result<Grant> {
     let mut attempts = 0u32;
+    let mut too_late = 0u32;
     let mut after_error = Jitter::new(AFTER_ERROR);
     let mut between = Jitter::new(patience.pauses);
     // Whether anything of this claim may be at the store.
     let mut placed = false;
     loop {
-        if caller.is_gone() || inner.is_closed() {
-            if placed {
-                undo(inner, claim).await;
-            }
-            return Err(Error::Closed);
-        }
-        let (pause, place) = match inner.engine.place(claim).await {
+        let (pause, place) = match answer {
             Ok(Standing::Held(grant)) => {
                 placed = true;
-                caller.heard(None);
+                caller.hear_answer();
                 if believable(inner, &grant) {
                     return Ok(grant);
                 }
-                // The answer came too late to believe in. Placing again prolongs what still holds.
-                (Some(Duration::ZERO), None)
+                // The answer came too late to believe in. Placing again prolongs what still holds; but not for ever.
+                too_late += 1;
+                if !patience.waits || too_late >= TOO_LATE {
+                    undo_behind(inner, claim);
+                    let action = format!("taking lock {}", claim.name);
+                    let cause = "its answers take longer than the ttl; use a longer one";
+                    return Err(Error::unavailable(&inner.engine, action, cause));
+                }
+                (Some(after_error.next()), None)
             }
             Ok(Standing::Waiting(place)) => {
                 placed = true;
-                caller.heard(None);
+                caller.hear_answer();
                 (None, Some(place))
             }
             Ok(Standing::Busy) => {
                 placed = false;
-                caller.heard(None);
+                caller.hear_answer();
                 attempts += 1;
                 if !patience.waits || patience.attempts.is_some_and(|most| attempts >= most) {
                     let name = claim.name.clone();
@@ -151,43 +198,48 @@ pub(crate) async fn drive(
                 placed = true;
                 attempts += 1;
                 if !patience.waits || patience.attempts.is_some_and(|most| attempts >= most) {
-                    let claim = claim.clone();
-                    inner.behind(|inner| async move { undo(&inner, &claim).await });
+                    undo_behind(inner, claim);
                     return Err(error);
                 }
-                caller.heard(Some(error));
+                caller.hear_failure(&error);
                 (Some(after_error.next()), None)
             }
             Err(error) => {
                 if placed {
-                    let claim = claim.clone();
-                    inner.behind(|inner| async move { undo(&inner, &claim).await });
+                    undo_behind(inner, claim);
                 }
                 return Err(error);
             }
         };
         if let Some(pause) = pause {
-            if !pause.is_zero() {
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = caller.gone(inner) => {}
-                }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = caller.gone(inner) => {}
             }
-            continue;
         }
-        let Some(place) = place else { continue };
-        match wait(inner, claim, &place, caller).await {
+        let changed = match &place {
+            Some(place) => wait(inner, claim, place, caller).await,
+            None => Ok(None),
+        };
+        match changed {
             Ok(Some(grant)) if believable(inner, &grant) => return Ok(grant),
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(name = %claim.name, %error, "waiting failed; asking again");
-                caller.heard(Some(error));
+                caller.hear_failure(&error);
                 tokio::select! {
                     () = tokio::time::sleep(after_error.next()) => {}
                     () = caller.gone(inner) => {}
                 }
             }
         }
+        if caller.is_gone() || inner.is_closed() {
+            if placed {
+                undo_behind(inner, claim);
+            }
+            return Err(Error::Closed);
+        }
+        answer = inner.engine.place(claim).await;
     }
 }
 
@@ -210,19 +262,25 @@ async fn wait(
     }
 }
 
-/// Withdraws what may be left of a claim that was not granted, as far as its caller knows.
-pub(crate) async fn undo(inner: &Inner, claim: &Claim) {
-    insist(inner, claim, Leave::Release).await;
+/// Withdraws, behind the caller's back, what may be left of a claim that was not granted as far as its caller knows.
+pub(crate) fn undo_behind(inner: &Arc<Inner>, claim: &Claim) {
+    let claim = claim.clone();
+    inner.behind(|inner| async move { insist(&inner, &claim, Leave::Release).await });
 }
 
 /// Withdraws a claim again and again, until that is final or the longest lease that it can have by now has ended.
 pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave) {
-    let over = inner.clock.now() + claim.ttl + claim.lock_delay;
+    let begun = inner.clock.now();
+    let over = begun + claim.ttl + claim.lock_delay;
     let mut pauses = Jitter::new(AFTER_ERROR);
     while let Err(error) = withdraw(inner, claim, how).await {
         let name = &claim.name;
+        let over = match inner.is_closed() {
+            true => over.min(begun + CLOSING),
+            false => over,
+        };
         if inner.clock.now() >= over {
-            tracing::warn!(%name, %error, "a claim could not be withdrawn; its lease is over by now");
+            tracing::warn!(%name, %error, "a claim could not be withdrawn; its lease is over, or will end it");
             return;
         }
         if !error.is_transient() {

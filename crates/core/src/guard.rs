@@ -102,16 +102,24 @@ impl Guard {
         self.hold.joined
     }
 
-    /// Whether the lock is held for certain at this instant. False before anyone else can be granted it.
+    /// Whether the lock is held for certain at this instant. False before anyone else can be granted it, and once this
+    /// guard was released.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.hold.is_valid()
+        !self.has_left() && self.hold.is_valid()
     }
 
     /// How long the lock is held for certain if no renewal succeeds from now on.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.hold.remaining()
+        match self.has_left() {
+            true => Duration::ZERO,
+            false => self.hold.remaining(),
+        }
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::SeqCst)
     }
 
     /// The instant at which [`Guard::remaining`] is over.
@@ -135,7 +143,13 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped and called again.
     pub async fn lost(&self) -> String {
-        self.hold.until(|hold| hold.lost().map(str::to_owned)).await
+        self.hold.until(|hold| self.why_lost(hold)).await
+    }
+
+    /// Only a clone of [`Held`] can see its own guard released.
+    fn why_lost(&self, hold: &Hold) -> Option<String> {
+        let released = self.has_left().then_some("it was released");
+        released.or(hold.lost()).map(str::to_owned)
     }
 
     /// Whether somebody asked for the lock back.
@@ -199,28 +213,20 @@ impl Guard {
         }
         let (inner, hold) = (Arc::clone(&self.inner), Arc::clone(&self.hold));
         let renewal = self.inner.carry(async move {
+            // In turn with the keeper's renewals, so that answers come in the order of the requests.
+            if !inner.keeper.reserve(&hold).await {
+                return Err(lost_error(&hold));
+            }
             let mut held = hold.held_claim();
             held.claim.ttl = ttl;
             let renewal = inner.engine.renew(std::slice::from_ref(&held)).await.pop();
+            let renewal = renewal
+                .unwrap_or_else(|| Renewal::Unknown(inner.internal("a renewal had no answer")));
+            inner.keeper.note(&inner, &hold, &renewal, held.token);
             match renewal {
-                Some(Renewal::Kept {
-                    counted_from,
-                    lease,
-                    ..
-                }) => {
-                    if !hold.prolong(counted_from, lease) {
-                        return Err(lost_error(&hold));
-                    }
-                    hold.record(held.token);
-                    inner.keeper.look_again(&hold);
-                    Ok(())
-                }
-                Some(Renewal::Lost) => {
-                    inner.lose(&hold, "the store says that this claim does not hold");
-                    Err(lost_error(&hold))
-                }
-                Some(Renewal::Unknown(error)) => Err(error),
-                None => Err(inner.internal("a renewal had no answer")),
+                Renewal::Kept { .. } if hold.is_valid() => Ok(()),
+                Renewal::Kept { .. } | Renewal::Lost => Err(lost_error(&hold)),
+                Renewal::Unknown(error) => Err(error),
             }
         });
         renewal.await
@@ -254,8 +260,8 @@ impl Guard {
     }
 
     pub(crate) async fn let_go(&self) -> Result<Release> {
+        let valid = self.is_valid();
         if !self.is_last() {
-            let valid = self.is_valid();
             return Ok(if valid {
                 Release::Released
             } else {
@@ -275,6 +281,7 @@ impl Guard {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
         }
+        self.hold.news.notify_waiters();
         self.hold.drop_guard() && !self.hold.joined
     }
 

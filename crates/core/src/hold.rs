@@ -24,8 +24,11 @@ pub(crate) struct Hold {
     valid_until: AtomicU64,
     /// How many of the tokens were handed on.
     passed: AtomicU32,
-    /// Set once the store knows the present token.
-    recorded: AtomicBool,
+    /// The token that the store knows; 0 for none.
+    recorded: AtomicU64,
+    /// Whether a waiter of this process may have it: not if it was asked for with an end or without renewal, or if
+    /// others are to read its token.
+    plain: bool,
     /// A sequencer is out, so that the store must keep naming the token in it.
     sequenced: AtomicBool,
     asked: AtomicBool,
@@ -56,6 +59,7 @@ impl Hold {
     ) -> Self {
         let ends = max_hold.map_or(BootInstant::from_nanos(u64::MAX), |most| clock.now() + most);
         let valid = valid_until(grant.counted_from, grant.lease).min(ends);
+        let plain = renews && max_hold.is_none() && !claim.record;
         Self {
             claim,
             renews,
@@ -65,7 +69,11 @@ impl Hold {
             ends,
             valid_until: AtomicU64::new(valid.as_nanos()),
             passed: AtomicU32::new(0),
-            recorded: AtomicBool::new(grant.recorded),
+            plain,
+            recorded: AtomicU64::new(match grant.recorded {
+                true => grant.tokens.first.0,
+                false => 0,
+            }),
             sequenced: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             lost: OnceLock::new(),
@@ -136,20 +144,19 @@ impl Hold {
     /// Marks that a sequencer is to be made; says whether the store must be told the token first.
     pub(crate) fn sequence(&self) -> bool {
         self.sequenced.store(true, SeqCst);
-        !self.recorded.load(SeqCst)
+        self.recorded.load(SeqCst) != self.token().0
     }
 
     /// The store knows `token` now.
     pub(crate) fn record(&self, token: Token) {
-        if token == self.token() {
-            self.recorded.store(true, SeqCst);
-        }
+        self.recorded.store(token.0, SeqCst);
     }
 
     /// Whether a waiter of this process with `next` as its claim may have this hold, as it would have one of its own.
     pub(crate) fn may_pass_to(&self, next: &Claim) -> bool {
         let mine = &self.claim;
-        self.passed.load(SeqCst) + 1 < self.tokens.count
+        self.plain
+            && self.passed.load(SeqCst) + 1 < self.tokens.count
             && !self.sequenced.load(SeqCst)
             && !self.asked.load(SeqCst)
             && mine.ttl == next.ttl
@@ -160,14 +167,8 @@ impl Hold {
             && self.is_valid()
     }
 
-    /// Whether any waiter of this process may still have this hold.
-    pub(crate) fn may_pass(&self) -> bool {
-        self.may_pass_to(&self.claim)
-    }
-
     /// Moves on to the next token. Only the line calls this, for one waiter at a time.
     pub(crate) fn pass(&self) {
-        self.recorded.store(false, SeqCst);
         self.passed.fetch_add(1, SeqCst);
     }
 

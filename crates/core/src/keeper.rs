@@ -14,7 +14,7 @@ use crate::client::Inner;
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{Event, Renewal};
 use crate::hold::Hold;
-use crate::token::ClaimId;
+use crate::token::{ClaimId, Token};
 
 /// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
 const BATCH: usize = 1000;
@@ -90,6 +90,20 @@ impl Keeper {
             .await;
     }
 
+    /// Reserves the next renewal of a hold for the caller, once none is under way. False if it is not kept any more. The
+    /// caller then notes what came of it.
+    pub(crate) async fn reserve(&self, hold: &Hold) -> bool {
+        hold.until(|hold| match self.state().holds.get_mut(&hold.claim.id) {
+            Some(entry) if entry.renewing => None,
+            Some(entry) => {
+                entry.renewing = true;
+                Some(true)
+            }
+            None => Some(false),
+        })
+        .await
+    }
+
     /// Ends keeping unless a renewal is under way.
     fn forget(&self, id: ClaimId) -> bool {
         let mut state = self.state();
@@ -102,22 +116,6 @@ impl Keeper {
                 true
             }
             None => true,
-        }
-    }
-
-    /// The validity of a hold was changed from outside.
-    pub(crate) fn look_again(&self, hold: &Hold) {
-        let (id, ends) = (hold.claim.id, hold.valid_until());
-        let mut state = self.state();
-        let State { holds, due } = &mut *state;
-        if let Some(entry) = holds.get_mut(&id)
-            && ends < entry.due
-        {
-            due.remove(&(entry.due, id));
-            entry.due = ends;
-            due.insert((ends, id));
-            drop(state);
-            self.wake_before(ends);
         }
     }
 
@@ -157,7 +155,7 @@ impl Keeper {
             };
             let hold = &entry.hold;
             // What is due soon goes along, so that many holds cost few wake-ups.
-            let soon = now + along(hold.claim.ttl);
+            let soon = now + along(hold, now);
             if at > soon {
                 break;
             }
@@ -191,7 +189,13 @@ impl Keeper {
     }
 
     /// Notes what came of a renewal.
-    fn note(&self, inner: &Arc<Inner>, hold: &Arc<Hold>, renewal: &Renewal, token: crate::Token) {
+    pub(crate) fn note(
+        &self,
+        inner: &Arc<Inner>,
+        hold: &Arc<Hold>,
+        renewal: &Renewal,
+        token: Token,
+    ) {
         let now = self.clock.now();
         let mut why = None;
         let due = match renewal {
@@ -212,11 +216,11 @@ impl Keeper {
                 why = Some("the store says that this claim does not hold".to_owned());
                 now
             }
+            Renewal::Unknown(_) if !hold.renews => hold.valid_until(),
             Renewal::Unknown(error) => {
                 tracing::warn!(name = %hold.claim.name, %error, "a renewal failed; trying again");
-                // Again within validity, but not in a rush: later than what goes along with others.
-                let ttl = hold.claim.ttl;
-                let pause = (hold.remaining() / 4).clamp(2 * along(ttl), ttl / 10);
+                // Again within validity, but not in a rush.
+                let pause = (hold.remaining() / 4).min(hold.claim.ttl / 10);
                 now + pause.max(Duration::from_millis(10))
             }
         };
@@ -238,9 +242,9 @@ impl Keeper {
     }
 }
 
-/// How much earlier than due a renewal may go along with others.
-fn along(ttl: Duration) -> Duration {
-    ttl / 30
+/// How much earlier than due a renewal may go along with others: little against what is left of its lease.
+fn along(hold: &Hold, now: BootInstant) -> Duration {
+    hold.claim.ttl.min(hold.valid_until().since(now)) / 30
 }
 
 /// A third into the lease, or the end of validity if it is not renewed.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::oneshot;
 
 use crate::client::Inner;
+use crate::drive::{Caller, Heard};
 use crate::engine::Claim;
 use crate::guard::Guard;
 use crate::hold::Hold;
@@ -23,13 +24,17 @@ pub(crate) struct Lines {
 #[derive(Debug, Default)]
 struct Line {
     holder: Option<Arc<Hold>>,
-    driver: bool,
+    /// Who stands in the store's line.
+    driver: Option<Arc<Caller>>,
     queue: VecDeque<Waiter>,
 }
 
 #[derive(Debug)]
 struct Waiter {
     claim: Claim,
+    /// A hold that was passed on would do.
+    plain: bool,
+    caller: Arc<Caller>,
     turn: oneshot::Sender<Turn>,
 }
 
@@ -73,8 +78,23 @@ impl Lines {
         holder.is_some_and(|hold| hold.is_valid())
     }
 
-    /// Joins the line for the claim's name.
-    pub(crate) fn enter(&self, inner: &Arc<Inner>, claim: &Claim) -> Entered {
+    /// What is known here of the store's last word on a lock.
+    pub(crate) fn heard(&self, name: &LockName) -> Heard {
+        if self.holds(name) {
+            return Heard::Held;
+        }
+        let driver = self.lines().get(name).and_then(|line| line.driver.clone());
+        driver.map_or(Heard::Nothing, |driver| driver.heard())
+    }
+
+    /// Joins the line for the claim's name. `plain`: a hold that was passed on would do.
+    pub(crate) fn enter(
+        &self,
+        inner: &Arc<Inner>,
+        claim: &Claim,
+        plain: bool,
+        caller: &Arc<Caller>,
+    ) -> Entered {
         let mut lines = self.lines();
         let seat = |contended| {
             Entered::Drive(Seat {
@@ -86,7 +106,7 @@ impl Lines {
         };
         let Some(line) = lines.get_mut(&claim.name) else {
             let line = Line {
-                driver: true,
+                driver: Some(Arc::clone(caller)),
                 ..Line::default()
             };
             lines.insert(claim.name.clone(), line);
@@ -96,14 +116,18 @@ impl Lines {
         if line.queue.len() % 64 == 63 {
             line.queue.retain(|waiter| !waiter.turn.is_closed());
         }
-        let passes = line.holder.as_ref().is_some_and(|hold| hold.may_pass());
-        if !line.driver && !passes && line.queue.is_empty() {
-            line.driver = true;
+        let (turn, told) = oneshot::channel();
+        let waiter = Waiter {
+            claim: claim.clone(),
+            plain,
+            caller: Arc::clone(caller),
+            turn,
+        };
+        if line.driver.is_none() && line.queue.is_empty() && !line.passes_to(&waiter) {
+            line.driver = Some(Arc::clone(caller));
             return seat(true);
         }
-        let (turn, told) = oneshot::channel();
-        let claim = claim.clone();
-        line.queue.push_back(Waiter { claim, turn });
+        line.queue.push_back(waiter);
         Entered::Wait(told)
     }
 
@@ -121,7 +145,7 @@ impl Lines {
                 line.queue.pop_front();
             }
             let next = line.queue.front();
-            if next.is_some_and(|next| hold.may_pass_to(&next.claim))
+            if next.is_some_and(|next| line.passes_to(next))
                 && let Some(next) = line.queue.pop_front()
             {
                 hold.pass();
@@ -142,7 +166,7 @@ impl Lines {
             }
             line.holder = None;
             let seat = line.next_driver(inner, &hold.claim.name);
-            if seat.is_none() && !line.driver && line.queue.is_empty() {
+            if seat.is_none() && line.driver.is_none() && line.queue.is_empty() {
                 lines.remove(&hold.claim.name);
             }
             drop(lines);
@@ -155,17 +179,24 @@ impl Lines {
 type Seating = (Waiter, Seat);
 
 impl Line {
-    /// Seats the first in line if nobody drives and the holder, if any, has nothing to pass on.
+    /// Whether the present holder may pass its hold on to this waiter.
+    fn passes_to(&self, waiter: &Waiter) -> bool {
+        let holder = self.holder.as_ref();
+        waiter.plain && holder.is_some_and(|hold| hold.may_pass_to(&waiter.claim))
+    }
+
+    /// Seats the first in line if nobody drives and the holder, if any, has nothing for it.
     fn next_driver(&mut self, inner: &Arc<Inner>, name: &LockName) -> Option<Seating> {
-        let passes = self.holder.as_ref().is_some_and(|hold| hold.may_pass());
-        if self.driver || passes {
-            return None;
-        }
-        while let Some(waiter) = self.queue.pop_front() {
+        while let Some(waiter) = self.queue.front() {
             if waiter.turn.is_closed() {
+                self.queue.pop_front();
                 continue;
             }
-            self.driver = true;
+            if self.driver.is_some() || self.passes_to(waiter) {
+                return None;
+            }
+            let waiter = self.queue.pop_front()?;
+            self.driver = Some(Arc::clone(&waiter.caller));
             let seat = Seat {
                 inner: Arc::downgrade(inner),
                 name: name.clone(),
@@ -193,7 +224,7 @@ impl Seat {
         let Some(line) = lines.get_mut(&self.name) else {
             return;
         };
-        line.driver = false;
+        line.driver = None;
         line.holder = Some(Arc::clone(hold));
         let seat = line.next_driver(inner, &self.name);
         drop(lines);
@@ -213,9 +244,10 @@ impl Drop for Seat {
         let Some(line) = lines.get_mut(&self.name) else {
             return;
         };
-        line.driver = false;
+        line.driver = None;
         let seat = line.next_driver(&inner, &self.name);
-        if seat.is_none() && !line.driver && line.holder.is_none() && line.queue.is_empty() {
+        if seat.is_none() && line.driver.is_none() && line.holder.is_none() && line.queue.is_empty()
+        {
             lines.remove(&self.name);
         }
         drop(lines);

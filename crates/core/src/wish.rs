@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::client::{Carried, Client, DEFAULT_TTL, Inner};
 use crate::clock::BootInstant;
-use crate::drive::{Caller, Patience, drive};
+use crate::drive::{Caller, Heard, Patience, drive};
 use crate::engine::{Claim, Grant, HolderView, Mode};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Held};
@@ -229,12 +229,18 @@ impl Wish {
     }
 
     /// Enters what the owner holds, or takes the lock on its behalf.
-    async fn enter(self, claim: Claim, owner: &Owner, caller: &Caller) -> Result<Guard> {
+    async fn enter(self, claim: Claim, owner: &Owner, caller: &Arc<Caller>) -> Result<Guard> {
         let inner = Arc::clone(&self.client.inner);
         let slot = inner.owners.slot(&owner.text, &claim.name);
-        let mut held = tokio::select! {
-            held = slot.lock() => held,
-            () = caller.gone(&inner) => return Err(Error::Closed),
+        let mut held = if self.patience.waits {
+            tokio::select! {
+                held = slot.lock() => held,
+                () = caller.gone(&inner) => return Err(Error::Closed),
+            }
+        } else {
+            // Another task of this owner is taking it just now.
+            let name = claim.name.clone();
+            slot.try_lock().map_err(|_| Error::Held { name })?
         };
         if let Some(hold) = held.upgrade()
             && hold.is_valid()
@@ -281,18 +287,18 @@ impl Wish {
     }
 
     /// Takes the lock: in turn within this process if it is to stand in line, then at the store.
-    async fn take(self, claim: Claim, caller: &Caller) -> Result<Guard> {
+    async fn take(self, claim: Claim, caller: &Arc<Caller>) -> Result<Guard> {
         let inner = &self.client.inner;
         let begun = inner.observes().then(|| inner.clock.now());
         if claim.mode != Mode::Exclusive || !claim.wait {
             if !self.patience.waits && inner.lines.holds(&claim.name) {
                 return Err(Error::Held { name: claim.name });
             }
-            let grant = drive(inner, &claim, self.patience, caller).await?;
-            return Ok(self.hold(claim, &grant, begun, None));
+            return self.drive(claim, begun, None, caller).await;
         }
-        let told = match inner.lines.enter(inner, &claim) {
-            Entered::Drive(seat) => return self.drive(claim, begun, seat, caller).await,
+        let plain = self.renews && self.max_hold.is_none() && !claim.record;
+        let told = match inner.lines.enter(inner, &claim, plain, caller) {
+            Entered::Drive(seat) => return self.drive(claim, begun, Some(seat), caller).await,
             Entered::Wait(told) => told,
         };
         let turn = tokio::select! {
@@ -301,7 +307,7 @@ impl Wish {
             () = caller.gone(inner) => return Err(Error::Closed),
         };
         match turn {
-            Ok(Turn::Drive(seat)) => self.drive(claim, begun, seat, caller).await,
+            Ok(Turn::Drive(seat)) => self.drive(claim, begun, Some(seat), caller).await,
             Ok(Turn::Passed(guard)) if guard.is_valid() => {
                 inner.observe_grant(&claim.name, guard.token(), begun, true);
                 Ok(guard)
@@ -315,19 +321,28 @@ impl Wish {
         }
     }
 
+    /// Takes the lock at the store, with or without a seat in this process's line.
     async fn drive(
         self,
         mut claim: Claim,
         begun: Option<BootInstant>,
-        seat: Seat,
-        caller: &Caller,
+        seat: Option<Seat>,
+        caller: &Arc<Caller>,
     ) -> Result<Guard> {
         let inner = &self.client.inner;
-        if seat.contended && inner.promises.ranges && !claim.record {
+        // Until the hold is in keeping, where a close would find it.
+        let _working = inner.working();
+        let contended = seat.as_ref().is_some_and(|seat| seat.contended);
+        if contended && inner.promises.ranges && !claim.record {
             claim.reserve = inner.batch;
         }
         let grant = drive(inner, &claim, self.patience, caller).await?;
-        Ok(self.hold(claim, &grant, begun, Some(seat)))
+        let guard = self.hold(claim, &grant, begun, seat);
+        if inner.is_closed() {
+            drop(guard);
+            return Err(Error::Closed);
+        }
+        Ok(guard)
     }
 
     /// From a grant to a guard: into keeping, and into the line as its holder.
@@ -443,15 +458,30 @@ impl Future for Locking {
         };
         std::task::ready!(timeout.alarm.as_mut().poll(cx));
         let waited = timeout.waited;
-        let last_error = carried.caller.as_ref().and_then(|c| c.last_error());
-        let name = timeout.name.take();
+        let Some(name) = timeout.name.take() else {
+            return Poll::Ready(Err(Error::Closed));
+        };
+        let error = carried.gave_up(name, waited);
         // What is under way goes on behind, and is undone there.
         this.carried = None;
-        Poll::Ready(Err(match (last_error, name) {
-            (Some(error), _) => error,
-            (None, Some(name)) => Error::TimedOut { name, waited },
-            (None, None) => Error::Closed,
-        }))
+        Poll::Ready(Err(error))
+    }
+}
+
+impl Carried<Result<Guard>> {
+    /// Why a wish has not come true in time.
+    fn gave_up(&self, name: LockName, waited: Duration) -> Error {
+        let mut heard = self.caller.as_ref().map_or(Heard::Nothing, |c| c.heard());
+        if matches!(heard, Heard::Nothing) {
+            // It stands behind others of this process, who know more.
+            heard = self.inner.lines.heard(&name);
+        }
+        let cause = match heard {
+            Heard::Held => return Error::TimedOut { name, waited },
+            Heard::Failed(cause) => cause,
+            Heard::Nothing => format!("no answer within {waited:?}"),
+        };
+        Error::unavailable(&self.inner.engine, format!("taking lock {name}"), cause)
     }
 }
 

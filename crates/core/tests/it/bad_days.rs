@@ -65,7 +65,7 @@ async fn a_hung_place_does_not_delay_the_timeout_and_is_undone_later() {
     faults.next([Trouble::Hold]);
     let begun = tokio::time::Instant::now();
     let error = client.lock_for("x", ms(700)).await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert_eq!(begun.elapsed(), ms(700));
     faults.open(1);
     settle().await;
@@ -211,4 +211,102 @@ async fn lock_delay_runs_after_a_loss_and_not_after_a_release() {
     assert!(begun.elapsed() < ms(500));
     let _next = other.lock("x").await.unwrap();
     assert!(begun.elapsed() >= ms(2500), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_and_a_renewal_take_turns() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(3000)).await.unwrap();
+    // The renewal takes effect at 1 s and answers at 1.5 s; a refresh meanwhile shortens the lease.
+    faults.next([Trouble::DelayReply(ms(500))]);
+    tokio::time::sleep(ms(1100)).await;
+    guard.refresh(ms(300)).await.unwrap();
+    assert!(guard.remaining() <= ms(300), "{:?}", guard.remaining());
+    faults.by_chance(|_| Trouble::LoseRequest);
+    let next = tokio::spawn(other.lock("x").into_future());
+    guard.lost().await;
+    settle().await;
+    assert!(!next.is_finished(), "granted before the holder was told");
+    next.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_whose_answers_come_too_late_is_given_up() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.by_chance(|call| match call {
+        "place" => Trouble::DelayReply(ms(150)),
+        _ => Trouble::None,
+    });
+    let error = client.try_lock("x").ttl(ms(100)).await.unwrap_err();
+    assert!(error.to_string().contains("longer than the ttl"), "{error}");
+    let error = client.lock("x").ttl(ms(100)).await.unwrap_err();
+    assert!(error.to_string().contains("longer than the ttl"), "{error}");
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timed_wish_that_heard_nothing_does_not_say_that_the_lock_is_held() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.next([Trouble::Hold]);
+    // The second stands behind the first in this process, and knows no more than that.
+    let (first, second) =
+        tokio::join!(client.lock_for("x", ms(200)), client.lock_for("x", ms(200)));
+    for error in [first.unwrap_err(), second.unwrap_err()] {
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
+    faults.open(1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_during_close_is_given_back() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.next([Trouble::DelayReply(ms(300))]);
+    let wish = tokio::spawn(client.lock("x").into_future());
+    settle().await;
+    client.close().await.unwrap();
+    assert!(matches!(wish.await.unwrap(), Err(Error::Closed)));
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_does_not_wait_a_whole_lease_for_a_store_that_is_gone() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(3_600_000)).await.unwrap();
+    faults.by_chance(|_| Trouble::LoseRequest);
+    guard.release().await.unwrap_err();
+    let begun = tokio::time::Instant::now();
+    client.close().await.unwrap();
+    assert!(begun.elapsed() <= ms(5000), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_went_away_frees_its_seat_at_once() {
+    let world = World::new();
+    let (client, faults) = world.faulty();
+    faults.next([Trouble::LoseReply]);
+    let first = client.lock_for("x", ms(10)).into_future();
+    let first = tokio::spawn(first);
+    settle().await;
+    let second = tokio::spawn(client.lock("x").ttl(ms(60_000)).into_future());
+    settle().await;
+    faults.by_chance(|call| match call {
+        "withdraw" => Trouble::LoseRequest,
+        _ => Trouble::None,
+    });
+    let _ = first.await.unwrap();
+    tokio::time::sleep(ms(1500)).await;
+    faults.calm();
+    let view = client.look("x").await.unwrap();
+    assert!(
+        !view.waiters.is_empty() || second.is_finished(),
+        "the seat was kept"
+    );
+    second.abort();
 }

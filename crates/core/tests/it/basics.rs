@@ -285,3 +285,48 @@ async fn bad_wishes_are_refused_before_anything_is_sent() {
     );
     assert_eq!(meter.counts(), Default::default());
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_of_a_body_sees_that_the_lock_was_released() {
+    let world = World::new();
+    let client = world.client();
+    let held = client
+        .with("x", |held| async move { held.clone() })
+        .await
+        .unwrap();
+    assert!(!held.is_valid());
+    assert_eq!(held.remaining(), ms(0));
+    held.lost().await;
+    assert!(matches!(held.sequencer().await, Err(Error::Lost { .. })));
+    assert!(matches!(
+        held.refresh(ms(100)).await,
+        Err(Error::Lost { .. })
+    ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_does_not_wait_for_another_task_of_its_owner() {
+    let world = World::new();
+    let (a, b) = (world.client(), world.client());
+    let owner = a.owner();
+    let held = b.lock("x").await.unwrap();
+    let waiting = tokio::spawn(a.lock("x").owner(&owner).into_future());
+    settle().await;
+    assert!(matches!(
+        a.try_lock("x").owner(&owner).await,
+        Err(Error::Held { .. })
+    ));
+    drop(held);
+    drop(waiting.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn delays_of_nothing_are_no_busy_loop() {
+    let world = World::new();
+    let (a, (b, meter)) = (world.client(), world.metered());
+    let held = a.lock("x").await.unwrap();
+    let wish = b.lock_for("x", ms(100)).unfair().delays(ms(0), ms(0));
+    assert!(matches!(wish.await, Err(Error::TimedOut { .. })));
+    assert!(meter.counts().placed <= 101, "{:?}", meter.counts());
+    drop(held);
+}

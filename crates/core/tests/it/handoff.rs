@@ -146,3 +146,38 @@ async fn a_lost_hold_does_not_block_those_behind_it() {
         Err(Error::Held { .. })
     ));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_with_an_end_or_without_renewal_is_not_passed_on() {
+    let world = World::new();
+    let client = world.client();
+    let first = client.lock("x").await.unwrap();
+    // Each of these would be wrong with the hold of the one before it.
+    let unrenewed = tokio::spawn(client.lock("x").ttl(ms(900)).renew(false).into_future());
+    let renewed = tokio::spawn(client.lock("x").ttl(ms(900)).into_future());
+    let bounded = tokio::spawn(
+        client
+            .lock("x")
+            .ttl(ms(900))
+            .max_hold(ms(2000))
+            .into_future(),
+    );
+    let recorded = tokio::spawn(client.lock("x").ttl(ms(900)).recorded().into_future());
+    settle().await;
+    first.release().await.unwrap();
+    unrenewed.await.unwrap().unwrap().release().await.unwrap();
+    let renewed = renewed.await.unwrap().unwrap();
+    tokio::time::sleep(ms(3000)).await;
+    assert!(renewed.is_valid(), "it was not renewed");
+    renewed.release().await.unwrap();
+    let bounded = bounded.await.unwrap().unwrap();
+    let begun = tokio::time::Instant::now();
+    bounded.lost().await;
+    assert_eq!(begun.elapsed(), ms(2000));
+    drop(bounded);
+    let recorded = recorded.await.unwrap().unwrap();
+    let view = client.look("x").await.unwrap();
+    assert_eq!(view.token(), Some(recorded.token()));
+    tokio::time::sleep(ms(5000)).await;
+    assert!(recorded.is_valid(), "it inherited an end");
+}
