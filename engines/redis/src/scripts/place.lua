@@ -50,6 +50,11 @@ if value and known_newer(value) then
 end
 
 local queued = redis.call('ZCARD', line)
+if queued > 0 and not waits then
+  -- Perhaps a line of the dead: what is left then decides.
+  value, present = advance(value, present)
+  queued = redis.call('ZCARD', line)
+end
 if queued == 0 then
   if not value then
     local first, count
@@ -66,7 +71,6 @@ if queued == 0 then
 end
 
 if not waits then
-  advance(value, present)
   return {'busy'}
 end
 

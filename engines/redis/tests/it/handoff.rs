@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Token};
 
-use crate::support::{Store, ms, open, open_with, server};
+use crate::support::{Store, ms, one_listens, open, open_with, server};
 
 #[tokio::test]
 async fn the_line_is_served_in_order_by_pushes() {
@@ -172,22 +172,44 @@ async fn the_dead_are_skipped() {
     let place = store.waits(&last).await;
     assert_eq!(place.ahead, Some(200));
     drop(dying);
-    let begin = Instant::now();
-    while server
-        .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"])
-        .unwrap()
-        .len()
-        > 1
-    {
-        assert!(begin.elapsed() < Duration::from_secs(5));
-        tokio::time::sleep(ms(2)).await;
-    }
+    one_listens(&server).await;
     store.release(&first).await;
     let left: i64 = server.command(&["ZCARD", "{dead}:fencelock:line"]).unwrap();
     assert_eq!(left, 201 - 64);
     let grant = tokio::time::timeout(Duration::from_secs(1), store.lock(&last)).await;
     assert_eq!(grant.unwrap().lease, last.ttl);
     assert_eq!(store.release(&last).await, Withdrawn::Released);
+    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
+    assert_eq!(keys, ["fencelock:counter"]);
+}
+
+/// Whoever does not wait passes a line of the dead as those do who wait.
+#[tokio::test]
+async fn a_free_lock_with_a_dead_line_is_not_busy() {
+    let server = server();
+    let store = open(&server.url()).await;
+    for claim in [store.claim("free"), store.shared("free")] {
+        let dying = open(&server.url()).await;
+        let short = Claim {
+            ttl: ms(300),
+            ..dying.claim("free")
+        };
+        dying.held(&short).await;
+        dying.waits(&dying.claim("free")).await;
+        drop(dying);
+        one_listens(&server).await;
+        let begin = Instant::now();
+        while server.command::<i64>(&["EXISTS", "free"]).unwrap() == 1 {
+            assert!(begin.elapsed() < Duration::from_secs(5));
+            tokio::time::sleep(ms(2)).await;
+        }
+        let impatient = Claim {
+            wait: false,
+            ..claim
+        };
+        store.held(&impatient).await;
+        assert_eq!(store.release(&impatient).await, Withdrawn::Released);
+    }
     let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
     assert_eq!(keys, ["fencelock:counter"]);
 }

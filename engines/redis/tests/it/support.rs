@@ -1,7 +1,7 @@
 //! What the tests share: stores, claims, and short ways to ask.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
 use fencelock_core::{ClaimIds, Engine, LockName, Mode, StoreUrl, Token};
@@ -17,6 +17,20 @@ pub(crate) async fn open(url: &str) -> Store {
     let engine = Redis::connect(StoreUrl::parse(url).unwrap()).await.unwrap();
     let ids = ClaimIds::new().unwrap();
     Store { engine, ids }
+}
+
+/// Waits until the server listens to one process of all those that were open.
+pub(crate) async fn one_listens(server: &fencelock_testbed::Redis) {
+    let begin = Instant::now();
+    let listened = || {
+        server
+            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"])
+            .unwrap()
+    };
+    while listened().len() > 1 {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        tokio::time::sleep(ms(2)).await;
+    }
 }
 
 /// With options, after `?`.
