@@ -273,10 +273,10 @@ pub(crate) fn foreign_view(value: &[u8], left: Option<Duration>) -> HolderView {
     }
 }
 
-/// `<window>:<reserve>:<kind>:<rest>`, as it is kept of each waiter.
+/// `<window>:<seen>:<reserve>:<kind>:<rest>`, as it is kept of each waiter.
 pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
-    let mut parts = text.splitn(4, ':');
-    let (_window, _reserve) = (parts.next()?, parts.next()?);
+    let mut parts = text.splitn(5, ':');
+    let (_window, _seen, _reserve) = (parts.next()?, parts.next()?, parts.next()?);
     let mode = mode(parts.next()?)?;
     let owner = Rest::parse(parts.next()?)?.owner;
     Some(WaiterView { owner, mode })

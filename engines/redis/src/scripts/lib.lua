@@ -7,8 +7,10 @@
 --   anything else                                                     held by another kind of client
 -- rest = <delay>:<channel>:<owner>\31<label>; kind = x (exclusive), s (shared), p<of> (permits).
 -- Beside it, only while used:
---   line               zset claim -> ticket      line:who          hash claim -> <window>:<reserve>:<kind>:<rest>
---   line:readers       zset claim -> expiry      line:readers:who  hash claim -> <token>:<px>:<since>:<asked>:<rest>
+--   line               zset claim -> ticket
+--   line:who           hash claim -> <window>:<seen>:<reserve>:<kind>:<rest>     seen: server time in ms of its last place
+--   line:readers       zset claim -> expiry
+--   line:readers:who   hash claim -> <token>:<px>:<since>:<asked>:<rest>
 local waiting, readers, reading = line .. ':who', line .. ':readers', line .. ':readers:who'
 
 -- The server's time, asked once: in microseconds, and in milliseconds.
@@ -113,8 +115,10 @@ local function known_newer(value)
 end
 
 -- Serves the line while its head is admissible, 64 claims at most. Pops first and tells then. A claim whose process does
--- not listen is skipped; one that hears may still not take it, which its window bounds. `own`, the calling claim, gets
--- `own_px` and needs no telling. Returns what holds the lock then, and the tokens of `own` if it was served.
+-- not listen is skipped; one that hears may still not take it, which its window bounds. A head that has to wait for the
+-- readers to go is dropped if it has not asked for two windows (it should every half): it must not hold up other readers
+-- for as long as there are any. If it lives, it comes back with its ticket. `own`, the calling claim, gets `own_px` and
+-- needs no telling. Returns what holds the lock then, and the tokens of `own` if it was served.
 local function advance(value, present, own, own_px)
   local first, count
   for _ = 1, 64 do
@@ -130,11 +134,15 @@ local function advance(value, present, own, own_px)
     if not claim then
       break
     end
-    local window, wish, kind, rest =
-      string.match(redis.call('HGET', waiting, claim) or '', '^(%d+):(%d+):(%w+):(.*)$')
+    local window, seen, wish, kind, rest =
+      string.match(redis.call('HGET', waiting, claim) or '', '^(%d+):(%d+):(%d+):(%w+):(.*)$')
     if value then
       if kind and not room(kind, present) then
-        break
+        -- Also one seen in the future: the clock was set back.
+        if math.abs(now() - seen) <= 2 * window then
+          break
+        end
+        kind = nil
       end
       redis.call('ZREM', line, claim)
     end

@@ -80,8 +80,9 @@ if ticket == '0' then
   last = draw(1)
   ticket = text(last)
 end
+redis.call('HSET', waiting, claim,
+  ARGV[4] .. ':' .. text(now()) .. ':' .. ARGV[5] .. ':' .. kind .. ':' .. rest)
 if redis.call('ZADD', line, 'NX', ticket, claim) == 1 then
-  redis.call('HSET', waiting, claim, ARGV[4] .. ':' .. ARGV[5] .. ':' .. kind .. ':' .. rest)
   ahead = last and value and not present and queued
 elseif last then
   -- The answer that told its ticket was lost.

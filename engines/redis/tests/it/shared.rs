@@ -1,9 +1,11 @@
 //! Shared holds and permits.
 
+use std::time::Instant;
+
 use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Mode};
 
-use crate::support::{Store, ms, open, server};
+use crate::support::{Store, ms, one_listens, open, open_with, server};
 
 #[tokio::test]
 async fn readers_stand_together_and_a_writer_behind_them() {
@@ -52,6 +54,68 @@ async fn readers_stand_together_and_a_writer_behind_them() {
     }
     let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
     assert_eq!(keys, ["fencelock:counter"]);
+}
+
+/// A writer whose process died in line holds up readers for two of its claim windows, not until all readers are gone.
+#[tokio::test]
+async fn a_dead_writer_in_line_does_not_hold_up_readers() {
+    let server = server();
+    let window = "claim-window=300ms";
+    let store = open_with(&server, window).await;
+    let reader = Claim {
+        ttl: ms(600),
+        ..store.shared("dw")
+    };
+    let token = store.held(&reader).await.tokens.first;
+    let dying = open_with(&server, window).await;
+    for _ in 0..3 {
+        dying.waits(&dying.claim("dw")).await;
+    }
+    drop(dying);
+    one_listens(&server).await;
+    let late = store.shared("dw");
+    let reads_on = async {
+        loop {
+            let renewed = store.renew(&reader, token).await;
+            assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+            tokio::time::sleep(ms(100)).await;
+        }
+    };
+    tokio::select! {
+        () = reads_on => {}
+        late = tokio::time::timeout(ms(3000), store.lock(&late)) => { late.expect("admitted"); }
+    }
+    let impatient = Claim {
+        wait: false,
+        ..store.shared("dw")
+    };
+    store.held(&impatient).await;
+}
+
+/// One that lives asks again and again, and keeps its place before later readers for as long as it takes.
+#[tokio::test]
+async fn a_live_writer_in_line_is_not_overtaken_by_readers() {
+    let server = server();
+    let store = open_with(&server, "claim-window=300ms").await;
+    store.held(&store.shared("lw")).await;
+    let writer = store.claim("lw");
+    store.waits(&writer).await;
+    let readers_try = async {
+        let begin = Instant::now();
+        while begin.elapsed() < ms(5 * 300) {
+            let impatient = Claim {
+                wait: false,
+                ..store.shared("lw")
+            };
+            let standing = store.engine.place(&impatient).await.unwrap();
+            assert!(matches!(standing, Standing::Busy), "{standing:?}");
+            tokio::time::sleep(ms(20)).await;
+        }
+    };
+    tokio::select! {
+        () = readers_try => {}
+        grant = store.lock(&writer) => panic!("{grant:?}"),
+    }
 }
 
 /// Seen in a model: the late renewal of a reader cut the lease of the writer after it from 30 s to 0.2 s.
