@@ -200,7 +200,7 @@ impl Redis {
                     let count = u32::try_from(positive(2)).unwrap_or(1).max(1);
                     let first = Token(positive(1));
                     hub.saw(first.get() + u64::from(count) - 1);
-                    hub.forget(&claim.id);
+                    hub.waiters.remove(&claim.id);
                     return Ok(Standing::Held(Grant {
                         tokens: Tokens { first, count },
                         counted_from: asked_at,
@@ -225,7 +225,7 @@ impl Redis {
                     }));
                 }
                 b"busy" => {
-                    hub.forget(&claim.id);
+                    hub.waiters.remove(&claim.id);
                     return Ok(Standing::Busy);
                 }
                 b"late" if attempt == 0 => link.set_server_time(asked_at, number(1)),
@@ -475,7 +475,7 @@ impl Engine for Redis {
         if late || !claim.lock_delay.is_zero() {
             return Ok(None);
         }
-        self.hub.forget(&claim.id);
+        self.hub.waiters.remove(&claim.id);
         let tokens = Tokens {
             first: Token(pushed.first),
             count: pushed.count.max(1),

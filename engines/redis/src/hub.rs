@@ -58,7 +58,8 @@ pub(crate) struct Hub {
     events: mpsc::UnboundedSender<Event>,
     generations: AtomicU64,
     old: Mutex<Vec<Old>>,
-    /// Claims whose last place had no answer: the connection it went over, and when even a late one is over.
+    /// Claims of which a place had no answer: the first connection such a one went over, and when even a late one is
+    /// over. A grant changes nothing here: the claim may be withdrawn, and the place run then.
     unsettled: Mutex<HashMap<ClaimId, (u64, BootInstant)>>,
     unsettled_count: AtomicUsize,
     promises: OnceLock<Promises>,
@@ -157,7 +158,8 @@ impl Hub {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         unsettled.retain(|_, (_, over)| *over > now);
-        unsettled.insert(claim.id, (generation, over));
+        let (first, _) = *unsettled.entry(claim.id).or_insert((generation, over));
+        unsettled.insert(claim.id, (first.min(generation), over));
         self.unsettled_count
             .store(unsettled.len(), Ordering::SeqCst);
     }
@@ -171,31 +173,18 @@ impl Hub {
             .unsettled
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Some((generation, _)) = unsettled.get(id).copied() else {
+        let Some((first, over)) = unsettled.get(id).copied() else {
             return true;
         };
         let old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
-        let lives = generation != link.generation && old.iter().any(|o| o.generation == generation);
+        let another = |old: &Old| old.generation >= first && old.generation != link.generation;
+        let lives = Clock::Boot.now() < over && old.iter().any(another);
         if !lives {
             unsettled.remove(id);
             self.unsettled_count
                 .store(unsettled.len(), Ordering::SeqCst);
         }
         !lives
-    }
-
-    /// The core has given up on a claim, or it came to hold.
-    pub(crate) fn forget(&self, id: &ClaimId) {
-        self.waiters.remove(id);
-        if self.unsettled_count.load(Ordering::SeqCst) > 0 {
-            let mut unsettled = self
-                .unsettled
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            unsettled.remove(id);
-            self.unsettled_count
-                .store(unsettled.len(), Ordering::SeqCst);
-        }
     }
 
     /// Ends the connection for good.

@@ -238,6 +238,69 @@ async fn without_the_right_to_end_connections_a_withdrawal_is_not_final() {
     assert_eq!(server.command::<i64>(&["EXISTS", "m"]).unwrap(), 0);
 }
 
+/// That it came to hold settles nothing: the first request may still run after the release.
+#[tokio::test]
+async fn a_grant_does_not_settle_an_earlier_request() {
+    let server = Server::builder()
+        .user("meek", "secret", "~* &* +@all -client|kill")
+        .start()
+        .unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!(
+        "redis://meek:secret@127.0.0.1:{}?response-timeout=100ms",
+        proxy.port()
+    );
+    let store = open(&url).await;
+    let claim = Claim {
+        ttl: ms(1500),
+        ..store.plain("e")
+    };
+    proxy.answers(Flow::Lose);
+    assert!(store.engine.place(&claim).await.is_err());
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    store.lock(&claim).await;
+    let begin = Instant::now();
+    let mut withdrawn = store.release(&claim).await;
+    assert_eq!(withdrawn, Withdrawn::Unknown);
+    assert_eq!(server.command::<i64>(&["EXISTS", "e"]).unwrap(), 0);
+    // Twice the lease later whatever it had set would be gone.
+    while withdrawn == Withdrawn::Unknown {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(ms(20)).await;
+        withdrawn = store.release(&claim).await;
+    }
+    assert_eq!(withdrawn, Withdrawn::Expired);
+}
+
+/// Nor does a later request without an answer, over a connection that is still there.
+#[tokio::test]
+async fn of_two_unanswered_requests_neither_is_forgotten() {
+    let server = Server::builder()
+        .user("meek", "secret", "~* &* +@all -client|kill")
+        .start()
+        .unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!(
+        "redis://meek:secret@127.0.0.1:{}?response-timeout=200ms",
+        proxy.port()
+    );
+    let store = open(&url).await;
+    let claim = store.plain("two");
+    proxy.answers(Flow::Lose);
+    assert!(store.engine.place(&claim).await.is_err());
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    let begin = Instant::now();
+    while store.engine.look(&claim.name, None).await.is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+    proxy.answers(Flow::Hold);
+    assert!(store.engine.place(&claim).await.is_err());
+    proxy.answers(Flow::Pass);
+    assert_eq!(store.release(&claim).await, Withdrawn::Unknown);
+}
+
 /// A place script that arrives after its deadline does nothing.
 #[tokio::test]
 async fn a_place_that_comes_too_late_is_refused_by_the_server() {
