@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 
 use crate::client::Inner;
@@ -32,7 +33,7 @@ pub(crate) struct Keeper {
 
 #[derive(Debug, Default)]
 struct State {
-    holds: HashMap<ClaimId, Entry>,
+    holds: HashMap<ClaimId, Entry, RandomState>,
     /// When to look at a hold next: a renewal is due, or validity ends.
     due: BTreeSet<(BootInstant, ClaimId)>,
 }

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 
 use crate::client::Inner;
@@ -18,7 +19,7 @@ use crate::name::LockName;
 /// The lines of a client, one for each name that is wished for or held exclusively.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    lines: Mutex<HashMap<LockName, Line>>,
+    lines: Mutex<HashMap<LockName, Line, RandomState>>,
 }
 
 #[derive(Debug, Default)]
@@ -66,7 +67,7 @@ pub(crate) struct Seat {
 }
 
 impl Lines {
-    fn lines(&self) -> MutexGuard<'_, HashMap<LockName, Line>> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<LockName, Line, RandomState>> {
         // No code under this lock can panic halfway.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -229,7 +229,7 @@ impl Wish {
     }
 
     /// Enters what the owner holds, or takes the lock on its behalf.
-    async fn enter(self, claim: Claim, owner: &Owner, caller: &Arc<Caller>) -> Result<Guard> {
+    async fn enter(&self, claim: Claim, owner: &Owner, caller: &Arc<Caller>) -> Result<Guard> {
         let inner = Arc::clone(&self.client.inner);
         let slot = inner.owners.slot(&owner.text, &claim.name);
         let mut held = if self.patience.waits {
@@ -287,7 +287,7 @@ impl Wish {
     }
 
     /// Takes the lock: in turn within this process if it is to stand in line, then at the store.
-    async fn take(self, claim: Claim, caller: &Arc<Caller>) -> Result<Guard> {
+    async fn take(&self, claim: Claim, caller: &Arc<Caller>) -> Result<Guard> {
         let inner = &self.client.inner;
         let begun = inner.observes().then(|| inner.clock.now());
         if claim.mode != Mode::Exclusive || !claim.wait {
@@ -323,7 +323,7 @@ impl Wish {
 
     /// Takes the lock at the store, with or without a seat in this process's line.
     async fn drive(
-        self,
+        &self,
         mut claim: Claim,
         begun: Option<BootInstant>,
         seat: Option<Seat>,

@@ -229,7 +229,8 @@ impl Link {
                 let mut command = redis::cmd("EVAL");
                 command.arg(&script.text);
                 args(&mut command);
-                self.send(&command).await
+                // Boxed, so that the common case stays small.
+                Box::pin(self.send(&command)).await
             }
             answer => answer,
         }

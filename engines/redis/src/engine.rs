@@ -455,7 +455,7 @@ impl Engine for Redis {
             Ok(Standing::Held(_)) if !plain && fresh => hot.store(false, Ordering::Relaxed),
             Ok(Standing::Held(_)) => {}
             Ok(Standing::Waiting(_) | Standing::Busy) => hot.store(true, Ordering::Relaxed),
-            Err(error) if !error.is_transient() => hub.forget(&claim.id),
+            Err(error) if !error.is_transient() => hub.waiters.remove(&claim.id),
             Err(_) => {}
         }
         standing

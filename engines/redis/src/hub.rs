@@ -2,7 +2,7 @@
 //! token seen.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -377,16 +377,39 @@ async fn closed(state: &mut watch::Receiver<State>) {
 /// Which names were found taken of late: for those the way by script is the shorter one. A guess, shared by names of
 /// the same hash; wrong guesses cost a command and nothing else.
 #[derive(Debug)]
-pub(crate) struct Hot(Box<[AtomicBool; 1024]>);
+pub(crate) struct Hot(Box<[Heat; 1024]>);
+
+/// How contended a name was lately.
+#[derive(Debug)]
+pub(crate) struct Heat(AtomicU8);
+
+impl Heat {
+    /// How many grants without anybody else it takes to cool down.
+    const MOST: u8 = 8;
+
+    pub(crate) fn is_hot(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn heat(&self) {
+        self.0.store(Self::MOST, Ordering::Relaxed);
+    }
+
+    /// A little. Two who cool it at once may count as one: it is a guess all the same.
+    pub(crate) fn cool(&self) {
+        let left = self.0.load(Ordering::Relaxed).saturating_sub(1);
+        self.0.store(left, Ordering::Relaxed);
+    }
+}
 
 impl Default for Hot {
     fn default() -> Self {
-        Self(Box::new([const { AtomicBool::new(false) }; 1024]))
+        Self(Box::new([const { Heat(AtomicU8::new(0)) }; 1024]))
     }
 }
 
 impl Hot {
-    pub(crate) fn of(&self, name: &LockName) -> &AtomicBool {
+    pub(crate) fn of(&self, name: &LockName) -> &Heat {
         // FNV-1a.
         let hash = name
             .as_str()

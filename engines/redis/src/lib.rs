@@ -26,7 +26,7 @@
 //! # Least rights
 //! Redis 6 or later. An ACL user needs the keys that it locks and those beside them (`~{*}:fencelock:*`,
 //! `~fencelock:*`), the channels `&fencelock:*` (new users of Redis 7 have none), and the commands
-//! `hello client|id client|kill info config|get subscribe publish eval evalsha time get set del exists incrby pttl pexpire
+//! `hello client|id client|kill info config|get subscribe publish eval evalsha time get getrange set del exists incrby pttl pexpire
 //! pexpireat zadd zrem zpopmin zrange zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without
 //! `client|kill` a withdrawal after a broken connection is repeated for one lease; without `info` and `config|get` less can
 //! be said about what the server may forget.

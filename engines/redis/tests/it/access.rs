@@ -11,7 +11,7 @@ use crate::support::{ms, open, open_with, server};
 
 /// The least rights, as the documentation of the crate lists them.
 const LEAST: &str = "resetchannels -@all ~a ~{*}:fencelock:* ~fencelock:* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe +publish \
-                     +eval +evalsha +time +get +set +del +exists +incrby +pttl +pexpire +pexpireat +zadd +zrem +zpopmin +zrange \
+                     +eval +evalsha +time +get +getrange +set +del +exists +incrby +pttl +pexpire +pexpireat +zadd +zrem +zpopmin +zrange \
                      +zrangebyscore +zscore +zcard +zrank +hset +hget +hdel +hmget +hgetall +scan";
 
 async fn refused(url: &str) -> Error {
