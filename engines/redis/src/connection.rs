@@ -30,6 +30,7 @@ pub(crate) struct Link {
     connection: MultiplexedConnection,
     /// Which connection of this store, counted from 1.
     pub(crate) generation: u64,
+    pub(crate) opened_at: BootInstant,
     /// What the server calls it.
     pub(crate) client_id: Option<i64>,
     pub(crate) run_id: Option<String>,
@@ -162,6 +163,7 @@ impl Link {
         let link = Self {
             connection,
             generation: opening.generation,
+            opened_at: Clock::Boot.now(),
             client_id,
             run_id: facts.run_id(),
             floor,

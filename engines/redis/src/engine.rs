@@ -104,7 +104,7 @@ impl Redis {
         };
         let token = u64::try_from(token).unwrap_or(0);
         if !matches!(set, Some(Value::Okay)) {
-            hub.hot.of(&claim.name).store(true, Ordering::Relaxed);
+            hub.hot.of(&claim.name).heat();
             return Ok(None);
         }
         if token <= floor {
@@ -443,18 +443,19 @@ impl Engine for Redis {
             && claim.mode == Mode::Exclusive
             && claim.reserve <= 1
             && !claim.record
-            && !hot.load(Ordering::Relaxed);
+            && !hot.is_hot();
         if plain && let Some(grant) = self.place_plainly(claim, &link).await? {
             return Ok(Standing::Held(grant));
         }
         let fresh = waiting.is_none();
         let waiting = waiting.or_else(|| claim.wait.then(|| hub.waiters.register(claim.id)));
-        let standing = self.place_by_script(claim, &link, waiting.as_deref()).await;
+        // Boxed, so that the future of the plain way stays small.
+        let standing = Box::pin(self.place_by_script(claim, &link, waiting.as_deref())).await;
         match &standing {
             // At once: nobody else is here.
-            Ok(Standing::Held(_)) if !plain && fresh => hot.store(false, Ordering::Relaxed),
+            Ok(Standing::Held(_)) if !plain && fresh => hot.cool(),
             Ok(Standing::Held(_)) => {}
-            Ok(Standing::Waiting(_) | Standing::Busy) => hot.store(true, Ordering::Relaxed),
+            Ok(Standing::Waiting(_) | Standing::Busy) => hot.heat(),
             Err(error) if !error.is_transient() => hub.waiters.remove(&claim.id),
             Err(_) => {}
         }

@@ -297,9 +297,13 @@ impl Hub {
                 name,
             } => {
                 self.saw(first + u64::from(count.max(1)) - 1);
+                if generation != self.generations.load(Ordering::SeqCst) {
+                    // The same message may come over the newer connection; all who wait place again over that one.
+                    return;
+                }
                 if let Some(waiter) = self.waiters.find(&claim) {
                     waiter.push(Pushed { first, count });
-                } else if self.generations.load(Ordering::SeqCst) == generation {
+                } else if self.gives_back(generation) {
                     // Nobody waits for it here any more: give it back at once.
                     let hub = Arc::clone(self);
                     tokio::spawn(async move { hub.give_back(claim, name).await });
@@ -311,6 +315,18 @@ impl Hub {
             Message::Asked(claim) => {
                 let _ = self.events.send(Event::Asked(claim));
             }
+        }
+    }
+
+    /// Whether a grant that nobody waits for is one that nobody has. On one connection messages and answers come in order.
+    /// Soon after a reconnect the claim may hold by an answer that came over the connection before; then the claim window
+    /// has to do.
+    fn gives_back(&self, generation: u64) -> bool {
+        match &*self.state.borrow() {
+            State::Up(link) if link.generation == generation => {
+                generation == 1 || Clock::Boot.now().since(link.opened_at) > self.config.window
+            }
+            _ => false,
         }
     }
 
