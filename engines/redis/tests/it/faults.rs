@@ -301,6 +301,34 @@ async fn of_two_unanswered_requests_neither_is_forgotten() {
     assert_eq!(store.release(&claim).await, Withdrawn::Unknown);
 }
 
+/// A grant can be told of over a new connection after an answer over the old one did the same.
+#[tokio::test]
+async fn after_a_reconnect_what_is_held_is_not_given_back() {
+    let server = server();
+    let store = open(&server.url()).await;
+    let claim = store.claim("gb");
+    let token = store.held(&claim).await.tokens.first;
+    kill_clients(&server);
+    let begin = Instant::now();
+    while !matches!(store.renew(&claim, token).await, Renewal::Kept { .. }) {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+    let channels: Vec<String> = server
+        .command(&["PUBSUB", "CHANNELS", "fencelock:*"])
+        .unwrap();
+    let push = format!("g{}:{token}:1:gb", claim.id);
+    for channel in &channels {
+        let heard: i64 = server.command(&["PUBLISH", channel, &push]).unwrap();
+        assert_eq!(heard, 1);
+    }
+    for _ in 0..20 {
+        // Answered after the message was heard, and then after a withdrawal had it caused one.
+        store.engine.look(&claim.name, None).await.unwrap();
+    }
+    let renewed = store.renew(&claim, token).await;
+    assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+}
+
 /// A place script that arrives after its deadline does nothing.
 #[tokio::test]
 async fn a_place_that_comes_too_late_is_refused_by_the_server() {
