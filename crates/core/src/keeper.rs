@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
+use tracing::Instrument;
 
 use crate::client::Inner;
 use crate::clock::{BootInstant, Clock};
@@ -274,7 +275,8 @@ pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
         }
         for batch in renew.chunks(BATCH) {
             let batch = batch.to_vec();
-            inner.behind(|inner| async move { renew_batch(&inner, batch).await });
+            let span = tracing::debug_span!("renew", holds = batch.len());
+            inner.behind(|inner| async move { renew_batch(&inner, batch).await }.instrument(span));
         }
         // The client may go while its keeper sleeps: hold on to the keeper alone.
         let keeper = Arc::clone(&inner.keeper);

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tracing::Instrument;
+
 use crate::client::{Carried, Client, DEFAULT_TTL, Inner};
 use crate::clock::BootInstant;
 use crate::drive::{Caller, Heard, Patience, drive};
@@ -221,10 +223,11 @@ impl Wish {
     async fn acquire(self, caller: Arc<Caller>) -> Result<Guard> {
         let name = self.check()?;
         let claim = self.claim(name);
+        let span = tracing::debug_span!("lock", name = %claim.name, id = %claim.id);
         match self.owner.clone() {
-            None => self.take(claim, &caller).await,
+            None => self.take(claim, &caller).instrument(span).await,
             // Boxed, so that the common case stays small.
-            Some(owner) => Box::pin(self.enter(claim, &owner, &caller)).await,
+            Some(owner) => Box::pin(self.enter(claim, &owner, &caller).instrument(span)).await,
         }
     }
 
