@@ -16,12 +16,19 @@ pub(super) static CASES: &[Case] = &[
         .processes()
         .promised(delays),
     case!(a_killed_waiter_does_not_block_the_line).processes(),
+    case!(a_killed_writer_in_line_does_not_hold_up_readers)
+        .processes()
+        .promised(shares),
     case!(a_stopped_holder_believes_nothing_afterwards).processes(),
     case!(a_stopped_waiter_does_not_block_the_line).processes(),
 ];
 
 fn delays(promises: &Promises) -> bool {
     promises.lock_delay
+}
+
+fn shares(promises: &Promises) -> bool {
+    promises.shared
 }
 
 /// By how much a lease or a claim window may be overstepped on a machine that is busy.
@@ -89,6 +96,25 @@ async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
         "served only after {after:?}"
     );
     next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_killed_writer_in_line_does_not_hold_up_readers(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    // It reads all the time, so that the writer's turn never comes.
+    let reader = one.lock(&name).shared().await.unwrap();
+    let mut writer = ctx.remote().await;
+    writer.lock(Wanted::new(&name, Duration::from_secs(60)));
+    ctx.await_line(&one, &name, 1).await;
+    writer.process().kill9();
+    let killed = Instant::now();
+    // Nothing tells a store that a waiter is dead; it is known by its silence.
+    let bound = 3 * ctx.claim_window() + SLACK;
+    let beside = two.lock_for(&name, bound).shared().await.unwrap();
+    assert!(killed.elapsed() <= bound);
+    assert!(reader.is_valid() && beside.is_valid());
+    reader.release().await.unwrap();
+    beside.release().await.unwrap();
     ctx.await_nothing_left().await;
 }
 
