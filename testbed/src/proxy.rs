@@ -160,6 +160,13 @@ impl Proxy {
     }
 }
 
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The port is closed when this returns; the connections follow. It fails only if the thread is gone already.
+        drop(self.refuse(true));
+    }
+}
+
 /// Accepts and obeys until the proxy is dropped.
 async fn serve(
     port: u16,
