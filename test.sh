@@ -3,12 +3,20 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# Debian's package for each program that the tests start.
-declare -A packages=([redis-server]=redis-server [openssl]=openssl [setpriv]=util-linux [python3]=python3)
+# Debian's package for each thing that the build or a test needs: a program, or a file.
+declare -A packages=(
+    [redis-server]=redis-server [redis-cli]=redis-tools [openssl]=openssl [setpriv]=util-linux [python3]=python3 [cc]=gcc
+    [etcd]=etcd-server [etcdctl]=etcd-client [protoc]=protobuf-compiler
+    [/usr/include/google/protobuf/descriptor.proto]=libprotobuf-dev
+    [mariadbd]=mariadb-server [mariadb-install-db]=mariadb-server [pg_ctlcluster]=postgresql
+    [java]=default-jre-headless [/usr/share/java/zookeeper.jar]=zookeeper
+)
 
+# Debian keeps some servers where only root looks.
+PATH=$PATH:/usr/sbin:/sbin
 missing=()
-for program in "${!packages[@]}"; do
-    command -v "$program" >/dev/null || missing+=("${packages[$program]}")
+for thing in "${!packages[@]}"; do
+    command -v "$thing" >/dev/null || [[ -e $thing ]] || missing+=("${packages[$thing]}")
 done
 if ((${#missing[@]})); then
     if ! command -v apt-get >/dev/null; then

@@ -1,0 +1,1 @@
+//! Fences: the check at the resource, which refuses a holder that was superseded.

@@ -1,0 +1,1 @@
+//! Locks in etcd: keys under one session lease, in line by revision.

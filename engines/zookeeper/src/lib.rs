@@ -1,0 +1,1 @@
+//! Locks in ZooKeeper: ephemeral sequential nodes, each watching the one before it.

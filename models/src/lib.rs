@@ -1,0 +1,1 @@
+//! The protocols as models, searched exhaustively for a bad end.

@@ -1,0 +1,1 @@
+//! Puts a store under faults, records what its clients believed, and checks it.
