@@ -5,6 +5,7 @@
 //! One file per kind of server. Every call here blocks for milliseconds at most, unless it says otherwise, and needs no
 //! async runtime.
 
+mod clock_shim;
 mod dir;
 mod failure;
 mod port;
@@ -13,6 +14,7 @@ mod proxy;
 mod redis;
 mod worker;
 
+pub use clock_shim::ClockShim;
 pub use dir::Dir;
 pub use failure::{Failure, Result};
 pub use port::Port;

@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
@@ -23,6 +25,7 @@ pub struct RedisBuilder {
     socket: bool,
     tls: bool,
     password: Option<String>,
+    clock: Option<Arc<ClockShim>>,
 }
 
 impl RedisBuilder {
@@ -63,6 +66,12 @@ impl RedisBuilder {
         self
     }
 
+    /// It goes by this clock instead of the machine's.
+    pub fn clock(mut self, clock: &Arc<ClockShim>) -> Self {
+        self.clock = Some(Arc::clone(clock));
+        self
+    }
+
     /// Starts it, and waits until it answers.
     ///
     /// # Errors
@@ -95,7 +104,7 @@ impl RedisBuilder {
         let config = dir.join("redis.conf");
         let written = fs::write(&config, lines.join("\n"));
         written.map_err(Failure::to(format!("write {config}")))?;
-        let process = launch(&server, &dir)?;
+        let process = launch(&server, &dir, self.clock.as_deref())?;
         let redis = Redis {
             server,
             process,
@@ -103,6 +112,7 @@ impl RedisBuilder {
             tls_port,
             password: self.password,
             remembers: self.memory,
+            clock: self.clock,
             dir,
         };
         redis.await_answer()?;
@@ -121,6 +131,7 @@ pub struct Redis {
     tls_port: Option<Port>,
     password: Option<String>,
     remembers: bool,
+    clock: Option<Arc<ClockShim>>,
     // Last, so that the server is gone before its directory is.
     dir: Dir,
 }
@@ -218,7 +229,7 @@ impl Redis {
     /// As [`RedisBuilder::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill9();
-        self.process = launch(&self.server, &self.dir)?;
+        self.process = launch(&self.server, &self.dir, self.clock.as_deref())?;
         self.await_answer()
     }
 
@@ -311,7 +322,7 @@ impl Redis {
     }
 }
 
-fn launch(server: &Path, dir: &Dir) -> Result<Process> {
+fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>) -> Result<Process> {
     let open = File::options()
         .create(true)
         .append(true)
@@ -322,6 +333,7 @@ fn launch(server: &Path, dir: &Dir) -> Result<Process> {
         .map_err(Failure::to("open a log for redis-server"))?;
     let mut command = Command::new(server);
     command.arg(dir.join("redis.conf")).current_dir(dir.path());
+    command.envs(clock.into_iter().flat_map(ClockShim::env));
     Process::spawn(
         &command,
         Streams {

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use fencelock_testbed::Redis;
+use fencelock_testbed::{ClockShim, Redis};
 
 #[test]
 fn starts_answers_and_is_gone_with_its_directory() {
@@ -137,4 +137,31 @@ fn tls_has_a_certificate_that_its_authority_signed() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("Verify return code: 0 (ok)"), "{said}");
+}
+
+#[test]
+fn goes_by_a_clock_that_is_set_forward_and_back() {
+    let clock = ClockShim::new().unwrap();
+    let mut redis = Redis::builder().clock(&clock).start().unwrap();
+    let hour = Duration::from_secs(3600);
+    let time = |redis: &Redis| -> u64 { redis.command::<(u64, u64)>(&["TIME"]).unwrap().0 };
+    let here = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let ahead = |redis: &Redis| time(redis) as i64 - here().unwrap().as_secs() as i64;
+    assert!(ahead(&redis).abs() <= 60, "{}", ahead(&redis));
+    redis
+        .command::<()>(&["SET", "lock", "me", "PX", "60000"])
+        .unwrap();
+    clock.forward(hour).unwrap();
+    assert!((ahead(&redis) - 3600).abs() <= 60, "{}", ahead(&redis));
+    assert!(!redis.command::<bool>(&["EXISTS", "lock"]).unwrap());
+    // It stays as it is set when the server is started anew.
+    redis.restart_empty().unwrap();
+    assert!((ahead(&redis) - 3600).abs() <= 60, "{}", ahead(&redis));
+    redis
+        .command::<()>(&["SET", "lock", "me", "PX", "1000"])
+        .unwrap();
+    clock.back(2 * hour).unwrap();
+    assert!((ahead(&redis) + 3600).abs() <= 60, "{}", ahead(&redis));
+    let left: u64 = redis.command(&["PTTL", "lock"]).unwrap();
+    assert!(left > 7_000_000, "{left}");
 }
