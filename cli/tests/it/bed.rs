@@ -41,7 +41,6 @@ impl Bed {
     }
 
     /// With another store.
-    #[cfg(feature = "redis")]
     pub(crate) fn on(store: String) -> Self {
         let dir = Dir::new("cli").unwrap();
         Self { dir, store }

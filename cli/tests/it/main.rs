@@ -5,6 +5,7 @@
 mod bed;
 mod codes;
 mod death;
+mod exit_codes;
 mod hold;
 mod inputs;
 mod inspect;
