@@ -1,7 +1,9 @@
 //! The list of cases: by what they are about, a file each.
 
+mod compound;
 mod crashes;
 mod dropping;
+mod endings;
 mod exclusion;
 mod expiry;
 mod faults;
@@ -25,10 +27,12 @@ pub fn cases() -> Vec<&'static Case> {
         tokens::CASES,
         order::CASES,
         modes::CASES,
+        compound::CASES,
         owners::CASES,
         waiting::CASES,
         dropping::CASES,
         expiry::CASES,
+        endings::CASES,
         inspection::CASES,
         process::CASES,
         names::CASES,

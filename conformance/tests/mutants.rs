@@ -46,6 +46,9 @@ enum Mutant {
     IgnoresRefreshes,
     ForgetsLabels,
     ListsByPattern,
+    DowngradesInNameOnly,
+    GrantsOnePermitMore,
+    ReleasesAllPermits,
     /// No fault, if it keeps what it does promise.
     PromisesLittle,
 }
@@ -98,7 +101,10 @@ const MUTANTS: &[(Mutant, &[&str])] = &[
     (Mutant::ReleasesAllReaders, &["shared_beside_shared"]),
     (
         Mutant::ForgetsTheLockDelay,
-        &["a_lock_delay_follows_a_loss"],
+        &[
+            "a_lock_delay_follows_a_loss",
+            "an_unhealthy_holder_leaves_its_lock_delay",
+        ],
     ),
     (
         Mutant::LeavesSomethingPerName,
@@ -114,6 +120,15 @@ const MUTANTS: &[(Mutant, &[&str])] = &[
         &["a_look_tells_who_holds_and_who_waits"],
     ),
     (Mutant::ListsByPattern, &["a_list_tells_what_is_held"]),
+    (
+        Mutant::DowngradesInNameOnly,
+        &["a_downgrade_lets_readers_in"],
+    ),
+    (
+        Mutant::GrantsOnePermitMore,
+        &["permits_are_counted", "permits_are_served_in_order"],
+    ),
+    (Mutant::ReleasesAllPermits, &["permits_are_counted"]),
 ];
 
 fn case(name: &str) -> &'static Case {
@@ -301,6 +316,12 @@ impl WrongEngine {
             Mutant::TakesSharedForExclusive => claim.mode = Mode::Exclusive,
             Mutant::ForgetsTheLockDelay => claim.lock_delay = Duration::ZERO,
             Mutant::ForgetsLabels => claim.label = None,
+            Mutant::GrantsOnePermitMore => {
+                if let Mode::Permit { of } = claim.mode {
+                    let of = of.saturating_add(1);
+                    claim.mode = Mode::Permit { of };
+                }
+            }
             Mutant::MixesUpNames => {
                 claim.name = LockName::new(&claim.name.as_str().to_lowercase()).unwrap();
             }
@@ -399,6 +420,15 @@ impl Engine for WrongEngine {
         if self.is(Mutant::ServesTheLastFirst) {
             return self.place_last_first(claim).await;
         }
+        if self.is(Mutant::DowngradesInNameOnly) {
+            let view = self.memory.look(&claim.name, None).await?;
+            let mut held = view.holders.iter();
+            if let Some(held) = held.find(|holder| holder.claim == Some(claim.id)) {
+                let mode = held.mode;
+                let claim = claim.clone();
+                return self.memory.place(&Claim { mode, ..claim }).await;
+            }
+        }
         Ok(match self.memory.place(claim).await? {
             Standing::Held(grant) => Standing::Held(self.told(grant)),
             _ if self.is(Mutant::GrantsWhatIsHeld) => Standing::Held(Grant {
@@ -451,6 +481,9 @@ impl Engine for WrongEngine {
             Mutant::NeverReleases if holds => Ok(Withdrawn::Released),
             Mutant::NeverLeavesTheLine if !holds => Ok(Withdrawn::LeftLine),
             Mutant::ReleasesWhoeverHolds => self.withdraw_all(claim).await,
+            Mutant::ReleasesAllPermits if matches!(claim.mode, Mode::Permit { .. }) => {
+                self.withdraw_all(claim).await
+            }
             Mutant::ReleasesAllReaders if claim.mode == Mode::Shared => {
                 self.withdraw_all(claim).await
             }

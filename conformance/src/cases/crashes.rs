@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock::{Error, Promises};
+use fencelock::{Error, Evict, Promises, Token};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -13,6 +13,9 @@ use crate::remote::Wanted;
 pub(super) static CASES: &[Case] = &[
     case!(a_killed_holder_frees_the_lock_after_its_lease).processes(),
     case!(a_killed_holder_leaves_its_lock_delay)
+        .processes()
+        .promised(delays),
+    case!(an_operator_cuts_a_lock_delay_short)
         .processes()
         .promised(delays),
     case!(a_killed_waiter_does_not_block_the_line).processes(),
@@ -73,6 +76,34 @@ async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
         after <= ttl + lock_delay + SLACK,
         "free only after {after:?}"
     );
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+/// Fenced by the token, as any force-release.
+async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
+    let (client, operator, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(500);
+    let mut holder = ctx.remote().await;
+    let wanted = Wanted {
+        lock_delay: Duration::from_secs(600),
+        ..Wanted::new(&name, ttl)
+    };
+    let held = holder.take(wanted).await;
+    let token = Token(held["token"].as_u64().unwrap());
+    let waiter = wait_for(&client, &name);
+    ctx.await_line(&operator, &name, 1).await;
+    holder.process().kill9();
+    // Long enough for the lease itself to be over.
+    sleep(ttl * 2).await;
+    assert!(!waiter.is_finished(), "granted within the lock-delay");
+    let wrong = Token(token.get() + 1);
+    assert!(!operator.evict(&name, wrong, Evict::Release).await.unwrap());
+    assert!(!waiter.is_finished());
+    assert!(operator.evict(&name, token, Evict::Release).await.unwrap());
+    let next = got("the lock without the rest of the lock-delay", waiter).await;
+    assert!(next.token() > token);
+    assert!(!operator.evict(&name, token, Evict::Release).await.unwrap());
     next.release().await.unwrap();
     ctx.await_nothing_left().await;
 }

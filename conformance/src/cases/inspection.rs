@@ -17,6 +17,7 @@ pub(super) static CASES: &[Case] = &[
     case!(eviction_is_fenced_by_the_token),
     case!(an_eviction_serves_the_next),
     case!(a_holder_is_asked_to_let_go),
+    case!(one_of_several_holders_is_meant).promised(|promises| promises.shared),
 ];
 
 async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
@@ -265,5 +266,33 @@ async fn a_holder_is_asked_to_let_go(ctx: Ctx) {
     let next = got("the next has it", waiter).await;
     assert!(!next.is_asked_to_release(), "the next one was not asked");
     next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn one_of_several_holders_is_meant(ctx: Ctx) {
+    let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
+    let name = ctx.name();
+    // The ttl is the time by which a holder finds out if the store cannot tell it.
+    let wish = |client: &fencelock::Client| {
+        let wish = client.lock(&name).shared().recorded();
+        wish.ttl(Duration::from_secs(3)).into_future()
+    };
+    let (first, second) = (wish(&one).await.unwrap(), wish(&two).await.unwrap());
+    let token = first.token();
+    assert!(three.evict(&name, token, Evict::Ask).await.unwrap());
+    soon("the one is asked", first.asked_to_release()).await;
+    assert!(first.is_valid() && !second.is_asked_to_release());
+    assert!(three.evict(&name, token, Evict::Release).await.unwrap());
+    soon("the one hears of it", first.lost()).await;
+    assert!(!three.evict(&name, token, Evict::Release).await.unwrap());
+    let view = three.look(&name).await.unwrap();
+    assert_eq!(view.holders.len(), 1, "{view:?}");
+    assert_eq!(view.token(), Some(second.token()));
+    assert!(!second.is_asked_to_release());
+    assert_eq!(
+        second.release().await.unwrap(),
+        fencelock::Release::Released
+    );
+    drop(first);
     ctx.await_nothing_left().await;
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencelock::{Error, Guard, Mode, Promises, Release};
+use fencelock::{Error, Guard, Mode, Order, Promises, Release};
 use tokio::time::{Instant, sleep};
 
 use crate::case::{Case, case};
-use crate::ctx::{Ctx, got, soon, take, wait_for};
+use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
     case!(shared_beside_shared).promised(shared),
@@ -16,7 +16,14 @@ pub(super) static CASES: &[Case] = &[
     case!(waiting_readers_come_in_together).promised(shared),
     case!(writers_do_not_starve).promised(shared),
     case!(readers_expire_one_by_one).promised(shared),
+    case!(readers_and_writers_are_served_in_order).promised(fifo),
+    case!(a_downgrade_lets_readers_in).promised(shared),
+    case!(a_downgraded_hold_keeps_writers_out).promised(shared),
 ];
+
+fn fifo(promises: &Promises) -> bool {
+    promises.shared && promises.order == Order::Fifo
+}
 
 fn shared(promises: &Promises) -> bool {
     promises.shared
@@ -145,5 +152,88 @@ async fn readers_expire_one_by_one(ctx: Ctx) {
         assert!(begin.elapsed() >= long, "after {:?}", begin.elapsed());
         writer.release().await.unwrap();
     }
+    ctx.await_nothing_left().await;
+}
+
+/// A reader that comes after a writer is served after it, and readers next to each other come in together.
+async fn readers_and_writers_are_served_in_order(ctx: Ctx) {
+    let (one, name) = (ctx.client().await, ctx.name());
+    let first = one.lock(&name).shared().await.unwrap();
+    let mut waiting = std::collections::VecDeque::new();
+    for (at, mode) in [Mode::Exclusive, Mode::Shared, Mode::Shared, Mode::Exclusive]
+        .into_iter()
+        .enumerate()
+    {
+        let (client, name) = (ctx.client().await, name.clone());
+        waiting.push_back(tokio::spawn(
+            async move { client.lock(&name).mode(mode).await },
+        ));
+        ctx.await_line(&one, &ctx.name(), at + 1).await;
+    }
+    let late = one.try_lock(&name).shared().await;
+    assert!(
+        matches!(late, Err(Error::Held { .. })),
+        "past a writer: {late:?}"
+    );
+    let mut next = async || got("the next in line", waiting.pop_front().unwrap()).await;
+    first.release().await.unwrap();
+    let writer = next().await;
+    let held = one.look(&name).await.unwrap().holders;
+    assert_eq!(held.len(), 1, "{held:?}");
+    writer.release().await.unwrap();
+    let readers = [next().await, next().await];
+    assert!(readers.iter().all(Guard::is_valid));
+    for reader in readers {
+        reader.release().await.unwrap();
+    }
+    next().await.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_downgrade_lets_readers_in(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let writer = take(&one, &name).await;
+    let before = writer.sequencer().await.unwrap();
+    let waiting = {
+        let (client, name) = (two.clone(), name.clone());
+        tokio::spawn(async move { client.lock(&name).shared().await })
+    };
+    ctx.await_line(&one, &name, 1).await;
+    let reader = soon("the downgrade", writer.downgrade()).await.unwrap();
+    assert_eq!(reader.mode(), Mode::Shared);
+    assert!(reader.token() > before.token, "a grant of its own");
+    assert_eq!(reader.claim_id(), before.claim);
+    let beside = got("the reader in line comes in", waiting).await;
+    assert!(beside.token() > before.token);
+    assert!(!two.check(&before).await.unwrap());
+    let after = reader.sequencer().await.unwrap();
+    assert!(two.check(&after).await.unwrap());
+    assert_eq!(after.mode, Mode::Shared);
+    // Downgraded already: as it was.
+    let reader = reader.downgrade().await.unwrap();
+    assert_eq!(reader.token(), after.token);
+    assert_eq!(reader.release().await.unwrap(), Release::Released);
+    assert!(beside.is_valid());
+    assert!(!two.check(&after).await.unwrap());
+    beside.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_downgraded_hold_keeps_writers_out(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(400);
+    let writer = one.lock(&name).ttl(ttl).await.unwrap();
+    let waiting = wait_for(&two, &name);
+    ctx.await_line(&one, &name, 1).await;
+    let reader = soon("the downgrade", writer.downgrade()).await.unwrap();
+    // For several leases: it is renewed as what it is now.
+    not_for("a loss", ttl * 3, reader.lost()).await;
+    assert!(!waiting.is_finished(), "a writer beside a reader");
+    assert!(reader.is_valid());
+    let token = reader.token();
+    assert_eq!(reader.release().await.unwrap(), Release::Released);
+    let writer = got("the writer has its turn", waiting).await;
+    assert!(writer.token() > token);
+    writer.release().await.unwrap();
     ctx.await_nothing_left().await;
 }

@@ -27,11 +27,28 @@ async fn what_is_not_promised_is_refused(ctx: Ctx) {
         "{shared:?}"
     );
     drop(shared);
+    let permit = client.semaphore(&name, 2);
+    assert_eq!(
+        matches!(permit, Err(Error::Unsupported { .. })),
+        !promises.permits,
+        "{permit:?}"
+    );
+    if !promises.shared {
+        let guard = take(&client, &name).await;
+        let refused = guard.downgrade().await;
+        assert!(
+            matches!(refused, Err(Error::Unsupported { .. })),
+            "{refused:?}"
+        );
+    }
     let other = format!("{name}/other");
     let delay = Duration::from_secs(1);
     let delayed = soon("an answer", client.lock(&other).lock_delay(delay)).await;
     let refused = matches!(delayed, Err(Error::Unsupported { .. }));
     assert_eq!(refused, !promises.lock_delay, "{delayed:?}");
+    if let Err(error) = &delayed {
+        assert!(error.to_string().contains("a lock-delay: "), "{error}");
+    }
     drop(delayed);
     ctx.await_nothing_left().await;
 }

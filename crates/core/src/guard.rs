@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::client::Inner;
 use crate::clock::BootInstant;
+use crate::downgrade;
 use crate::drive;
 use crate::engine::{Leave, Mode, Renewal, Withdrawn};
 use crate::error::{Error, Result};
@@ -60,6 +61,10 @@ impl Guard {
         &self.hold
     }
 
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
     /// Throws the guard away and leaves the hold as it is.
     pub(crate) fn dissolve(self) {
         self.left.store(true, Ordering::SeqCst);
@@ -81,7 +86,7 @@ impl Guard {
     /// How the lock is held.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        self.hold.claim.mode
+        self.hold.mode()
     }
 
     /// The claim that holds.
@@ -232,6 +237,37 @@ impl Guard {
         renewal.await
     }
 
+    /// From exclusive to shared, without a moment in between in which somebody else could be granted the lock alone. The
+    /// new guard has a new token. Readers in line come in; a writer in line comes after them.
+    ///
+    /// There is no way up: a reader that wants to write releases, and waits in line as a writer. A guard that is shared
+    /// already comes back as it is.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the store has no shared mode; [`Error::Invalid`] for a permit, for a hold that was joined,
+    /// and for one that its owner has entered more than once; [`Error::Lost`] if the lock was lost before the store had
+    /// answered, which is asked again while the validity lasts. After an error the lock is released.
+    ///
+    /// # Cancel safety
+    /// If dropped, the lock is released behind.
+    pub async fn downgrade(self) -> Result<Self> {
+        let inner = Arc::clone(&self.inner);
+        let refuse = |why: &str| Err(Error::invalid("downgrade of", self.name().as_str(), why));
+        match self.mode() {
+            Mode::Shared => return Ok(self),
+            Mode::Permit { .. } => return refuse("a permit is not exclusive"),
+            Mode::Exclusive => {}
+        }
+        if self.joined() {
+            return refuse("this hold is another process's; only that downgrades it");
+        }
+        if !inner.promises.shared {
+            let why = "it has exclusive locks only";
+            return Err(Error::unsupported(&inner.engine, "shared mode", why));
+        }
+        inner.carry(downgrade::downgrade(self)).await
+    }
+
     /// How long the store will keep the lock without renewal, lock-delay included; `None` if it is not this claim's.
     ///
     /// # Errors
@@ -285,7 +321,7 @@ impl Guard {
         self.hold.drop_guard() && !self.hold.joined
     }
 
-    fn lost_error(&self) -> Error {
+    pub(crate) fn lost_error(&self) -> Error {
         lost_error(&self.hold)
     }
 }
@@ -321,18 +357,29 @@ async fn leave(inner: Arc<Inner>, hold: Arc<Hold>, token: Token) -> Result<Relea
     }
 }
 
-/// Withdraws the claim of a hold that is not renewed any more.
+/// Withdraws the claim of a hold that is not renewed any more, unless that was done already.
 async fn give_back(inner: &Arc<Inner>, hold: &Hold, valid: bool) -> Result<Withdrawn> {
+    if !hold.may_give_back() {
+        return Ok(Withdrawn::Expired);
+    }
     let how = match valid {
         true => Leave::Release,
         false => Leave::Abandon,
     };
-    let withdrawn = drive::withdraw(inner, &hold.claim, how).await;
+    let claim = hold.held_claim().claim;
+    let withdrawn = drive::withdraw(inner, &claim, how).await;
     if withdrawn.is_err() {
-        let claim = hold.claim.clone();
         inner.behind(|inner| async move { drive::insist(&inner, &claim, how).await });
     }
     withdrawn
+}
+
+/// Gives back a hold that this client has ended although its guards are still there.
+pub(crate) async fn abandon(inner: Arc<Inner>, hold: Arc<Hold>) {
+    inner.keeper.let_go(&hold).await;
+    if let Err(error) = give_back(&inner, &hold, false).await {
+        tracing::debug!(name = %hold.claim.name, %error, "giving back what was lost");
+    }
 }
 
 /// Tells the guards of a hold that it is lost, and then gives it back: the client is being closed.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::clock::{BootInstant, Clock};
-use crate::engine::{Claim, Grant, HeldClaim};
+use crate::engine::{Claim, Grant, HeldClaim, Mode};
+use crate::health::Health;
 use crate::token::{Token, Tokens};
 
 /// A claim that holds. Shared by its guards, the keeper and the line.
@@ -15,6 +16,9 @@ use crate::token::{Token, Tokens};
 pub(crate) struct Hold {
     pub(crate) claim: Claim,
     pub(crate) renews: bool,
+    healthy: Option<Health>,
+    /// Its holder was not healthy when a renewal was due, and no renewal has succeeded since.
+    ailing: AtomicBool,
     /// It belongs to another process; this one only believes in it.
     pub(crate) joined: bool,
     clock: Clock,
@@ -32,11 +36,33 @@ pub(crate) struct Hold {
     /// A sequencer is out, so that the store must keep naming the token in it.
     sequenced: AtomicBool,
     asked: AtomicBool,
+    /// It is held in shared mode by now, with this token.
+    downgraded: OnceLock<Token>,
+    /// Somebody gives the claim back, or has done so.
+    given_back: AtomicBool,
     lost: OnceLock<String>,
     /// Guards that share the hold (reentrancy).
     guards: AtomicUsize,
     /// Something above changed, or a renewal came to its end.
     pub(crate) news: Notify,
+}
+
+/// How a grant is to be held.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    /// Whether it is renewed by itself.
+    pub(crate) renews: bool,
+    /// After how long it ends in any case.
+    pub(crate) max_hold: Option<Duration>,
+    /// What must be so for a renewal.
+    pub(crate) healthy: Option<Health>,
+}
+
+impl Terms {
+    /// Nothing but renewals: so a waiter of this process may be handed what another one held.
+    pub(crate) fn are_plain(&self) -> bool {
+        self.renews && self.max_hold.is_none() && self.healthy.is_none()
+    }
 }
 
 /// How much less the client believes than the server keeps: clocks that run up to 1 % apart, and 2 ms of rounding.
@@ -50,19 +76,16 @@ pub(crate) fn valid_until(counted_from: BootInstant, lease: Duration) -> BootIns
 }
 
 impl Hold {
-    pub(crate) fn new(
-        claim: Claim,
-        grant: &Grant,
-        clock: Clock,
-        renews: bool,
-        max_hold: Option<Duration>,
-    ) -> Self {
-        let ends = max_hold.map_or(BootInstant::from_nanos(u64::MAX), |most| clock.now() + most);
+    pub(crate) fn new(claim: Claim, grant: &Grant, clock: Clock, terms: Terms) -> Self {
+        let never = BootInstant::from_nanos(u64::MAX);
+        let ends = terms.max_hold.map_or(never, |most| clock.now() + most);
         let valid = valid_until(grant.counted_from, grant.lease).min(ends);
-        let plain = renews && max_hold.is_none() && !claim.record;
+        let plain = terms.are_plain() && !claim.record;
         Self {
             claim,
-            renews,
+            renews: terms.renews,
+            healthy: terms.healthy,
+            ailing: AtomicBool::new(false),
             joined: false,
             clock,
             tokens: grant.tokens,
@@ -76,6 +99,8 @@ impl Hold {
             }),
             sequenced: AtomicBool::new(false),
             asked: AtomicBool::new(false),
+            downgraded: OnceLock::new(),
+            given_back: AtomicBool::new(false),
             lost: OnceLock::new(),
             guards: AtomicUsize::new(0),
             news: Notify::new(),
@@ -116,8 +141,32 @@ impl Hold {
         let valid = valid_until(counted_from, lease).min(self.ends);
         // Not a maximum: `refresh` may shorten a lease.
         self.valid_until.store(valid.as_nanos(), SeqCst);
+        self.ailing.store(false, SeqCst);
         self.news.notify_waiters();
         true
+    }
+
+    /// Asks the holder's own health check, if it has one.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let healthy = self.healthy.as_ref().is_none_or(Health::check);
+        if !healthy {
+            self.ailing.store(true, SeqCst);
+        }
+        healthy
+    }
+
+    /// Why it is lost now that its validity is over, and whether that was this client's own doing, so that the store may
+    /// be told although the holder still sits on its guard.
+    pub(crate) fn why_over(&self) -> (&'static str, bool) {
+        if self.valid_until() == self.ends {
+            ("its longest time to be held is over (max_hold)", true)
+        } else if !self.renews {
+            ("its lease ended, and it was not to be renewed", false)
+        } else if self.ailing.load(SeqCst) {
+            ("its holder was not healthy, so it was not renewed", true)
+        } else {
+            ("its validity ended before a renewal was confirmed", false)
+        }
     }
 
     pub(crate) fn ask(&self) {
@@ -130,13 +179,29 @@ impl Hold {
     }
 
     pub(crate) fn token(&self) -> Token {
-        Token(self.tokens.first.0 + u64::from(self.passed.load(SeqCst)))
+        let passed = || Token(self.tokens.first.0 + u64::from(self.passed.load(SeqCst)));
+        self.downgraded.get().copied().unwrap_or_else(passed)
     }
 
-    /// The claim with its present token, for the engine.
+    pub(crate) fn mode(&self) -> Mode {
+        match self.downgraded.get() {
+            Some(_) => Mode::Shared,
+            None => self.claim.mode,
+        }
+    }
+
+    /// It is shared from now on, with a token of its own.
+    pub(crate) fn downgrade(&self, token: Token) {
+        // Only the last guard downgrades, and that once.
+        let _ = self.downgraded.set(token);
+    }
+
+    /// The claim as the store has it, with its present token.
     pub(crate) fn held_claim(&self) -> HeldClaim {
+        let mut claim = self.claim.clone();
+        claim.mode = self.mode();
         HeldClaim {
-            claim: self.claim.clone(),
+            claim,
             token: self.token(),
         }
     }
@@ -161,7 +226,7 @@ impl Hold {
             && !self.asked.load(SeqCst)
             && mine.ttl == next.ttl
             && mine.lock_delay == next.lock_delay
-            && mine.mode == next.mode
+            && self.mode() == next.mode
             && mine.label == next.label
             && mine.owner == next.owner
             && self.is_valid()
@@ -181,6 +246,16 @@ impl Hold {
         self.guards
             .fetch_update(SeqCst, SeqCst, |n| (n > 0).then_some(n + 1))
             .is_ok()
+    }
+
+    /// True for the one who is to withdraw the claim.
+    pub(crate) fn may_give_back(&self) -> bool {
+        !self.given_back.swap(true, SeqCst)
+    }
+
+    /// Whether there is one guard and no more.
+    pub(crate) fn has_one_guard(&self) -> bool {
+        self.guards.load(SeqCst) == 1
     }
 
     /// True for the last one.

@@ -35,11 +35,13 @@ pub(crate) async fn watch(client: Weak<Inner>, hold: Weak<Hold>, clock: Clock) {
         };
         failed = looked.is_err();
         match looked {
-            Ok(Some((holder, grant))) if holder.claim == Some(hold.claim.id) => {
+            Ok(Some((holder, grant)))
+                if holder.claim == Some(hold.claim.id) && holder.mode == hold.claim.mode =>
+            {
                 hold.prolong(grant.counted_from, grant.lease);
             }
             Ok(_) => {
-                inner.lose(&hold, "the outer process holds it no more");
+                inner.lose(&hold, "the outer process holds it no more as it did");
                 return;
             }
             Err(error) => tracing::debug!(%error, "looking at a joined hold"),

@@ -15,7 +15,9 @@ use tracing::Instrument;
 use crate::client::Inner;
 use crate::clock::{BootInstant, Clock};
 use crate::engine::{Event, Renewal};
+use crate::guard;
 use crate::hold::Hold;
+use crate::promises::LeaseKind;
 use crate::token::{ClaimId, Token};
 
 /// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
@@ -221,27 +223,42 @@ impl Keeper {
             Renewal::Unknown(_) if !hold.renews => hold.valid_until(),
             Renewal::Unknown(error) => {
                 tracing::warn!(name = %hold.claim.name, %error, "a renewal failed; trying again");
-                // Again within validity, but not in a rush.
-                let pause = (hold.remaining() / 4).min(hold.claim.ttl / 10);
-                now + pause.max(Duration::from_millis(10))
+                now + pause(hold)
             }
         };
-        {
-            let mut state = self.state();
-            let State { holds, due: set } = &mut *state;
-            if let Some(entry) = holds.get_mut(&hold.claim.id) {
-                entry.renewing = false;
-                set.remove(&(entry.due, hold.claim.id));
-                entry.due = due.min(hold.valid_until());
-                set.insert((entry.due, hold.claim.id));
-            }
-        }
+        self.renew_next(hold, due);
         match why {
             Some(why) => inner.lose(hold, why),
             None => self.wake_before(due),
         }
         hold.news.notify_waiters();
     }
+
+    /// Ends a renewal that brought nothing, or was not begun.
+    pub(crate) fn put_off(&self, hold: &Hold) {
+        let due = self.clock.now() + pause(hold);
+        self.renew_next(hold, due);
+        self.wake_before(due);
+        hold.news.notify_waiters();
+    }
+
+    /// Ends a renewal, and says when the next one is due.
+    fn renew_next(&self, hold: &Hold, due: BootInstant) {
+        let mut state = self.state();
+        let State { holds, due: set } = &mut *state;
+        if let Some(entry) = holds.get_mut(&hold.claim.id) {
+            entry.renewing = false;
+            set.remove(&(entry.due, hold.claim.id));
+            entry.due = due.min(hold.valid_until());
+            set.insert((entry.due, hold.claim.id));
+        }
+    }
+}
+
+/// Until the next attempt to renew: within validity, but not in a rush.
+fn pause(hold: &Hold) -> Duration {
+    let pause = (hold.remaining() / 4).min(hold.claim.ttl / 10);
+    pause.max(Duration::from_millis(10))
 }
 
 /// How much earlier than due a renewal may go along with others: little against what is left of its lease.
@@ -267,11 +284,18 @@ pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
         };
         let (lost, renew, next) = inner.keeper.collect();
         for hold in lost {
-            let why = match hold.renews {
-                true => "its validity ended before a renewal was confirmed",
-                false => "its lease ended, and it was not to be renewed",
-            };
+            let (why, ours) = hold.why_over();
             inner.lose(&hold, why);
+            let unnoticed = !hold.renews && inner.promises.lease != LeaseKind::Lease;
+            if ours || unnoticed {
+                // Its holder may be stuck, and the store need not find out by itself.
+                inner.behind(|inner| guard::abandon(inner, hold));
+            }
+        }
+        let (renew, ailing): (Vec<_>, Vec<_>) = renew.into_iter().partition(|h| h.is_healthy());
+        for hold in &ailing {
+            tracing::warn!(name = %hold.claim.name, "not renewed: its holder is not healthy");
+            inner.keeper.put_off(hold);
         }
         for batch in renew.chunks(BATCH) {
             let batch = batch.to_vec();

@@ -14,7 +14,8 @@ use crate::drive::{Caller, Heard, Patience, drive};
 use crate::engine::{Claim, Grant, HolderView, Mode};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Held};
-use crate::hold::{Hold, valid_until};
+use crate::health::Health;
+use crate::hold::{Hold, Terms, valid_until};
 use crate::line::{Entered, Seat, Turn};
 use crate::name::LockName;
 use crate::owner::{Owner, check_text};
@@ -39,8 +40,7 @@ pub struct Wish {
     label: Option<Arc<str>>,
     owner: Option<Owner>,
     record: bool,
-    renews: bool,
-    max_hold: Option<Duration>,
+    terms: Terms,
     patience: Patience,
     timeout: Option<Duration>,
 }
@@ -57,8 +57,11 @@ impl Wish {
             label: None,
             owner: None,
             record: false,
-            renews: true,
-            max_hold: None,
+            terms: Terms {
+                renews: true,
+                max_hold: None,
+                healthy: None,
+            },
             patience: Patience {
                 waits,
                 fair: true,
@@ -136,13 +139,25 @@ impl Wish {
 
     /// Whether the lease is renewed by itself. If not, it ends after the ttl, or see [`Guard::refresh`].
     pub fn renew(mut self, renew: bool) -> Self {
-        self.renews = renew;
+        self.terms.renews = renew;
         self
     }
 
-    /// The longest time to hold: validity ends then at the latest, and is not renewed beyond.
+    /// The longest time to hold: validity ends then at the latest, and is not renewed beyond. The lock is given back then
+    /// (its lock-delay runs), whatever the holder does.
     pub fn max_hold(mut self, most: Duration) -> Self {
-        self.max_hold = Some(most);
+        self.terms.max_hold = Some(most);
+        self
+    }
+
+    /// Renew only while `check` says yes. It is asked before each renewal, at a third of the ttl, and after a no again
+    /// and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its validity, is
+    /// told so, and the lock is given back (its lock-delay runs) although its guard is still there.
+    ///
+    /// The check must answer at once: all renewals wait for it. A panic in it counts as a no. See
+    /// [`Heartbeat`](crate::Heartbeat) for a check that wants signs of life. It changes nothing for a hold that was joined.
+    pub fn healthy(mut self, check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.terms.healthy = Some(Health(Arc::new(check)));
         self
     }
 
@@ -174,7 +189,8 @@ impl Wish {
         result
     }
 
-    fn check(&self) -> Result<LockName> {
+    /// Refuses what the store does not take, before anything is sent.
+    pub(crate) fn check(&self) -> Result<LockName> {
         let name = match &self.name {
             Ok(name) => name.clone(),
             Err(bad) => return Err(LockName::new(bad).err().unwrap_or(Error::Closed)),
@@ -279,7 +295,11 @@ impl Wish {
             lock_delay: holder.lock_delay,
             ..claim.clone()
         };
-        let mut hold = Hold::new(joined, &grant, inner.clock, false, self.max_hold);
+        let terms = Terms {
+            renews: false,
+            ..self.terms.clone()
+        };
+        let mut hold = Hold::new(joined, &grant, inner.clock, terms);
         hold.joined = true;
         let hold = Arc::new(hold);
         let guard = Guard::new(Arc::clone(inner), Arc::clone(&hold));
@@ -299,7 +319,7 @@ impl Wish {
             }
             return self.drive(claim, begun, None, caller).await;
         }
-        let plain = self.renews && self.max_hold.is_none() && !claim.record;
+        let plain = self.terms.are_plain() && !claim.record;
         let told = match inner.lines.enter(inner, &claim, plain, caller) {
             Entered::Drive(seat) => return self.drive(claim, begun, Some(seat), caller).await,
             Entered::Wait(told) => told,
@@ -357,7 +377,7 @@ impl Wish {
         seat: Option<Seat>,
     ) -> Guard {
         let inner = &self.client.inner;
-        let hold = Hold::new(claim, grant, inner.clock, self.renews, self.max_hold);
+        let hold = Hold::new(claim, grant, inner.clock, self.terms.clone());
         let hold = Arc::new(hold);
         let guard = Guard::new(Arc::clone(inner), Arc::clone(&hold));
         inner.keeper.keep(&hold, grant.counted_from, grant.lease);

@@ -4,6 +4,7 @@
 
 mod bad_days;
 mod basics;
+mod compound;
 mod handoff;
 mod model;
 

@@ -1,0 +1,81 @@
+//! Holds that this side ends, while their guards are still there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fencelock::{Promises, Release};
+use tokio::time::Instant;
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
+
+pub(super) static CASES: &[Case] = &[
+    case!(the_longest_hold_ends_in_time),
+    case!(an_unhealthy_holder_loses_the_lock),
+    case!(an_unhealthy_holder_leaves_its_lock_delay).promised(delays),
+];
+
+fn delays(promises: &Promises) -> bool {
+    promises.lock_delay
+}
+
+/// With a long ttl: it is not the lease that frees the lock.
+async fn the_longest_hold_ends_in_time(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let most = Duration::from_millis(400);
+    let begin = Instant::now();
+    let wish = one.lock(&name).max_hold(most);
+    let guard = soon("the lock", wish).await.unwrap();
+    let waiter = wait_for(&two, &name);
+    let why = soon("its end", guard.lost()).await;
+    assert!(why.contains("max_hold"), "{why}");
+    let next = got("the next has it", waiter).await;
+    let after = begin.elapsed();
+    assert!(after >= most, "after {after:?}");
+    assert!(after < most + ctx.at_once(), "only after {after:?}");
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
+    assert!(next.is_valid());
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(300);
+    let healthy = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&healthy);
+    let wish = one.lock(&name).ttl(ttl);
+    let wish = wish.healthy(move || asked.load(Ordering::SeqCst));
+    let guard = soon("the lock", wish).await.unwrap();
+    let other = take(&one, &format!("{name}/other")).await;
+    not_for("a loss while it is healthy", ttl * 3, guard.lost()).await;
+    healthy.store(false, Ordering::SeqCst);
+    let waiter = wait_for(&two, &name);
+    let why = soon("the loss", guard.lost()).await;
+    assert!(why.contains("healthy"), "{why}");
+    // Its process lives, its connection stands, and its guard was not dropped.
+    let next = got("the next has it", waiter).await;
+    assert!(!guard.is_valid());
+    assert!(other.is_valid(), "other holds of the process go on");
+    assert!(next.token() > guard.token());
+    drop(guard);
+    next.release().await.unwrap();
+    other.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn an_unhealthy_holder_leaves_its_lock_delay(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let delay = Duration::from_millis(800);
+    let wish = one.lock(&name).ttl(ctx.ttl(300)).lock_delay(delay);
+    let guard = soon("the lock", wish.healthy(|| false)).await.unwrap();
+    let waiter = wait_for(&two, &name);
+    let ends = guard.valid_until();
+    soon("the loss", guard.lost()).await;
+    let next = got("the lock after the lock-delay", waiter).await;
+    let after = fencelock::Clock::Boot.now().since(ends);
+    assert!(after >= delay, "had {after:?} after the end of validity");
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}

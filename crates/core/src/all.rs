@@ -1,0 +1,266 @@
+//! Several locks as one: taken in one order by everybody, all of them or none, by one deadline, in one guard.
+
+use std::fmt;
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Release};
+use crate::token::{Sequencer, Token};
+use crate::wish::Wish;
+
+/// How each of the wishes is changed before it is made.
+type Change = Arc<dyn Fn(Wish) -> Wish + Send + Sync>;
+
+/// A wish for several locks, made by [`Client::lock_all`] and its like. Await it.
+///
+/// The locks are taken one after the other in the order of their names, which is the same for everybody, so that two who
+/// want the same locks never wait for each other in a circle. (Somebody who holds a lock already and then wants others by
+/// `lock_all` is outside that order.) A name that was given twice is one lock.
+///
+/// # Cancel safety
+/// The future may be dropped at any time: what was taken is released behind the caller's back, and no place in line is
+/// left.
+#[derive(Clone)]
+#[must_use = "a wish does nothing until it is awaited"]
+pub struct WishAll {
+    client: Client,
+    names: Vec<String>,
+    change: Change,
+    waits: bool,
+    timeout: Option<Duration>,
+}
+
+impl Client {
+    /// A wish for several locks that waits, for ever if need be.
+    pub fn lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> WishAll {
+        WishAll::new(self, names, true, None)
+    }
+
+    /// A wish for several locks that does not wait: [`Error::Held`] with the name of one that somebody has.
+    pub fn try_lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> WishAll {
+        WishAll::new(self, names, false, None)
+    }
+
+    /// A wish for several locks that waits for as long as `patience`, for all of them together.
+    pub fn lock_all_for<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+        patience: Duration,
+    ) -> WishAll {
+        WishAll::new(self, names, true, Some(patience))
+    }
+}
+
+impl WishAll {
+    fn new<S: AsRef<str>>(
+        client: &Client,
+        names: impl IntoIterator<Item = S>,
+        waits: bool,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let mut names: Vec<String> = names.into_iter().map(|n| n.as_ref().to_owned()).collect();
+        names.sort_unstable();
+        names.dedup();
+        Self {
+            client: client.clone(),
+            names,
+            change: Arc::new(|wish| wish),
+            waits,
+            timeout,
+        }
+    }
+
+    /// Changes each of the wishes: `.each(|wish| wish.ttl(Duration::from_secs(10)).shared())`.
+    pub fn each(mut self, change: impl Fn(Wish) -> Wish + Send + Sync + 'static) -> Self {
+        let before = self.change;
+        self.change = Arc::new(move |wish| change(before(wish)));
+        self
+    }
+
+    async fn take(self) -> Result<Guards> {
+        if self.names.is_empty() {
+            let why = "there is none; name at least one lock";
+            return Err(Error::invalid("lock names", "", why));
+        }
+        let clock = self.client.inner.clock;
+        let ends = self.timeout.map(|patience| clock.now() + patience);
+        let wish = |name: &str| {
+            let left = ends.map(|ends| ends.since(clock.now()));
+            (self.change)(Wish::new(&self.client, name, self.waits, left))
+        };
+        // A bad name is refused before the first lock is taken.
+        for name in &self.names {
+            wish(name).check()?;
+        }
+        let mut guards = Guards(Vec::with_capacity(self.names.len()));
+        for name in &self.names {
+            let taken = tokio::select! {
+                biased;
+                error = guards.broken() => Err(error),
+                taken = wish(name) => taken,
+            };
+            let taken = taken.map_err(|error| match (error, self.timeout) {
+                (Error::TimedOut { name, .. }, Some(waited)) => Error::TimedOut { name, waited },
+                (error, _) => error,
+            });
+            match taken {
+                Ok(guard) => guards.0.push(guard),
+                Err(error) => {
+                    // The store answers, so it is not long until another try finds nothing of this one. Otherwise what
+                    // was taken is released behind.
+                    if matches!(error, Error::Held { .. }) {
+                        drop(guards.release().await);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        match guards.first_invalid() {
+            Some(guard) => Err(guard.lost_error()),
+            None => Ok(guards),
+        }
+    }
+}
+
+impl IntoFuture for WishAll {
+    type Output = Result<Guards>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.take())
+    }
+}
+
+impl fmt::Debug for WishAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WishAll")
+            .field("names", &self.names)
+            .field("waits", &self.waits)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Several locks that are held, each with a token of its own. Dropping it releases them all behind the caller's back.
+#[derive(Debug)]
+#[must_use = "the locks are released when the guards are dropped"]
+pub struct Guards(Vec<Guard>);
+
+impl Guards {
+    /// Whether all of them are held for certain at this instant; see [`Guard::is_valid`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.first_invalid().is_none()
+    }
+
+    fn first_invalid(&self) -> Option<&Guard> {
+        self.0.iter().find(|guard| !guard.is_valid())
+    }
+
+    /// For how long all of them are held for certain if no renewal succeeds from now on.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let remaining = self.0.iter().map(Guard::remaining);
+        remaining.min().unwrap_or_default()
+    }
+
+    /// Returns the reason, with the lock's name, once one of them is lost; at once if that is so already.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub async fn lost(&self) -> String {
+        self.broken().await.to_string()
+    }
+
+    /// Returns once one of them is lost; never if there is none.
+    async fn broken(&self) -> Error {
+        let lost = |guard| {
+            Box::pin(async move {
+                let why = Guard::lost(guard).await;
+                let name = guard.name().clone();
+                Error::Lost { name, why }
+            })
+        };
+        let mut lost: Vec<_> = self.0.iter().map(lost).collect();
+        poll_fn(|cx| {
+            let mut polled = lost.iter_mut().map(|lost| lost.as_mut().poll(cx));
+            polled.find(Poll::is_ready).unwrap_or(Poll::Pending)
+        })
+        .await
+    }
+
+    /// The guards, in the order of their names.
+    pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
+        self.0.iter()
+    }
+
+    /// The guard of one of the locks.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Guard> {
+        self.0.iter().find(|guard| guard.name().as_str() == name)
+    }
+
+    /// The fencing token of one of the locks. Tokens of different names are not comparable.
+    #[must_use]
+    pub fn token(&self, name: &str) -> Option<Token> {
+        self.get(name).map(Guard::token)
+    }
+
+    /// A sequencer for each of the locks, in the order of their names.
+    ///
+    /// # Errors
+    /// As [`Guard::sequencer`].
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn sequencers(&self) -> Result<Vec<Sequencer>> {
+        let mut sequencers = Vec::with_capacity(self.0.len());
+        for guard in &self.0 {
+            sequencers.push(guard.sequencer().await?);
+        }
+        Ok(sequencers)
+    }
+
+    /// Releases all of them, the last taken first, and says how that went: [`Release::Released`] only if all were held
+    /// until now.
+    ///
+    /// # Errors
+    /// As [`Guard::release`], the first that there was; the others are released all the same.
+    ///
+    /// # Cancel safety
+    /// May be dropped: the releases go on behind.
+    pub async fn release(mut self) -> Result<Release> {
+        let mut outcome = Ok(Release::Released);
+        while let Some(guard) = self.0.pop() {
+            let released = guard.release().await;
+            if matches!(outcome, Ok(Release::Released)) {
+                outcome = released;
+            }
+        }
+        outcome
+    }
+}
+
+impl<'a> IntoIterator for &'a Guards {
+    type Item = &'a Guard;
+    type IntoIter = std::slice::Iter<'a, Guard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// Apart again, each to be released by itself.
+impl IntoIterator for Guards {
+    type Item = Guard;
+    type IntoIter = std::vec::IntoIter<Guard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}

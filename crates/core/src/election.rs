@@ -1,0 +1,169 @@
+//! One leader among many, and everybody who wants to know who that is.
+
+use std::future::{Future, IntoFuture};
+use std::ops::Deref;
+use std::pin::Pin;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::engine::{LockView, Mode};
+use crate::error::Result;
+use crate::guard::{Guard, Release};
+use crate::token::Token;
+use crate::wish::Wish;
+
+/// An election, made by [`Client::election`]: a lock whose holder leads. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Election {
+    client: Client,
+    name: String,
+}
+
+/// A wish to lead, made by [`Election::campaign`]. Await it.
+///
+/// # Cancel safety
+/// As [`Wish`].
+#[derive(Clone, Debug)]
+#[must_use = "a campaign does nothing until it is awaited"]
+pub struct Campaign(Wish);
+
+/// Being the leader: a [`Guard`], whose token is the leader's. Look at [`Guard::is_valid`] and [`Guard::lost`] as with any
+/// lock: a leader that was paused may have been succeeded.
+#[derive(Debug)]
+#[must_use = "the leader resigns when this is dropped"]
+pub struct Leadership(Guard);
+
+/// Who leads, as others see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// What the leader said of itself when it campaigned: an address, a name.
+    pub value: String,
+    /// The leader's token: higher than that of every leader before.
+    pub token: Token,
+    /// The owner text of the process that leads.
+    pub owner: String,
+    /// For how long it has led; `None` if the store does not know.
+    pub leads_for: Option<Duration>,
+}
+
+/// Tells of one leader after the other, made by [`Election::observe`].
+#[derive(Debug)]
+pub struct Leaders {
+    election: Election,
+    /// The highest token when the lock was looked at last; `None` before the first time.
+    seen: Option<Option<Token>>,
+    /// The token of the leader that was told last, if one was; `None` before the first time.
+    told: Option<Option<Token>>,
+}
+
+impl Client {
+    /// An election for the lock `name`.
+    #[must_use]
+    pub fn election(&self, name: &str) -> Election {
+        let (client, name) = (self.clone(), name.to_owned());
+        Election { client, name }
+    }
+}
+
+impl Election {
+    /// A wish to lead, which waits until all who campaigned before have had their turn, where the store keeps a line.
+    /// `value` is for those who look at the leader: at most 255 bytes, no control characters.
+    pub fn campaign(&self, value: &str) -> Campaign {
+        Campaign(self.client.lock(&self.name).label(value).recorded())
+    }
+
+    /// Who leads now, if anybody does.
+    ///
+    /// # Errors
+    /// As [`Client::look`].
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn leader(&self) -> Result<Option<Leader>> {
+        Ok(leader_of(self.client.look(&self.name).await?))
+    }
+
+    /// Every leader from now on, the present one first; some that led for a moment only may be left out.
+    #[must_use]
+    pub fn observe(&self) -> Leaders {
+        Leaders {
+            election: self.clone(),
+            seen: None,
+            told: None,
+        }
+    }
+}
+
+fn leader_of(view: LockView) -> Option<Leader> {
+    let alone = |holder: &crate::engine::HolderView| holder.mode == Mode::Exclusive;
+    let holder = view.holders.into_iter().find(alone)?;
+    Some(Leader {
+        value: holder.label.unwrap_or_default(),
+        token: holder.token?,
+        owner: holder.owner,
+        leads_for: holder.held,
+    })
+}
+
+impl Campaign {
+    /// Changes the wish with the methods of [`Wish`]: `.set(|wish| wish.ttl(Duration::from_secs(5)))`.
+    pub fn set(self, change: impl FnOnce(Wish) -> Wish) -> Self {
+        Self(change(self.0))
+    }
+}
+
+impl IntoFuture for Campaign {
+    type Output = Result<Leadership>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.0.await.map(Leadership) })
+    }
+}
+
+impl Leadership {
+    /// Lets the next candidate lead.
+    ///
+    /// # Errors
+    /// As [`Guard::release`].
+    ///
+    /// # Cancel safety
+    /// May be dropped: it goes on behind.
+    pub async fn resign(self) -> Result<Release> {
+        self.0.release().await
+    }
+}
+
+impl Deref for Leadership {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.0
+    }
+}
+
+impl Leaders {
+    /// The next leader, or `None` once nobody leads. The first call tells at once who leads now. Tokens of leaders told
+    /// strictly increase, unless the store lost its memory.
+    ///
+    /// # Errors
+    /// As [`Client::look`]; call again.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again; nothing is missed by that.
+    pub async fn next(&mut self) -> Result<Option<Leader>> {
+        let Election { client, name } = &self.election;
+        loop {
+            let view = match self.seen {
+                None => client.look(name).await?,
+                Some(seen) => client.watch(name, seen).await?,
+            };
+            self.seen = Some(view.token());
+            let leader = leader_of(view);
+            let now = leader.as_ref().map(|leader| leader.token);
+            if self.told.replace(now) != Some(now) {
+                return Ok(leader);
+            }
+        }
+    }
+}

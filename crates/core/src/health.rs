@@ -1,0 +1,74 @@
+//! Whether a holder is fit to go on holding: asked before each renewal, so that one that is wedged loses its lock.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::{BootInstant, Clock};
+
+/// What a program says of its own health; see [`Wish::healthy`](crate::Wish::healthy).
+#[derive(Clone)]
+pub(crate) struct Health(pub(crate) Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Health {
+    /// A check that panics is no good sign either, and must not end the renewals of other holds.
+    pub(crate) fn check(&self) -> bool {
+        catch_unwind(AssertUnwindSafe(|| (self.0)())).unwrap_or(false)
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Health")
+    }
+}
+
+/// A sign of life that work gives now and then, for [`Wish::healthy`](crate::Wish::healthy): a lock whose work has given
+/// none for too long is not renewed. Cheap to clone; all clones are one heart.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::Heartbeat;
+/// let heart = Heartbeat::every(Duration::from_secs(60));
+/// // client.lock("import").healthy(heart.check()).await
+/// for _file in ["a", "b"] {
+///     heart.beat();
+///     // ... work that takes less than a minute, unless it is stuck
+/// }
+/// assert!(heart.is_alive());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    last: Arc<AtomicU64>,
+    most: Duration,
+}
+
+impl Heartbeat {
+    /// A heart that must beat again within `most`, from now on.
+    #[must_use]
+    pub fn every(most: Duration) -> Self {
+        let last = Arc::new(AtomicU64::new(Clock::Boot.now().as_nanos()));
+        Self { last, most }
+    }
+
+    /// Gives a sign of life.
+    pub fn beat(&self) {
+        self.last
+            .store(Clock::Boot.now().as_nanos(), Ordering::SeqCst);
+    }
+
+    /// Whether the last sign of life is recent enough.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let last = BootInstant::from_nanos(self.last.load(Ordering::SeqCst));
+        Clock::Boot.now().since(last) <= self.most
+    }
+
+    /// The same as a check for [`Wish::healthy`](crate::Wish::healthy).
+    pub fn check(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let heart = self.clone();
+        move || heart.is_alive()
+    }
+}

@@ -1,0 +1,81 @@
+//! A lock for so many at a time.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::engine::Mode;
+use crate::error::{Error, Result};
+use crate::wish::Wish;
+
+/// A lock that so many hold at a time, made by [`Client::semaphore`]. Cheap to clone.
+///
+/// A permit is a [`Guard`](crate::Guard) like any other: it has a token that is higher than that of every permit before,
+/// a lease, a place in line before. All who use one name must name the same number of permits; and nobody who locks the
+/// name exclusively or shared holds it beside a permit.
+#[derive(Clone, Debug)]
+pub struct Semaphore {
+    client: Client,
+    name: String,
+    of: NonZeroU32,
+}
+
+impl Client {
+    /// A semaphore of so many permits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for none, [`Error::Unsupported`] if the store has no permits
+    /// ([`Promises::permits`](crate::Promises::permits)).
+    pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore> {
+        let none = || Error::invalid("permits", permits.to_string(), "there must be one at least");
+        let of = NonZeroU32::new(permits).ok_or_else(none)?;
+        let (client, name) = (self.clone(), name.to_owned());
+        let semaphore = Semaphore { client, name, of };
+        semaphore.try_acquire().check()?;
+        Ok(semaphore)
+    }
+}
+
+impl Semaphore {
+    /// How many permits there are.
+    #[must_use]
+    pub const fn permits(&self) -> u32 {
+        self.of.get()
+    }
+
+    fn permit(&self, wish: Wish) -> Wish {
+        wish.mode(Mode::Permit { of: self.of })
+    }
+
+    /// A wish for a permit that waits; see [`Client::lock`].
+    pub fn acquire(&self) -> Wish {
+        self.permit(self.client.lock(&self.name))
+    }
+
+    /// A wish for a permit that does not wait; see [`Client::try_lock`].
+    pub fn try_acquire(&self) -> Wish {
+        self.permit(self.client.try_lock(&self.name))
+    }
+
+    /// A wish for a permit that waits for as long as `patience`; see [`Client::lock_for`].
+    pub fn acquire_for(&self, patience: Duration) -> Wish {
+        self.permit(self.client.lock_for(&self.name, patience))
+    }
+
+    /// How many permits nobody holds at this moment; 0 while somebody holds the name in another mode.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store does not answer.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn available(&self) -> Result<u32> {
+        let view = self.client.look(&self.name).await?;
+        let permit = |mode| matches!(mode, Mode::Permit { .. });
+        if view.holders.iter().any(|holder| !permit(holder.mode)) {
+            return Ok(0);
+        }
+        let held = u32::try_from(view.holders.len()).unwrap_or(u32::MAX);
+        Ok(self.of.get().saturating_sub(held))
+    }
+}
