@@ -72,12 +72,13 @@ async fn others_have_their_turn(ctx: Ctx) {
     let mut waits = Vec::new();
     for _ in 0..10 {
         let waiter = wait_for(&single, &name);
-        // Counted from when it stands in the store's line beside the crowd's claim, or has been served already.
+        // Counted from when it stands in the store's line beside the crowd's claim; if it was served before that was seen,
+        // there is nothing to count.
         let mut standing = None;
         while !waiter.is_finished() {
             let view = crowd.look(&name).await.unwrap();
-            standing = Some(grants.lock().unwrap().len());
             if view.waiters.len() >= 2 {
+                standing = Some(grants.lock().unwrap().len());
                 break;
             }
         }
