@@ -15,7 +15,7 @@ impl Failure {
     }
 
     /// Turns a cause into a failure to do `what`.
-    pub(crate) fn to<E: fmt::Display>(what: impl fmt::Display) -> impl FnOnce(E) -> Self {
+    pub fn to<E: fmt::Display>(what: impl fmt::Display) -> impl FnOnce(E) -> Self {
         move |cause| Self(format!("cannot {what}: {cause}"))
     }
 }

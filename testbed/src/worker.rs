@@ -96,6 +96,12 @@ impl Worker {
         self.lines.recv().await
     }
 
+    /// Takes the lines away, for somebody else to read while the process is paused and killed from here; there are none
+    /// here then.
+    pub fn take_lines(&mut self) -> mpsc::UnboundedReceiver<String> {
+        std::mem::replace(&mut self.lines, mpsc::unbounded_channel().1)
+    }
+
     /// As [`Worker::line`], blocking; not to be called in an async context.
     pub fn line_blocking(&mut self) -> Option<String> {
         self.lines.blocking_recv()

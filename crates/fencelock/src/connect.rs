@@ -18,8 +18,11 @@ pub fn connect(url: &str) -> Connect {
         purpose: Purpose::default(),
         observer: None,
         batch: fencelock_core::DEFAULT_BATCH,
+        layer: None,
     }
 }
+
+type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 
 /// A client to be: settings, then `.await`.
 ///
@@ -35,6 +38,7 @@ pub struct Connect {
     purpose: Purpose,
     observer: Option<Arc<dyn Observer>>,
     batch: u32,
+    layer: Option<Layer>,
 }
 
 impl Connect {
@@ -56,12 +60,24 @@ impl Connect {
         self
     }
 
+    /// Puts an engine around the store's, such as those in [`layers`](fencelock_core::layers).
+    pub fn layer(
+        mut self,
+        layer: impl FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + 'static,
+    ) -> Self {
+        self.layer = Some(Box::new(layer));
+        self
+    }
+
     async fn open(self) -> Result<Client> {
         let mut url = StoreUrl::parse(&self.url)?;
         let prefix = url.take("prefix");
         let mut engine = engine(url).await?;
         if let Some(prefix) = prefix {
             engine = Arc::new(Prefix::new(engine, &prefix)?);
+        }
+        if let Some(layer) = self.layer {
+            engine = layer(engine);
         }
         let mut client = Client::builder(engine)
             .purpose(self.purpose)

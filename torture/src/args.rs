@@ -1,0 +1,240 @@
+//! The command line of `torture`, and what it does.
+
+use std::fmt;
+use std::fs;
+use std::time::Duration;
+
+use fencelock::parse_duration;
+use serde_json::json;
+
+use crate::history::History;
+use crate::run::{Place, Settings};
+use crate::{Harm, Relaunch, Verdict, beds, check, report, run};
+
+/// What to torture, how, and what to tell of it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Start a store of this kind and harm its servers, too; without it the store is --store's, and only clients and
+    /// connections suffer
+    #[arg(long, value_name = "ENGINE", conflicts_with_all = ["check", "list"])]
+    start: Option<String>,
+
+    /// For how long
+    #[arg(long, value_name = "DUR", default_value = "20s")]
+    time: String,
+
+    /// End earlier, once there were so many grants
+    #[arg(long, value_name = "N")]
+    grants: Option<usize>,
+
+    /// How many worker processes
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers: u32,
+
+    /// How many tasks in each
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    tasks: u32,
+
+    /// On how many locks
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    names: u32,
+
+    /// The lease
+    #[arg(long, value_name = "DUR", default_value = "1s")]
+    ttl: String,
+
+    /// How long most holds last at most
+    #[arg(long, value_name = "DUR", default_value = "3ms")]
+    hold: String,
+
+    /// The faults, with commas between them; `all` for all that the store allows, `none` for none
+    #[arg(long, value_name = "FAULTS", default_value = "all")]
+    faults: String,
+
+    /// How many faults there may be at once
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    together: usize,
+
+    /// The seed of chance [default: a new one, which is told]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Print the history and the verdict as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Write a page with the timeline of every worker
+    #[arg(long, value_name = "FILE")]
+    html: Option<String>,
+
+    /// Judge a history that --json printed, instead of making one
+    #[arg(long, value_name = "FILE")]
+    check: Option<String>,
+
+    /// List what can be started, and the faults
+    #[arg(long)]
+    list: bool,
+
+    /// Do the work of a worker process
+    #[arg(long, hide = true)]
+    worker: bool,
+}
+
+/// Why there is no verdict.
+#[derive(Debug)]
+pub enum Failed {
+    /// The command line cannot be used.
+    Usage(String),
+    /// What the store says.
+    Store(fencelock::Error),
+    /// Something else.
+    Other(String),
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(why) | Self::Other(why) => f.write_str(why),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failed {}
+
+impl From<fencelock::Error> for Failed {
+    fn from(error: fencelock::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<fencelock_testbed::Failure> for Failed {
+    fn from(failure: fencelock_testbed::Failure) -> Self {
+        Self::Other(failure.to_string())
+    }
+}
+
+/// All that the command does: prints the verdict, and says whether every promise was kept. `subcommand` is what this
+/// program must be started with to end up here again.
+///
+/// # Errors
+/// If there is no verdict.
+pub async fn command(args: &Args, store: &str, subcommand: &[&str]) -> Result<bool, Failed> {
+    if args.worker {
+        let worked = crate::run_worker().await;
+        return worked
+            .map(|()| true)
+            .map_err(|error| Failed::Other(format!("a worker: {error}")));
+    }
+    if args.list {
+        list();
+        return Ok(true);
+    }
+    let history = match &args.check {
+        Some(file) => read(file)?,
+        None => make(args, store, subcommand).await?,
+    };
+    let verdict = check(&history);
+    tell(args, &history, &verdict)?;
+    Ok(verdict.holds() && history.troubles.is_empty())
+}
+
+fn list() {
+    println!("what --start can start:");
+    for (word, what) in beds::kinds() {
+        println!("  {word:<16} {what}");
+    }
+    println!("the faults (--faults):");
+    println!("  {}", Harm::ALL.map(Harm::as_str).join(" "));
+}
+
+fn read(file: &str) -> Result<History, Failed> {
+    let failed = |error: &dyn fmt::Display| Failed::Usage(format!("{file}: {error}"));
+    let text = fs::read_to_string(file).map_err(|error| failed(&error))?;
+    let mut value: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(&e))?;
+    let history = match value.get_mut("history") {
+        Some(history) => history.take(),
+        None => value,
+    };
+    let history: History = serde_json::from_value(history).map_err(|error| failed(&error))?;
+    if history.format != crate::history::FORMAT {
+        return Err(failed(&format!(
+            "it has the format {}, and this version reads {}",
+            history.format,
+            crate::history::FORMAT
+        )));
+    }
+    Ok(history)
+}
+
+async fn make(args: &Args, store: &str, subcommand: &[&str]) -> Result<History, Failed> {
+    let settings = args.settings()?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failed::Other(format!("finding this program: {error}")))?;
+    let words = subcommand.iter().copied().chain(["--worker"]);
+    let relaunch = Relaunch {
+        program,
+        args: words.map(str::to_owned).collect(),
+    };
+    let place = match &args.start {
+        Some(word) => {
+            if beds::kinds().all(|(known, _)| known != word) {
+                let known: Vec<_> = beds::kinds().map(|(word, _)| word).collect();
+                let known = known.join(", ");
+                return Err(Failed::Usage(format!(
+                    "{word:?} cannot be started; there are {known}"
+                )));
+            }
+            Place::Started(beds::start(word)?)
+        }
+        None => {
+            // So that what is wrong with it is told by its own error.
+            let client = fencelock::connect(store).await?;
+            client.close().await?;
+            Place::Store(store.to_owned())
+        }
+    };
+    Ok(run::run(place, settings, &relaunch).await?)
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings, Failed> {
+        let time =
+            |what, text: &str| -> Result<Duration, Failed> { Ok(parse_duration(what, text)?) };
+        let harms = match self.faults.as_str() {
+            "all" => Harm::ALL.into(),
+            "none" => Vec::new(),
+            list => {
+                let harms = list.split(',').map(str::parse);
+                harms.collect::<Result<_, _>>().map_err(Failed::Usage)?
+            }
+        };
+        Ok(Settings {
+            workers: self.workers,
+            tasks: self.tasks,
+            names: self.names,
+            lasts: time("--time", &self.time)?,
+            grants: self.grants,
+            ttl: time("--ttl", &self.ttl)?,
+            hold: time("--hold", &self.hold)?,
+            patience: Duration::from_secs(20),
+            seed: self.seed.unwrap_or_else(|| fastrand::u64(0..1 << 32)),
+            harms,
+            together: self.together.max(1),
+            pauses: (100, 700),
+        })
+    }
+}
+
+fn tell(args: &Args, history: &History, verdict: &Verdict) -> Result<(), Failed> {
+    if args.json {
+        println!("{}", json!({"verdict": verdict, "history": history}));
+    } else {
+        print!("{}", report::text::text(history, verdict));
+    }
+    if let Some(file) = &args.html {
+        let page = report::html::page(history, verdict);
+        fs::write(file, page).map_err(|error| Failed::Other(format!("{file}: {error}")))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Stores on servers that were started here, so that they can be harmed: one file per engine, and no other file knows
+//! which engines there are.
+
+mod redis;
+mod sqlite;
+
+use fencelock_testbed::{Failure, Result};
+
+use crate::harm::Harm;
+use crate::history::Rule;
+
+/// What breaks when the store gives a lock to two: nothing else may.
+pub(crate) const TWO_HOLDERS: &[Rule] = &[
+    Rule::Exclusion,
+    Rule::LossFirst,
+    Rule::Kept,
+    Rule::FenceOpen,
+];
+
+/// A store on servers that were started here; they are gone when it is dropped.
+pub(crate) trait Bed: Send {
+    /// The name that it was started by.
+    fn name(&self) -> &'static str;
+
+    /// The ports of its nodes on 127.0.0.1; empty if it has no server.
+    fn ports(&self) -> Vec<u16>;
+
+    /// The store's URL, its nodes being reached by these ports: their own, or those of proxies.
+    fn url(&self, ports: &[u16]) -> String;
+
+    /// What can be done to its servers.
+    fn harms(&self) -> Vec<Harm>;
+
+    /// Begins to harm a node.
+    fn begin(&mut self, harm: Harm, node: usize) -> Result<()>;
+
+    /// Heals it.
+    fn heal(&mut self, harm: Harm, node: usize) -> Result<()>;
+
+    /// What the engine does not promise under such a fault, and why. Nothing, if it promises everything.
+    fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str);
+
+    /// For how long a waiter that died may hold up the line, in milliseconds.
+    fn window(&self) -> u64 {
+        2000
+    }
+
+    /// What is on the server beside what stands there however many names were locked.
+    fn left(&mut self) -> Result<Vec<String>>;
+}
+
+/// How to start one kind of store.
+type Start = fn() -> Result<Box<dyn Bed>>;
+
+/// The kinds of stores: the word of `--start`, what it is, how to start it.
+const KINDS: &[(&str, &str, Start)] = &[
+    ("sqlite", "a SQLite file", sqlite::start),
+    ("redis", "one Redis, appendfsync always", redis::start),
+    (
+        "redis-volatile",
+        "one Redis that keeps nothing over a restart",
+        redis::start_volatile,
+    ),
+];
+
+/// The words of `--start`, each with what it means.
+pub(crate) fn kinds() -> impl Iterator<Item = (&'static str, &'static str)> {
+    KINDS.iter().map(|(word, what, _)| (*word, *what))
+}
+
+/// Starts a store.
+pub(crate) fn start(word: &str) -> Result<Box<dyn Bed>> {
+    let Some((_, _, start)) = KINDS.iter().find(|(known, _, _)| *known == word) else {
+        let known: Vec<_> = kinds().map(|(word, _)| word).collect();
+        return Err(Failure::new(format!(
+            "{word:?} is nothing that can be started; there are {}",
+            known.join(", ")
+        )));
+    };
+    start()
+}
+
+/// A fault that this kind of store does not know.
+pub(crate) fn unknown(bed: &dyn Bed, harm: Harm) -> Failure {
+    Failure::new(format!("{} knows no {harm}", bed.name()))
+}

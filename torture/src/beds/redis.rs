@@ -1,0 +1,108 @@
+//! One redis-server, with a memory over restarts or without.
+
+use fencelock_testbed::{Redis, Result};
+
+use crate::beds::{Bed, TWO_HOLDERS, unknown};
+use crate::harm::Harm;
+use crate::history::Rule;
+
+/// Stands there however many names were locked.
+const COUNTER: &str = "fencelock:counter";
+
+/// Short, so that more happens in the same time.
+const WINDOW: u64 = 400;
+
+struct OneRedis {
+    redis: Redis,
+    remembers: bool,
+}
+
+pub(super) fn start() -> Result<Box<dyn Bed>> {
+    let redis = Redis::builder().append_only("always").start()?;
+    let remembers = true;
+    Ok(Box::new(OneRedis { redis, remembers }))
+}
+
+pub(super) fn start_volatile() -> Result<Box<dyn Bed>> {
+    let redis = Redis::start()?;
+    let remembers = false;
+    Ok(Box::new(OneRedis { redis, remembers }))
+}
+
+impl Bed for OneRedis {
+    fn name(&self) -> &'static str {
+        match self.remembers {
+            true => "redis",
+            false => "redis-volatile",
+        }
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        vec![self.redis.port()]
+    }
+
+    fn url(&self, ports: &[u16]) -> String {
+        let url = self.redis.url_at(ports[0]);
+        format!("{url}?claim-window={WINDOW}ms")
+    }
+
+    fn harms(&self) -> Vec<Harm> {
+        vec![
+            Harm::Pause,
+            Harm::Restart,
+            Harm::RestartEmpty,
+            Harm::KillConnections,
+        ]
+    }
+
+    fn begin(&mut self, harm: Harm, _node: usize) -> Result<()> {
+        match harm {
+            Harm::Pause => self.redis.pause(),
+            Harm::Restart | Harm::RestartEmpty => {
+                self.redis.kill9();
+                Ok(())
+            }
+            Harm::KillConnections => {
+                self.redis
+                    .command::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"])?;
+                self.redis
+                    .command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
+            }
+            other => Err(unknown(self, other)),
+        }
+    }
+
+    fn heal(&mut self, harm: Harm, _node: usize) -> Result<()> {
+        match harm {
+            Harm::Pause => self.redis.resume(),
+            Harm::Restart => self.redis.restart(),
+            Harm::RestartEmpty => self.redis.restart_empty(),
+            Harm::KillConnections => Ok(()),
+            other => Err(unknown(self, other)),
+        }
+    }
+
+    fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
+        match harm {
+            Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
+            Harm::Restart if !self.remembers => (
+                TWO_HOLDERS.into(),
+                "a server without an append-only file forgets every lock with a restart",
+            ),
+            _ => (Vec::new(), ""),
+        }
+    }
+
+    fn window(&self) -> u64 {
+        WINDOW
+    }
+
+    fn left(&mut self) -> Result<Vec<String>> {
+        let mut keys: Vec<String> = self.redis.command(&["KEYS", "*"])?;
+        keys.retain(|key| key != COUNTER);
+        Ok(keys
+            .into_iter()
+            .map(|key| format!("the key {key:?}"))
+            .collect())
+    }
+}

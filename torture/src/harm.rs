@@ -1,0 +1,134 @@
+//! What may be done to a store and to its clients.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Harm {
+    /// SIGSTOP of a server, SIGCONT later.
+    Pause,
+    /// kill -9 of a server, and a start with what it had on disk.
+    Restart,
+    /// kill -9 of a server, and a start with nothing.
+    RestartEmpty,
+    /// kill -9 of the node that leads, and a start later.
+    KillLeader,
+    /// A planned change of the node that leads.
+    SwitchOver,
+    /// The server's clock jumps forward by an hour, and back later.
+    ClockForward,
+    /// The server's clock jumps back by an hour, and forward later.
+    ClockBack,
+    /// The administrator ends every connection.
+    KillConnections,
+    /// Between one worker and the store nothing passes for a while; then what was kept arrives.
+    Hold,
+    /// Between one worker and the store everything is lost for a while, and the connections are dead then.
+    Partition,
+    /// Requests of one worker take effect, and their answers are lost.
+    LoseAnswers,
+    /// Everything between one worker and the store is late.
+    Delay,
+    /// The connections of one worker are reset.
+    Reset,
+    /// SIGSTOP of a worker past its leases.
+    PauseClient,
+    /// kill -9 of a worker; another one takes its place.
+    KillClient,
+    /// In one worker, between the core and the engine: requests lost, answers lost, both late.
+    Calls,
+}
+
+impl Harm {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::Pause,
+        Self::Restart,
+        Self::RestartEmpty,
+        Self::KillLeader,
+        Self::SwitchOver,
+        Self::ClockForward,
+        Self::ClockBack,
+        Self::KillConnections,
+        Self::Hold,
+        Self::Partition,
+        Self::LoseAnswers,
+        Self::Delay,
+        Self::Reset,
+        Self::PauseClient,
+        Self::KillClient,
+        Self::Calls,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Restart => "restart",
+            Self::RestartEmpty => "restart-empty",
+            Self::KillLeader => "kill-leader",
+            Self::SwitchOver => "switch-over",
+            Self::ClockForward => "clock-forward",
+            Self::ClockBack => "clock-back",
+            Self::KillConnections => "kill-connections",
+            Self::Hold => "hold",
+            Self::Partition => "partition",
+            Self::LoseAnswers => "lose-answers",
+            Self::Delay => "delay",
+            Self::Reset => "reset",
+            Self::PauseClient => "pause-client",
+            Self::KillClient => "kill-client",
+            Self::Calls => "calls",
+        }
+    }
+
+    /// Who suffers it.
+    #[must_use]
+    pub const fn whom(self) -> Whom {
+        match self {
+            Self::Pause
+            | Self::Restart
+            | Self::RestartEmpty
+            | Self::KillLeader
+            | Self::SwitchOver
+            | Self::ClockForward
+            | Self::ClockBack
+            | Self::KillConnections => Whom::Server,
+            Self::Hold | Self::Partition | Self::LoseAnswers | Self::Delay | Self::Reset => {
+                Whom::Network
+            }
+            Self::PauseClient | Self::KillClient | Self::Calls => Whom::Client,
+        }
+    }
+}
+
+/// Who suffers a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom {
+    /// A server that was started here.
+    Server,
+    /// The way between a worker and the store.
+    Network,
+    /// A worker.
+    Client,
+}
+
+impl fmt::Display for Harm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Harm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|harm| harm.as_str() == text);
+        found.ok_or_else(|| {
+            let all = Self::ALL.map(Self::as_str).join(", ");
+            format!("{text:?} is no fault; there are {all}")
+        })
+    }
+}

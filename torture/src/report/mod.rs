@@ -1,0 +1,4 @@
+//! What came of a run, for people.
+
+pub(crate) mod html;
+pub(crate) mod text;

@@ -1,0 +1,135 @@
+//! A layer between the core and the engine that notes when each claim was placed, stood in line, and held. Changes
+//! nothing.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use fencelock::engine::{
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
+    Standing, Withdrawn,
+};
+use fencelock::{ClaimId, Clock, LockName, Mode, Promises, Result, Token};
+
+/// What is known of one claim. Told once it holds; the others are of no use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) placed: u64,
+    pub(crate) stood: Option<u64>,
+}
+
+type Tell = Box<dyn Fn(&Claim, Seen, u64, Token) + Send + Sync>;
+
+pub(crate) struct Witness {
+    engine: Arc<dyn Engine>,
+    open: Mutex<HashMap<ClaimId, Seen>>,
+    tell: Tell,
+}
+
+impl Witness {
+    /// `tell` hears of each claim that came to hold: when that was known, and its first token.
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        tell: impl Fn(&Claim, Seen, u64, Token) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            engine,
+            open: Mutex::default(),
+            tell: Box::new(tell),
+        }
+    }
+
+    fn open(&self) -> std::sync::MutexGuard<'_, HashMap<ClaimId, Seen>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn granted(&self, claim: &Claim, grant: &Grant) {
+        if let Some(seen) = self.open().remove(&claim.id) {
+            let now = Clock::Boot.now().as_nanos();
+            (self.tell)(claim, seen, now, grant.tokens.first);
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Witness {
+    fn promises(&self) -> Promises {
+        self.engine.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        self.engine.clock()
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        if claim.wait && claim.mode == Mode::Exclusive {
+            let now = Clock::Boot.now().as_nanos();
+            let (placed, stood) = (now, None);
+            self.open()
+                .entry(claim.id)
+                .or_insert(Seen { placed, stood });
+        }
+        let standing = self.engine.place(claim).await?;
+        match &standing {
+            Standing::Held(grant) => self.granted(claim, grant),
+            Standing::Waiting(_) => {
+                if let Some(seen) = self.open().get_mut(&claim.id) {
+                    let now = || Clock::Boot.now().as_nanos();
+                    seen.stood.get_or_insert_with(now);
+                }
+            }
+            Standing::Busy => {}
+        }
+        Ok(standing)
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        let changed = self.engine.changed(claim, place).await?;
+        if let Some(grant) = &changed {
+            self.granted(claim, grant);
+        }
+        Ok(changed)
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.engine.renew(held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.open().remove(&claim.id);
+        self.engine.withdraw(claim, how).await
+    }
+
+    async fn events(&self) -> Result<Event> {
+        self.engine.events().await
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        self.engine.look(name, unlike).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.engine.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.engine.evict(name, token, how).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}
+
+impl fmt::Debug for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Witness").field(&self.engine).finish()
+    }
+}
+
+impl fmt::Display for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.engine, f)
+    }
+}
