@@ -46,6 +46,16 @@ pub(crate) enum Command {
     Release(Release),
     /// Measure the store beside its bare client
     Bench(fencelock_bench::Args),
+    /// Put a store under faults and check what its clients believed
+    #[cfg(feature = "torture")]
+    Torture(fencelock_torture::Args),
+    /// Put a store under faults and check what its clients believed (not in this build)
+    #[cfg(not(feature = "torture"))]
+    Torture {
+        /// Whatever it is given
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        words: Vec<OsString>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

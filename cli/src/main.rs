@@ -55,6 +55,12 @@ fn start() -> Outcome {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man => manual::man(),
         Command::Bench(args) => block_on(bench(args, store)),
+        #[cfg(feature = "torture")]
+        Command::Torture(args) => block_on(torture(args, store)),
+        #[cfg(not(feature = "torture"))]
+        Command::Torture { .. } => Err(Failure::usage(
+            "this build has no `torture`; build with the cargo feature `torture`",
+        )),
         Command::Run(args) => block_on(run::run(args, store)),
         Command::Hold(args) => block_on(hold::hold(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
@@ -67,6 +73,19 @@ fn start() -> Outcome {
 async fn bench(args: fencelock_bench::Args, store: Option<String>) -> Outcome {
     fencelock_bench::command(&args, &session::store_url(store), &["bench"]).await?;
     Ok(code::DONE)
+}
+
+#[cfg(feature = "torture")]
+async fn torture(args: fencelock_torture::Args, store: Option<String>) -> Outcome {
+    use fencelock_torture::Failed;
+    let store = session::store_url(store);
+    match fencelock_torture::command(&args, &store, &["torture"]).await {
+        Ok(true) => Ok(code::DONE),
+        Ok(false) => Ok(code::HELD),
+        Err(Failed::Usage(why)) => Err(Failure::usage(why)),
+        Err(Failed::Store(error)) => Err(error.into()),
+        Err(Failed::Other(why)) => Err(Failure::new(code::UNAVAILABLE, why)),
+    }
 }
 
 fn block_on(work: impl Future<Output = Outcome>) -> Outcome {

@@ -403,13 +403,13 @@ impl Task {
     async fn overstay(&mut self, n: u64, name: u32, guard: Guard) -> Left {
         let read = self.access.ask(&format!("r {name}")).await.unwrap_or(0);
         guard.lost().await;
-        let told = Some(now());
+        let told = now();
         let valid = guard.valid_until().as_nanos();
         let more = Duration::from_millis(self.random.u64(0..=self.job.ttl_ms));
         tokio::time::sleep(more).await;
         self.write(n, name, &guard, read).await;
         let end = released(guard.release().await);
-        let until = valid.min(told.unwrap_or(valid));
+        let (until, told) = (valid.min(told), Some(told));
         Left {
             until,
             told,

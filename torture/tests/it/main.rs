@@ -1,0 +1,12 @@
+//! The whole of it: workers as processes, real servers, faults, and what the command says in the end.
+#![allow(clippy::unwrap_used)]
+
+mod runs;
+
+use std::process::{Command, Output};
+
+/// Runs the program to its end.
+fn torture(words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fencelock-torture"));
+    command.args(words).output().unwrap()
+}

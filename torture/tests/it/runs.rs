@@ -1,0 +1,126 @@
+//! Short runs on every kind of store that can be started here. The long ones are in docs/torture.md.
+
+use std::fs;
+
+use fencelock_testbed::Dir;
+use fencelock_torture::history::{End, History, Rule};
+use fencelock_torture::{Verdict, check};
+use serde_json::Value;
+
+use crate::torture;
+
+/// A run with all faults; whatever it says, it is printed.
+fn run(kind: &str, seconds: u32) -> (History, Verdict) {
+    let (time, seed) = (format!("{seconds}s"), seconds.to_string());
+    let ran = torture(&["--start", kind, "--time", &time, "--seed", &seed, "--json"]);
+    let (out, err) = (
+        String::from_utf8(ran.stdout).unwrap(),
+        String::from_utf8(ran.stderr).unwrap(),
+    );
+    let told: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out} {err}"));
+    let history: History = serde_json::from_value(told["history"].clone()).unwrap();
+    let verdict = check(&history);
+    let broken: Vec<String> = verdict.broken().map(ToString::to_string).collect();
+    assert_eq!(broken, [""; 0], "{kind}, seed {seed}");
+    assert_eq!(history.troubles, [""; 0], "{kind}, seed {seed}");
+    assert_eq!(ran.status.code(), Some(0), "{kind}: {err}");
+    // It is worth something only if something happened.
+    assert!(verdict.grants > 50, "{kind}: {} grants", verdict.grants);
+    assert!(verdict.faults > 2, "{kind}: {} faults", verdict.faults);
+    assert!(verdict.writes > 50, "{kind}: {} writes", verdict.writes);
+    let released = history.attempts.iter().filter(|a| a.end == End::Released);
+    assert!(released.count() > 20, "{kind}");
+    (history, verdict)
+}
+
+#[test]
+fn every_kind_of_store_keeps_its_promises() {
+    let listed = torture(&["--list"]);
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let kinds = listed
+        .lines()
+        .skip(1)
+        .take_while(|line| line.starts_with("  "));
+    let kinds: Vec<String> = kinds
+        .map(|line| line.split_whitespace().next().unwrap().to_owned())
+        .collect();
+    assert!(kinds.len() >= 3, "{kinds:?}");
+    // Two at a time: they are mostly waiting, and the machine has other tests to run.
+    for pair in kinds.chunks(2) {
+        std::thread::scope(|scope| {
+            for kind in pair {
+                scope.spawn(|| run(kind, 6));
+            }
+        });
+    }
+}
+
+/// A run without faults keeps order, loses nothing, and refuses nobody.
+#[test]
+fn without_faults_nothing_is_lost() {
+    let ran = torture(&[
+        "--start", "redis", "--faults", "none", "--time", "2s", "--grants", "2000", "--json",
+    ]);
+    assert_eq!(ran.status.code(), Some(0));
+    let told: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    let verdict = &told["verdict"];
+    assert_eq!(verdict["faults"], 0, "{verdict}");
+    assert!(verdict["grants"].as_u64().unwrap() > 100, "{verdict}");
+    assert_eq!(verdict["violations"].as_array().unwrap().len(), 0);
+}
+
+/// The same history is judged again, and a doctored one is found out.
+#[test]
+fn a_history_is_judged_again() {
+    let dir = Dir::new("torture").unwrap();
+    let (file, page) = (dir.join("history.json"), dir.join("page.html"));
+    let ran = torture(&[
+        "--start",
+        "redis",
+        "--faults",
+        "pause-client",
+        "--time",
+        "2s",
+        "--json",
+        "--html",
+        &page,
+    ]);
+    assert_eq!(ran.status.code(), Some(0));
+    fs::write(&file, &ran.stdout).unwrap();
+    let again = torture(&["--check", &file]);
+    assert_eq!(again.status.code(), Some(0));
+    let text = String::from_utf8(again.stdout).unwrap();
+    assert!(text.contains("every promise was kept"), "{text}");
+    let shown = fs::read_to_string(&page).unwrap();
+    assert!(shown.contains("fencelock torture: redis") && !shown.contains("/*DATA*/"));
+
+    let mut told: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    let attempts = told["history"]["attempts"].as_array_mut().unwrap();
+    let granted: Vec<usize> = (0..attempts.len())
+        .filter(|n| attempts[*n]["token"].is_u64())
+        .collect();
+    let (one, other) = (granted[0], *granted.last().unwrap());
+    attempts[other]["name"] = attempts[one]["name"].clone();
+    attempts[other]["token"] = attempts[one]["token"].clone();
+    fs::write(&file, told.to_string()).unwrap();
+    let doctored = torture(&["--check", &file]);
+    assert_eq!(doctored.status.code(), Some(1));
+    let text = String::from_utf8(doctored.stdout).unwrap();
+    assert!(text.contains("A PROMISE WAS BROKEN"), "{text}");
+    assert!(text.contains(Rule::TokenOnce.as_str()), "{text}");
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    for (words, told) in [
+        (vec!["--start", "postgre"], "redis-volatile"),
+        (vec!["--faults", "fire"], "kill-client"),
+        (vec!["--check", "/nonexistent"], "/nonexistent"),
+        (vec!["--store", "gopher:x"], "gopher"),
+    ] {
+        let ran = torture(&words);
+        assert!(!ran.status.success(), "{words:?}");
+        let text = String::from_utf8(ran.stderr).unwrap();
+        assert!(text.contains(told), "{words:?}: {text}");
+    }
+}
