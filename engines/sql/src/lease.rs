@@ -10,42 +10,45 @@
 //!   of it. So a writer ahead keeps new readers out, and readers side by side come in together.
 //! * The token is drawn after the claim was admitted, in the same transaction: who is granted later has a higher one.
 
+use std::ops::Add;
+use std::time::Duration;
+
 use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, ClaimId, Mode, Token, engine};
 
 /// Where the process of a claim can be reached, if it can. What the bytes mean is the dialect's business.
 pub(crate) type Address = Option<Vec<u8>>;
 
-/// A holder's row.
+/// A holder's row. `T` is an instant on the clock that expiries are counted on.
 #[derive(Clone, Debug)]
-pub(crate) struct Holder {
+pub(crate) struct Holder<T = BootInstant> {
     pub(crate) claim: ClaimId,
     pub(crate) mode: Mode,
     pub(crate) tokens: fencelock_core::Tokens,
-    pub(crate) expiry: BootInstant,
+    pub(crate) expiry: T,
     pub(crate) abandoned: bool,
 }
 
 /// A waiter's row.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct Waiter<T = BootInstant> {
     pub(crate) claim: ClaimId,
     pub(crate) ticket: i64,
     pub(crate) mode: Mode,
-    pub(crate) expiry: BootInstant,
+    pub(crate) expiry: T,
     pub(crate) address: Address,
 }
 
 /// The rows of one lock, the dead among them; the line in the order of its tickets.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Rows {
-    pub(crate) holders: Vec<Holder>,
-    pub(crate) line: Vec<Waiter>,
+#[derive(Clone, Debug)]
+pub(crate) struct Rows<T = BootInstant> {
+    pub(crate) holders: Vec<Holder<T>>,
+    pub(crate) line: Vec<Waiter<T>>,
 }
 
 /// What a claim that is placed may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Step<T = BootInstant> {
     /// It holds already: prolong, and report the same tokens.
     Prolong(fencelock_core::Tokens),
     /// It holds alone and asks for less: draw a new token, store the new mode, call those who may join.
@@ -59,16 +62,16 @@ pub(crate) enum Step {
         ticket: Option<i64>,
         ahead: u64,
         /// When the first of those who hold would be over, if only holders are in the way.
-        until: Option<BootInstant>,
+        until: Option<T>,
     },
     /// Not to be had, and not to be waited for: leave nothing.
     Busy,
 }
 
-impl Rows {
+impl<T: Copy + Ord> Rows<T> {
     /// What `claim` may do at `now`.
-    pub(crate) fn step(&self, claim: &Claim, now: BootInstant) -> Step {
-        let holds = |holder: &&Holder| holder.claim == claim.id && !holder.abandoned;
+    pub(crate) fn step(&self, claim: &Claim, now: T) -> Step<T> {
+        let holds = |holder: &&Holder<T>| holder.claim == claim.id && !holder.abandoned;
         if let Some(mine) = self.live_holders(now).find(holds) {
             return match (mine.mode, claim.mode) {
                 (held, asked) if held == asked => Step::Prolong(mine.tokens),
@@ -99,7 +102,7 @@ impl Rows {
     }
 
     /// Those in line who may hold now, in order. The rows must be those after the change.
-    pub(crate) fn next(&self, now: BootInstant) -> Vec<&Waiter> {
+    pub(crate) fn next(&self, now: T) -> Vec<&Waiter<T>> {
         let mut modes: Vec<Mode> = self.live_holders(now).map(|holder| holder.mode).collect();
         let mut next = Vec::new();
         for waiter in self.line.iter().filter(|waiter| waiter.expiry > now) {
@@ -113,14 +116,14 @@ impl Rows {
     }
 
     /// Whether there are rows past their expiry, which whoever writes should delete.
-    pub(crate) fn has_dead(&self, now: BootInstant) -> bool {
+    pub(crate) fn has_dead(&self, now: T) -> bool {
         let mut expiries = (self.holders.iter().map(|holder| holder.expiry))
             .chain(self.line.iter().map(|waiter| waiter.expiry));
         expiries.any(|expiry| expiry <= now)
     }
 
-    fn live_holders(&self, now: BootInstant) -> impl Iterator<Item = &Holder> {
-        let live = move |holder: &&Holder| holder.expiry > now;
+    fn live_holders(&self, now: T) -> impl Iterator<Item = &Holder<T>> {
+        let live = move |holder: &&Holder<T>| holder.expiry > now;
         self.holders.iter().filter(live)
     }
 }
@@ -177,6 +180,6 @@ pub(crate) fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
 }
 
 /// When the lease that counts from `now` is over for the database.
-pub(crate) fn expiry(claim: &engine::Claim, now: BootInstant) -> BootInstant {
+pub(crate) fn expiry<T: Add<Duration, Output = T>>(claim: &engine::Claim, now: T) -> T {
     now + claim.ttl.saturating_add(claim.lock_delay)
 }

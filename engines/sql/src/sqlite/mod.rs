@@ -9,7 +9,6 @@
 //! user. Programs of several users need one named path in a directory that all of them may write.
 
 mod bell;
-mod doors;
 mod file;
 mod rows;
 mod thread;
@@ -30,8 +29,8 @@ use fencelock_core::{
 };
 use tokio::sync::mpsc;
 
+use crate::doors::Doors;
 use bell::{BellId, Listener, News};
-use doors::Doors;
 use file::Source;
 use thread::{Action, Queue, Worker};
 
@@ -212,7 +211,7 @@ impl Engine for Sqlite {
                 Err(error) => {
                     // The others would wait as long again, and validity does not.
                     let rest = held.len() - renewals.len();
-                    renewals.extend(unknown(&self.source, error, rest));
+                    renewals.extend(crate::unknown(&*self.source, error, rest));
                     break;
                 }
             }
@@ -278,15 +277,6 @@ impl Engine for Sqlite {
 /// Between half and all of a nap, so that waiters do not look in step.
 fn jitter(nap: Duration) -> Duration {
     nap.mul_f32(0.5 + fastrand::f32() / 2.0)
-}
-
-/// The same failure for each of the holds in a transaction that failed.
-fn unknown(source: &Source, error: Error, count: usize) -> Vec<Renewal> {
-    let told = error.to_string();
-    let again = || Error::unavailable(source, "renew holds", told.clone());
-    let mut renewals: Vec<Renewal> = (1..count).map(|_| Renewal::Unknown(again())).collect();
-    renewals.push(Renewal::Unknown(error));
-    renewals
 }
 
 impl fmt::Display for Sqlite {

@@ -16,9 +16,9 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::bell::{BellId, News, Ring, Ringer, Rung};
-use super::doors::Doors;
 use super::file::{File, Source};
 use super::rows;
+use crate::doors::Doors;
 
 /// The most that goes into one transaction, so that other processes have their turn.
 const BATCH: usize = 64;

@@ -9,23 +9,31 @@ use tokio::sync::Notify;
 /// A door for each claim that waits here. It is put up in the transaction that gave the claim its place, so no ring
 /// comes too early; one that comes while nobody listens is kept.
 #[derive(Debug, Default)]
-pub(super) struct Doors(Mutex<HashMap<ClaimId, Arc<Notify>>>);
+pub(crate) struct Doors(Mutex<HashMap<ClaimId, Arc<Notify>>>);
 
 impl Doors {
-    pub(super) fn put_up(&self, claim: ClaimId) {
+    pub(crate) fn put_up(&self, claim: ClaimId) {
         self.doors().entry(claim).or_default();
     }
 
-    pub(super) fn take_down(&self, claim: ClaimId) {
+    pub(crate) fn take_down(&self, claim: ClaimId) {
         self.doors().remove(&claim);
     }
 
-    pub(super) fn of(&self, claim: ClaimId) -> Option<Arc<Notify>> {
+    pub(crate) fn of(&self, claim: ClaimId) -> Option<Arc<Notify>> {
         self.doors().get(&claim).cloned()
     }
 
-    pub(super) fn ring(&self, claim: ClaimId) {
+    pub(crate) fn ring(&self, claim: ClaimId) {
         if let Some(door) = self.doors().get(&claim) {
+            door.notify_one();
+        }
+    }
+
+    /// Something may have been missed: all look.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(crate) fn ring_all(&self) {
+        for door in self.doors().values() {
             door.notify_one();
         }
     }

@@ -1,0 +1,111 @@
+//! Where the servers are, and how to deal with them: the store's URL taken apart.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use fencelock_core::{Result, StoreUrl};
+use mysql_async::{Opts, OptsBuilder};
+
+use crate::server::{Host, Settings, hosts};
+
+const DEFAULT_PORT: u16 = 3306;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+const CONNECTIONS: u64 = 8;
+/// What the tables' names begin with.
+const TABLE: &str = "fencelock";
+/// MySQL takes names of 64 bytes, and ours go on after this.
+const LONGEST_TABLE: usize = 48;
+
+/// How locks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Rows that expire.
+    Lease,
+}
+
+/// How to reach the servers, and what to do there.
+#[derive(Clone)]
+pub(crate) struct Config {
+    /// The URL without its password.
+    pub(crate) store: String,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) table: String,
+    pub(crate) strategy: Strategy,
+    pub(crate) settings: Settings,
+    options: OptsBuilder,
+}
+
+impl Config {
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        let store = url.to_string();
+        let password = url.take_password()?;
+        let mut timeout = |option, default: Duration| {
+            let value = url.take_duration(option)?.unwrap_or(default);
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+            }
+            Ok(value)
+        };
+        let connect_timeout = timeout("connect-timeout", CONNECT_TIMEOUT)?;
+        let response_timeout = timeout("response-timeout", RESPONSE_TIMEOUT)?;
+        let strategy = match url.take("strategy").as_deref() {
+            None | Some("lease") => Strategy::Lease,
+            Some(other) => {
+                let why = format!("the strategy {other:?} is unknown; known is lease");
+                return Err(url.refuse(why));
+            }
+        };
+        let connections = url.take_number("max-connections")?.unwrap_or(CONNECTIONS);
+        let connections = usize::try_from(connections).ok();
+        let Some(connections) = connections.filter(|n| *n >= 2).and_then(NonZeroUsize::new) else {
+            return Err(url.refuse("max-connections must be 2 at least"));
+        };
+        let table = url.take("table").unwrap_or_else(|| TABLE.to_owned());
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if table.is_empty() || table.len() > LONGEST_TABLE || !table.chars().all(plain) {
+            return Err(url.refuse(format!(
+                "table={table} is what the tables' names begin with: at most {LONGEST_TABLE} letters, digits and _"
+            )));
+        }
+        let hosts = hosts(&url, DEFAULT_PORT)?;
+        let database = url.path.clone();
+        if database.is_empty() || database.contains('/') {
+            return Err(url.refuse(
+                "it must name one database after the host, as in mysql://USER@HOST/DATABASE",
+            ));
+        }
+        let options = OptsBuilder::default()
+            .user(url.user.clone())
+            .pass(password)
+            .db_name(Some(database))
+            .prefer_socket(false)
+            .tcp_nodelay(true)
+            // Both are asked for by a query of its own otherwise.
+            .max_allowed_packet(Some(16 * 1024 * 1024))
+            .wait_timeout(Some(28_800));
+        url.finish()?;
+        let settings = Settings {
+            connect_timeout,
+            response_timeout,
+            connections,
+        };
+        Ok(Self {
+            store,
+            hosts,
+            table,
+            strategy,
+            settings,
+            options,
+        })
+    }
+
+    /// The driver's options for one of the hosts.
+    pub(crate) fn options(&self, host: &Host) -> Opts {
+        let options = self.options.clone();
+        options
+            .ip_or_hostname(&host.name)
+            .tcp_port(host.port)
+            .into()
+    }
+}

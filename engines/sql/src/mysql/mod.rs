@@ -1,0 +1,68 @@
+//! MySQL and MariaDB.
+//!
+//! `mysql://USER[:PASSWORD]@HOST[:PORT][,HOST...]/DATABASE`; of several hosts the one that takes writes is used, and looked
+//! for again after a switch-over.
+//!
+//! | option | default | meaning |
+//! | --- | --- | --- |
+//! | `strategy` | `lease` | rows that expire |
+//! | `table` | `fencelock` | what the tables' names begin with |
+//! | `max-connections` | 8 | the most connections of one client |
+//! | `connect-timeout` | 5s | how long opening may take |
+//! | `response-timeout` | 2s | how long each call waits for an answer |
+//! | `password-env`, `password-file` | | where the password is, other than in the URL |
+//!
+//! Needs MySQL 8.0 or MariaDB 10.2.4 or later, and for its user SELECT, INSERT, UPDATE and DELETE on the tables; CREATE the
+//! first time, unless [`schema`] was run by somebody else. Not SUPER or READ ONLY ADMIN, which write to a replica.
+
+mod config;
+mod connect;
+mod lease;
+mod tables;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::{Engine, Result, StoreUrl};
+use mysql_async::Conn;
+
+use crate::server::Server;
+use config::{Config, Strategy};
+
+/// Opens the store that a URL `mysql://...` names; makes its tables if they are missing.
+///
+/// # Errors
+/// [`Error::Config`](fencelock_core::Error::Config) if the URL or the server has what it should not,
+/// [`Error::Refused`](fencelock_core::Error::Refused) without a right that is needed,
+/// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server that takes writes answers in time.
+///
+/// # Cancel safety
+/// May be dropped: nothing is held yet.
+pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
+    let config = Config::from_url(url)?;
+    let settings = config.settings;
+    match config.strategy {
+        Strategy::Lease => {
+            let server = Server::open(lease::MySql::new(config), settings).await?;
+            Ok(Arc::new(server))
+        }
+    }
+}
+
+/// The statements that make the tables of the strategy `lease`, for users who may not; `table` is the URL's option of that
+/// name, `fencelock` by default.
+#[must_use]
+pub fn schema(table: &str) -> String {
+    tables::Tables::new(table).script()
+}
+
+/// Ends a connection behind, without waiting for a server that may not answer.
+fn hang_up(conn: Conn) {
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(async move {
+            // Its end is all that matters.
+            let _ = tokio::time::timeout(Duration::from_secs(1), conn.disconnect()).await;
+        });
+    }
+}

@@ -1,0 +1,124 @@
+//! Requests of several statements, their answers, and what the server's errors mean.
+
+use fencelock_core::Error;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, DriverError, IoError, Row};
+
+use crate::server::Trouble;
+
+/// Several statements that go to the server in one request. It stops at the first that fails.
+#[derive(Debug, Default)]
+pub(super) struct Request {
+    text: String,
+    count: usize,
+}
+
+/// What one statement came to.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) affected: u64,
+    pub(super) last_id: Option<u64>,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Request {
+    /// Adds a statement; its answer's place among the answers.
+    pub(super) fn push(&mut self, statement: impl AsRef<str>) -> usize {
+        if self.count > 0 {
+            self.text.push(';');
+        }
+        self.text.push_str(statement.as_ref());
+        self.count += 1;
+        self.count - 1
+    }
+
+    /// Sends it and reads all answers.
+    pub(super) async fn run(&self, conn: &mut Conn) -> Result<Vec<Answer>, mysql_async::Error> {
+        let mut result = conn.query_iter(self.text.as_str()).await?;
+        let mut answers = Vec::with_capacity(self.count);
+        for _ in 0..self.count {
+            let (affected, last_id) = (result.affected_rows(), result.last_insert_id());
+            // Goes on to the next answer, whose error it tells.
+            let rows = result.collect().await?;
+            answers.push(Answer {
+                affected,
+                last_id,
+                rows,
+            });
+        }
+        Ok(answers)
+    }
+}
+
+/// Bytes as a literal that means the same under every character set and `sql_mode`.
+pub(super) fn bytes(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(bytes.len() * 2 + 3);
+    text.push_str("x'");
+    for byte in bytes {
+        // Writing to a String never fails.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text.push('\'');
+    text
+}
+
+/// What a failed request means. `action` is what was asked.
+pub(super) fn trouble(store: &str, error: mysql_async::Error) -> Trouble {
+    let code = match &error {
+        mysql_async::Error::Server(server) => server.code,
+        mysql_async::Error::Io(_)
+        | mysql_async::Error::Driver(
+            DriverError::ConnectionClosed | DriverError::PacketOutOfOrder,
+        ) => return Trouble::Gone(error.into()),
+        _ => {
+            let (store, why) = (store.to_owned(), error.to_string());
+            return Trouble::Told(Error::Internal { store, why });
+        }
+    };
+    match code {
+        // Lock wait timeout, deadlock, record changed since it was read.
+        1205 | 1213 | 1020 => Trouble::Again(error.into()),
+        // Shutdown, aborted, interrupted, killed, closed for idling; Galera: not ready for queries.
+        1053 | 1152 | 1184 | 1317 | 1927 | 3024 | 4031 | 1047 => Trouble::Gone(error.into()),
+        // read_only, super_read_only, innodb_read_only, a read-only transaction.
+        1290 | 1792 | 1836 | 1874 => Trouble::Moved(error.into()),
+        1146 => Trouble::NoSchema(error.into()),
+        _ => Trouble::Told(told(store, "run a statement", error)),
+    }
+}
+
+/// An error for the caller, of connecting or of a statement.
+pub(super) fn told(store: &str, action: &str, error: mysql_async::Error) -> Error {
+    let mysql_async::Error::Server(server) = &error else {
+        return match error {
+            mysql_async::Error::Io(IoError::Io(io)) => Error::unavailable(store, action, io),
+            other => Error::unavailable(store, action, other),
+        };
+    };
+    let message = &server.message;
+    match server.code {
+        1045 | 1698 | 1251 | 1275 | 2061 => {
+            Error::refused(store, format!("{action}; check user and password"), error)
+        }
+        1044 | 1142 | 1143 | 1227 | 1370 | 1410 => Error::refused(
+            store,
+            format!(
+                "{action}; the user needs SELECT, INSERT, UPDATE and DELETE on the tables, and CREATE the first time \
+                 unless an administrator has made them"
+            ),
+            error,
+        ),
+        1049 => Error::config(store, format!("{message}; create it, or name another")),
+        1665 => Error::config(
+            store,
+            "binlog_format is STATEMENT, with which the server takes no writes at READ COMMITTED; set it to ROW or MIXED",
+        ),
+        // Too many connections, of all or of this user; a limit per hour.
+        1040 | 1203 | 1226 => Error::unavailable(store, action, error),
+        code => Error::Internal {
+            store: store.to_owned(),
+            why: format!("{action}: error {code}: {message}"),
+        },
+    }
+}

@@ -1,0 +1,391 @@
+//! The lease engine on a database server: the rules of [`lease`](crate::lease), over whatever [`Dialect`] the server
+//! speaks.
+
+mod dialect;
+mod hosts;
+mod pool;
+mod rules;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
+    Withdrawn,
+};
+use fencelock_core::{
+    BootInstant, ClaimId, Clock, Engine, Error, LockName, Promises, Result, Token,
+};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+pub(crate) use dialect::{
+    Change, DbInstant, Dialect, News, Seen, Trouble, Write, Written, first_version, micros,
+};
+pub(crate) use hosts::{Host, hosts};
+use pool::{Lane, Pool, attempt};
+pub(crate) use rules::CLAIM_WINDOW;
+
+use crate::doors::Doors;
+
+/// How many holds are renewed in one request.
+const RENEWED_AT_ONCE: usize = 500;
+/// A waiter asks after this time, then after ever longer ones.
+const FIRST_NAP: Duration = Duration::from_millis(20);
+/// The longest time between two questions of one waiter.
+const LONGEST_NAP: Duration = Duration::from_millis(500);
+/// How often each engine looks for the rows of those that vanished and whose names nobody uses any more.
+const SWEEP: Duration = Duration::from_secs(30);
+
+/// How an engine deals with its server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) connect_timeout: Duration,
+    /// How long each call waits for an answer.
+    pub(crate) response_timeout: Duration,
+    /// The most connections at once.
+    pub(crate) connections: NonZeroUsize,
+}
+
+/// The engine: leases in the tables of a database server.
+pub(crate) struct Server<D: Dialect> {
+    shared: Arc<Shared<D>>,
+    events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    tasks: [AbortHandle; 2],
+}
+
+struct Shared<D: Dialect> {
+    pool: Pool<D>,
+    doors: Doors,
+    /// The next nap of each waiter here.
+    naps: Mutex<HashMap<ClaimId, Duration>>,
+    /// Claims with a request of unknown outcome, and until when that may hold.
+    doubts: Mutex<HashMap<ClaimId, BootInstant>>,
+    tell: mpsc::UnboundedSender<Event>,
+}
+
+impl<D: Dialect> Server<D> {
+    /// Connects for the first time.
+    ///
+    /// # Errors
+    /// What the dialect says; [`Error::Unavailable`] if the server does not answer in time.
+    pub(crate) async fn open(dialect: D, settings: Settings) -> Result<Self> {
+        let connected = tokio::time::timeout(settings.connect_timeout, dialect.connect()).await;
+        let session = connected.map_err(|_| {
+            let cause = format!("no answer within {:?}", settings.connect_timeout);
+            Error::unavailable(&dialect, "connect", cause)
+        })??;
+        let (tell, told) = mpsc::unbounded_channel();
+        let connections = settings.connections.get();
+        let shared = Arc::new(Shared {
+            pool: Pool::new(dialect, settings.response_timeout, connections),
+            doors: Doors::default(),
+            naps: Mutex::default(),
+            doubts: Mutex::default(),
+            tell,
+        });
+        shared.pool.put(session);
+        let sweeper = tokio::spawn(Arc::clone(&shared).sweep_on());
+        let listener = tokio::spawn(Arc::clone(&shared).listen());
+        Ok(Self {
+            shared,
+            events: tokio::sync::Mutex::new(told),
+            tasks: [sweeper.abort_handle(), listener.abort_handle()],
+        })
+    }
+}
+
+impl<D: Dialect> Shared<D> {
+    async fn listen(self: Arc<Self>) {
+        loop {
+            match self.pool.dialect.hear().await {
+                News::Turn(claim) => self.doors.ring(claim),
+                // Nobody listens once the engine is dropped.
+                News::Held(event) => drop(self.tell.send(event)),
+                News::Gap => self.doors.ring_all(),
+            }
+        }
+    }
+
+    /// Deletes the rows of those that vanished, again and again.
+    async fn sweep_on(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(SWEEP.mul_f32(0.5 + fastrand::f32())).await;
+            if let Err(error) = self.sweep().await {
+                tracing::debug!(store = %self.pool.dialect, %error, "the rows of vanished claims stay for now");
+            }
+        }
+    }
+
+    async fn sweep(&self) -> Result<()> {
+        let mut call = self.pool.call("look for what has expired");
+        let dialect = &self.pool.dialect;
+        let names = attempt!(call, Lane::Others, |session| dialect.dead(session).await);
+        for name in names {
+            let mut call = self.pool.call(about("clear what has expired of", &name));
+            let done = attempt!(call, Lane::Others, |session| {
+                rules::bury(dialect, session, &name).await
+            });
+            self.ring(&done.call);
+        }
+        Ok(())
+    }
+
+    /// Those in this process hear it here; others as the dialect has it.
+    fn ring(&self, claims: &[ClaimId]) {
+        for claim in claims {
+            self.doors.ring(*claim);
+        }
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call(about("take", &claim.name));
+        let stood = self.doors.of(claim.id).is_some();
+        let done = async {
+            Ok(attempt!(call, Lane::Others, |session| {
+                rules::place(dialect, session, claim, stood).await
+            }))
+        };
+        let done = done.await;
+        if call.doubtful {
+            let until = Clock::Boot.now() + claim.ttl.saturating_add(claim.lock_delay);
+            self.doubts().insert(claim.id, until);
+        }
+        let done = done?;
+        match &done.answer {
+            Standing::Waiting(_) => self.doors.put_up(claim.id),
+            Standing::Held(_) | Standing::Busy => self.forget(claim.id),
+        }
+        self.ring(&done.call);
+        Ok(done.answer)
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.forget(claim.id);
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call(about("release", &claim.name));
+        let done = attempt!(call, Lane::Others, |session| {
+            rules::withdraw(dialect, session, claim, how).await
+        });
+        self.ring(&done.call);
+        let mut doubts = self.doubts();
+        match doubts.get(&claim.id) {
+            Some(until) if *until > Clock::Boot.now() => Ok(Withdrawn::Unknown),
+            _ => {
+                doubts.remove(&claim.id);
+                Ok(done.answer)
+            }
+        }
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<()> {
+        let Some(door) = self.doors.of(claim.id) else {
+            return Ok(());
+        };
+        let dialect = &self.pool.dialect;
+        loop {
+            let nap = self.next_nap(claim.id);
+            let wake_at = (Clock::Boot.now() + jitter(nap)).min(place.recheck);
+            tokio::select! {
+                () = door.notified() => return Ok(()),
+                () = Clock::Boot.sleep_until(wake_at) => {}
+            }
+            if wake_at == place.recheck {
+                return Ok(());
+            }
+            let mut call = self.pool.call(about("look at", &claim.name));
+            let version = attempt!(call, Lane::Others, |session| {
+                dialect.version(session, &claim.name).await
+            });
+            if version != Some(place.mark) {
+                // Something goes on here: those in front ask sooner again.
+                let in_front = place.ahead.is_some_and(|ahead| ahead <= 1);
+                let nap = if in_front { FIRST_NAP } else { FIRST_NAP * 5 };
+                self.naps().insert(claim.id, nap);
+                return Ok(());
+            }
+        }
+    }
+
+    /// How long a waiter sleeps now; it grows with each question.
+    fn next_nap(&self, claim: ClaimId) -> Duration {
+        let mut naps = self.naps();
+        let nap = naps.entry(claim).or_insert(FIRST_NAP);
+        let now = *nap;
+        *nap = nap.mul_f32(1.5).min(LONGEST_NAP);
+        now
+    }
+
+    fn forget(&self, claim: ClaimId) {
+        self.doors.take_down(claim);
+        self.naps().remove(&claim);
+    }
+
+    fn naps(&self) -> MutexGuard<'_, HashMap<ClaimId, Duration>> {
+        // Each change is a single call to the map.
+        self.naps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn doubts(&self) -> MutexGuard<'_, HashMap<ClaimId, BootInstant>> {
+        // Each change is a single call to the map.
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Result<Vec<Renewal>> {
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call("renew holds");
+        let (renewed, asked_at) = attempt!(call, Lane::Renewals, |session| {
+            let asked_at = Clock::Boot.now();
+            let renewed = dialect.renew(session, held).await;
+            renewed.map(|renewed| (renewed, asked_at))
+        });
+        let renewals = held
+            .iter()
+            .zip(renewed)
+            .map(|(held, renewed)| match renewed {
+                None => Renewal::Lost,
+                Some(asked) => Renewal::Kept {
+                    counted_from: asked_at,
+                    lease: held.claim.ttl,
+                    asked,
+                },
+            });
+        Ok(renewals.collect())
+    }
+
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call(about("look at", name));
+        Ok(attempt!(call, Lane::Others, |session| {
+            dialect.look(session, name).await
+        }))
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Engine for Server<D> {
+    fn promises(&self) -> Promises {
+        self.shared.pool.dialect.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::Boot
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.shared.place(claim).await
+    }
+
+    /// Rung by whoever ends a hold in this process, and by others where the database passes it on; asks by itself with
+    /// growing, random naps as well.
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.shared.changed(claim, place).await.map(|()| None)
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let mut renewals = Vec::with_capacity(held.len());
+        for part in held.chunks(RENEWED_AT_ONCE) {
+            match self.shared.renew(part).await {
+                Ok(renewed) => renewals.extend(renewed),
+                Err(error) => {
+                    // The others would wait as long again, and validity does not.
+                    let rest = held.len() - renewals.len();
+                    let store = &self.shared.pool.dialect;
+                    renewals.extend(crate::unknown(store, error, rest));
+                    break;
+                }
+            }
+        }
+        renewals
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.shared.withdraw(claim, how).await
+    }
+
+    /// What is done to a hold by this engine is told at once; by others, as the database passes it on, or with the next
+    /// renewal.
+    async fn events(&self) -> Result<Event> {
+        self.events.lock().await.recv().await.ok_or(Error::Closed)
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        let mut nap = FIRST_NAP;
+        loop {
+            let view = self.shared.look(name).await?;
+            if unlike != Some(view.token()) {
+                return Ok(view);
+            }
+            tokio::time::sleep(jitter(nap)).await;
+            nap = nap.mul_f32(1.5).min(LONGEST_NAP);
+        }
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let dialect = &self.shared.pool.dialect;
+        let mut call = self.shared.pool.call("list locks");
+        Ok(attempt!(call, Lane::Others, |session| {
+            dialect.list(session, prefix, at.as_ref(), limit).await
+        }))
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let dialect = &self.shared.pool.dialect;
+        let what = match how {
+            Evict::Release => "take away",
+            Evict::Ask => "ask for",
+        };
+        let mut call = self.shared.pool.call(about(what, name));
+        let done = attempt!(call, Lane::Others, |session| {
+            rules::evict(dialect, session, name, token, how).await
+        });
+        self.shared.ring(&done.call);
+        if let Some(event) = done.answer {
+            // Nobody listens once the engine is dropped.
+            let _ = self.shared.tell.send(event);
+        }
+        Ok(done.answer.is_some())
+    }
+
+    async fn close(&self) -> Result<()> {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.shared.pool.close();
+        Ok(())
+    }
+}
+
+impl<D: Dialect> Drop for Server<D> {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl<D: Dialect> fmt::Display for Server<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.shared.pool.dialect, f)
+    }
+}
+
+impl<D: Dialect> fmt::Debug for Server<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.shared.pool.dialect, f)
+    }
+}
+
+fn about(what: &str, name: &LockName) -> String {
+    format!("{what} lock {name}")
+}
+
+/// Between half and all of a nap, so that waiters do not ask in step.
+fn jitter(nap: Duration) -> Duration {
+    nap.mul_f32(0.5 + fastrand::f32() / 2.0)
+}
