@@ -1,6 +1,7 @@
 //! The engines under test, a line each in [`all`].
 
 mod memory;
+mod mysql;
 mod redis;
 mod sqlite;
 
@@ -9,5 +10,10 @@ use crate::subject::Subject;
 /// Every engine.
 #[must_use]
 pub fn all() -> Vec<&'static dyn Subject> {
-    vec![&memory::InMemory, &sqlite::InFile, &redis::OneRedis]
+    vec![
+        &memory::InMemory,
+        &sqlite::InFile,
+        &redis::OneRedis,
+        &mysql::LEASE,
+    ]
 }

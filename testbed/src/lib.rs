@@ -8,6 +8,7 @@
 mod clock_shim;
 mod dir;
 mod failure;
+mod mariadb;
 mod port;
 mod postgres;
 mod process;
@@ -18,6 +19,7 @@ mod worker;
 pub use clock_shim::ClockShim;
 pub use dir::Dir;
 pub use failure::{Failure, Result};
+pub use mariadb::{MariaDb, MariaDbBuilder};
 pub use port::Port;
 pub use postgres::{Postgres, PostgresBuilder};
 pub use process::{Ended, Process, Streams};

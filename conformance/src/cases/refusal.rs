@@ -144,11 +144,12 @@ async fn labels_that_cannot_be_kept_are_refused(ctx: Ctx) {
 
 async fn unknown_options_are_refused(ctx: Ctx) {
     let url = ctx.store().url();
+    let mark = if url.contains('?') { '&' } else { '?' };
     for (option, named) in [
         ("no-such-option=1", "no-such-option"),
         ("prefix=a&prefix=b", "prefix"),
     ] {
-        let error = fencelock::connect(&format!("{url}?{option}"))
+        let error = fencelock::connect(&format!("{url}{mark}{option}"))
             .await
             .unwrap_err();
         assert!(matches!(error, Error::Config { .. }), "{error:?}");
@@ -178,7 +179,9 @@ async fn a_password_is_never_printed(ctx: Ctx) {
         check(format!("{inner} {inner:?}"));
         cause = inner.source();
     }
-    let with_option = format!("{}?no-such-option=1", passwords.right_url);
+    let url = &passwords.right_url;
+    let mark = if url.contains('?') { '&' } else { '?' };
+    let with_option = format!("{url}{mark}no-such-option=1");
     let error = fencelock::connect(&with_option).await.unwrap_err();
     check(format!("{error} {error:?}"));
     let client = fencelock::connect(&passwords.right_url).await.unwrap();

@@ -11,7 +11,7 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 /// Opens a store; await the result.
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
-/// `redis+unix://`. Every store takes the option `prefix=TEXT`, which is put before all names.
+/// `redis+unix://`, `mysql://`, `mariadb://`. Every store takes the option `prefix=TEXT`, which is put before all names.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),
@@ -123,20 +123,24 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         "redis" | "rediss" | "valkey" | "redis+unix" => {
             Ok(Arc::new(fencelock_redis::Redis::connect(url).await?))
         }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "valkey" | "redis+unix" => Err(not_built(&url, "redis")),
+        #[cfg(not(feature = "mysql"))]
+        "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
         scheme => {
             let why = format!(
-                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix"
+                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, mysql, mariadb"
             );
             Err(url.refuse(why))
         }
     }
 }
 
-#[cfg(not(all(feature = "sqlite", feature = "redis")))]
+#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "mysql")))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
     url.refuse(format!(
         "this build has no engine for it; build with the feature {feature}"

@@ -101,7 +101,8 @@ pub(crate) enum Written {
     Stale,
 }
 
-/// Something that another process said through the database.
+/// Something that another process said through the database; only some can.
+#[cfg_attr(not(feature = "postgres"), allow(dead_code))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// It may be this waiter's turn.

@@ -1,0 +1,373 @@
+//! One MariaDB server, and a replica of it.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock_shim::ClockShim;
+use crate::dir::Dir;
+use crate::failure::{Failure, Result};
+use crate::port::Port;
+use crate::process::{Process, Streams, program};
+
+/// How long a server may take to answer after its start. It takes 200 ms on an idle machine, and longer to recover.
+const START: Duration = Duration::from_secs(30);
+
+const PACKAGE: &str = "mariadb-server";
+
+/// Its log files are small, so that a data directory is quickly copied.
+const LOG_SIZE: &str = "--innodb-log-file-size=8M";
+
+/// What a [`MariaDb`] is to be; made by [`MariaDb::builder`].
+#[derive(Debug, Default)]
+#[must_use = "nothing is started before `start`"]
+pub struct MariaDbBuilder {
+    flags: Vec<String>,
+    clock: Option<Arc<ClockShim>>,
+    password: Option<String>,
+}
+
+impl MariaDbBuilder {
+    /// Any option of `mariadbd`, without its dashes.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(format!("--{flag}"));
+        self
+    }
+
+    /// It goes by this clock instead of the machine's.
+    pub fn clock(mut self, clock: &Arc<ClockShim>) -> Self {
+        self.clock = Some(Arc::clone(clock));
+        self
+    }
+
+    /// The password of the user `lock`. Without one it has none.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Writes a binary log, so that it can have a [replica](MariaDb::replica).
+    pub fn replicated(self) -> Self {
+        self.flag("log-bin=binlog").flag("server-id=1")
+    }
+
+    /// Starts it, and waits until it answers. There is the user `lock`, which may do everything in the database `lock`.
+    ///
+    /// # Errors
+    /// If MariaDB is not installed, or does not come up; then with the end of its log.
+    pub fn start(self) -> Result<MariaDb> {
+        let server = self.launch()?;
+        let password = server.asked.password.clone().unwrap_or_default();
+        server.sql(&format!(
+            "CREATE DATABASE `lock`; CREATE USER 'lock'@'%' IDENTIFIED BY '{password}'; \
+             GRANT ALL ON `lock`.* TO 'lock'@'%'"
+        ))?;
+        Ok(server)
+    }
+
+    fn launch(self) -> Result<MariaDb> {
+        let template = template()?;
+        let dir = Dir::new("mariadb")?;
+        let data = dir.join("data");
+        run(Command::new("cp").args(["-a", "--reflink=auto", &template, &data]))?;
+        let port = Port::free()?;
+        let process = launch(&dir, &port, &self)?;
+        let server = MariaDb {
+            process,
+            port,
+            asked: self,
+            dir,
+        };
+        server.await_answer()?;
+        Ok(server)
+    }
+}
+
+/// A running MariaDB server; killed, with its directory removed, when dropped.
+#[derive(Debug)]
+pub struct MariaDb {
+    process: Process,
+    port: Port,
+    asked: MariaDbBuilder,
+    // Last, so that the server is gone before its directory is.
+    dir: Dir,
+}
+
+impl MariaDb {
+    /// Starts a server whose user has no password.
+    ///
+    /// # Errors
+    /// As [`MariaDbBuilder::start`].
+    pub fn start() -> Result<Self> {
+        Self::builder().start()
+    }
+
+    /// A server with more to it.
+    pub fn builder() -> MariaDbBuilder {
+        MariaDbBuilder::default()
+    }
+
+    /// The store's URL: the user `lock` in the database `lock`, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_at(self.port(), "lock")
+    }
+
+    /// The same by way of another port, such as that of a [`Proxy`](crate::Proxy), or in another database.
+    #[must_use]
+    pub fn url_at(&self, port: u16, database: &str) -> String {
+        match &self.asked.password {
+            Some(password) => format!("mysql://lock:{password}@127.0.0.1:{port}/{database}"),
+            None => format!("mysql://lock@127.0.0.1:{port}/{database}"),
+        }
+    }
+
+    /// Its port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Runs SQL as the administrator; the answer's rows a line each,
+    /// columns with tabs between them.
+    ///
+    /// # Errors
+    /// If the server does not answer, or answers with an error.
+    pub fn sql(&self, sql: &str) -> Result<String> {
+        let client = program("mariadb", "mariadb-client")?;
+        let socket = self.dir.join("socket");
+        run(Command::new(client)
+            .args(["--no-defaults", "--batch", "--skip-column-names"])
+            .args(["--connect-timeout=5", "--user=root", "--socket", &socket])
+            .args(["--init-command=SET NAMES utf8mb4", "--execute", sql]))
+    }
+
+    /// SIGSTOP: connections stay open and nothing answers.
+    ///
+    /// # Errors
+    /// If it is not running.
+    pub fn pause(&self) -> Result<()> {
+        self.process.pause()
+    }
+
+    /// SIGCONT: it works off what has come in meanwhile.
+    ///
+    /// # Errors
+    /// If it is not running.
+    pub fn resume(&self) -> Result<()> {
+        self.process.resume()
+    }
+
+    /// SIGKILL, and waits until it is gone. The port stays reserved.
+    pub fn kill9(&self) {
+        self.process.kill9();
+    }
+
+    /// Starts it again on the same port as it was, killing it first if it runs.
+    ///
+    /// # Errors
+    /// As [`MariaDbBuilder::start`].
+    pub fn restart(&mut self) -> Result<()> {
+        self.kill9();
+        self.process = launch(&self.dir, &self.port, &self.asked)?;
+        self.await_answer()
+    }
+
+    /// Starts it again on the same port with the user and the database, and nothing else that it had.
+    ///
+    /// # Errors
+    /// As [`MariaDbBuilder::start`].
+    pub fn restart_empty(&mut self) -> Result<()> {
+        self.restart()?;
+        self.sql("DROP DATABASE `lock`; CREATE DATABASE `lock`")
+            .map(drop)
+    }
+
+    /// Starts a read-only replica of this server, which must be [replicated](MariaDbBuilder::replicated), and waits until
+    /// it has all that this one has.
+    ///
+    /// # Errors
+    /// As [`MariaDbBuilder::start`].
+    pub fn replica(&self) -> Result<Self> {
+        let replica = MariaDbBuilder {
+            password: self.asked.password.clone(),
+            ..MariaDbBuilder::default()
+        };
+        let replica = replica.flag("server-id=2").flag("log-bin=binlog");
+        let replica = replica.flag("read-only=1").launch()?;
+        self.sql(
+            "CREATE USER IF NOT EXISTS 'replica'@'%'; GRANT REPLICATION SLAVE ON *.* TO 'replica'@'%'",
+        )?;
+        let port = self.port();
+        replica.sql(&format!(
+            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = 'replica', \
+             MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1; START SLAVE"
+        ))?;
+        replica.follow(self)?;
+        Ok(replica)
+    }
+
+    /// Waits until this replica has all that its primary has.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub fn follow(&self, primary: &Self) -> Result<()> {
+        let at = primary.sql("SELECT @@gtid_binlog_pos")?;
+        let limit = START.as_secs();
+        match self
+            .sql(&format!("SELECT MASTER_GTID_WAIT('{at}', {limit})"))?
+            .as_str()
+        {
+            "0" => Ok(()),
+            _ => Err(Failure::new(format!(
+                "the replica does not follow: {}\n{}",
+                self.sql("SHOW SLAVE STATUS")?,
+                self.log()
+            ))),
+        }
+    }
+
+    /// Stops a replica's following, without making it writable.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn cut_off(&self) -> Result<()> {
+        self.sql("STOP SLAVE").map(drop)
+    }
+
+    /// Makes a replica a server of its own that can be written to.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn promote(&self) -> Result<()> {
+        self.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0")
+            .map(drop)
+    }
+
+    /// Makes the server read-only.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn demote(&self) -> Result<()> {
+        self.sql("SET GLOBAL read_only = 1").map(drop)
+    }
+
+    /// The end of the server's log.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let text = fs::read(self.dir.path().join("log")).unwrap_or_default();
+        let tail = &text[text.len().saturating_sub(2000)..];
+        String::from_utf8_lossy(tail).into_owned()
+    }
+
+    fn await_answer(&self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let why = match self.sql("SELECT @@port") {
+                Ok(port) if port == self.port().to_string() => return Ok(()),
+                Ok(_) => "another server answers on its socket".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            let ended = self.process.ended().is_some();
+            if ended || begin.elapsed() > START {
+                return Err(Failure::new(format!(
+                    "mariadbd does not come up on port {} ({why}); its log ends:\n{}",
+                    self.port(),
+                    self.log()
+                )));
+            }
+            // Nothing tells when a server listens: ask again.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// An empty data directory, made once per machine and copied for each server.
+fn template() -> Result<String> {
+    let version = run(Command::new(program("mariadbd", PACKAGE)?).arg("--version"))?;
+    let version: String = version
+        .split_whitespace()
+        .nth(2)
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '.')
+        .collect();
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("fencelock-template-mariadb-{version}-{user}");
+    let template = std::env::temp_dir().join(name);
+    let path = template.to_string_lossy().into_owned();
+    if template.is_dir() {
+        return Ok(path);
+    }
+    let dir = Dir::new("mariadb-install")?;
+    let fresh = dir.join("data");
+    let mut install = Command::new(program("mariadb-install-db", PACKAGE)?);
+    install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
+    install.args(["--auth-root-authentication-method=normal", LOG_SIZE]);
+    install.arg(format!("--datadir={fresh}")).args(as_root());
+    run(&mut install)?;
+    // Whoever comes first wins; the others' are as good, and not needed.
+    if let Err(error) = fs::rename(&fresh, &template)
+        && !template.is_dir()
+    {
+        return Err(Failure::to(format!("keep {path}"))(error));
+    }
+    Ok(path)
+}
+
+/// MariaDB runs as root only if it is told to.
+fn as_root() -> Option<&'static str> {
+    rustix::process::geteuid()
+        .is_root()
+        .then_some("--user=root")
+}
+
+fn launch(dir: &Dir, port: &Port, asked: &MariaDbBuilder) -> Result<Process> {
+    let server: PathBuf = program("mariadbd", PACKAGE)?;
+    let open = File::options()
+        .create(true)
+        .append(true)
+        .open(dir.join("log"));
+    let log = open.map_err(Failure::to("open a log for mariadbd"))?;
+    let errors = log
+        .try_clone()
+        .map_err(Failure::to("open a log for mariadbd"))?;
+    let mut command = Command::new(server);
+    command
+        .arg("--no-defaults")
+        .args(as_root())
+        .arg(format!("--datadir={}", dir.join("data")))
+        .arg(format!("--socket={}", dir.join("socket")))
+        .arg(format!("--pid-file={}", dir.join("pid")))
+        .arg(format!("--port={}", port.number()))
+        .args(["--bind-address=127.0.0.1", "--skip-name-resolve", LOG_SIZE])
+        .args(["--innodb-buffer-pool-size=32M", "--performance-schema=OFF"])
+        .args(["--max-connections=300", "--character-set-server=utf8mb4"])
+        // A killed server loses nothing by it, and a machine that loses power loses its tests as well.
+        .arg("--innodb-flush-log-at-trx-commit=2")
+        // What was asked for comes last, and so wins.
+        .args(&asked.flags)
+        .current_dir(dir.path())
+        .envs(asked.clock.iter().flat_map(|clock| clock.env()));
+    let streams = Streams {
+        stdin: Stdio::null(),
+        stdout: log.into(),
+        stderr: errors.into(),
+    };
+    Process::spawn(&command, streams)
+}
+
+fn run(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .map_err(Failure::to(format!("run {program}")))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Failure::new(format!("{program} fails: {}", said.trim())));
+    }
+    let answer = String::from_utf8_lossy(&output.stdout);
+    Ok(answer.trim_end().to_owned())
+}
