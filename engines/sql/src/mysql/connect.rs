@@ -15,15 +15,16 @@ pub(crate) struct Facts {
     variables: HashMap<String, String>,
 }
 
-/// A connection that is ready, to the first host that takes writes.
-pub(crate) async fn connect(config: &Config) -> Result<(Conn, Facts)> {
+/// A connection that is ready, to the first host that takes writes; what is known of the server; and how the server
+/// knows the connection: by its id, and the address and port that it comes from.
+pub(crate) async fn connect(config: &Config) -> Result<(Conn, Facts, String)> {
     let mut failure = None;
     let limit = config.settings.response_timeout / config.hosts.len().try_into().unwrap_or(1);
     for host in &config.hosts {
         let at = format!("connect to {}:{}", host.name, host.port);
         let connected = tokio::time::timeout(limit, connect_to(config, host, &at)).await;
         let error = match connected {
-            Ok(Ok((conn, facts))) if facts.takes_writes() => return Ok((conn, facts)),
+            Ok(Ok(found)) if found.1.takes_writes() => return Ok(found),
             Ok(Ok(_)) => Error::unavailable(
                 &config.store,
                 &at,
@@ -40,7 +41,7 @@ pub(crate) async fn connect(config: &Config) -> Result<(Conn, Facts)> {
     Err(failure.unwrap_or_else(|| Error::config(&config.store, "it names no host")))
 }
 
-async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Facts)> {
+async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Facts, String)> {
     let told = |error| told(&config.store, at, error);
     let mut conn = Conn::new(config.options(host)).await.map_err(told)?;
     let mut request = Request::default();
@@ -54,6 +55,9 @@ async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Fac
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'read_only', 'innodb_read_only', \
          'innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on')",
     );
+    let seen = request.push(
+        "SELECT CONCAT(id, ' ', host) FROM information_schema.processlist WHERE id = CONNECTION_ID()",
+    );
     let answers = request.run(&mut conn).await.map_err(told)?;
     let pairs = answers[shown].rows.iter().cloned();
     let variables = pairs.map(mysql_async::from_row::<(String, String)>);
@@ -61,7 +65,8 @@ async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Fac
         variables: variables.collect(),
     };
     facts.check(&config.store)?;
-    Ok((conn, facts))
+    let trace = answers[seen].rows.first().and_then(|row| row.get(0));
+    Ok((conn, facts, trace.unwrap_or_default()))
 }
 
 impl Facts {

@@ -43,6 +43,8 @@ pub(crate) struct MySql {
 pub(crate) struct Session {
     conn: Conn,
     floor: Token,
+    /// Its id, and the address and port of this client as the server sees them.
+    trace: String,
 }
 
 /// A row that [`MySql::all_rows`] selects.
@@ -307,10 +309,10 @@ impl Dialect for MySql {
     type Session = Session;
 
     async fn connect(&self) -> Result<Session> {
-        let (conn, facts) = connect(&self.config).await?;
+        let (conn, facts, trace) = connect(&self.config).await?;
         *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = Some(facts);
         let floor = Token(0);
-        let mut session = Session { conn, floor };
+        let mut session = Session { conn, floor, trace };
         let explain = |trouble| match trouble {
             Trouble::Told(error) => error,
             Trouble::Again(cause)
@@ -419,15 +421,29 @@ impl Dialect for MySql {
         Ok(tokens(&answers[insert], claim))
     }
 
-    async fn release_alone(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
-        let Tables { locks, holders, .. } = &self.tables;
+    async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
+        let Tables {
+            locks,
+            holders,
+            waiters,
+            ..
+        } = &self.tables;
+        let of = name(&claim.name);
         let mut request = Request::default();
+        request.push("START TRANSACTION");
+        // Locks the gate, so that the last statement sees everything behind it.
+        request.push(format!(
+            "UPDATE {locks} SET version = version + 1 WHERE name = {of}"
+        ));
         let delete = request.push(format!(
-            "DELETE l, h FROM {locks} l JOIN {holders} h ON h.name = l.name              WHERE l.name = {} AND l.version = {} AND h.claim = {} AND h.expiry > {NOW}",
-            name(&claim.name),
-            first_version(claim.id),
+            "DELETE FROM {holders} WHERE name = {of} AND claim = {} AND state <> 'abandoned' AND expiry > {NOW}",
             bytes(claim.id.as_bytes()),
         ));
+        request.push(format!(
+            "DELETE FROM {locks} WHERE name = {of} AND NOT EXISTS (SELECT 1 FROM {holders} WHERE name = {of}) \
+             AND NOT EXISTS (SELECT 1 FROM {waiters} WHERE name = {of})"
+        ));
+        request.push("COMMIT");
         let answers = self.run(session, &request).await?;
         Ok(answers[delete].affected > 0)
     }
@@ -680,6 +696,33 @@ impl Dialect for MySql {
             items.retain(|view| !view.holders.is_empty());
         }
         Ok(Page { items, next })
+    }
+
+    fn trace(&self, session: &Session) -> String {
+        session.trace.clone()
+    }
+
+    async fn lay_to_rest(&self, session: &mut Session, trace: &str) -> Tried<bool> {
+        // By id and by the client's address and port: after a restart the server counts its connections anew.
+        let Some((id, host)) = trace.split_once(' ') else {
+            return Ok(false);
+        };
+        let mut look = Request::default();
+        look.push(format!(
+            "SELECT 1 FROM information_schema.processlist WHERE id = {id} AND host = {}",
+            bytes(host.as_bytes())
+        ));
+        for _ in 0..20 {
+            if self.run(session, &look).await?[0].rows.is_empty() {
+                return Ok(true);
+            }
+            let mut kill = Request::default();
+            kill.push(format!("KILL CONNECTION {id}"));
+            // It fails if the connection has just ended.
+            let _ = self.run(session, &kill).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(false)
     }
 
     async fn dead(&self, session: &mut Session) -> Tried<Vec<LockName>> {

@@ -102,7 +102,7 @@ pub(crate) enum Written {
 }
 
 /// Something that another process said through the database; only some can.
-#[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+#[allow(dead_code)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// It may be this waiter's turn.
@@ -164,13 +164,10 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
         claim: &Claim,
     ) -> Result<Option<Tokens>, Trouble>;
 
-    /// Releases a live hold of [`Dialect::take_free`], gate and all, in one request, if the gate is at the version at
-    /// which it was set up: then nobody else stands there. Whether it did.
-    async fn release_alone(
-        &self,
-        session: &mut Self::Session,
-        claim: &Claim,
-    ) -> Result<bool, Trouble>;
+    /// Deletes a claim's hold that is live and not abandoned, and the gate if nothing else stands behind it, in one
+    /// request whatever else stands there: what was sent takes effect even if no answer comes back. Databases that can
+    /// pass something on call the next in line. Whether it held.
+    async fn release(&self, session: &mut Self::Session, claim: &Claim) -> Result<bool, Trouble>;
 
     /// The rows of a lock, all of one moment, without locking any; `None` if there is no gate.
     async fn read(
@@ -226,6 +223,13 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
     /// Some names with rows past their expiry.
     async fn dead(&self, session: &mut Self::Session) -> Result<Vec<LockName>, Trouble>;
 
+    /// How a connection can be found again at the server after it was lost.
+    fn trace(&self, session: &Self::Session) -> String;
+
+    /// Makes sure that nothing more comes of a connection that was lost: ends it at the server if it is still there.
+    /// `false` if that cannot be told (yet).
+    async fn lay_to_rest(&self, session: &mut Self::Session, trace: &str) -> Result<bool, Trouble>;
+
     /// Tells the process of a holder what was done to it, if the database can; it is called after an eviction.
     async fn tell(&self, session: &mut Self::Session, event: Event) -> Result<(), Trouble> {
         let _ = (session, event);
@@ -238,8 +242,7 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
     }
 }
 
-/// The version at which [`Dialect::take_free`] sets a gate up: random, and known to the claim alone, so that no two gates
-/// of one name begin alike, and its holder can tell whether anybody came since.
+/// The version at which [`Dialect::take_free`] sets a gate up: random, so that no two gates of one name begin alike.
 pub(crate) fn first_version(claim: ClaimId) -> u64 {
     let (high, low) = claim.as_bytes().split_at(8);
     let number = |bytes: &[u8]| {

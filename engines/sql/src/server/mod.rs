@@ -35,7 +35,9 @@ use crate::doors::Doors;
 /// How many holds are renewed in one request.
 const RENEWED_AT_ONCE: usize = 500;
 /// A waiter asks after this time, then after ever longer ones.
-const FIRST_NAP: Duration = Duration::from_millis(20);
+const FIRST_NAP: Duration = Duration::from_millis(5);
+/// The longest time between two questions of a waiter that has just seen a change.
+const MIDDLE_NAP: Duration = Duration::from_millis(100);
 /// The longest time between two questions of one waiter.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 /// How often each engine looks for the rows of those that vanished and whose names nobody uses any more.
@@ -63,9 +65,18 @@ struct Shared<D: Dialect> {
     doors: Doors,
     /// The next nap of each waiter here.
     naps: Mutex<HashMap<ClaimId, Duration>>,
-    /// Claims with a request of unknown outcome, and until when that may hold.
-    doubts: Mutex<HashMap<ClaimId, BootInstant>>,
+    /// Claims with requests of unknown outcome.
+    doubts: Mutex<HashMap<ClaimId, Doubt>>,
     tell: mpsc::UnboundedSender<Event>,
+}
+
+/// Requests of unknown outcome.
+#[derive(Debug)]
+struct Doubt {
+    /// The connections that they went over.
+    traces: Vec<String>,
+    /// Until when what they may still do could hold.
+    until: BootInstant,
 }
 
 impl<D: Dialect> Server<D> {
@@ -152,9 +163,13 @@ impl<D: Dialect> Shared<D> {
             }))
         };
         let done = done.await;
-        if call.doubtful {
+        if !call.lost.is_empty() {
             let until = Clock::Boot.now() + claim.ttl.saturating_add(claim.lock_delay);
-            self.doubts().insert(claim.id, until);
+            let traces = Vec::new();
+            let mut doubts = self.doubts();
+            let doubt = doubts.entry(claim.id).or_insert(Doubt { traces, until });
+            doubt.traces.append(&mut call.lost);
+            doubt.until = until;
         }
         let done = done?;
         match &done.answer {
@@ -173,14 +188,37 @@ impl<D: Dialect> Shared<D> {
             rules::withdraw(dialect, session, claim, how).await
         });
         self.ring(&done.call);
-        let mut doubts = self.doubts();
-        match doubts.get(&claim.id) {
-            Some(until) if *until > Clock::Boot.now() => Ok(Withdrawn::Unknown),
-            _ => {
-                doubts.remove(&claim.id);
-                Ok(done.answer)
+        let Some(doubt) = self.doubts().remove(&claim.id) else {
+            return Ok(done.answer);
+        };
+        match self.settle(claim, &doubt.traces).await {
+            // What came of it in the meantime is taken back; then nothing more can come.
+            Ok(true) => Ok(attempt!(call, Lane::Others, |session| {
+                rules::withdraw(dialect, session, claim, how).await
+            })
+            .or(done.answer)),
+            Ok(false) | Err(_) if doubt.until > Clock::Boot.now() => {
+                self.doubts().insert(claim.id, doubt);
+                Ok(Withdrawn::Unknown)
             }
+            _ => Ok(done.answer),
         }
+    }
+
+    /// Makes sure that nothing more comes of these connections.
+    async fn settle(&self, claim: &Claim, traces: &[String]) -> Result<bool> {
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call(about("release", &claim.name));
+        Ok(attempt!(call, Lane::Others, |session| {
+            let mut settled = Ok(true);
+            for trace in traces {
+                settled = dialect.lay_to_rest(session, trace).await;
+                if !matches!(settled, Ok(true)) {
+                    break;
+                }
+            }
+            settled
+        }))
     }
 
     async fn changed(&self, claim: &Claim, place: &Place) -> Result<()> {
@@ -203,9 +241,9 @@ impl<D: Dialect> Shared<D> {
                 dialect.version(session, &claim.name).await
             });
             if version != Some(place.mark) {
-                // Something goes on here: those in front ask sooner again.
-                let in_front = place.ahead.is_some_and(|ahead| ahead <= 1);
-                let nap = if in_front { FIRST_NAP } else { FIRST_NAP * 5 };
+                // Something goes on here: ask sooner again, the sooner the fewer stand before.
+                let ahead = u32::try_from(place.ahead.unwrap_or(0)).unwrap_or(u32::MAX);
+                let nap = FIRST_NAP.saturating_mul(ahead.max(1)).min(MIDDLE_NAP);
                 self.naps().insert(claim.id, nap);
                 return Ok(());
             }
@@ -231,7 +269,7 @@ impl<D: Dialect> Shared<D> {
         self.naps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn doubts(&self) -> MutexGuard<'_, HashMap<ClaimId, BootInstant>> {
+    fn doubts(&self) -> MutexGuard<'_, HashMap<ClaimId, Doubt>> {
         // Each change is a single call to the map.
         self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -46,8 +46,8 @@ pub(super) struct Call<'a, D: Dialect> {
     deadline: BootInstant,
     /// Tables are made once, not again and again.
     made_schema: bool,
-    /// Whether a request was sent of which nobody knows what became.
-    pub(super) doubtful: bool,
+    /// The lost connections over which something was sent of which nobody knows what became.
+    pub(super) lost: Vec<String>,
 }
 
 /// A connection in use. Dropped without [`Loan::give_back`] it is ended: nobody knows what it is in the middle of.
@@ -87,7 +87,7 @@ impl<D: Dialect> Pool<D> {
             action: action.into(),
             deadline: Clock::Boot.now() + self.response_timeout,
             made_schema: false,
-            doubtful: false,
+            lost: Vec::new(),
         }
     }
 
@@ -196,7 +196,9 @@ impl<'a, D: Dialect> Call<'a, D> {
         mut loan: Loan<'_, D>,
         trouble: Trouble,
     ) -> Result<(), Error> {
-        self.doubtful |= matches!(trouble, Trouble::Gone(_) | Trouble::Silent);
+        if let (Trouble::Gone(_) | Trouble::Silent, Some(session)) = (&trouble, &loan.session) {
+            self.lost.push(self.pool.dialect.trace(session));
+        }
         let cause = match trouble {
             Trouble::Told(error) => {
                 loan.give_back();

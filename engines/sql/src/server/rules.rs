@@ -34,6 +34,16 @@ impl<T> Done<T> {
     }
 }
 
+impl Done<Withdrawn> {
+    /// What the second of two withdrawals found, or what the first did if that left nothing to find.
+    pub(super) fn or(self, first: Withdrawn) -> Withdrawn {
+        match self.answer {
+            Withdrawn::Expired | Withdrawn::NotOwner => first,
+            found => found,
+        }
+    }
+}
+
 /// Take the lock, or a place in line. `stood` tells whether the claim may be in line already.
 pub(super) async fn place<D: Dialect>(
     dialect: &D,
@@ -186,7 +196,7 @@ pub(super) async fn withdraw<D: Dialect>(
     how: Leave,
 ) -> Tried<Done<Withdrawn>> {
     let abandons = how == Leave::Abandon && !claim.lock_delay.is_zero();
-    if !abandons && dialect.release_alone(session, claim).await? {
+    if !abandons && dialect.release(session, claim).await? {
         return Ok(Done::quietly(Withdrawn::Released));
     }
     loop {
