@@ -54,16 +54,14 @@ pub(super) async fn place<D: Dialect>(
     let mut free = !stood;
     loop {
         let asked_at = Clock::Boot.now();
-        if free {
-            if let Some(tokens) = dialect.take_free(session, claim).await? {
-                if tokens.first < dialect.floor(session) {
-                    // The counter was lost; what it gave is worth nothing.
-                    give_up(dialect, session, claim).await?;
-                    dialect.seed(session).await?;
-                    continue;
-                }
+        if free && let Some(tokens) = dialect.take_free(session, claim).await? {
+            if tokens.first >= dialect.floor(session) {
                 return Ok(Done::quietly(held(claim, tokens, asked_at)));
             }
+            // The counter was lost; what it gave is worth nothing.
+            give_up(dialect, session, claim).await?;
+            dialect.seed(session).await?;
+            continue;
         }
         let Some(seen) = dialect.read(session, &claim.name).await? else {
             free = true;
@@ -129,10 +127,10 @@ pub(super) async fn place<D: Dialect>(
                         mark: version,
                     })
                 };
-                if let Some(ticket) = ticket {
-                    if keep(dialect, session, claim, ticket, &seen).await? {
-                        return Ok(Done::quietly(waiting(seen.version)));
-                    }
+                if let Some(ticket) = ticket
+                    && keep(dialect, session, claim, ticket, &seen).await?
+                {
+                    return Ok(Done::quietly(waiting(seen.version)));
                 }
                 // One that comes back late stands where it stood, as long as its row is there.
                 let last = seen.rows.line.last().map_or(0, |last| last.ticket);
