@@ -115,6 +115,7 @@ impl<T: Copy + Ord> Rows<T> {
         next
     }
 
+    #[cfg(feature = "sqlite")]
     /// Whether there are rows past their expiry, which whoever writes should delete.
     pub(crate) fn has_dead(&self, now: T) -> bool {
         let mut expiries = (self.holders.iter().map(|holder| holder.expiry))
@@ -173,6 +174,7 @@ pub(crate) fn mode_from(text: &str) -> Option<Mode> {
 /// more slowly than time does, so a seed is above every token of before.
 pub(crate) const MOST_TOKENS: u32 = 16;
 
+#[cfg(feature = "sqlite")]
 /// The tokens of a grant, from the last one drawn.
 pub(crate) fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
     let first = Token(last.unsigned_abs() + 1 - u64::from(count));

@@ -3,13 +3,13 @@
 //! What the rows mean stands in one place for all dialects; a dialect reads and writes them: SQLite, the embedded default
 //! store, and the servers, which share one engine.
 
-#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
 mod doors;
-#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
 mod lease;
 #[cfg(feature = "mysql")]
 pub mod mysql;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(feature = "mysql")]
 mod server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -18,7 +18,7 @@ mod sqlite;
 pub use sqlite::Sqlite;
 
 /// The same failure for each of the holds in a request that failed.
-#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
 fn unknown(
     store: &impl std::fmt::Display,
     error: fencelock_core::Error,
