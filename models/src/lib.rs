@@ -1,1 +1,3 @@
 //! The protocols as models, searched exhaustively for a bad end.
+
+pub mod claim;

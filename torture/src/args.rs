@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::history::History;
 use crate::run::{Place, Settings};
-use crate::{Harm, Relaunch, Verdict, beds, check, report, run};
+use crate::{Harm, Relaunch, Verdict, beds, check, report, run, scenario};
 
 /// What to torture, how, and what to tell of it.
 #[derive(Clone, Debug, clap::Args)]
@@ -71,7 +71,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     check: Option<String>,
 
-    /// List what can be started, and the faults
+    /// Tell an accident of home-made locks on a real server, the recipe beside fencelock; `all` for all of them
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "check"])]
+    scenario: Option<String>,
+
+    /// List what can be started, the faults, and the scenarios
     #[arg(long)]
     list: bool,
 
@@ -130,6 +134,9 @@ pub async fn command(args: &Args, store: &str, subcommand: &[&str]) -> Result<bo
         list();
         return Ok(true);
     }
+    if let Some(name) = &args.scenario {
+        return tell_scenarios(name).await;
+    }
     let history = match &args.check {
         Some(file) => read(file)?,
         None => make(args, store, subcommand).await?,
@@ -139,6 +146,26 @@ pub async fn command(args: &Args, store: &str, subcommand: &[&str]) -> Result<bo
     Ok(verdict.holds() && history.troubles.is_empty())
 }
 
+/// True if every recipe failed and ours did not.
+async fn tell_scenarios(wanted: &str) -> Result<bool, Failed> {
+    let names: Vec<_> = scenario::all().map(|scenario| scenario.name).collect();
+    let names: Vec<_> = names
+        .into_iter()
+        .filter(|name| wanted == "all" || wanted == *name)
+        .collect();
+    if names.is_empty() {
+        let why = format!("there is no scenario {wanted:?}; --list tells them");
+        return Err(Failed::Usage(why));
+    }
+    let mut as_told = true;
+    for name in names {
+        let outcome = scenario::run(name).await?;
+        println!("{outcome}");
+        as_told &= outcome.is_as_told();
+    }
+    Ok(as_told)
+}
+
 fn list() {
     println!("what --start can start:");
     for (word, what) in beds::kinds() {
@@ -146,6 +173,10 @@ fn list() {
     }
     println!("the faults (--faults):");
     println!("  {}", Harm::ALL.map(Harm::as_str).join(" "));
+    println!("the scenarios (--scenario):");
+    for scenario in scenario::all() {
+        println!("  {:<16} {}", scenario.name, scenario.about);
+    }
 }
 
 fn read(file: &str) -> Result<History, Failed> {

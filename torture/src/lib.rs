@@ -3,6 +3,7 @@
 //! * [`history`]: what happened, as data. [`check`] judges it and knows nothing else.
 //! * `worker`: a process that locks and tells what it believes; `register`: the resource that the locks protect.
 //! * `nemesis`: does harm by a seeded plan; `beds`: stores that were started here, and what can be done to them.
+//! * `scenario`: accidents of home-made locks, told beside this library.
 //! * `report`: the same verdict in the terminal, as a page, and as a table.
 
 mod args;
@@ -16,6 +17,7 @@ mod record;
 mod register;
 mod report;
 mod run;
+mod scenario;
 mod witness;
 mod worker;
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod runs;
+mod scenarios;
 
 use std::process::{Command, Output};
 

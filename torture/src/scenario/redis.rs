@@ -1,0 +1,521 @@
+//! Recipes for one Redis.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use fencelock::engine::Engine;
+use fencelock::layers::{Fault, Trouble};
+use fencelock::{Client, DEFAULT_TTL, Guard, Release};
+use fencelock_testbed::{Failure, Flow, Proxy, Redis, Result};
+
+use crate::register::Marks;
+use crate::scenario::{Scenario, Side, Sides};
+
+/// The lease in these stories.
+const TTL: Duration = Duration::from_millis(300);
+/// Surely over after this.
+const PAST: Duration = Duration::from_millis(420);
+
+/// The lease, in milliseconds, of those in the recipes who do not stall.
+const LONG: &str = "30000";
+
+const LOCK: &str = "nightly-report";
+
+macro_rules! scenario {
+    ($name:literal, $about:literal, $run:ident) => {
+        Scenario {
+            name: $name,
+            about: $about,
+            run: || Box::pin($run()),
+        }
+    };
+}
+
+pub(super) static SCENARIOS: &[Scenario] = &[
+    scenario!(
+        "setnx-expire",
+        "SETNX, then EXPIRE, and a crash in between",
+        setnx_expire
+    ),
+    scenario!(
+        "getset-skew",
+        "an expiry as the value, stolen by a client whose clock is ahead",
+        getset_skew
+    ),
+    scenario!(
+        "getset-overwrite",
+        "the loser of a race for an expired lock overwrites the winner's expiry",
+        getset_overwrite
+    ),
+    scenario!(
+        "timestamp-owner",
+        "a timestamp as the owner's mark, drawn twice",
+        timestamp_owner
+    ),
+    scenario!(
+        "random-fence",
+        "a random number as the fencing token",
+        random_fence
+    ),
+    scenario!(
+        "del-other",
+        "DEL at the end, whoever's lock it is by then",
+        del_other
+    ),
+    scenario!(
+        "get-compare-del",
+        "GET, compare, DEL: in two steps",
+        get_compare_del
+    ),
+    scenario!(
+        "pause",
+        "a pause past the lease, and a write after it",
+        pause
+    ),
+];
+
+async fn open(url: &str) -> Result<Client> {
+    let opened = fencelock::connect(url).await;
+    opened.map_err(|error| Failure::new(error.to_string()))
+}
+
+async fn take(client: &Client, side: &mut Side, who: &'static str) -> Result<Guard> {
+    let wish = client.lock_for(LOCK, Duration::from_secs(5)).ttl(TTL);
+    // These holders stall on purpose, so nothing prolongs their leases.
+    let guard = wish
+        .renew(false)
+        .await
+        .map_err(|e| Failure::new(e.to_string()))?;
+    side.note(who, format!("has the lock, token {}", guard.token()));
+    Ok(guard)
+}
+
+async fn let_go(guard: Guard, side: &mut Side, who: &'static str) -> Result<Release> {
+    let released = guard
+        .release()
+        .await
+        .map_err(|e| Failure::new(e.to_string()))?;
+    side.note(who, format!("releases: {released:?}"));
+    Ok(released)
+}
+
+/// A command of the recipe, told as it is sent.
+fn say<T: ::redis::FromRedisValue>(
+    redis: &Redis,
+    side: &mut Side,
+    who: &'static str,
+    words: &[&str],
+) -> Result<T>
+where
+    T: std::fmt::Debug,
+{
+    let answer = redis.command(words)?;
+    side.note(who, format!("{} -> {answer:?}", words.join(" ")));
+    Ok(answer)
+}
+
+async fn setnx_expire() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let mut naive = Side::begin();
+    say::<i64>(&redis, &mut naive, "A", &["SETNX", LOCK, "A"])?;
+    naive.note("A", "is killed before its EXPIRE");
+    sleep(PAST);
+    let got: i64 = say(&redis, &mut naive, "B", &["SETNX", LOCK, "B"])?;
+    let left: i64 = say(&redis, &mut naive, "B", &["PTTL", LOCK])?;
+    let naive = naive.end(
+        got == 1 || left >= 0,
+        "the lock has no end: nobody will ever have it again",
+    );
+
+    redis.command::<()>(&["FLUSHALL"])?;
+    let mut ours = Side::begin();
+    // The request takes effect; whoever sent it is dead before the answer.
+    let url = redis.url();
+    let crashed = std::thread::spawn(move || crash_in_acquisition(&url)).join();
+    crashed.map_err(|_| Failure::new("the process that crashes panicked"))??;
+    ours.note("A", "asks for the lock, and is gone before the answer");
+    let client = open(&redis.url()).await?;
+    let guard = take(&client, &mut ours, "B").await?;
+    let waited = ours.begin.elapsed();
+    let good = let_go(guard, &mut ours, "B").await? == Release::Released && waited >= TTL / 2;
+    let ours = ours.end(
+        good,
+        "the lease came with the lock, in one step; B had it when that was over",
+    );
+    Ok([naive, ours])
+}
+
+/// A process of its own as far as the server can see: its requests are sent, and nothing of it is there afterwards.
+fn crash_in_acquisition(url: &str) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|e| Failure::new(e.to_string()))?;
+    runtime.block_on(async {
+        let lose = |engine: Arc<dyn Engine>| -> Arc<dyn Engine> {
+            let (engine, faults) = Fault::new(engine);
+            faults.next([Trouble::LoseReply]);
+            faults.by_chance(|_| Trouble::LoseRequest);
+            Arc::new(engine)
+        };
+        let client = fencelock::connect(url).layer(lose).await;
+        let client = client.map_err(|error| Failure::new(error.to_string()))?;
+        // An error, as it must be: no answer came.
+        drop(client.try_lock(LOCK).ttl(TTL).await);
+        Ok(())
+    })
+}
+
+async fn getset_skew() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let mut naive = Side::begin();
+    let expiry = 1_000_000 + 10_000;
+    say::<i64>(
+        &redis,
+        &mut naive,
+        "A",
+        &["SETNX", LOCK, &expiry.to_string()],
+    )?;
+    naive.note("A", "has the lock until 1010000, by its clock (1000000)");
+    let seen: i64 = say(&redis, &mut naive, "B", &["GET", LOCK])?;
+    let ahead = 1_000_000 + 60_000;
+    naive.note(
+        "B",
+        format!("its clock says {ahead}, a minute more: the lock is over"),
+    );
+    let mine = (ahead + 10_000).to_string();
+    let stolen: i64 = say(&redis, &mut naive, "B", &["GETSET", LOCK, &mine])?;
+    let naive = naive.end(
+        seen >= ahead || stolen != seen,
+        "A and B both have the lock",
+    );
+
+    redis.command::<()>(&["FLUSHALL"])?;
+    let mut ours = Side::begin();
+    let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
+    let first = take(&one, &mut ours, "A").await?;
+    let early = two.try_lock(LOCK).ttl(TTL).await;
+    ours.note(
+        "B",
+        "whatever its clock says, only the server's counts: it is held",
+    );
+    let kept = early.is_err() && first.is_valid();
+    let released = let_go(first, &mut ours, "A").await?;
+    let second = take(&two, &mut ours, "B").await?;
+    drop(second);
+    let ours = ours.end(kept && released == Release::Released, "B waited for A");
+    Ok([naive, ours])
+}
+
+async fn getset_overwrite() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let mut naive = Side::begin();
+    redis.command::<()>(&["SET", LOCK, "1000"])?;
+    naive.note("-", "the lock is over since 1000; it is 2000 now");
+    let winner: i64 = say(&redis, &mut naive, "B", &["GETSET", LOCK, "2300"])?;
+    naive.note("B", "the old value is over: B has the lock until 2300");
+    let loser: i64 = say(&redis, &mut naive, "C", &["GETSET", LOCK, "2900"])?;
+    naive.note("C", "the old value is not over: C has lost the race");
+    let value: i64 = say(&redis, &mut naive, "B", &["GET", LOCK])?;
+    naive.note("B", "wants to release: the value is not the one it wrote");
+    let naive = naive.end(
+        winner != 1000 || loser != 2300 || value == 2300,
+        "B cannot release what it holds, and it is kept until C's 2900",
+    );
+
+    redis.command::<()>(&["FLUSHALL"])?;
+    let mut ours = Side::begin();
+    let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
+    let winner = take(&one, &mut ours, "B").await?;
+    let loser = two.try_lock(LOCK).ttl(10 * DEFAULT_TTL).await;
+    ours.note("C", "has lost the race, and changed nothing");
+    let left = winner
+        .ttl()
+        .await
+        .map_err(|e| Failure::new(e.to_string()))?;
+    let same = loser.is_err() && left.is_some_and(|left| left <= DEFAULT_TTL);
+    let released = let_go(winner, &mut ours, "B").await?;
+    let ours = ours.end(
+        same && released == Release::Released,
+        "B's lease stayed B's",
+    );
+    Ok([naive, ours])
+}
+
+async fn timestamp_owner() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let ttl = TTL.as_millis().to_string();
+    let mut naive = Side::begin();
+    let stamp = "1795260796412";
+    naive.note(
+        "-",
+        "A's clock is behind B's: both will draw the same millisecond",
+    );
+    say::<String>(
+        &redis,
+        &mut naive,
+        "A",
+        &["SET", LOCK, stamp, "NX", "PX", &ttl],
+    )?;
+    sleep(PAST);
+    naive.note("A", "stalls past its lease");
+    say::<String>(
+        &redis,
+        &mut naive,
+        "B",
+        &["SET", LOCK, stamp, "NX", "PX", LONG],
+    )?;
+    let script = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+    let deleted: i64 = redis.command(&["EVAL", script, "1", LOCK, stamp])?;
+    naive.note(
+        "A",
+        format!("releases what has its mark, in one step -> {deleted}"),
+    );
+    let third: Option<String> = say(
+        &redis,
+        &mut naive,
+        "C",
+        &["SET", LOCK, "x", "NX", "PX", &ttl],
+    )?;
+    let naive = naive.end(
+        third.is_none(),
+        "A has released B's lock, and C holds beside B",
+    );
+
+    let ours = late_release(&redis, "every claim has an id of its own; B kept the lock").await?;
+    Ok([naive, ours])
+}
+
+/// Ours, where a holder stalls past its lease and then releases.
+async fn late_release(redis: &Redis, good: &'static str) -> Result<Side> {
+    redis.command::<()>(&["FLUSHALL"])?;
+    let mut ours = Side::begin();
+    let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
+    let third = open(&redis.url()).await?;
+    let late = take(&one, &mut ours, "A").await?;
+    tokio::time::sleep(PAST).await;
+    ours.note(
+        "A",
+        format!("stalls past its lease; is_valid() says {}", late.is_valid()),
+    );
+    let told = !late.is_valid();
+    let next = take(&two, &mut ours, "B").await?;
+    let released = let_go(late, &mut ours, "A").await?;
+    let beside = third.try_lock(LOCK).ttl(TTL).await;
+    ours.note(
+        "C",
+        if beside.is_err() {
+            "is told that it is held"
+        } else {
+            "has it, too"
+        },
+    );
+    let kept = told && released != Release::Released && beside.is_err() && next.is_valid();
+    let_go(next, &mut ours, "B").await?;
+    Ok(ours.end(kept, good))
+}
+
+async fn random_fence() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let ttl = TTL.as_millis().to_string();
+    let mut naive = Side::begin();
+    let mut fence = Marks::default();
+    // What a random generator may well draw.
+    let (first, second) = ("7301", "2265");
+    say::<String>(
+        &redis,
+        &mut naive,
+        "A",
+        &["SET", LOCK, first, "NX", "PX", &ttl],
+    )?;
+    sleep(PAST);
+    naive.note("A", "stalls past its lease");
+    say::<String>(
+        &redis,
+        &mut naive,
+        "B",
+        &["SET", LOCK, second, "NX", "PX", LONG],
+    )?;
+    let stale = fence.admit(7301, "A", false);
+    naive.note("A", format!("writes with 7301: {}", taken(stale)));
+    let holder = fence.admit(2265, "B", false);
+    naive.note("B", format!("writes with 2265: {}", taken(holder)));
+    let naive = naive.end(
+        !stale || holder,
+        "the resource took the write of the one who had lost the lock, and refuses the holder",
+    );
+
+    redis.command::<()>(&["FLUSHALL"])?;
+    let ours = fenced_pause(&redis, true).await?;
+    Ok([naive, ours])
+}
+
+fn taken(taken: bool) -> &'static str {
+    match taken {
+        true => "the resource takes it",
+        false => "the resource refuses it",
+    }
+}
+
+/// Ours, where a holder stalls past its lease and then writes without looking.
+async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
+    let mut ours = Side::begin();
+    let mut fence = Marks::default();
+    let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
+    let late = take(&one, &mut ours, "A").await?;
+    tokio::time::sleep(PAST).await;
+    ours.note(
+        "A",
+        format!("stalls past its lease; is_valid() says {}", late.is_valid()),
+    );
+    let told = !late.is_valid();
+    let next = take(&two, &mut ours, "B").await?;
+    let mut write = |side: &mut Side, who, guard: &Guard| {
+        let took = fence.admit(guard.token().get(), &guard.claim_id().to_string(), false);
+        side.note(who, format!("writes with its token: {}", taken(took)));
+        took
+    };
+    if stale_first {
+        // Nobody newer has written yet: no harm is done, and the holder is not kept out.
+        write(&mut ours, "A", &late);
+    }
+    let holder = write(&mut ours, "B", &next);
+    let stale = write(&mut ours, "A", &late);
+    let_go(next, &mut ours, "B").await?;
+    let_go(late, &mut ours, "A").await?;
+    Ok(ours.end(
+        told && holder && !stale,
+        "A was told, and when it wrote all the same after B, the fence refused it",
+    ))
+}
+
+async fn del_other() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let ttl = TTL.as_millis().to_string();
+    let mut naive = Side::begin();
+    say::<String>(
+        &redis,
+        &mut naive,
+        "A",
+        &["SET", LOCK, "A", "NX", "PX", &ttl],
+    )?;
+    sleep(PAST);
+    naive.note("A", "stalls past its lease");
+    say::<String>(
+        &redis,
+        &mut naive,
+        "B",
+        &["SET", LOCK, "B", "NX", "PX", LONG],
+    )?;
+    say::<i64>(&redis, &mut naive, "A", &["DEL", LOCK])?;
+    let third: Option<String> = say(
+        &redis,
+        &mut naive,
+        "C",
+        &["SET", LOCK, "C", "NX", "PX", &ttl],
+    )?;
+    let naive = naive.end(
+        third.is_none(),
+        "A has released B's lock, and C holds beside B",
+    );
+    let ours = late_release(&redis, "A's release touched nothing but its own").await?;
+    Ok([naive, ours])
+}
+
+async fn get_compare_del() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let ttl = TTL.as_millis().to_string();
+    let mut naive = Side::begin();
+    say::<String>(
+        &redis,
+        &mut naive,
+        "A",
+        &["SET", LOCK, "A", "NX", "PX", &ttl],
+    )?;
+    say::<String>(&redis, &mut naive, "A", &["GET", LOCK])?;
+    naive.note("A", "it is its own; and then A stalls");
+    sleep(PAST);
+    say::<String>(
+        &redis,
+        &mut naive,
+        "B",
+        &["SET", LOCK, "B", "NX", "PX", LONG],
+    )?;
+    say::<i64>(&redis, &mut naive, "A", &["DEL", LOCK])?;
+    let third: Option<String> = say(
+        &redis,
+        &mut naive,
+        "C",
+        &["SET", LOCK, "C", "NX", "PX", &ttl],
+    )?;
+    let naive = naive.end(
+        third.is_none(),
+        "A has released B's lock, and C holds beside B",
+    );
+
+    redis.command::<()>(&["FLUSHALL"])?;
+    let mut ours = Side::begin();
+    let proxy = Proxy::start(redis.port())?;
+    let slow = open(&redis.url_at(proxy.port())).await?;
+    let (two, three) = (open(&redis.url()).await?, open(&redis.url()).await?);
+    let late = take(&slow, &mut ours, "A").await?;
+    // The release is begun in time, and its request is on the way until the lease is over.
+    proxy.requests(Flow::Hold);
+    ours.note("A", "releases; its request is stuck in the network");
+    let release = tokio::spawn(late.release());
+    let next = take(&two, &mut ours, "B").await?;
+    proxy.requests(Flow::Pass);
+    let released = release.await;
+    ours.note("A", "the request arrives");
+    // Whatever it was told: the release must not have touched what is B's.
+    drop(released);
+    let beside = three.try_lock(LOCK).ttl(TTL).await;
+    ours.note(
+        "C",
+        if beside.is_err() {
+            "is told that it is held"
+        } else {
+            "has it, too"
+        },
+    );
+    let kept = beside.is_err() && next.is_valid();
+    let_go(next, &mut ours, "B").await?;
+    let ours = ours.end(
+        kept,
+        "compared and deleted in one step at the server: B kept the lock",
+    );
+    Ok([naive, ours])
+}
+
+async fn pause() -> Result<Sides> {
+    let redis = Redis::start()?;
+    let ttl = TTL.as_millis().to_string();
+    let mut naive = Side::begin();
+    say::<String>(
+        &redis,
+        &mut naive,
+        "A",
+        &["SET", LOCK, "A", "NX", "PX", &ttl],
+    )?;
+    sleep(PAST);
+    naive.note("A", "stalls past its lease");
+    say::<String>(
+        &redis,
+        &mut naive,
+        "B",
+        &["SET", LOCK, "B", "NX", "PX", LONG],
+    )?;
+    let mut written = "B's";
+    naive.note("B", "writes");
+    let still: String = say(&redis, &mut naive, "-", &["GET", LOCK])?;
+    if still == "B" {
+        written = "A's";
+        naive.note("A", "goes on where it was, and writes");
+    }
+    let naive = naive.end(written == "B's", "A has written over what B wrote");
+
+    redis.command::<()>(&["FLUSHALL"])?;
+    let ours = fenced_pause(&redis, false).await?;
+    Ok([naive, ours])
+}
