@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Take a lock from its holder, or ask the holder to let go
     Release(Release),
+    /// Tell what the store can promise, what is wrong with it, and what to change
+    Doctor(Doctor),
     /// Measure the store beside its bare client
     Bench(fencelock_bench::Args),
     /// Put a store under faults and check what its clients believed
@@ -195,6 +197,17 @@ pub(crate) struct Release {
     /// Ask the holder to let go instead of taking the lock away
     #[arg(long)]
     pub(crate) ask: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Doctor {
+    /// What the locks are for
+    #[arg(long, value_enum, default_value_t = Purpose::Correctness)]
+    pub(crate) purpose: Purpose,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What a lock is for.

@@ -1,6 +1,7 @@
 //! The `fencelock` command.
 
 mod args;
+mod doctor;
 mod exit;
 mod guard;
 mod hold;
@@ -63,6 +64,7 @@ fn start() -> Outcome {
         )),
         Command::Run(args) => block_on(run::run(args, store)),
         Command::Hold(args) => block_on(hold::hold(args, store)),
+        Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
         Command::Ls(args) => block_on(inspect::ls(args, store)),
         Command::Check(args) => block_on(inspect::check(args, store)),

@@ -10,7 +10,7 @@ use fencelock::engine::{
     Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
     Standing, Withdrawn,
 };
-use fencelock::{ClaimId, Clock, LockName, Mode, Promises, Result, Token};
+use fencelock::{ClaimId, Clock, Finding, LockName, Mode, Promises, Result, Token};
 
 /// What is known of one claim. Told once it holds; the others are of no use.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +115,10 @@ impl Engine for Witness {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.engine.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.engine.diagnose().await
     }
 
     async fn close(&self) -> Result<()> {

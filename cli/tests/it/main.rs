@@ -5,6 +5,7 @@
 mod bed;
 mod codes;
 mod death;
+mod doctor;
 mod exit_codes;
 mod hold;
 mod inputs;

@@ -23,7 +23,7 @@ use crate::line::Lines;
 use crate::name::LockName;
 use crate::observe::Observer;
 use crate::owner::{Owner, Owners, who_am_i};
-use crate::promises::{Limit, Promises, Purpose};
+use crate::promises::{Finding, Limit, Promises, Purpose};
 use crate::token::{ClaimIds, Sequencer, Token};
 use crate::wish::Wish;
 
@@ -312,6 +312,17 @@ impl Client {
     #[must_use]
     pub fn warnings(&self) -> &[Limit] {
         &self.inner.warnings
+    }
+
+    /// What stands between the store, as it is now, and what locks are for.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store does not answer.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.inner.engine.diagnose().await
     }
 
     /// The store, without its password.

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use crate::clock::{BootInstant, Clock};
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::promises::Promises;
+use crate::promises::{Finding, Promises};
 use crate::token::{ClaimId, Token, Tokens};
 
 /// How a lock is held.
@@ -306,6 +306,13 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// Force-release or ask for release, fenced: only the holder with this very token (or with this token in its range)
     /// is meant. `false` if it does not hold.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
+
+    /// What stands between this store, as it is now, and what locks are for. If the engine has no more to say, that is the
+    /// limits among its [promises](Engine::promises).
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let limits = self.promises().limits;
+        Ok(limits.into_iter().map(Finding::from).collect())
+    }
 
     /// Ends connections. Later calls answer [`Error::Closed`].
     async fn close(&self) -> Result<()>;

@@ -41,7 +41,7 @@ pub use memory::Memory;
 pub use name::{LockName, MAX_NAME_BYTES};
 pub use observe::Observer;
 pub use owner::Owner;
-pub use promises::{Durability, LeaseKind, Limit, Order, Promises, Purpose, Wake};
+pub use promises::{Durability, Finding, LeaseKind, Limit, Order, Promises, Purpose, Wake};
 pub use semaphore::Semaphore;
 pub use store_url::StoreUrl;
 pub use token::{ClaimId, ClaimIds, Sequencer, Token, Tokens};

@@ -91,3 +91,26 @@ pub enum Purpose {
     /// A double run does damage.
     Correctness,
 }
+
+/// Something about a store that whoever runs it should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The purpose that it stands in the way of: what stands in the way of efficiency stands in that of correctness, too.
+    pub purpose: Purpose,
+    /// What may happen, and when.
+    pub what: String,
+    /// What to change.
+    pub change: String,
+}
+
+impl From<Limit> for Finding {
+    fn from(limit: Limit) -> Self {
+        let Limit { what, change } = limit;
+        let purpose = Purpose::Correctness;
+        Self {
+            purpose,
+            what,
+            change,
+        }
+    }
+}

@@ -93,7 +93,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const WIDTH: usize = 66;
         writeln!(f, "{}: {}", self.name, self.about)?;
-        writeln!(f, "  {:<WIDTH$} | {}", "the recipe", "fencelock")?;
+        writeln!(f, "  {:<WIDTH$} | fencelock", "the recipe")?;
         let lines = |side: &Side| -> Vec<String> {
             let mut lines = Vec::new();
             for (at, who, what) in &side.notes {

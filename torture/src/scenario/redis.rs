@@ -101,14 +101,9 @@ async fn let_go(guard: Guard, side: &mut Side, who: &'static str) -> Result<Rele
 }
 
 /// A command of the recipe, told as it is sent.
-fn say<T: ::redis::FromRedisValue>(
-    redis: &Redis,
-    side: &mut Side,
-    who: &'static str,
-    words: &[&str],
-) -> Result<T>
+fn say<T>(redis: &Redis, side: &mut Side, who: &'static str, words: &[&str]) -> Result<T>
 where
-    T: std::fmt::Debug,
+    T: ::redis::FromRedisValue + std::fmt::Debug,
 {
     let answer = redis.command(words)?;
     side.note(who, format!("{} -> {answer:?}", words.join(" ")));

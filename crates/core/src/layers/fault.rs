@@ -15,7 +15,7 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::promises::Promises;
+use crate::promises::{Finding, Promises};
 use crate::token::Token;
 
 /// What befalls one call.
@@ -219,6 +219,10 @@ impl Engine for Fault {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.engine.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.engine.diagnose().await
     }
 
     async fn close(&self) -> Result<()> {

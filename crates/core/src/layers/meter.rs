@@ -13,7 +13,7 @@ use crate::engine::{
 };
 use crate::error::Result;
 use crate::name::LockName;
-use crate::promises::Promises;
+use crate::promises::{Finding, Promises};
 use crate::token::Token;
 
 /// How often each call was made.
@@ -126,6 +126,10 @@ impl Engine for Meter {
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.evicted.fetch_add(1, Relaxed);
         self.engine.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.engine.diagnose().await
     }
 
     async fn close(&self) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::name::{LockName, MAX_NAME_BYTES};
-use crate::promises::Promises;
+use crate::promises::{Finding, Promises};
 use crate::token::Token;
 
 /// An engine whose names all begin with a prefix that its users do not see.
@@ -120,6 +120,10 @@ impl Engine for Prefix {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.engine.evict(&self.outer(name)?, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.engine.diagnose().await
     }
 
     async fn close(&self) -> Result<()> {
