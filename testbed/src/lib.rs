@@ -15,6 +15,7 @@ mod process;
 mod proxy;
 mod redis;
 mod worker;
+mod zookeeper;
 
 pub use clock_shim::ClockShim;
 pub use dir::Dir;
@@ -26,3 +27,4 @@ pub use process::{Ended, Process, Streams};
 pub use proxy::{Flow, Proxy};
 pub use redis::{Redis, RedisBuilder};
 pub use worker::Worker;
+pub use zookeeper::{Ensemble, ZooKeeper, ZooKeeperBuilder};
