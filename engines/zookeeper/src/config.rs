@@ -1,0 +1,201 @@
+//! Where the servers are, and how to deal with them: the store's URL taken apart.
+
+use std::time::Duration;
+
+use fencelock_core::{Result, StoreUrl};
+use zookeeper_client::Acls;
+
+const DEFAULT_PORT: u16 = 2181;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
+const CLAIM_WINDOW: Duration = Duration::from_secs(6);
+
+/// How to reach the servers and how long to wait for them.
+#[derive(Clone)]
+pub(crate) struct Config {
+    /// `host:port,host:port`.
+    pub(crate) servers: String,
+    /// The node below which everything is: empty, or with a slash before each part.
+    pub(crate) root: String,
+    /// The URL without its password.
+    pub(crate) store: String,
+    /// `user:password`.
+    pub(crate) digest: Option<String>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    /// The session of those who wait.
+    pub(crate) window: Duration,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<zookeeper_client::TlsOptions>,
+}
+
+impl Config {
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        let store = url.to_string();
+        let password = url.take_password()?;
+        let connect_timeout = url.take_duration("connect-timeout")?;
+        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
+        let response_timeout = url.take_duration("response-timeout")?;
+        let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
+        let window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
+        for (option, value) in [
+            ("connect-timeout", connect_timeout),
+            ("response-timeout", response_timeout),
+            ("claim-window", window),
+        ] {
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; nothing comes in no time")));
+            }
+        }
+        let digest = match (&url.user, password) {
+            (Some(user), Some(password)) => Some(format!("{user}:{password}")),
+            (None, None) => None,
+            (Some(_), None) => {
+                return Err(url.refuse("it has a user without a password; digest wants both"));
+            }
+            (None, Some(_)) => {
+                return Err(url.refuse("it has a password without a user; digest wants both"));
+            }
+        };
+        let files = [
+            url.take("tls-ca"),
+            url.take("tls-cert"),
+            url.take("tls-key"),
+        ];
+        #[cfg(feature = "tls")]
+        let tls = tls(&url, &files)?;
+        #[cfg(not(feature = "tls"))]
+        if files.iter().any(Option::is_some) {
+            return Err(url.refuse("this build has no TLS; build with the feature tls"));
+        }
+        let servers = servers(&url)?;
+        let root = root(&url)?;
+        url.finish()?;
+        Ok(Self {
+            servers,
+            root,
+            store,
+            digest,
+            connect_timeout,
+            response_timeout,
+            window,
+            #[cfg(feature = "tls")]
+            tls,
+        })
+    }
+
+    /// Who may use the nodes that are made: the user if there is one, else everybody.
+    pub(crate) fn acls(&self) -> Acls<'static> {
+        match self.digest {
+            Some(_) => Acls::creator_all(),
+            None => Acls::anyone_all(),
+        }
+    }
+}
+
+fn servers(url: &StoreUrl) -> Result<String> {
+    if url.hosts.is_empty() {
+        return Err(url.refuse("it names no host; write zookeeper://HOST:PORT,HOST:PORT/CHROOT"));
+    }
+    let mut servers = Vec::new();
+    for host in &url.hosts {
+        let server = match host.rsplit_once(':') {
+            // An IPv6 address stands in brackets.
+            Some((_, port)) if !host.ends_with(']') => {
+                let good = port.parse().is_ok_and(|port: u16| port != 0);
+                if !good {
+                    return Err(url.refuse(format!("{port:?} is no port")));
+                }
+                host.clone()
+            }
+            _ => format!("{host}:{DEFAULT_PORT}"),
+        };
+        servers.push(server);
+    }
+    Ok(servers.join(","))
+}
+
+fn root(url: &StoreUrl) -> Result<String> {
+    let mut root = String::new();
+    for part in url.path.split('/').filter(|part| !part.is_empty()) {
+        if part == "." || part == ".." || part.chars().any(char::is_control) {
+            return Err(url.refuse(format!(
+                "the chroot has the part {part:?}, which no node can be named"
+            )));
+        }
+        root += &format!("/{part}");
+    }
+    if root == "/zookeeper" || root.starts_with("/zookeeper/") {
+        return Err(url.refuse("/zookeeper is the server's own; choose another chroot"));
+    }
+    Ok(root)
+}
+
+/// TLS if one of its options is there.
+#[cfg(feature = "tls")]
+fn tls(
+    url: &StoreUrl,
+    [ca, cert, key]: &[Option<String>; 3],
+) -> Result<Option<zookeeper_client::TlsOptions>> {
+    if [ca, cert, key].iter().all(|file| file.is_none()) {
+        return Ok(None);
+    }
+    let read = |option: &str, file: &str| {
+        let read = std::fs::read_to_string(file);
+        read.map_err(|error| url.refuse(format!("the file {file} of {option}: {error}")))
+    };
+    let refuse = |error: zookeeper_client::Error| url.refuse(error.to_string());
+    let mut tls = zookeeper_client::TlsOptions::default();
+    if let Some(ca) = ca {
+        tls = tls
+            .with_pem_ca_certs(&read("tls-ca", ca)?)
+            .map_err(refuse)?;
+    }
+    match (cert, key) {
+        (Some(cert), Some(key)) => {
+            let (cert, key) = (read("tls-cert", cert)?, read("tls-key", key)?);
+            tls = tls.with_pem_identity(&cert, &key).map_err(refuse)?;
+        }
+        (None, None) => {}
+        _ => return Err(url.refuse("tls-cert and tls-key belong together; give both")),
+    }
+    Ok(Some(tls))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str) -> Result<Config> {
+        Config::from_url(StoreUrl::parse(url).unwrap())
+    }
+
+    #[test]
+    fn servers_chroot_and_user() {
+        let config =
+            config("zookeeper://ann:s%3Acret@h1,h2:2182,[::1]:7/a/b/?claim-window=3s").unwrap();
+        assert_eq!(config.servers, "h1:2181,h2:2182,[::1]:7");
+        assert_eq!(config.root, "/a/b");
+        assert_eq!(config.digest.as_deref(), Some("ann:s:cret"));
+        assert_eq!(config.window, Duration::from_secs(3));
+        assert!(!config.store.contains("cret"));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused() {
+        for (url, why) in [
+            ("zookeeper://", "no host"),
+            ("zookeeper://h:x", "no port"),
+            ("zookeeper://h:0", "no port"),
+            ("zookeeper://h/a/../b", "chroot"),
+            ("zookeeper://h/zookeeper", "own"),
+            ("zookeeper://ann@h", "password"),
+            ("zookeeper://:secret@h", "user"),
+            ("zookeeper://h?claim-window=0", "claim-window"),
+            ("zookeeper://h?tls-cert=/nowhere", "tls"),
+        ] {
+            let error = config(url).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(why), "{url}: {error}");
+        }
+    }
+}

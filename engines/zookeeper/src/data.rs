@@ -1,0 +1,174 @@
+//! What a claim's node holds: lines of text, of which the first is the format's version.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use fencelock_core::engine::Claim;
+use fencelock_core::{Token, Tokens};
+
+/// A node's number leaves so many bits for the tokens of one grant: 0 to 15 are handed on inside a process, 16 is what a
+/// downgrade gets.
+const BITS: u32 = 5;
+/// The most tokens of one grant.
+pub(crate) const MOST: u32 = 16;
+
+/// The first token of a node that was made by this transaction. Numbers of transactions grow over all servers and
+/// elections, and nodes in one line hold in their order.
+pub(crate) fn first_token(czxid: i64) -> Token {
+    Token((czxid as u64) << BITS)
+}
+
+/// The token after a downgrade: above all those before, and below that of the next node.
+pub(crate) fn downgraded(first: Token) -> Token {
+    Token(((first.0 >> BITS) << BITS) + u64::from(MOST))
+}
+
+/// What a claim says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Data {
+    pub(crate) owner: String,
+    pub(crate) label: Option<String>,
+    pub(crate) ttl: Duration,
+    pub(crate) lock_delay: Duration,
+    /// How many tokens its grant has.
+    pub(crate) count: u32,
+    /// The first of them, and the present one; without them they are those of the node.
+    pub(crate) tokens: Option<(Token, Token)>,
+    /// Somebody asked for the lock.
+    pub(crate) asked: bool,
+}
+
+/// Why a node's data are not a claim's.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// They are another library's.
+    Foreign,
+    /// They are of this version of ours, which is newer.
+    Newer(String),
+}
+
+impl Data {
+    pub(crate) fn of(claim: &Claim, count: u32) -> Self {
+        Self {
+            owner: claim.owner.to_string(),
+            label: claim.label.as_deref().map(str::to_owned),
+            ttl: claim.ttl,
+            lock_delay: claim.lock_delay,
+            count,
+            tokens: None,
+            asked: false,
+        }
+    }
+
+    pub(crate) fn write(&self) -> Vec<u8> {
+        let mut text = format!("fl1\nowner={}\n", self.owner);
+        if let Some(label) = &self.label {
+            text += &format!("label={label}\n");
+        }
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "ttl-ms={}", self.ttl.as_millis());
+        let _ = writeln!(text, "lock-delay-ms={}", self.lock_delay.as_millis());
+        let _ = writeln!(text, "count={}", self.count);
+        if let Some((first, token)) = self.tokens {
+            let _ = writeln!(text, "first={first}\ntoken={token}");
+        }
+        if self.asked {
+            text += "asked=1\n";
+        }
+        text.into_bytes()
+    }
+
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, Unread> {
+        let text = std::str::from_utf8(bytes).map_err(|_| Unread::Foreign)?;
+        let mut lines = text.lines();
+        let version = lines.next().and_then(|line| line.strip_prefix("fl"));
+        match version {
+            Some("1") => {}
+            Some(newer) if !newer.is_empty() && newer.bytes().all(|b| b.is_ascii_digit()) => {
+                return Err(Unread::Newer(newer.to_owned()));
+            }
+            _ => return Err(Unread::Foreign),
+        }
+        let mut data = Self {
+            owner: String::new(),
+            label: None,
+            ttl: Duration::ZERO,
+            lock_delay: Duration::ZERO,
+            count: 1,
+            tokens: None,
+            asked: false,
+        };
+        let (mut first, mut token) = (None, None);
+        for line in lines {
+            let Some((key, value)) = line.split_once('=') else {
+                continue;
+            };
+            let number = || value.parse::<u64>().ok();
+            let millis = || Duration::from_millis(number().unwrap_or(0));
+            match key {
+                "owner" => data.owner = value.to_owned(),
+                "label" => data.label = Some(value.to_owned()),
+                "ttl-ms" => data.ttl = millis(),
+                "lock-delay-ms" => data.lock_delay = millis(),
+                "count" => data.count = value.parse().unwrap_or(1),
+                "first" => first = number().map(Token),
+                "token" => token = number().map(Token),
+                "asked" => data.asked = true,
+                // Of an older or a later version 1.
+                _ => {}
+            }
+        }
+        data.tokens = first.zip(token);
+        Ok(data)
+    }
+
+    /// The tokens of the grant, and the present one.
+    pub(crate) fn tokens(&self, czxid: i64) -> (Tokens, Token) {
+        let node = first_token(czxid);
+        let (first, token) = self.tokens.unwrap_or((node, node));
+        let count = self.count.clamp(1, MOST);
+        (Tokens { first, count }, token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let data = Data {
+            owner: "ann@host:1#x=y".into(),
+            label: Some("nightly, \"quoted\" = ünïcode".into()),
+            ttl: Duration::from_secs(30),
+            lock_delay: Duration::from_millis(1500),
+            count: 16,
+            tokens: Some((Token(320), Token(323))),
+            asked: true,
+        };
+        assert_eq!(Data::read(&data.write()), Ok(data.clone()));
+        assert_eq!(data.tokens(99).1, Token(323));
+        let plain = Data {
+            label: None,
+            tokens: None,
+            asked: false,
+            ..data
+        };
+        assert_eq!(Data::read(&plain.write()), Ok(plain.clone()));
+        assert_eq!(plain.tokens(10).1, Token(320));
+    }
+
+    #[test]
+    fn newer_and_foreign_data_are_told_apart() {
+        assert_eq!(Data::read(b"fl2\nwhatever"), Err(Unread::Newer("2".into())));
+        for foreign in [&b"192.168.0.7"[..], b"", b"flx", b"fl", b"\xff\xfe"] {
+            assert_eq!(Data::read(foreign), Err(Unread::Foreign));
+        }
+    }
+
+    #[test]
+    fn a_downgrade_lies_between_a_node_and_the_next() {
+        let (this, next) = (first_token(7), first_token(8));
+        assert!(Token(this.0 + u64::from(MOST) - 1) < downgraded(this) && downgraded(this) < next);
+    }
+}

@@ -1,0 +1,253 @@
+//! The line at a lock: its children in the order of their sequence numbers, and whose turn it is.
+
+use std::num::NonZeroU32;
+
+use fencelock_core::{ClaimId, Mode};
+
+/// One child of a lock's node that stands in line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stander {
+    /// Its node's name.
+    pub(crate) node: String,
+    /// How it wants to hold.
+    pub(crate) mode: Mode,
+    sequence: i64,
+}
+
+/// The line, first come first.
+#[derive(Debug, Default)]
+pub(crate) struct Line(pub(crate) Vec<Stander>);
+
+/// Whether a claim holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It does.
+    Held,
+    /// Not before one of these (places in the line) has gone.
+    Behind(Vec<usize>),
+}
+
+/// The name of a claim's node before its sequence number: what Curator writes too, with the claim's id as its unique
+/// part. All modes end in `-lock-`, so that Curator's mutex counts them.
+pub(crate) fn prefix(id: ClaimId, mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => format!("_c_{id}-lock-"),
+        Mode::Shared => format!("_c_{id}-shared-lock-"),
+        Mode::Permit { of } => format!("_c_{id}-permit{of}-lock-"),
+    }
+}
+
+/// Whether this is a node of that claim.
+pub(crate) fn is_of(node: &str, id: ClaimId) -> bool {
+    let rest = node.strip_prefix("_c_");
+    let rest = rest.and_then(|rest| rest.strip_prefix(&id.to_string()));
+    rest.is_some_and(|rest| rest.starts_with('-'))
+}
+
+/// A node's name without its sequence number, and the number as it is written.
+pub(crate) fn split(node: &str) -> Option<(&str, &str)> {
+    let kept = node.trim_end_matches(|c: char| c.is_ascii_digit());
+    if node.len() - kept.len() < 9 {
+        return None;
+    }
+    // After 2^31 children of one parent numbers go on below zero.
+    let negative = kept.ends_with("--") || kept.ends_with("_-");
+    let at = kept.len() - usize::from(negative);
+    Some(node.split_at(at))
+}
+
+/// How a node's owner wants to hold, by the node's name. `Err` with the word that a newer version may have put there.
+fn mode(before: &str) -> Result<Mode, String> {
+    // kazoo's and Curator's readers.
+    if before.ends_with("__rlock__") || before.ends_with("__READ__") {
+        return Ok(Mode::Shared);
+    }
+    let own = before.strip_prefix("_c_").and_then(|rest| {
+        let (id, rest) = rest.split_once('-')?;
+        id.parse::<ClaimId>().ok()?;
+        rest.strip_suffix("lock-")
+    });
+    let Some(word) = own.and_then(|word| word.strip_suffix('-')) else {
+        return Ok(Mode::Exclusive);
+    };
+    if word == "shared" {
+        return Ok(Mode::Shared);
+    }
+    let of = word.strip_prefix("permit").and_then(|of| of.parse().ok());
+    let of: Option<NonZeroU32> = of;
+    of.map(|of| Mode::Permit { of })
+        .ok_or_else(|| word.to_owned())
+}
+
+impl Line {
+    /// Sorts the children of a lock. Whatever has a sequence number stands in line, alone unless its name says
+    /// otherwise; what has none is no lock's.
+    pub(crate) fn new(children: Vec<String>) -> Result<Self, String> {
+        let mut line = Vec::with_capacity(children.len());
+        for node in children {
+            let Some((before, number)) = split(&node) else {
+                continue;
+            };
+            let Ok(sequence) = number.parse() else {
+                continue;
+            };
+            let mode = mode(before)?;
+            line.push(Stander {
+                node,
+                mode,
+                sequence,
+            });
+        }
+        // Numbers of 32 bits wrap round; those in one line lie close together.
+        let first = line.first().map_or(0, |stander: &Stander| stander.sequence);
+        line.sort_by_key(|stander| stander.sequence.wrapping_sub(first) as i32);
+        Ok(Self(line))
+    }
+
+    /// The place of a node.
+    pub(crate) fn find(&self, node: &str) -> Option<usize> {
+        self.0.iter().position(|stander| stander.node == node)
+    }
+
+    /// How many hold: they are the first.
+    pub(crate) fn holding(&self) -> usize {
+        let held = (0..self.0.len()).take_while(|at| self.turn(*at) == Turn::Held);
+        held.count()
+    }
+
+    /// Whether one who came last would hold.
+    pub(crate) fn admits(&mut self, mode: Mode) -> bool {
+        let last = Stander {
+            node: String::new(),
+            mode,
+            sequence: 0,
+        };
+        self.0.push(last);
+        let held = self.turn(self.0.len() - 1) == Turn::Held;
+        self.0.pop();
+        held
+    }
+
+    /// Whether the one at this place holds, given that the line before it only ever gets shorter.
+    pub(crate) fn turn(&self, at: usize) -> Turn {
+        let ahead = &self.0[..at];
+        let last_unlike =
+            |like: fn(Mode) -> bool| ahead.iter().rposition(|other| !like(other.mode));
+        let last = match self.0[at].mode {
+            Mode::Exclusive => at.checked_sub(1),
+            Mode::Shared => last_unlike(|mode| mode == Mode::Shared),
+            Mode::Permit { of } => {
+                let unlike = last_unlike(|mode| matches!(mode, Mode::Permit { .. }));
+                if unlike.is_none() {
+                    return permit_turn(ahead, of);
+                }
+                unlike
+            }
+        };
+        last.map_or(Turn::Held, |last| Turn::Behind(vec![last]))
+    }
+}
+
+/// Behind permits only.
+fn permit_turn(ahead: &[Stander], of: NonZeroU32) -> Turn {
+    let total = |stander: &Stander| match stander.mode {
+        Mode::Permit { of } => of.get() as usize,
+        _ => 1,
+    };
+    let of = of.get() as usize;
+    // Nobody passes one who waits: totals that differ are a mistake, and must not break the smaller one.
+    let waits = |(at, stander): (usize, &Stander)| at >= total(stander);
+    if ahead.len() < of && !ahead.iter().enumerate().any(waits) {
+        return Turn::Held;
+    }
+    let alike = ahead.iter().all(|stander| total(stander) == of);
+    // As long as none of these `of` has gone, so many hold.
+    let watched = if alike {
+        of.min(ahead.len())
+    } else {
+        ahead.len()
+    };
+    Turn::Behind((ahead.len() - watched..ahead.len()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "000102030405060708090a0b0c0d0e0f";
+
+    fn line(nodes: &[&str]) -> Line {
+        Line::new(nodes.iter().map(|node| node.replace('@', ID)).collect()).unwrap()
+    }
+
+    #[test]
+    fn each_library_is_understood() {
+        let line = line(&[
+            "_c_@-lock-0000000007",
+            "_c_5a2c8a2e-5a0c-4c6e-8d0c-0d6f0a1b2c3d-lock-0000000003",
+            "abcdef__lock__0000000005",
+            "abcdef__rlock__0000000001",
+            "_c_5a2c8a2e-5a0c-4c6e-8d0c-0d6f0a1b2c3d-__READ__0000000002",
+            "_c_@-shared-lock-0000000004",
+            "_c_@-permit3-lock-0000000006",
+            "no-lock",
+            "short-123",
+        ]);
+        let modes: Vec<_> = line.0.iter().map(|stander| stander.mode.letter()).collect();
+        assert_eq!(modes, ['s', 's', 'x', 's', 'x', 'p', 'x']);
+        assert_eq!(line.holding(), 2);
+        let newer = Line::new(vec![format!("_c_{ID}-intent-lock-0000000001")]);
+        assert_eq!(newer.unwrap_err(), "intent");
+    }
+
+    #[test]
+    fn one_watches_the_one_before_and_readers_the_last_writer() {
+        let line = line(&[
+            "_c_@-lock-0000000001",
+            "_c_@-lock-0000000002",
+            "_c_@-shared-lock-0000000003",
+            "_c_@-shared-lock-0000000004",
+            "_c_@-lock-0000000005",
+        ]);
+        let turns: Vec<_> = (0..5).map(|at| line.turn(at)).collect();
+        let behind = |at| Turn::Behind(vec![at]);
+        assert_eq!(
+            turns,
+            [Turn::Held, behind(0), behind(1), behind(1), behind(3)]
+        );
+    }
+
+    #[test]
+    fn permits_watch_as_many_as_hold() {
+        let permits = |of: &[u32]| {
+            let nodes: Vec<_> = of
+                .iter()
+                .enumerate()
+                .map(|(at, of)| format!("_c_{ID}-permit{of}-lock-{at:010}"))
+                .collect();
+            Line::new(nodes).unwrap()
+        };
+        let line = permits(&[2, 2, 2, 2]);
+        assert_eq!(line.holding(), 2);
+        assert_eq!(line.turn(2), Turn::Behind(vec![0, 1]));
+        assert_eq!(line.turn(3), Turn::Behind(vec![1, 2]));
+        let odd = permits(&[3, 1, 3]);
+        assert_eq!(
+            odd.holding(),
+            1,
+            "nobody passes the second, who wants to be alone"
+        );
+        assert_eq!(odd.turn(2), Turn::Behind(vec![0, 1]));
+    }
+
+    #[test]
+    fn numbers_wrap_round() {
+        let line = line(&[
+            "_c_@-lock--2147483648",
+            "_c_@-lock-2147483647",
+            "x__lock__-2147483647",
+        ]);
+        let numbers: Vec<_> = line.0.iter().map(|stander| stander.sequence).collect();
+        assert_eq!(numbers, [2_147_483_647, -2_147_483_648, -2_147_483_647]);
+    }
+}

@@ -1,0 +1,697 @@
+//! A claim's way into the line, to its turn, and out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use futures_util::future::{join_all, select_all};
+use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError};
+
+use crate::data::{self, Data};
+use crate::line::{self, Turn};
+use crate::session::{Life, Link, Session, Trouble};
+use crate::store::{Node, Spot, Store};
+
+/// A waiter asks again after so long at the latest. Its watch tells it before; this is for what nobody foresaw.
+const RECHECK: Duration = Duration::from_secs(30);
+
+/// How often the nodes above may vanish while a claim's is made.
+const TRIES: usize = 10;
+
+/// What is sent to make or find a claim's node, with the line as it was afterwards.
+type Found = (Node, Vec<String>, BootInstant);
+
+/// Where a claim stands.
+enum Stood {
+    Held(Grant),
+    Waiting(Place),
+    /// Its node is gone.
+    Gone,
+}
+
+impl Store {
+    pub(crate) async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.check_delay(claim)?;
+        let spot = match self.spot(claim.id) {
+            Some(spot) => match self.again(&spot, claim).await? {
+                Stood::Held(grant) => return Ok(Standing::Held(grant)),
+                Stood::Waiting(place) => return self.wait_or_leave(&spot, claim, place).await,
+                Stood::Gone => spot,
+            },
+            None => {
+                let trouble = |trouble| self.error(taking(claim), trouble);
+                let session = self.line_session(claim).await.map_err(trouble)?;
+                let link = session.link().await.map_err(trouble)?;
+                if !claim.wait && !self.is_free(&link, claim).await? {
+                    return Ok(Standing::Busy);
+                }
+                let life = Arc::clone(&link.life);
+                let spot = Arc::new(Spot::new(claim, session, life));
+                self.add(&spot);
+                spot
+            }
+        };
+        for _ in 0..TRIES {
+            let entered = self.enter(&spot, claim).await;
+            let (node, children, sent) =
+                entered.map_err(|trouble| self.error(taking(claim), trouble))?;
+            spot.now().node = Some(node);
+            match self.judge(&spot, claim, children, sent).await? {
+                Stood::Held(grant) => return Ok(Standing::Held(grant)),
+                Stood::Waiting(place) => return self.wait_or_leave(&spot, claim, place).await,
+                // Deleted as soon as it was there; by an administrator, one must think.
+                Stood::Gone => {}
+            }
+        }
+        let vanishes = Trouble::Silent("its node vanishes as soon as it is made".into());
+        Err(self.error(taking(claim), vanishes))
+    }
+
+    /// A session must outlive the client's belief by the lock-delay.
+    fn check_delay(&self, claim: &Claim) -> Result<()> {
+        let longest = self.limits.1 / 2;
+        if claim.lock_delay <= longest {
+            return Ok(());
+        }
+        let given = format!("{:?}", claim.lock_delay);
+        let why = format!(
+            "sessions of this store last {:?} at most, which leaves {longest:?} for a lock-delay; raise the server's maxSessionTimeout",
+            self.limits.1
+        );
+        Err(Error::invalid("lock-delay", given, why))
+    }
+
+    /// Whether a claim that is not to wait has a chance. Reading costs the servers less than a node that goes at once.
+    async fn is_free(&self, link: &Link, claim: &Claim) -> Result<bool> {
+        let children = self.fresh_children(link, &claim.name).await;
+        let children = children.map_err(|trouble| self.error(taking(claim), trouble))?;
+        let mut line = self.sorted(&claim.name, children)?;
+        Ok(line.admits(claim.mode))
+    }
+
+    async fn wait_or_leave(
+        &self,
+        spot: &Arc<Spot>,
+        claim: &Claim,
+        place: Place,
+    ) -> Result<Standing> {
+        if claim.wait {
+            return Ok(Standing::Waiting(place));
+        }
+        let left = self.leave(spot).await;
+        left.map_err(|trouble| self.error(taking(claim), trouble))?;
+        Ok(Standing::Busy)
+    }
+
+    /// Makes a claim's node, and sees the line with it.
+    async fn enter(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Found, Trouble> {
+        let session = Arc::clone(&spot.now().session);
+        let link = session.link().await?;
+        {
+            let mut now = spot.now();
+            now.life = Arc::clone(&link.life);
+            now.node = None;
+            now.from = None;
+            now.held = false;
+            now.over = false;
+            now.asked = false;
+            now.unsure = true;
+            now.count = match claim.mode {
+                Mode::Exclusive => claim.reserve.clamp(1, data::MOST),
+                Mode::Shared | Mode::Permit { .. } => 1,
+            };
+        }
+        let data = Data::of(claim, spot.now().count).write();
+        let parent = self.parent(&claim.name);
+        let prefix = format!("{parent}/{}", line::prefix(claim.id, claim.mode));
+        let options = CreateMode::EphemeralSequential.with_acls(self.config.acls());
+        let mut made = self
+            .state()
+            .parents
+            .get(&claim.name)
+            .is_some_and(|parent| parent.made);
+        for _ in 0..TRIES {
+            let sent = Clock::Boot.now();
+            if made {
+                let create = link.client().create(&prefix, &data, &options);
+                let list = link.client().list_children(&parent);
+                let (created, children) =
+                    tokio::join!(link.write(sent, create), self.children(&link, list));
+                match created {
+                    Ok((stat, sequence)) => {
+                        let node = format!("{}{sequence}", line::prefix(claim.id, claim.mode));
+                        let found = Node {
+                            name: node,
+                            czxid: stat.czxid,
+                            version: 0,
+                        };
+                        self.now_sure(spot, &link);
+                        return Ok((found, children?, sent));
+                    }
+                    Err(Trouble::Answered(Refusal::NoNode)) => made = false,
+                    Err(trouble) => return Err(self.if_answered(spot, trouble)),
+                }
+                continue;
+            }
+            // The node above it in the same breath, so that none is ever left without children but by its server.
+            let mut writer = link.client().new_multi_writer();
+            let container = CreateMode::Container.with_acls(self.config.acls());
+            let written = writer
+                .add_create(&parent, b"", &container)
+                .and_then(|()| writer.add_create(&prefix, &data, &options));
+            written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
+            let commit = writer.commit();
+            let committed = link
+                .write(sent, async { commit.await.map_err(Refusal::from) })
+                .await;
+            match committed {
+                Ok(results) => {
+                    let path = results.into_iter().find_map(|result| match result {
+                        zookeeper_client::MultiWriteResult::Create { path, .. }
+                            if path.starts_with(&prefix) =>
+                        {
+                            Some(path)
+                        }
+                        _ => None,
+                    });
+                    let path = path.ok_or_else(|| {
+                        Trouble::Silent("the server did not say what it made".into())
+                    })?;
+                    self.parent_made(&claim.name, true);
+                    // Servers before 3.8.2 do not say here when it was made.
+                    let stat = link.client().check_stat(&path);
+                    let list = link.client().list_children(&parent);
+                    let (stat, children) =
+                        tokio::join!(link.read(stat), self.children(&link, list));
+                    let Some(stat) = stat? else {
+                        continue;
+                    };
+                    let found = Node {
+                        name: path[parent.len() + 1..].to_owned(),
+                        czxid: stat.czxid,
+                        version: stat.version,
+                    };
+                    self.now_sure(spot, &link);
+                    return Ok((found, children?, sent));
+                }
+                Err(Trouble::Answered(Refusal::NodeExists)) => {
+                    self.parent_made(&claim.name, true);
+                    made = true;
+                }
+                Err(Trouble::Answered(Refusal::NoNode)) => self.make_root(&link).await?,
+                Err(trouble) => return Err(self.if_answered(spot, trouble)),
+            }
+        }
+        Err(Trouble::Silent(
+            "the node of its name comes and goes".into(),
+        ))
+    }
+
+    fn now_sure(&self, spot: &Spot, link: &Link) {
+        let mut now = spot.now();
+        now.unsure = false;
+        now.life = Arc::clone(&link.life);
+    }
+
+    /// A refusal leaves nothing behind.
+    fn if_answered(&self, spot: &Arc<Spot>, trouble: Trouble) -> Trouble {
+        if matches!(trouble, Trouble::Answered(_)) {
+            self.remove(spot);
+        }
+        trouble
+    }
+
+    /// Looks again at a claim that was placed before.
+    async fn again(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Stood> {
+        let trouble = |trouble| self.error(taking(claim), trouble);
+        if spot.now().unsure {
+            self.settle(spot).await.map_err(trouble)?;
+        }
+        if spot.now().over {
+            // What is over stays over; a new grant needs a new node.
+            self.delete(spot).await.map_err(trouble)?;
+            return Ok(Stood::Gone);
+        }
+        let (session, life, node) = {
+            let now = spot.now();
+            (
+                Arc::clone(&now.session),
+                Arc::clone(&now.life),
+                now.node.clone(),
+            )
+        };
+        let Some(node) = node else {
+            return Ok(Stood::Gone);
+        };
+        let link = session.link().await.map_err(trouble)?;
+        if !Arc::ptr_eq(&link.life, &life) {
+            return Ok(Stood::Gone);
+        }
+        let node = match self.downgrade(spot, claim, &link, node).await {
+            Ok(node) => node,
+            Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
+            Err(other) => return Err(trouble(other)),
+        };
+        let parent = self.parent(&claim.name);
+        let sent = Clock::Boot.now();
+        let confirm = confirm(&link, &self.path(&claim.name, &node.name));
+        let list = link.client().list_children(&parent);
+        let (confirmed, children) =
+            tokio::join!(link.write(sent, confirm), self.children(&link, list));
+        match confirmed {
+            Ok(()) => {}
+            Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
+            Err(other) => return Err(trouble(other)),
+        }
+        let children = children.map_err(trouble)?;
+        self.judge(spot, claim, children, sent).await
+    }
+
+    /// Whether it is a claim's turn in the line that these children are. `sent`: when its session was last confirmed.
+    async fn judge(
+        &self,
+        spot: &Arc<Spot>,
+        claim: &Claim,
+        children: Vec<String>,
+        sent: BootInstant,
+    ) -> Result<Stood> {
+        let line = self.sorted(&claim.name, children)?;
+        let node = spot.now().node.clone();
+        let Some((node, at)) = node.and_then(|node| {
+            let at = line.find(&node.name)?;
+            Some((node, at))
+        }) else {
+            return Ok(Stood::Gone);
+        };
+        if let Turn::Behind(others) = line.turn(at) {
+            let behind = others
+                .into_iter()
+                .map(|other| self.path(&claim.name, &line.0[other].node));
+            spot.now().behind = behind.collect();
+            return Ok(Stood::Waiting(Place {
+                ahead: Some((at - line.holding()) as u64),
+                recheck: Clock::Boot.now() + RECHECK,
+                asked_at: sent,
+                mark: 0,
+            }));
+        }
+        let (life, held, from) = {
+            let now = spot.now();
+            (Arc::clone(&now.life), now.held, now.first)
+        };
+        let first = if held {
+            from
+        } else {
+            data::first_token(node.czxid)
+        };
+        {
+            let mut now = spot.now();
+            now.first = first;
+            if !held {
+                now.recorded = first;
+            }
+        }
+        let mut granted = (sent, life);
+        // With a lock-delay it holds only in a session that lasts for it.
+        let wanted = self.wanted(claim);
+        if !claim.lock_delay.is_zero() && spot.now().session.timeout < wanted {
+            match self.move_to(spot, claim, wanted, first).await {
+                Ok(moved) => granted = moved,
+                Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
+                Err(trouble) => return Err(self.error(taking(claim), trouble)),
+            }
+        }
+        let (counted_from, life) = granted;
+        let lease = self.lease(claim, &life);
+        self.stand_until(spot, counted_from + (lease + claim.lock_delay));
+        let count = spot.now().count;
+        Ok(Stood::Held(Grant {
+            tokens: Tokens { first, count },
+            counted_from,
+            lease,
+            recorded: true,
+        }))
+    }
+
+    /// Waits until it may be a claim's turn.
+    pub(crate) async fn changed(&self, claim: &Claim) -> Result<Option<Grant>> {
+        let Some(spot) = self.spot(claim.id) else {
+            return Ok(None);
+        };
+        loop {
+            let now = spot.now().clone();
+            let Some(node) = now.node.filter(|_| !now.unsure && !now.over) else {
+                return Ok(None);
+            };
+            let link = now.session.any_link().await;
+            if !Arc::ptr_eq(&link.life, &now.life) {
+                return Ok(None);
+            }
+            match self.await_one(&link, &now.behind).await {
+                Ok(true) => {}
+                // Another connection may lead to a server that is behind: ask in full.
+                Ok(false) => return Ok(None),
+                Err(trouble) => return Err(self.error(waiting(claim), trouble)),
+            }
+            let parent = self.parent(&claim.name);
+            // A session that was confirmed lately need not be confirmed again.
+            let sent = Clock::Boot.now();
+            let lease = self.lease(claim, &link.life);
+            let stale = sent.since(link.life.confirmed()) > lease / 4;
+            let (confirmed, children) = if stale {
+                let confirm = confirm(&link, &self.path(&claim.name, &node.name));
+                let list = link.client().list_children(&parent);
+                let (confirmed, children) =
+                    tokio::join!(link.write(sent, confirm), self.children(&link, list));
+                (confirmed.map(|()| sent), children)
+            } else {
+                let confirmed = link.life.confirmed();
+                let list = link.client().list_children(&parent);
+                (Ok(confirmed), self.children(&link, list).await)
+            };
+            let confirmed = match confirmed {
+                Ok(confirmed) => confirmed,
+                Err(Trouble::Answered(Refusal::NoNode)) => return Ok(None),
+                Err(trouble) => return Err(self.error(waiting(claim), trouble)),
+            };
+            let children = children.map_err(|trouble| self.error(waiting(claim), trouble))?;
+            match self.judge(&spot, claim, children, confirmed).await? {
+                Stood::Held(grant) => return Ok(Some(grant)),
+                Stood::Waiting(_) => {}
+                Stood::Gone => return Ok(None),
+            }
+        }
+    }
+
+    /// Waits until one of these nodes is gone or was replaced; `false` if the connection was lost before.
+    async fn await_one(&self, link: &Link, paths: &[String]) -> Result<bool, Trouble> {
+        let asked: Vec<_> = paths
+            .iter()
+            .map(|path| link.client().check_and_watch_stat(path))
+            .collect();
+        let answers = join_all(asked.into_iter().map(|asked| link.read(asked))).await;
+        let mut watchers = Vec::new();
+        for answer in answers {
+            let (stat, watcher) = answer?;
+            if stat.is_none() {
+                return Ok(true);
+            }
+            watchers.push(Box::pin(watcher.changed()));
+        }
+        if watchers.is_empty() {
+            return Ok(true);
+        }
+        // In this order: a watcher must not be asked once its connection is gone.
+        tokio::select! {
+            biased;
+            () = link.ended() => Ok(false),
+            _ = select_all(watchers) => Ok(true),
+        }
+    }
+
+    /// Moves a claim's node to another session; it keeps its place, and its lease counts from the instant returned.
+    pub(crate) async fn move_to(
+        &self,
+        spot: &Arc<Spot>,
+        claim: &Claim,
+        wanted: Duration,
+        token: Token,
+    ) -> Result<(BootInstant, Arc<Life>), Trouble> {
+        let session = self.session(wanted).await?;
+        if Arc::ptr_eq(&session, &spot.now().session) {
+            // The longest there is.
+            let life = Arc::clone(&spot.now().life);
+            return Ok((life.confirmed(), life));
+        }
+        let link = session.link().await?;
+        let Some(node) = spot.now().node.clone() else {
+            return Err(Trouble::Answered(Refusal::NoNode));
+        };
+        let name = node.name.clone();
+        let replaced = self.replace(spot, claim, &link, (&session, node), &name, token);
+        let sent = replaced.await?;
+        Ok((sent, Arc::clone(&link.life)))
+    }
+
+    /// A weaker mode on a hold: another node in the same place, with a token above the one before.
+    async fn downgrade(
+        &self,
+        spot: &Arc<Spot>,
+        claim: &Claim,
+        link: &Arc<Link>,
+        node: Node,
+    ) -> Result<Node, Trouble> {
+        let Some((before, number)) = line::split(&node.name) else {
+            return Ok(node);
+        };
+        let prefix = line::prefix(claim.id, claim.mode);
+        let exclusive = line::prefix(claim.id, Mode::Exclusive);
+        if before == prefix || before != exclusive || !spot.now().held {
+            return Ok(node);
+        }
+        let name = format!("{prefix}{number}");
+        let session = Arc::clone(&spot.now().session);
+        let token = {
+            let mut now = spot.now();
+            now.first = data::downgraded(now.first);
+            now.count = 1;
+            now.first
+        };
+        self.replace(spot, claim, link, (&session, node), &name, token)
+            .await?;
+        let node = spot.now().node.clone();
+        node.ok_or(Trouble::Answered(Refusal::NoNode))
+    }
+
+    /// Puts another node in the place of a claim's, in one transaction, in the session of `link`.
+    async fn replace(
+        &self,
+        spot: &Arc<Spot>,
+        claim: &Claim,
+        link: &Arc<Link>,
+        (session, mut node): (&Arc<Session>, Node),
+        name: &str,
+        token: Token,
+    ) -> Result<BootInstant, Trouble> {
+        let (old, new) = (
+            self.path(&claim.name, &node.name),
+            self.path(&claim.name, name),
+        );
+        for _ in 0..TRIES {
+            let (first, count, asked) = {
+                let now = spot.now();
+                (now.first, now.count, now.asked)
+            };
+            let data = Data {
+                tokens: Some((first, token)),
+                asked,
+                ..Data::of(claim, count)
+            };
+            let options = CreateMode::Ephemeral.with_acls(self.config.acls());
+            let mut writer = link.client().new_multi_writer();
+            // Not if somebody has written into it meanwhile, to ask for the lock.
+            let added = writer
+                .add_delete(&old, Some(node.version))
+                .and_then(|()| writer.add_create(&new, &data.write(), &options));
+            added.map_err(Trouble::Answered)?;
+            {
+                let mut now = spot.now();
+                if !Arc::ptr_eq(&now.session, session) {
+                    now.from = Some((Arc::clone(&now.session), Arc::clone(&now.life)));
+                }
+                now.session = Arc::clone(session);
+                now.life = Arc::clone(&link.life);
+                now.unsure = true;
+            }
+            let sent = Clock::Boot.now();
+            let commit = writer.commit();
+            let committed = link
+                .write(sent, async { commit.await.map_err(Refusal::from) })
+                .await;
+            match committed {
+                Ok(_) => {
+                    let mut now = spot.now();
+                    now.unsure = false;
+                    now.from = None;
+                    now.recorded = token;
+                    now.node = Some(Node {
+                        name: name.to_owned(),
+                        // It keeps the place of the node before; its tokens stand in its data.
+                        czxid: node.czxid,
+                        version: 0,
+                    });
+                    return Ok(sent);
+                }
+                Err(trouble @ Trouble::Silent(_)) => return Err(trouble),
+                Err(refused) => {
+                    let mut now = spot.now();
+                    now.unsure = false;
+                    if let Some((session, life)) = now.from.take() {
+                        now.session = session;
+                        now.life = life;
+                    }
+                    if !matches!(refused, Trouble::Answered(Refusal::BadVersion)) {
+                        return Err(refused);
+                    }
+                }
+            }
+            let (bytes, stat) = link.read(link.client().get_data(&old)).await?;
+            node.version = stat.version;
+            let asked = Data::read(&bytes).is_ok_and(|data| data.asked);
+            self.note_asked(spot, asked);
+        }
+        Err(Trouble::Silent(
+            "somebody keeps writing into its node".into(),
+        ))
+    }
+
+    /// Finds out what became of what was asked without an answer.
+    pub(crate) async fn settle(&self, spot: &Arc<Spot>) -> Result<(), Trouble> {
+        let now = spot.now().clone();
+        let link = now.session.link().await?;
+        let children = self.fresh_children(&link, &spot.name).await?;
+        let mine = children.into_iter().find(|node| line::is_of(node, spot.id));
+        let mut found = None;
+        if let Some(name) = mine {
+            let path = self.path(&spot.name, &name);
+            if let Some(stat) = link.read(link.client().check_stat(&path)).await? {
+                found = Some((name, stat));
+            }
+        }
+        let mut settled = spot.now();
+        settled.unsure = false;
+        settled.node = None;
+        let Some((name, stat)) = found else {
+            return Ok(());
+        };
+        let czxid = match &now.node {
+            // Replaced in its place, or not.
+            Some(node) => node.czxid,
+            None => stat.czxid,
+        };
+        let node = Node {
+            name,
+            czxid,
+            version: stat.version,
+        };
+        if stat.ephemeral_owner == now.life.id {
+            settled.node = Some(node);
+            settled.from = None;
+        } else if let Some((session, life)) =
+            now.from.filter(|(_, life)| life.id == stat.ephemeral_owner)
+        {
+            settled.session = session;
+            settled.life = life;
+            settled.node = Some(node);
+            settled.from = None;
+        }
+        // Anybody else's is that of a session that has ended, and goes by itself.
+        Ok(())
+    }
+
+    pub(crate) async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let trouble = |trouble| {
+            let action = format!("withdrawing from lock {}", claim.name);
+            self.error(action, trouble)
+        };
+        let Some(spot) = self.spot(claim.id) else {
+            return self.absent(claim).await.map_err(trouble);
+        };
+        if spot.now().unsure {
+            self.settle(&spot).await.map_err(trouble)?;
+        }
+        let (held, over, stands) = {
+            let now = spot.now();
+            (now.held, now.over, now.node.is_some())
+        };
+        if how == Leave::Abandon && held && stands {
+            let end = {
+                let mut now = spot.now();
+                now.over = true;
+                let end = Clock::Boot.now() + now.lock_delay;
+                now.until = now.until.min(end);
+                now.until
+            };
+            if end > Clock::Boot.now() {
+                self.state().ends.push(std::cmp::Reverse((end, spot.id)));
+                self.work.notify_one();
+                return Ok(Withdrawn::Expired);
+            }
+        }
+        let was_there = self.leave(&spot).await.map_err(trouble)?;
+        match (was_there, held) {
+            (true, true) if over => Ok(Withdrawn::Expired),
+            (true, true) => Ok(Withdrawn::Released),
+            (_, false) => Ok(Withdrawn::LeftLine),
+            (false, true) => self.absent(claim).await.map_err(trouble),
+        }
+    }
+
+    /// What to say of a claim that is not there.
+    async fn absent(&self, claim: &Claim) -> Result<Withdrawn, Trouble> {
+        let link = self.line.link().await?;
+        let children = self.fresh_children(&link, &claim.name).await?;
+        Ok(match children.is_empty() {
+            true => Withdrawn::Expired,
+            false => Withdrawn::NotOwner,
+        })
+    }
+
+    /// Takes a claim out of the line and out of the books; whether it was there.
+    async fn leave(&self, spot: &Arc<Spot>) -> Result<bool, Trouble> {
+        let was_there = self.delete(spot).await?;
+        self.remove(spot);
+        Ok(was_there)
+    }
+
+    /// Deletes a claim's own node, and never another one: no two claims have nodes of the same name.
+    pub(crate) async fn delete(&self, spot: &Arc<Spot>) -> Result<bool, Trouble> {
+        let now = {
+            let mut now = spot.now();
+            // Nobody is to be told of its end.
+            now.over |= now.held;
+            now.clone()
+        };
+        let Some(node) = now.node else {
+            return Ok(false);
+        };
+        if now.life.is_over() {
+            spot.now().node = None;
+            return Ok(false);
+        }
+        let link = now.session.link().await?;
+        let path = self.path(&spot.name, &node.name);
+        let sent = Clock::Boot.now();
+        let deleted = link.write(sent, link.client().delete(&path, None)).await;
+        match deleted {
+            Ok(()) => {}
+            Err(Trouble::Answered(Refusal::NoNode)) => {
+                spot.now().node = None;
+                return Ok(false);
+            }
+            Err(trouble) => return Err(trouble),
+        }
+        spot.now().node = None;
+        Ok(true)
+    }
+}
+
+/// A write that changes nothing, and says whether a node is there.
+fn confirm<'a>(link: &'a Link, path: &str) -> impl Future<Output = Result<(), Refusal>> + use<'a> {
+    let mut writer = link.client().new_multi_writer();
+    let added = writer.add_check_version(path, -1);
+    let commit = added.map(|()| writer.commit());
+    async {
+        let committed: Result<_, MultiWriteError> = commit?.await;
+        committed.map(drop).map_err(Refusal::from)
+    }
+}
+
+fn taking(claim: &Claim) -> String {
+    format!("taking lock {}", claim.name)
+}
+
+fn waiting(claim: &Claim) -> String {
+    format!("waiting for lock {}", claim.name)
+}

@@ -1,0 +1,394 @@
+//! What all parts of the engine share: the sessions, the claims that have a place, the nodes of names in use.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Event};
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Token};
+use tokio::sync::{Notify, mpsc};
+use zookeeper_client::{CreateMode, Error as Refusal};
+
+use crate::config::Config;
+use crate::line::Line;
+use crate::names;
+use crate::session::{Life, Link, Session, Trouble};
+
+/// How many sessions one client keeps at most. Each ttl and lock-delay may want one of its own.
+const SESSIONS: usize = 16;
+
+/// The state behind the engine.
+pub(crate) struct Store {
+    pub(crate) config: Arc<Config>,
+    /// The session of those who wait.
+    pub(crate) line: Arc<Session>,
+    /// The shortest and the longest session that the servers grant.
+    pub(crate) limits: (Duration, Duration),
+    /// Those of holds, by what was asked for.
+    sessions: tokio::sync::Mutex<HashMap<Duration, Arc<Session>>>,
+    /// Lives that the servers ended.
+    pub(crate) ended: mpsc::UnboundedSender<Arc<Life>>,
+    pub(crate) tell: mpsc::UnboundedSender<Event>,
+    pub(crate) watch: mpsc::UnboundedSender<(Arc<Spot>, Arc<Link>)>,
+    pub(crate) state: Mutex<State>,
+    /// There is more to tidy up.
+    pub(crate) work: Notify,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) closed: bool,
+    pub(crate) spots: HashMap<ClaimId, Arc<Spot>>,
+    /// When holds end unless they were prolonged meanwhile.
+    pub(crate) ends: BinaryHeap<Reverse<(BootInstant, ClaimId)>>,
+    /// The nodes of names that this client used.
+    pub(crate) parents: HashMap<LockName, Parent>,
+}
+
+/// The node of a name.
+#[derive(Debug)]
+pub(crate) struct Parent {
+    /// How many claims of this client are there.
+    pub(crate) uses: usize,
+    /// Whether it was seen.
+    pub(crate) made: bool,
+    pub(crate) idle_since: BootInstant,
+}
+
+/// A claim's place at the servers.
+#[derive(Debug)]
+pub(crate) struct Spot {
+    pub(crate) id: ClaimId,
+    pub(crate) name: LockName,
+    now: Mutex<Now>,
+}
+
+/// What is known of a claim's place.
+#[derive(Clone, Debug)]
+pub(crate) struct Now {
+    /// The session that its node belongs to.
+    pub(crate) session: Arc<Session>,
+    pub(crate) life: Arc<Life>,
+    /// Where the node may still be if a move's answer was lost.
+    pub(crate) from: Option<(Arc<Session>, Arc<Life>)>,
+    pub(crate) node: Option<Node>,
+    /// Something was asked of which no answer came: look before saying anything.
+    pub(crate) unsure: bool,
+    pub(crate) held: bool,
+    /// Its lease has ended, or it is being given up.
+    pub(crate) over: bool,
+    /// When the node goes unless the hold is prolonged.
+    pub(crate) until: BootInstant,
+    pub(crate) lock_delay: Duration,
+    /// The first token, once it holds, and the one that the node names.
+    pub(crate) first: Token,
+    pub(crate) recorded: Token,
+    pub(crate) count: u32,
+    pub(crate) asked: bool,
+    /// The nodes that must go first.
+    pub(crate) behind: Vec<String>,
+    /// The connection over which the node is watched.
+    pub(crate) watched: Weak<Link>,
+}
+
+/// A claim's node.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Its name, without the path.
+    pub(crate) name: String,
+    pub(crate) czxid: i64,
+    /// Of its data.
+    pub(crate) version: i32,
+}
+
+impl Spot {
+    pub(crate) fn new(claim: &Claim, session: Arc<Session>, life: Arc<Life>) -> Self {
+        let now = Now {
+            session,
+            life,
+            from: None,
+            node: None,
+            unsure: false,
+            held: false,
+            over: false,
+            until: BootInstant::from_nanos(u64::MAX),
+            lock_delay: claim.lock_delay,
+            first: Token(0),
+            recorded: Token(0),
+            count: 1,
+            asked: false,
+            behind: Vec::new(),
+            watched: Weak::new(),
+        };
+        Self {
+            id: claim.id,
+            name: claim.name.clone(),
+            now: Mutex::new(now),
+        }
+    }
+
+    pub(crate) fn now(&self) -> MutexGuard<'_, Now> {
+        // Every change under this lock is whole before anything can panic.
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn new(
+        config: Arc<Config>,
+        line: Arc<Session>,
+        limits: (Duration, Duration),
+        ended: mpsc::UnboundedSender<Arc<Life>>,
+        tell: mpsc::UnboundedSender<Event>,
+        watch: mpsc::UnboundedSender<(Arc<Spot>, Arc<Link>)>,
+    ) -> Self {
+        Self {
+            config,
+            line,
+            limits,
+            sessions: tokio::sync::Mutex::default(),
+            ended,
+            tell,
+            watch,
+            state: Mutex::default(),
+            work: Notify::new(),
+        }
+    }
+
+    /// The node of a name.
+    pub(crate) fn parent(&self, name: &LockName) -> String {
+        format!("{}/{}", self.config.root, names::encode(name))
+    }
+
+    /// A claim's node.
+    pub(crate) fn path(&self, name: &LockName, node: &str) -> String {
+        format!("{}/{node}", self.parent(name))
+    }
+
+    /// A node to ask for when any will do.
+    pub(crate) fn root(&self) -> &str {
+        match self.config.root.as_str() {
+            "" => "/",
+            root => root,
+        }
+    }
+
+    /// The session that a hold of this claim wants: two thirds of it are the ttl, after which the client gives up.
+    pub(crate) fn wanted(&self, claim: &Claim) -> Duration {
+        let wanted = claim.ttl.saturating_mul(3) / 2;
+        let wanted = wanted.saturating_add(claim.lock_delay);
+        wanted.clamp(self.limits.0, self.limits.1)
+    }
+
+    /// For how long a hold can be believed in this session.
+    pub(crate) fn lease(&self, claim: &Claim, life: &Life) -> Duration {
+        let sure = life.timeout.saturating_sub(claim.lock_delay) * 2 / 3;
+        sure.min(claim.ttl)
+    }
+
+    /// The session that a claim is to stand in line with.
+    pub(crate) async fn line_session(&self, claim: &Claim) -> Result<Arc<Session>, Trouble> {
+        let wanted = self.wanted(claim);
+        if wanted >= self.line.timeout {
+            return Ok(Arc::clone(&self.line));
+        }
+        self.session(wanted).await
+    }
+
+    /// The session with this timeout.
+    pub(crate) async fn session(&self, wanted: Duration) -> Result<Arc<Session>, Trouble> {
+        let open = async {
+            let mut sessions = self.sessions.lock().await;
+            if let Some(session) = sessions.get(&wanted) {
+                return Ok(Arc::clone(session));
+            }
+            if sessions.len() >= SESSIONS {
+                let longer = sessions.values().filter(|s| s.timeout >= wanted);
+                let fit = longer.min_by_key(|s| s.timeout);
+                let fit = fit.or_else(|| sessions.values().max_by_key(|s| s.timeout));
+                if let Some(fit) = fit {
+                    return Ok(Arc::clone(fit));
+                }
+            }
+            let opened = Session::open(&self.config, wanted, self.ended.clone()).await;
+            let opened = opened.map_err(|error| Trouble::Silent(error.to_string()))?;
+            sessions.insert(wanted, Arc::clone(&opened));
+            Ok(opened)
+        };
+        let limit = self.config.response_timeout;
+        match tokio::time::timeout(limit, open).await {
+            Ok(opened) => opened,
+            Err(_) => Err(Trouble::Silent(format!("no session within {limit:?}"))),
+        }
+    }
+
+    /// All sessions.
+    pub(crate) async fn sessions(&self) -> Vec<Arc<Session>> {
+        let sessions = self.sessions.lock().await;
+        let all = sessions.values().chain([&self.line]);
+        all.map(Arc::clone).collect()
+    }
+
+    pub(crate) fn spot(&self, id: ClaimId) -> Option<Arc<Spot>> {
+        self.state().spots.get(&id).map(Arc::clone)
+    }
+
+    /// Notes that a claim has a place, or may have one soon; says whether the name's node was seen.
+    pub(crate) fn add(&self, spot: &Arc<Spot>) -> bool {
+        let mut state = self.state();
+        state.spots.insert(spot.id, Arc::clone(spot));
+        let parent = state.parents.entry(spot.name.clone());
+        let parent = parent.or_insert_with(|| Parent {
+            uses: 0,
+            made: false,
+            idle_since: Clock::Boot.now(),
+        });
+        parent.uses += 1;
+        parent.made
+    }
+
+    /// Notes that a claim has no place any more.
+    pub(crate) fn remove(&self, spot: &Spot) {
+        let mut state = self.state();
+        if state.spots.remove(&spot.id).is_none() {
+            return;
+        }
+        let idle = match state.parents.get_mut(&spot.name) {
+            Some(parent) => {
+                parent.uses -= 1;
+                parent.idle_since = Clock::Boot.now();
+                parent.uses == 0
+            }
+            None => false,
+        };
+        drop(state);
+        if idle {
+            self.work.notify_one();
+        }
+    }
+
+    pub(crate) fn parent_made(&self, name: &LockName, made: bool) {
+        if let Some(parent) = self.state().parents.get_mut(name) {
+            parent.made = made;
+        }
+    }
+
+    /// Notes until when a hold is to stand.
+    pub(crate) fn stand_until(&self, spot: &Spot, until: BootInstant) {
+        let first = {
+            let mut now = spot.now();
+            let first = !now.held;
+            now.held = true;
+            now.until = until;
+            first
+        };
+        // A prolonged hold is found in its old place in the heap, and put back.
+        if first {
+            let mut state = self.state();
+            let soonest = state.ends.peek().is_none_or(|Reverse((at, _))| until < *at);
+            state.ends.push(Reverse((until, spot.id)));
+            drop(state);
+            if soonest {
+                self.work.notify_one();
+            }
+        }
+    }
+
+    /// The line at a name; none if there is no such node.
+    pub(crate) fn sorted(&self, name: &LockName, children: Vec<String>) -> Result<Line> {
+        Line::new(children).map_err(|word| Error::NotALock {
+            store: self.config.store.clone(),
+            name: name.clone(),
+            why: format!("somebody stands in line in the mode {word:?}, which this version does not know; use the newer fencelock"),
+        })
+    }
+
+    /// The children of a name's node; none if there is no such node.
+    pub(crate) async fn children(
+        &self,
+        link: &Link,
+        list: impl Future<Output = Result<Vec<String>, Refusal>>,
+    ) -> Result<Vec<String>, Trouble> {
+        match link.read(list).await {
+            Err(Trouble::Answered(Refusal::NoNode)) => Ok(Vec::new()),
+            children => children,
+        }
+    }
+
+    /// The children of a name's node as they are after all that the servers have taken so far.
+    pub(crate) async fn fresh_children(
+        &self,
+        link: &Link,
+        name: &LockName,
+    ) -> Result<Vec<String>, Trouble> {
+        let parent = self.parent(name);
+        let sync = link.client().sync(self.root());
+        let list = link.client().list_children(&parent);
+        // Both are on their way before the first answer is awaited.
+        let (synced, children) = tokio::join!(link.read(sync), self.children(link, list));
+        match synced {
+            Ok(()) | Err(Trouble::Answered(_)) => children,
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Makes the nodes down to the root, if they are missing.
+    pub(crate) async fn make_root(&self, link: &Link) -> Result<(), Trouble> {
+        make_root(&self.config, link).await
+    }
+
+    /// An error that says what was asked.
+    pub(crate) fn error(&self, action: impl Into<String>, trouble: Trouble) -> Error {
+        error(&self.config, action, trouble)
+    }
+}
+
+/// Makes the nodes down to the root, if they are missing.
+pub(crate) async fn make_root(config: &Config, link: &Link) -> Result<(), Trouble> {
+    if config.root.is_empty() {
+        return Ok(());
+    }
+    let options = CreateMode::Persistent.with_acls(config.acls());
+    // Whoever may use the chroot need not have rights above it.
+    let exists = link.read(link.client().check_stat(&config.root)).await?;
+    if exists.is_none() {
+        link.read(link.client().mkdir(&config.root, &options))
+            .await?;
+    }
+    Ok(())
+}
+
+/// An error that says what was asked.
+pub(crate) fn error(config: &Config, action: impl Into<String>, trouble: Trouble) -> Error {
+    let (store, action) = (&config.store, action.into());
+    match trouble {
+        Trouble::Silent(why) => Error::unavailable(store, action, why),
+        Trouble::Answered(Refusal::NoAuth) => {
+            let root = if config.root.is_empty() {
+                "/"
+            } else {
+                &config.root
+            };
+            let action = format!(
+                "{action} (this needs the rights read, create and delete at {root}, and those of the user who made what is below it)"
+            );
+            Error::refused(store, action, Refusal::NoAuth)
+        }
+        Trouble::Answered(Refusal::Unimplemented) => {
+            let why = format!("{action}: the server is too old; ZooKeeper 3.6 or later is needed");
+            Error::config(store, why)
+        }
+        Trouble::Answered(
+            refusal @ (Refusal::QuotaExceeded | Refusal::NoChildrenForEphemerals),
+        ) => Error::refused(store, action, refusal),
+        Trouble::Answered(refusal) => Error::Internal {
+            store: store.clone(),
+            why: format!("{action}: {refusal}"),
+        },
+    }
+}
