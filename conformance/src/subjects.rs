@@ -4,6 +4,7 @@ mod memory;
 mod mysql;
 mod redis;
 mod sqlite;
+mod zookeeper;
 
 use crate::subject::Subject;
 
@@ -15,5 +16,6 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &sqlite::InFile,
         &redis::OneRedis,
         &mysql::LEASE,
+        &zookeeper::OneZooKeeper,
     ]
 }

@@ -230,9 +230,9 @@ impl ZooKeeper {
     ///
     /// # Errors
     /// If the server does not answer.
-    pub fn count_below(&self, path: &str) -> Result<u64> {
+    pub fn count_below(&self, path: &str, auth: Option<&str>) -> Result<u64> {
         let path = path.to_owned();
-        self.administer(None, async move |client| {
+        self.administer(auth, async move |client| {
             match client.count_descendants_number(&path).await {
                 Ok(count) => Ok(count as u64),
                 Err(Error::NoNode) => Ok(0),

@@ -15,12 +15,12 @@ fn a_server_remembers_until_it_is_emptied() {
     assert!(server.word("ruok").is_err());
     server.restart().unwrap();
     assert_eq!(server.children("/a").unwrap(), ["b"]);
-    assert_eq!(server.count_below("/a").unwrap(), 1);
+    assert_eq!(server.count_below("/a", Some("ann:secret")).unwrap(), 1);
     server.erase_below("/a", Some("ann:secret")).unwrap();
-    assert_eq!(server.count_below("/a").unwrap(), 0);
+    assert_eq!(server.count_below("/a", Some("ann:secret")).unwrap(), 0);
     server.restart_empty().unwrap();
     assert_eq!(server.children("/").unwrap(), ["zookeeper"]);
-    assert_eq!(server.count_below("/a").unwrap(), 0);
+    assert_eq!(server.count_below("/a", Some("ann:secret")).unwrap(), 0);
 }
 
 #[test]

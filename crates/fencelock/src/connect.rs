@@ -11,7 +11,7 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 /// Opens a store; await the result.
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
-/// `redis+unix://`, `mysql://`, `mariadb://`. Every store takes the option `prefix=TEXT`, which is put before all names.
+/// `redis+unix://`, `mysql://`, `mariadb://`, `zookeeper://`. Every store takes the option `prefix=TEXT`, which is put before all names.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),
@@ -125,22 +125,26 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         }
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?)),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "valkey" | "redis+unix" => Err(not_built(&url, "redis")),
         #[cfg(not(feature = "mysql"))]
         "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
+        #[cfg(not(feature = "zookeeper"))]
+        "zookeeper" => Err(not_built(&url, "zookeeper")),
         scheme => {
             let why = format!(
-                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, mysql, mariadb"
+                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, mysql, mariadb, zookeeper"
             );
             Err(url.refuse(why))
         }
     }
 }
 
-#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "mysql")))]
+#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "mysql", feature = "zookeeper")))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
     url.refuse(format!(
         "this build has no engine for it; build with the feature {feature}"

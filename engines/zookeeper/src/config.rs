@@ -148,7 +148,7 @@ fn tls(
     let mut tls = zookeeper_client::TlsOptions::default();
     if let Some(ca) = ca {
         tls = tls
-            .with_pem_ca_certs(&read("tls-ca", ca)?)
+            .with_pem_ca(&read("tls-ca", ca)?)
             .map_err(refuse)?;
     }
     match (cert, key) {

@@ -13,6 +13,8 @@ use fencelock_core::{
     Clock, Durability, Error, LeaseKind, Limit, LockName, Order, Promises, Result, StoreUrl, Token,
     Wake,
 };
+use futures_util::TryFutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 use zookeeper_client::{CreateMode, Error as Refusal};
@@ -71,12 +73,12 @@ impl ZooKeeper {
             });
             store::error(config, "connecting", trouble)
         };
-        let limits = retry(async || session::limits(config).await)
+        let limits = retry(|| Box::pin(session::limits(config)))
             .await
             .map_err(failed)?;
         let (ended, ends) = mpsc::unbounded_channel();
         let window = config.window.clamp(limits.0, limits.1);
-        let line = retry(async || Session::open(config, window, ended.clone()).await).await;
+        let line = retry(|| Box::pin(Session::open(config, window, ended.clone()))).await;
         let line = line.map_err(failed)?;
         prepare(config, &line).await?;
         let (tell, events) = mpsc::unbounded_channel();
@@ -107,7 +109,9 @@ impl ZooKeeper {
 }
 
 /// Tries again what no server took; the caller sets the limit. During an election servers take no connections.
-async fn retry<T>(mut attempt: impl AsyncFnMut() -> Result<T, Refusal>) -> Result<T, Refusal> {
+async fn retry<'a, T>(
+    mut attempt: impl FnMut() -> BoxFuture<'a, Result<T, Refusal>>,
+) -> Result<T, Refusal> {
     loop {
         match attempt().await {
             Err(Refusal::AuthFailed) => return Err(Refusal::AuthFailed),
@@ -138,9 +142,7 @@ async fn prepare(config: &Arc<Config>, line: &Session) -> Result<()> {
         "" => "/",
         root => root,
     });
-    let written = link.write(Clock::Boot.now(), async {
-        commit.await.map_err(Refusal::from)
-    });
+    let written = link.write(Clock::Boot.now(), commit.map_err(Refusal::from));
     let (written, listed) = tokio::join!(written, link.read(list));
     written.map_err(trouble)?;
     listed.map(drop).map_err(trouble)
@@ -168,7 +170,8 @@ fn promises((shortest, longest): (Duration, Duration)) -> Promises {
         wake: Wake::Push,
         durability: Durability::Durable,
         clock: "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter",
-        min_ttl: shortest * 2 / 3,
+        // In whole milliseconds, which is what people write.
+        min_ttl: Duration::from_millis((shortest.as_millis() as u64 * 2).div_ceil(3)),
         max_ttl: LONGEST,
         limits,
     }

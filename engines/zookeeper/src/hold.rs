@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event, HeldClaim, Renewal};
 use fencelock_core::{BootInstant, Clock};
+use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
@@ -137,7 +138,7 @@ impl Store {
             }
             let sent = Clock::Boot.now();
             let commit = writer.commit();
-            let committed = link.write(sent, async { commit.await.map_err(Refusal::from) });
+            let committed = link.write(sent, commit.map_err(Refusal::from));
             match committed.await {
                 Ok(results) => {
                     for ((at, spot, token), result) in writes.into_iter().zip(results) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use futures_util::TryFutureExt;
 use futures_util::future::{join_all, select_all};
 use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError};
 
@@ -163,7 +164,7 @@ impl Store {
             written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
             let commit = writer.commit();
             let committed = link
-                .write(sent, async { commit.await.map_err(Refusal::from) })
+                .write(sent, commit.map_err(Refusal::from))
                 .await;
             match committed {
                 Ok(results) => {
@@ -507,7 +508,7 @@ impl Store {
             let sent = Clock::Boot.now();
             let commit = writer.commit();
             let committed = link
-                .write(sent, async { commit.await.map_err(Refusal::from) })
+                .write(sent, commit.map_err(Refusal::from))
                 .await;
             match committed {
                 Ok(_) => {
@@ -609,8 +610,12 @@ impl Store {
             let end = {
                 let mut now = spot.now();
                 now.over = true;
+                // At the end of its validity a margin of the lease is left, and goes before the lock-delay.
+                let margin = claim.ttl / 50 + Duration::from_millis(20);
                 let end = Clock::Boot.now() + now.lock_delay;
-                now.until = now.until.min(end);
+                if now.until > end + margin {
+                    now.until = end;
+                }
                 now.until
             };
             if end > Clock::Boot.now() {

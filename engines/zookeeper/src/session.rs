@@ -193,10 +193,11 @@ async fn connect_once(
         if let Some(tls) = &config.tls {
             connector = connector.with_tls(tls.clone());
         }
-        async {
+        let servers = &config.servers;
+        async move {
             match secure {
-                true => connector.secure_connect(&config.servers).await,
-                false => connector.connect(&config.servers).await,
+                true => connector.secure_connect(servers).await,
+                false => connector.connect(servers).await,
             }
         }
     };
@@ -226,19 +227,17 @@ async fn connect_once(
 
 /// The shortest and the longest session that the servers grant.
 pub(crate) async fn limits(config: &Config) -> Result<(Duration, Duration), Error> {
-    let mut limits = [
-        Duration::from_millis(1),
-        Duration::from_millis(i32::MAX as u64),
-    ];
-    for limit in &mut limits {
-        let client = {
-            let (served, _) = connect_once(config, *limit, None, None).await?;
-            *limit = served.link.life.timeout;
-            served
-        };
-        close(client).await;
-    }
-    Ok((limits[0], limits[1]))
+    let shortest = granted(config, Duration::from_millis(1)).await?;
+    let longest = granted(config, Duration::from_millis(i32::MAX as u64)).await?;
+    Ok((shortest, longest))
+}
+
+/// What the servers make of a session's timeout.
+async fn granted(config: &Config, asked: Duration) -> Result<Duration, Error> {
+    let (served, _) = connect_once(config, asked, None, None).await?;
+    let granted = served.link.life.timeout;
+    close(served).await;
+    Ok(granted)
 }
 
 /// Ends a session at the servers.

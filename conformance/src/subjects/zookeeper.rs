@@ -1,0 +1,161 @@
+//! One ZooKeeper server. It takes a second to start, so cases share one, each below a chroot of its own; those that stop
+//! and kill it have their own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_testbed::{Failure, Proxy, Result, ZooKeeper};
+
+use crate::subject::{Passwords, Server, Store, Subject};
+
+/// Of the user that all nodes belong to, so that none of the cases can print it unnoticed.
+const PASSWORD: &str = "hunter2-right";
+const WRONG: &str = "hunter2-wrong";
+
+pub(crate) struct OneZooKeeper;
+
+/// Started with the first case that shares it, ended with the last.
+static SHARED: Mutex<Weak<Mutex<ZooKeeper>>> = Mutex::new(Weak::new());
+
+/// Numbers the chroots.
+static ROOTS: AtomicU64 = AtomicU64::new(0);
+
+fn shared() -> Result<Arc<Mutex<ZooKeeper>>> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(server) = shared.upgrade() {
+        return Ok(server);
+    }
+    let server = Arc::new(Mutex::new(ZooKeeper::start()?));
+    *shared = Arc::downgrade(&server);
+    Ok(server)
+}
+
+#[async_trait]
+impl Subject for OneZooKeeper {
+    fn name(&self) -> &'static str {
+        "zookeeper"
+    }
+
+    fn has_server(&self) -> bool {
+        true
+    }
+
+    fn claim_window(&self) -> Duration {
+        // And what servers add when they look for sessions that are over.
+        Duration::from_millis(6500)
+    }
+
+    async fn open(&self, server: bool) -> Result<Box<dyn Store>> {
+        let open = move || {
+            let zookeeper = match server {
+                true => Arc::new(Mutex::new(ZooKeeper::start()?)),
+                false => shared()?,
+            };
+            let root = format!("/case-{}", ROOTS.fetch_add(1, Ordering::Relaxed));
+            let port = {
+                let zookeeper = zookeeper.lock().unwrap_or_else(PoisonError::into_inner);
+                zookeeper.make_root(&root, Some(&user(PASSWORD)))?;
+                zookeeper.port()
+            };
+            let node = Node {
+                proxy: server.then(|| Proxy::start(port)).transpose()?,
+                port,
+                root,
+                zookeeper,
+            };
+            Ok(Box::new(node) as Box<dyn Store>)
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
+        opened.map_err(|error| Failure::new(error.to_string()))?
+    }
+}
+
+fn user(password: &str) -> String {
+    format!("lock:{password}")
+}
+
+struct Node {
+    zookeeper: Arc<Mutex<ZooKeeper>>,
+    port: u16,
+    root: String,
+    proxy: Option<Proxy>,
+}
+
+impl Node {
+    fn zookeeper(&self) -> MutexGuard<'_, ZooKeeper> {
+        self.zookeeper
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn url_at(&self, port: u16, password: &str) -> String {
+        let (user, root) = (user(password), &self.root);
+        format!("zookeeper://{user}@127.0.0.1:{port}{root}")
+    }
+}
+
+#[async_trait]
+impl Store for Node {
+    fn url(&self) -> String {
+        self.url_at(self.port, PASSWORD)
+    }
+
+    async fn leftovers(&self) -> Result<u64> {
+        self.zookeeper()
+            .count_below(&self.root, Some(&user(PASSWORD)))
+    }
+
+    fn server(&self) -> Option<&dyn Server> {
+        self.proxy.as_ref().map(|_| self as &dyn Server)
+    }
+}
+
+impl Server for Node {
+    fn pause(&self) -> Result<()> {
+        self.zookeeper().pause()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.zookeeper().resume()
+    }
+
+    fn kill9(&self) {
+        self.zookeeper().kill9();
+    }
+
+    fn restart(&self) -> Result<()> {
+        self.zookeeper().restart()
+    }
+
+    fn restart_empty(&self) -> Result<()> {
+        let mut zookeeper = self.zookeeper();
+        zookeeper.restart_empty()?;
+        zookeeper.make_root(&self.root, Some(&user(PASSWORD)))
+    }
+
+    fn erase(&self) -> Result<()> {
+        self.zookeeper()
+            .erase_below(&self.root, Some(&user(PASSWORD)))
+    }
+
+    fn proxy(&self) -> &Proxy {
+        self.proxy
+            .as_ref()
+            .expect("a store with a server has a proxy")
+    }
+
+    fn proxied_url(&self) -> String {
+        self.url_at(self.proxy().port(), PASSWORD)
+    }
+
+    fn password_urls(&self) -> Option<Passwords> {
+        Some(Passwords {
+            right: PASSWORD.to_owned(),
+            right_url: self.url_at(self.port, PASSWORD),
+            wrong: WRONG.to_owned(),
+            wrong_url: self.url_at(self.port, WRONG),
+        })
+    }
+}
