@@ -54,6 +54,8 @@ pub(crate) enum Contender {
     BareRedis(Box<crate::bare::redis::BareRedis>),
     #[cfg(feature = "sqlite")]
     BareSqlite(crate::bare::sqlite::BareSqlite),
+    #[cfg(feature = "zookeeper")]
+    BareZooKeeper(crate::bare::zookeeper::BareZooKeeper),
     #[cfg(feature = "peers")]
     Rslock(rslock::LockManager),
 }
@@ -80,6 +82,10 @@ impl Contender {
                 "sqlite" => Ok(Self::BareSqlite(crate::bare::sqlite::BareSqlite::open(
                     url,
                 )?)),
+                #[cfg(feature = "zookeeper")]
+                "zookeeper" => Ok(Self::BareZooKeeper(
+                    crate::bare::zookeeper::BareZooKeeper::open(url).await?,
+                )),
                 other => Err(failed("the baseline", format!("there is none for {other}"))),
             },
             #[cfg(feature = "peers")]
@@ -124,6 +130,8 @@ impl Contender {
             Self::BareRedis(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "sqlite")]
             Self::BareSqlite(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "zookeeper")]
+            Self::BareZooKeeper(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "peers")]
             Self::Rslock(manager) => {
                 let mut pairs = 0;
@@ -146,7 +154,7 @@ impl Contender {
         match self {
             Self::Fencelock(client) => client.close().await,
             // These close when dropped.
-            #[cfg(any(feature = "redis", feature = "sqlite"))]
+            #[cfg(any(feature = "redis", feature = "sqlite", feature = "zookeeper"))]
             _ => Ok(()),
         }
     }
@@ -163,7 +171,7 @@ impl Contender {
                 let lock = manager.lock(name, TTL).await;
                 Ok(Held::Rslock(lock.map_err(|error| failed("rslock", error))?))
             }
-            #[cfg(any(feature = "redis", feature = "sqlite"))]
+            #[cfg(any(feature = "redis", feature = "sqlite", feature = "zookeeper"))]
             _ => Err(failed("the bare client", "it cannot wait")),
         }
     }
@@ -197,6 +205,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
     Ok(match StoreUrl::parse(url)?.scheme.as_str() {
         "redis" | "valkey" | "redis+unix" => "redis",
         "sqlite" => "sqlite",
+        "zookeeper" => "zookeeper",
         "memory" => "memory",
         _ => "this engine",
     })

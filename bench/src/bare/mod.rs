@@ -4,6 +4,8 @@
 pub(crate) mod redis;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
+#[cfg(feature = "zookeeper")]
+pub(crate) mod zookeeper;
 
 use fencelock::Error;
 

@@ -15,3 +15,5 @@ mod nested;
 mod redis;
 mod run;
 mod terminal;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;

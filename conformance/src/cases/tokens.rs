@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock::engine::Evict;
-use fencelock::{Client, Token};
+use fencelock::{Client, LeaseKind, Promises, Token};
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, soon, take, until, wait_for};

@@ -144,7 +144,12 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
     }
 }
 
-#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "mysql", feature = "zookeeper")))]
+#[cfg(not(all(
+    feature = "sqlite",
+    feature = "redis",
+    feature = "mysql",
+    feature = "zookeeper"
+)))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
     url.refuse(format!(
         "this build has no engine for it; build with the feature {feature}"

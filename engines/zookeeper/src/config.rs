@@ -147,9 +147,7 @@ fn tls(
     let refuse = |error: zookeeper_client::Error| url.refuse(error.to_string());
     let mut tls = zookeeper_client::TlsOptions::default();
     if let Some(ca) = ca {
-        tls = tls
-            .with_pem_ca(&read("tls-ca", ca)?)
-            .map_err(refuse)?;
+        tls = tls.with_pem_ca(&read("tls-ca", ca)?).map_err(refuse)?;
     }
     match (cert, key) {
         (Some(cert), Some(key)) => {

@@ -163,9 +163,7 @@ impl Store {
                 .and_then(|()| writer.add_create(&prefix, &data, &options));
             written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
             let commit = writer.commit();
-            let committed = link
-                .write(sent, commit.map_err(Refusal::from))
-                .await;
+            let committed = link.write(sent, commit.map_err(Refusal::from)).await;
             match committed {
                 Ok(results) => {
                     let path = results.into_iter().find_map(|result| match result {
@@ -507,9 +505,7 @@ impl Store {
             }
             let sent = Clock::Boot.now();
             let commit = writer.commit();
-            let committed = link
-                .write(sent, commit.map_err(Refusal::from))
-                .await;
+            let committed = link.write(sent, commit.map_err(Refusal::from)).await;
             match committed {
                 Ok(_) => {
                     let mut now = spot.now();

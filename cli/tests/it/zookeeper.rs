@@ -1,0 +1,57 @@
+//! The command on a ZooKeeper server: every exit code, and a hold that goes from one to the next.
+
+use fencelock_testbed::{Port, ZooKeeper};
+
+use crate::bed::Bed;
+use crate::exit_codes::{Described, Server, all};
+
+#[test]
+fn every_exit_code() {
+    let server = ZooKeeper::start().unwrap();
+    let dead = Port::free().unwrap();
+    server.make_root("/locks", Some("ann:right")).unwrap();
+    let url = |password: &str| {
+        format!(
+            "zookeeper://ann:{password}@127.0.0.1:{}/locks",
+            server.port()
+        )
+    };
+    all(&Described {
+        url: url("right"),
+        bad: (
+            format!("{}?no-such-option=1", url("right")),
+            "no-such-option",
+        ),
+        server: Some(Server {
+            dead: format!(
+                "zookeeper://127.0.0.1:{}?connect-timeout=500ms",
+                dead.number()
+            ),
+            wrong_password: url("wrong-secret"),
+            silence: &|| server.pause().unwrap(),
+            speak: &|| server.resume().unwrap(),
+            kill: &|| server.kill9(),
+        }),
+    });
+}
+
+#[test]
+fn run_and_hold_and_show() {
+    let server = ZooKeeper::start().unwrap();
+    let bed = Bed::on(format!("{}/locks", server.url()));
+    let mut hold = bed.start(&["hold", "a"]);
+    let granted = hold.json();
+    assert_eq!(bed.show("a")["token"], granted["token"]);
+    let sequencer = granted["sequencer"].as_str().unwrap();
+    assert_eq!(bed.run(&["check", sequencer]).code, 0);
+    let waiter = bed.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
+    bed.await_waiters("a", 1);
+    assert_eq!(hold.end().code, 0);
+    let ran = waiter.end();
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let token: u64 = ran.out.trim().parse().unwrap();
+    assert!(token > granted["token"].as_u64().unwrap());
+    assert_eq!(bed.run(&["check", sequencer]).code, 1);
+    // Whoever ends tidies up behind itself.
+    assert_eq!(server.count_below("/locks", None).unwrap(), 0);
+}

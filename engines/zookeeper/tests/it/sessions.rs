@@ -1,0 +1,175 @@
+//! Sessions that are shorter or longer than holds, and that end.
+
+use std::time::Duration;
+
+use fencelock_core::{Clock, Error, Release};
+use fencelock_testbed::{Flow, Port, Proxy, ZooKeeper};
+use tokio::time::{Instant, sleep};
+
+use crate::{connect, soon, stand};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
+    let server = ZooKeeper::start().unwrap();
+    let url = format!("{}?claim-window=1500ms", server.url());
+    let (one, two) = (connect(&url).await, connect(&url).await);
+    let guard = one.lock("a").ttl(Duration::from_secs(20)).await.unwrap();
+    let young = guard.remaining();
+    assert!(young <= Duration::from_secs(1), "{young:?}");
+    let waiter = stand(&two, "a", false, 1).await;
+    soon("the first renewal", guard.prolonged()).await;
+    assert!(
+        guard.remaining() > Duration::from_secs(15),
+        "{:?}",
+        guard.remaining()
+    );
+    let view = two.look("a").await.unwrap();
+    assert_eq!(view.token(), Some(guard.token()));
+    assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
+    sleep(Duration::from_millis(500)).await;
+    assert!(!waiter.is_finished() && guard.is_valid());
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    drop(soon("the waiter's turn", waiter).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
+    let server = ZooKeeper::builder()
+        .sessions(Duration::from_secs(1), Duration::from_secs(3))
+        .start()
+        .unwrap();
+    let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
+    let limits = one.promises().limits.clone();
+    assert!(
+        limits
+            .iter()
+            .any(|limit| limit.what.contains("2s") && limit.change.contains("maxSessionTimeout")),
+        "{limits:?}"
+    );
+    let guard = one.lock("a").ttl(Duration::from_secs(60)).await.unwrap();
+    let begun = Instant::now();
+    let waiter = stand(&two, "a", false, 1).await;
+    while begun.elapsed() < Duration::from_secs(5) {
+        soon("a renewal", guard.prolonged()).await;
+        assert!(guard.is_valid() && guard.remaining() <= Duration::from_secs(2));
+    }
+    assert!(!waiter.is_finished());
+    // The time of loss is what was promised, not the ttl.
+    server.pause().unwrap();
+    let paused = Instant::now();
+    soon("the loss", guard.lost()).await;
+    assert!(
+        paused.elapsed() < Duration::from_millis(2500),
+        "{:?}",
+        paused.elapsed()
+    );
+    server.resume().unwrap();
+    drop(guard);
+    drop(soon("the waiter's turn", waiter).await.unwrap());
+    let error = one
+        .lock("b")
+        .lock_delay(Duration::from_secs(2))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    assert!(error.to_string().contains("maxSessionTimeout"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_in_line_is_not_granted() {
+    let server = ZooKeeper::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let near = connect(&server.url()).await;
+    let far = connect(&format!(
+        "zookeeper://127.0.0.1:{}?claim-window=1s",
+        proxy.port()
+    ))
+    .await;
+    for flow in [Flow::Hold, Flow::Lose] {
+        let guard = near.lock("a").await.unwrap();
+        let waiter = stand(&far, "a", false, 1).await;
+        proxy.both(flow);
+        // Its node goes with its session.
+        crate::until("its place is gone", async || {
+            near.look("a").await.unwrap().waiters.is_empty()
+        })
+        .await;
+        guard.release().await.unwrap();
+        let next = near.lock("a").await.unwrap();
+        proxy.both(Flow::Pass);
+        if flow == Flow::Lose {
+            proxy.reset();
+        }
+        sleep(Duration::from_millis(1000)).await;
+        assert!(
+            !waiter.is_finished() && next.is_valid(),
+            "granted from a place that was lost"
+        );
+        let token = next.token();
+        next.release().await.unwrap();
+        let late = soon("its turn after all", waiter).await.unwrap();
+        assert!(late.token() > token);
+        late.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_while_holding_is_lost_before_the_next_grant() {
+    let server = ZooKeeper::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let near = connect(&server.url()).await;
+    let far = connect(&format!("zookeeper://127.0.0.1:{}", proxy.port())).await;
+    let guard = far.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    let waiter = stand(&near, "a", false, 1).await;
+    soon("a renewal", guard.prolonged()).await;
+    // Half open: the servers hear nothing, and the client still takes what they sent before.
+    proxy.requests(Flow::Lose);
+    let next = soon("the next has it", waiter).await.unwrap();
+    let granted = Clock::Boot.now();
+    assert!(
+        !guard.is_valid() && guard.valid_until() < granted,
+        "two believe to hold"
+    );
+    proxy.requests(Flow::Pass);
+    proxy.reset();
+    let late = soon("the late release", guard.release()).await;
+    assert!(!matches!(late, Ok(Release::Released)), "{late:?}");
+    sleep(Duration::from_millis(300)).await;
+    let view = near.look("a").await.unwrap();
+    assert_eq!(
+        view.token(),
+        Some(next.token()),
+        "a late release spares the next"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_are_down_at_the_start_are_passed_over() {
+    let server = ZooKeeper::start().unwrap();
+    let dead = [Port::free().unwrap(), Port::free().unwrap()];
+    let [first, second] = dead.each_ref().map(Port::number);
+    let url = format!(
+        "zookeeper://127.0.0.1:{first},127.0.0.1:{},127.0.0.1:{second}",
+        server.port()
+    );
+    let client = soon("a server that is up", connect(&url)).await;
+    client.lock("a").await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_client_that_closes() {
+    let server = ZooKeeper::start().unwrap();
+    let url = format!("{}/some/where", server.url());
+    let client = connect(&url).await;
+    for name in ["a", "/a", "/a/b", "zookeeper"] {
+        client.lock(name).await.unwrap().release().await.unwrap();
+    }
+    let held = client.lock("held").await.unwrap();
+    assert_eq!(
+        server.children("/some/where").unwrap(),
+        ["%2Fa", "%2Fa%2Fb", "%7Aookeeper", "a", "held"]
+    );
+    drop(held);
+    client.close().await.unwrap();
+    assert_eq!(server.count_below("/some/where", None).unwrap(), 0);
+}

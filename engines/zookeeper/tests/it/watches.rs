@@ -1,0 +1,86 @@
+//! Who watches what, as the server tells.
+
+use std::collections::BTreeMap;
+
+use fencelock_testbed::ZooKeeper;
+
+use crate::{connect, soon, stand, until};
+
+/// How many sessions watch each path.
+fn watches(server: &ZooKeeper) -> BTreeMap<String, usize> {
+    let mut watches = BTreeMap::new();
+    let mut path = String::new();
+    for line in server.word("wchp").unwrap().lines() {
+        if line.starts_with('/') {
+            path = line.to_owned();
+        } else if !line.trim().is_empty() {
+            *watches.entry(path.clone()).or_default() += 1;
+        }
+    }
+    watches
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_watches_its_predecessor_only() {
+    let server = ZooKeeper::start().unwrap();
+    let client = connect(&server.url()).await;
+    let guard = client.lock("hot").await.unwrap();
+    let mut waiters = Vec::new();
+    for place in 1..=5 {
+        waiters.push(stand(&connect(&server.url()).await, "hot", false, place).await);
+    }
+    let line = server.children("/hot").unwrap();
+    assert_eq!(line.len(), 6);
+    until(
+        "each is watched by the next, and nothing else is",
+        async || {
+            let seen = watches(&server);
+            let waited: Vec<_> = seen.values().copied().collect();
+            seen.len() == 5
+                && waited == [1; 5]
+                && seen.keys().all(|path| path.starts_with("/hot/_c_"))
+        },
+    )
+    .await;
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        soon("a turn", waiter)
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    until("nothing is watched any more", async || {
+        watches(&server).is_empty()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_watch_the_last_writer_ahead() {
+    let server = ZooKeeper::start().unwrap();
+    let client = connect(&server.url()).await;
+    let guard = client.lock("hot").await.unwrap();
+    let writer = stand(&connect(&server.url()).await, "hot", false, 1).await;
+    let mut readers = Vec::new();
+    for place in 2..=4 {
+        readers.push(stand(&connect(&server.url()).await, "hot", true, place).await);
+    }
+    until(
+        "the holder is watched by one, the writer by three",
+        async || {
+            let mut waited: Vec<_> = watches(&server).into_values().collect();
+            waited.sort_unstable();
+            waited == [1, 3]
+        },
+    )
+    .await;
+    guard.release().await.unwrap();
+    let writer = soon("the writer's turn", writer).await.unwrap();
+    assert!(readers.iter().all(|reader| !reader.is_finished()));
+    writer.release().await.unwrap();
+    for reader in readers {
+        drop(soon("the readers' turn", reader).await.unwrap());
+    }
+}
