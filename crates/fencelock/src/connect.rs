@@ -11,7 +11,8 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 /// Opens a store; await the result.
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
-/// `redis+unix://`, `mysql://`, `mariadb://`, `zookeeper://`. Every store takes the option `prefix=TEXT`, which is put before all names.
+/// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `mysql://`, `mariadb://`, `zookeeper://`. Every store takes
+/// the option `prefix=TEXT`, which is put before all names.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),
@@ -120,7 +121,8 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(fencelock_sql::Sqlite::open(url).await?)),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "valkey" | "redis+unix" => {
+        "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => {
             Ok(Arc::new(fencelock_redis::Redis::connect(url).await?))
         }
         #[cfg(feature = "mysql")]
@@ -130,14 +132,16 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
-        "redis" | "rediss" | "valkey" | "redis+unix" => Err(not_built(&url, "redis")),
+        "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => Err(not_built(&url, "redis")),
         #[cfg(not(feature = "mysql"))]
         "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
         #[cfg(not(feature = "zookeeper"))]
         "zookeeper" => Err(not_built(&url, "zookeeper")),
         scheme => {
             let why = format!(
-                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, mysql, mariadb, zookeeper"
+                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
+                 redis+sentinel, redis+cluster, mysql, mariadb, zookeeper"
             );
             Err(url.refuse(why))
         }

@@ -1,8 +1,9 @@
 //! One connection to the server, from its making to its end. It never reconnects by itself: whoever sees it broken
 //! makes a new one (`hub.rs`), so that no request is ever sent twice behind anybody's back.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
@@ -17,23 +18,32 @@ use crate::config::Config;
 use crate::facts::Facts;
 use crate::refusal::{Meaning, explain, is_noscript, meaning};
 use crate::scripts::{Script, Scripts};
+use crate::slots::COUNTER;
 
 /// Requests that may wait in this process for the socket.
 const BUFFER: usize = 1024;
 
-/// The one counter of tokens of a store.
-pub(crate) const COUNTER: &str = "fencelock:counter";
+/// How many channels of slots are listened to before those that nobody waits on any more are given up.
+const CHANNELS: usize = 1024;
+/// Who waits asks again within seconds; a channel that was not asked for so long has no waiters.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Link {
     connection: MultiplexedConnection,
+    /// In a cluster: for the channels of slots. A connection of its own, since the driver takes the news that a slot has
+    /// moved for an answer.
+    ears: Option<Ears>,
+    /// How it was made.
+    pub(crate) client: redis::Client,
     /// Which connection of this store, counted from 1.
     pub(crate) generation: u64,
-    pub(crate) opened_at: BootInstant,
     /// What the server calls it.
     pub(crate) client_id: Option<i64>,
     pub(crate) run_id: Option<String>,
+    /// For how long the server ran when the connection was made.
+    pub(crate) uptime: Option<Duration>,
     /// The counter may not be below this any more.
     pub(crate) floor: u64,
     /// Before this nothing is granted (see `restart-delay`).
@@ -48,9 +58,36 @@ pub(crate) struct Link {
     bell: Arc<Notify>,
 }
 
+/// The channels of slots that are listened to, and when each was asked for last.
+#[derive(Debug)]
+struct Ears {
+    connection: MultiplexedConnection,
+    channels: Channels,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Channels(Arc<Mutex<HashMap<String, BootInstant>>>);
+
+impl Channels {
+    fn all(&self) -> MutexGuard<'_, HashMap<String, BootInstant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// For everything.
+    Whole,
+    /// For waiting until replicas have what was written: it listens to nothing.
+    Writing,
+}
+
 /// What opening takes besides the configuration.
 pub(crate) struct Opening<'a> {
     pub(crate) config: &'a Config,
+    pub(crate) client: redis::Client,
+    pub(crate) purpose: Purpose,
     pub(crate) scripts: &'a Scripts,
     pub(crate) channel: &'a str,
     pub(crate) generation: u64,
@@ -58,10 +95,11 @@ pub(crate) struct Opening<'a> {
 }
 
 impl Link {
-    /// Connects, listens, seeds the counter. `hear` gets the payload of each message, in the order of the replies.
+    /// Connects, listens, seeds the counter. `hear` gets the payload of each message, in the order of the replies; `None`
+    /// when a slot's channel is heard no more.
     pub(crate) async fn open(
         opening: Opening<'_>,
-        hear: impl Fn(&[u8]) + Send + Sync + 'static,
+        hear: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
     ) -> Result<(Self, Facts)> {
         let config = opening.config;
         let store = &config.store;
@@ -79,24 +117,41 @@ impl Link {
 
     async fn prepare(
         opening: Opening<'_>,
-        hear: impl Fn(&[u8]) + Send + Sync + 'static,
+        hear: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
     ) -> Result<(Self, Facts)> {
         let config = opening.config;
         let failed = |action: &'static str| {
             move |error: RedisError| explain(&config.store, action, None, error)
         };
-        let bell = Arc::clone(&opening.bell);
         let broken = Arc::new(AtomicBool::new(false));
-        let gone = Arc::clone(&broken);
-        let settings = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(config.connect_timeout))
-            .set_response_timeout(Some(config.connect_timeout))
-            .set_pipeline_buffer_size(BUFFER)
-            .set_push_sender(move |push: PushInfo| {
+        let channels = Channels::default();
+        let hear = Arc::new(hear);
+        let listener = || {
+            let (gone, bell) = (Arc::clone(&broken), Arc::clone(&opening.bell));
+            let (channels, hear) = (channels.clone(), Arc::clone(&hear));
+            move |push: PushInfo| {
+                let text = |at| match push.data.get(at) {
+                    Some(Value::BulkString(bytes)) => Some(&bytes[..]),
+                    Some(Value::SimpleString(text)) => Some(text.as_bytes()),
+                    _ => None,
+                };
                 match push.kind {
-                    PushKind::Message => {
-                        if let Some(Value::BulkString(payload)) = push.data.get(1) {
-                            hear(payload);
+                    PushKind::Message | PushKind::SMessage => {
+                        if let Some(payload) = text(1) {
+                            hear(Some(payload));
+                        }
+                    }
+                    PushKind::SSubscribe => {
+                        if let Some(channel) = text(0) {
+                            let channel = String::from_utf8_lossy(channel).into_owned();
+                            channels.all().insert(channel, Clock::Boot.now());
+                        }
+                    }
+                    PushKind::SUnsubscribe => {
+                        let channel = String::from_utf8_lossy(text(0).unwrap_or_default());
+                        // Not when it was given up from here.
+                        if channels.all().remove(&*channel).is_some() {
+                            hear(None);
                         }
                     }
                     PushKind::Disconnection => {
@@ -106,25 +161,37 @@ impl Link {
                     _ => {}
                 }
                 Ok::<(), ()>(())
-            });
-        let connected = config
-            .client
-            .get_multiplexed_async_connection_with_config(&settings);
-        let mut connection = connected.await.map_err(|error| {
-            let text = error.to_string();
-            if text.contains("unknown command") || text.contains("NOPROTO") {
-                let why = format!("Redis 6 or later is needed, with RESP3: {text}");
-                return Error::config(&config.store, why);
             }
-            explain(&config.store, "connecting", None, error)
-        })?;
-        let channel = format!("fencelock:{}", opening.channel);
-        let listening = connection.subscribe(&channel).await;
-        listening.map_err(failed("subscribing to a channel fencelock:*"))?;
-        let mut probe = redis::cmd("PUBLISH");
-        probe.arg(&channel).arg("probe");
-        let probed = ask(&mut connection, &probe).await;
-        probed.map_err(failed("publishing to a channel fencelock:*"))?;
+        };
+        let connect = async || {
+            let settings = AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(config.connect_timeout))
+                .set_response_timeout(Some(config.connect_timeout))
+                .set_pipeline_buffer_size(BUFFER)
+                .set_push_sender(listener());
+            let connected = opening
+                .client
+                .get_multiplexed_async_connection_with_config(&settings);
+            connected.await.map_err(|error| {
+                let text = error.to_string();
+                if text.contains("unknown command") || text.contains("NOPROTO") {
+                    let why = format!("Redis 6 or later is needed, with RESP3: {text}");
+                    return Error::config(&config.store, why);
+                }
+                explain(&config.store, "connecting", None, error)
+            })
+        };
+        let mut connection = connect().await?;
+        let listens = opening.purpose == Purpose::Whole;
+        if listens {
+            let channel = format!("fencelock:{}", opening.channel);
+            let listening = connection.subscribe(&channel).await;
+            listening.map_err(failed("subscribing to a channel fencelock:*"))?;
+            let mut probe = redis::cmd("PUBLISH");
+            probe.arg(&channel).arg("probe");
+            let probed = ask(&mut connection, &probe).await;
+            probed.map_err(failed("publishing to a channel fencelock:*"))?;
+        }
 
         let mut questions = Pipeline::with_capacity(3);
         questions.cmd("CLIENT").arg("ID");
@@ -137,7 +204,7 @@ impl Link {
             _ => None,
         };
         let facts = Facts::new(answers.get(1), answers.get(2));
-        if let Some(why) = facts.unfit() {
+        if let Some(why) = facts.unfit(config.is_cluster()) {
             return Err(Error::config(&config.store, why));
         }
 
@@ -148,11 +215,30 @@ impl Link {
         }
 
         let asked_at = Clock::Boot.now();
-        let mut seed = redis::cmd("EVAL");
-        seed.arg(&opening.scripts.seed.text).arg(1).arg(COUNTER);
-        let seeded = ask(&mut connection, &seed).await;
-        let seeded = seeded.and_then(|value| Ok(<(u64, i64)>::from_redis_value(value)?));
-        let (floor, server_time) = seeded.map_err(failed("preparing the counter of tokens"))?;
+        let (floor, server_time) = if config.is_cluster() {
+            // Each slot has a counter, and every token is the server's time at least.
+            let time = ask(&mut connection, &redis::cmd("TIME")).await;
+            let time = time.and_then(|value| Ok(<(i64, i64)>::from_redis_value(value)?));
+            let (seconds, micros) = time.map_err(failed("asking for the time"))?;
+            (0, seconds * 1000 + micros / 1000)
+        } else {
+            let mut seed = redis::cmd("EVAL");
+            seed.arg(&opening.scripts.seed.text).arg(1).arg(COUNTER);
+            let seeded = ask(&mut connection, &seed).await;
+            let seeded = seeded.and_then(|value| Ok(<(u64, i64)>::from_redis_value(value)?));
+            seeded.map_err(failed("preparing the counter of tokens"))?
+        };
+
+        let mut ears = None;
+        if listens && config.is_cluster() {
+            let mut connection = connect().await?;
+            connection.set_response_timeout(config.response_timeout);
+            let channels = channels.clone();
+            ears = Some(Ears {
+                connection,
+                channels,
+            });
+        }
 
         connection.set_response_timeout(config.response_timeout);
         let grants_from = facts.uptime().and_then(|uptime| {
@@ -162,10 +248,12 @@ impl Link {
         });
         let link = Self {
             connection,
+            ears,
+            client: opening.client,
             generation: opening.generation,
-            opened_at: Clock::Boot.now(),
             client_id,
             run_id: facts.run_id(),
+            uptime: facts.uptime(),
             floor,
             grants_from,
             ahead: AtomicI64::new(server_time - in_millis(asked_at)),
@@ -235,6 +323,75 @@ impl Link {
                 Box::pin(self.send(&command)).await
             }
             answer => answer,
+        }
+    }
+
+    /// Listens to the channel of a slot, if this is a cluster. Before a claim stands in line there.
+    pub(crate) async fn listen(&self, channel: &str) -> Result<(), RedisError> {
+        let Some(ears) = &self.ears else {
+            return Ok(());
+        };
+        if let Some(asked) = ears.channels.all().get_mut(channel) {
+            *asked = Clock::Boot.now();
+            return Ok(());
+        }
+        let mut connection = ears.connection.clone();
+        let mut subscribe = redis::cmd("SSUBSCRIBE");
+        subscribe.arg(channel);
+        let answer = ask(&mut connection, &subscribe).await;
+        self.note(answer.as_ref().err());
+        let answer = answer?;
+        let first = {
+            let channels = ears.channels.all();
+            // The answer may be another's, if a slot has moved just now.
+            if !channels.contains_key(channel) {
+                return Err(odd(&answer));
+            }
+            channels.len() == 1
+        };
+        if first {
+            // A script that may not publish does so in silence; it is better to be told now.
+            let mut probe = redis::cmd("SPUBLISH");
+            probe.arg(channel).arg("probe");
+            self.send(&probe).await?;
+        }
+        self.give_up_idle(ears).await;
+        Ok(())
+    }
+
+    /// Ends listening where nobody waits any more.
+    async fn give_up_idle(&self, ears: &Ears) {
+        let idle: Vec<String> = {
+            let mut channels = ears.channels.all();
+            if channels.len() < CHANNELS {
+                return;
+            }
+            let now = Clock::Boot.now();
+            let idle = channels.extract_if(|_, asked| now.since(*asked) > IDLE);
+            idle.map(|(channel, _)| channel).collect()
+        };
+        for channel in idle {
+            let mut connection = ears.connection.clone();
+            let mut unsubscribe = redis::cmd("SUNSUBSCRIBE");
+            unsubscribe.arg(&channel);
+            // It fails only if the connection does.
+            drop(ask(&mut connection, &unsubscribe).await);
+        }
+    }
+
+    /// Waits until so many replicas have what was written over this connection. Returns how many have, `patience` later
+    /// at most.
+    pub(crate) async fn replicated(
+        &self,
+        replicas: u32,
+        patience: Duration,
+    ) -> Result<u32, RedisError> {
+        let mut wait = redis::cmd("WAIT");
+        let patience = patience.as_millis().max(1) as u64;
+        wait.arg(replicas).arg(patience);
+        match self.send(&wait).await? {
+            Value::Int(count) => Ok(u32::try_from(count).unwrap_or(0)),
+            other => Err(odd(&other)),
         }
     }
 

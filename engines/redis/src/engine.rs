@@ -13,23 +13,20 @@ use fencelock_core::engine::{
 use fencelock_core::{
     BootInstant, Clock, Engine, Error, LockName, Mode, Promises, Result, StoreUrl, Token, Tokens,
 };
-use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::{Mutex, mpsc};
 
+use crate::cluster::Turns;
 use crate::config::Config;
-use crate::connection::{COUNTER, Link, odd};
+use crate::connection::{Link, odd};
 use crate::hub::Hub;
+use crate::node::Node;
 use crate::refusal::{explain, unreadable};
-use crate::value::{MARK_LEN, kind, line_key, mark, millis, push_rest, px, unrecorded};
+use crate::slots::{COUNTER, Keys};
+use crate::value::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
 use crate::waiters::Waiter;
 
-/// How many exclusive holds one renewal script prolongs; it blocks the server for about a millisecond.
-const RENEWED_AT_ONCE: usize = 500;
-/// How many renewal scripts are under way at once.
-const RENEWALS_UNDER_WAY: usize = 4;
-
-/// Locks on one Redis or Valkey server.
+/// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
     hub: Arc<Hub>,
     events: Mutex<mpsc::UnboundedReceiver<Event>>,
@@ -60,14 +57,14 @@ impl Redis {
         Ok(Self { hub, events })
     }
 
-    pub(crate) fn hub(&self) -> &Hub {
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
         &self.hub
     }
 
     /// Without a script, for a claim that nobody is expected to contend with. `None`: go by script.
     async fn place_plainly(&self, claim: &Claim, link: &Link) -> Result<Option<Grant>> {
         let hub = &self.hub;
-        let floor = hub.highest();
+        let floor = hub.highest(0);
         let name = claim.name.as_str();
         let mut commands = Pipeline::with_capacity(2);
         let mut set = Cmd::with_capacity(6, name.len() + MARK_LEN + 320);
@@ -117,7 +114,7 @@ impl Redis {
             );
             return Ok(None);
         }
-        hub.saw(token);
+        hub.saw(0, token);
         Ok(Some(Grant {
             tokens: Tokens::one(Token(token)),
             counted_from: asked_at,
@@ -139,16 +136,28 @@ impl Redis {
         error
     }
 
-    /// By script: in line, shared, recorded, or again.
-    async fn place_by_script(
+    /// The server that may grant the claim now; `Err` with what to answer if none may.
+    async fn ready(
         &self,
         claim: &Claim,
-        link: &Link,
-        waiter: Option<&Waiter>,
-    ) -> Result<Standing> {
+        slot: u16,
+    ) -> Result<(Arc<Node>, Arc<Link>), Result<Standing>> {
+        let found = self.hub.link(slot).await;
+        let (node, link) = found.map_err(Err)?;
+        if let Some(from) = link.grants_from
+            && Clock::Boot.now() < from
+        {
+            return Err(not_yet(self.hub.store(), claim, from));
+        }
+        self.hub.check_master(&node).map_err(Err)?;
+        Ok((node, link))
+    }
+
+    /// By script: in line, shared, recorded, or again.
+    async fn place_by_script(&self, claim: &Claim, waiter: Option<&Waiter>) -> Result<Standing> {
         let hub = &self.hub;
         let window = self.window(claim);
-        let line = line_key(claim.name.as_str());
+        let keys = hub.keys(&claim.name);
         let kind = kind(claim.mode);
         let mut rest = Vec::with_capacity(64 + claim.owner.len());
         push_rest(&mut rest, claim, &hub.channel);
@@ -156,16 +165,34 @@ impl Redis {
         // A line that nobody asks about any more is forgotten after several rechecks.
         let line_px = (4 * millis(hub.config.window)).max(10_000);
         let id = mark(&claim.id);
-        for attempt in 0.. {
-            let floor = hub.highest();
+        let replicas = hub.config.replicas;
+        let mut turns = Turns::new(&hub.config);
+        let mut late = false;
+        loop {
+            let (node, main) = match self.ready(claim, keys.slot).await {
+                Ok(ready) => ready,
+                Err(answer) => return answer,
+            };
+            if waiter.is_some()
+                && let Some(channel) = keys.channel(&hub.channel)
+                && let Err(error) = main.listen(&channel).await
+            {
+                if hub.turn(&mut turns, keys.slot, &error).await {
+                    continue;
+                }
+                let action = "subscribing to a channel fencelock:*";
+                return Err(self.failed(action, Some(&claim.name), error));
+            }
+            let mut writer = match replicas {
+                0 => None,
+                _ => Some(node.writer(hub, &main).await?),
+            };
+            let link = writer.as_deref().unwrap_or(&main);
+            let floor = hub.highest(keys.slot);
             let deadline = link.deadline();
             let asked_at = Clock::Boot.now();
             let args = |command: &mut Cmd| {
-                command
-                    .arg(3)
-                    .arg(claim.name.as_str())
-                    .arg(&line)
-                    .arg(COUNTER);
+                keys.push_all(command);
                 command
                     .arg(&id[4..])
                     .arg(&kind)
@@ -181,8 +208,19 @@ impl Redis {
                     .arg(&rest[..])
                     .arg(line_px);
             };
-            let answer = link.run(&hub.scripts.place, args).await;
-            let answer = answer.map_err(|error| self.place_failed(claim, link, error))?;
+            let answer = match link.run(&hub.scripts.place, args).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    if hub.turn(&mut turns, keys.slot, &error).await {
+                        continue;
+                    }
+                    let error = self.place_failed(claim, link, error);
+                    if let Some(writer) = &mut writer {
+                        writer.spoil();
+                    }
+                    return Err(error);
+                }
+            };
             let Value::Array(parts) = &answer else {
                 return Err(self.place_failed(claim, link, odd(&answer)));
             };
@@ -199,18 +237,27 @@ impl Redis {
                 b"held" => {
                     let count = u32::try_from(positive(2)).unwrap_or(1).max(1);
                     let first = Token(positive(1));
-                    hub.saw(first.get() + u64::from(count) - 1);
-                    hub.waiters.remove(&claim.id);
-                    return Ok(Standing::Held(Grant {
+                    hub.saw(keys.slot, first.get() + u64::from(count) - 1);
+                    let grant = Grant {
                         tokens: Tokens { first, count },
                         counted_from: asked_at,
                         lease: claim.ttl,
                         recorded: true,
-                    }));
+                    };
+                    if replicas > 0
+                        && let Err(error) = self.replicate(claim, &keys, link).await
+                    {
+                        if let Some(writer) = &mut writer {
+                            writer.spoil();
+                        }
+                        return Err(error);
+                    }
+                    hub.waiters.remove(&claim.id);
+                    return Ok(Standing::Held(grant));
                 }
                 b"waits" => {
                     let counter = positive(1);
-                    hub.saw(counter);
+                    hub.saw(keys.slot, counter);
                     let foreign = number(5) == 1;
                     let recheck =
                         asked_at + self.recheck(window, positive(2), number(3), foreign, waiter);
@@ -228,7 +275,11 @@ impl Redis {
                     hub.waiters.remove(&claim.id);
                     return Ok(Standing::Busy);
                 }
-                b"late" if attempt == 0 => link.set_server_time(asked_at, number(1)),
+                b"late" if !late => {
+                    link.set_server_time(asked_at, number(1));
+                    main.set_server_time(asked_at, number(1));
+                    late = true;
+                }
                 b"late" => {
                     let cause = "the server took the request too late";
                     return Err(Error::unavailable(hub.store(), "placing a claim", cause));
@@ -237,7 +288,29 @@ impl Redis {
                 _ => return Err(self.place_failed(claim, link, odd(&answer))),
             }
         }
-        unreachable!("the second attempt returns")
+    }
+
+    /// Waits until as many replicas as were asked for have the grant. A shortfall withdraws it.
+    async fn replicate(&self, claim: &Claim, keys: &Keys<'_>, link: &Link) -> Result<()> {
+        let hub = &self.hub;
+        let asked = hub.config.replicas;
+        let patience = hub.config.response_timeout / 2;
+        let have = match link.replicated(asked, patience).await {
+            Ok(have) if have >= asked => return Ok(()),
+            Ok(have) => have,
+            Err(error) => return Err(self.place_failed(claim, link, error)),
+        };
+        let mark = mark(&claim.id);
+        let args = |command: &mut Cmd| {
+            keys.push_all(command);
+            command.arg(&mark[..]).arg("").arg(hub.highest(keys.slot));
+        };
+        if let Err(error) = link.run(&hub.scripts.withdraw, args).await {
+            // The core withdraws it again.
+            let error = self.failed("withdrawing a claim", Some(&claim.name), error);
+            tracing::debug!(name = %claim.name, %error, "a grant that too few replicas have stays for a while");
+        }
+        Err(shortfall(hub.store(), have, asked, patience))
     }
 
     /// How long a lock that is handed to this claim waits for a sign of life.
@@ -281,142 +354,31 @@ impl Redis {
         }
     }
 
-    fn failed(&self, action: &str, name: Option<&LockName>, error: RedisError) -> Error {
+    pub(crate) fn failed(&self, action: &str, name: Option<&LockName>, error: RedisError) -> Error {
         explain(self.hub.store(), action, name, error)
     }
 
-    async fn renew_exclusive(&self, held: &[&HeldClaim]) -> Vec<Renewal> {
-        let link = match self.hub.link().await {
-            Ok(link) => link,
-            Err(error) => return unknown(held.len(), &error, self.hub.store()),
-        };
-        let mut command = Cmd::with_capacity(3 + 5 * held.len(), 160 * held.len());
-        let fill = |command: &mut Cmd| {
-            command.arg(held.len());
-            for held in held {
-                command.arg(held.claim.name.as_str());
-            }
-            for held in held {
-                let claim = &held.claim;
-                command
-                    .arg(&mark(&claim.id)[..])
-                    .arg(held.token.get())
-                    .arg(px(claim));
-                if claim.reserve > 1 {
-                    // Handed on inside the process, perhaps to another owner.
-                    let mut rest = Vec::with_capacity(64 + claim.owner.len());
-                    push_rest(&mut rest, claim, &self.hub.channel);
-                    command.arg(&rest[..]);
-                } else {
-                    command.arg("");
-                }
-            }
-        };
-        let script = &self.hub.scripts.renew;
-        command.arg("EVALSHA").arg(&script.sha);
-        fill(&mut command);
-        let asked_at = Clock::Boot.now();
-        let answer = match link.send(&command).await {
-            Err(error) if crate::refusal::is_noscript(&error) => link.run(script, fill).await,
-            answer => answer,
-        };
-        match answer {
-            Ok(Value::Array(codes)) if codes.len() == held.len() => {
-                let codes = codes.into_iter().zip(held);
-                codes
-                    .map(|(code, held)| self.renewal(&code, asked_at, &held.claim))
-                    .collect()
-            }
-            Ok(other) => {
-                let error = self.failed("renewing", None, odd(&other));
-                unknown(held.len(), &error, self.hub.store())
-            }
-            Err(error) => {
-                let error = self.failed("renewing", None, error);
-                unknown(held.len(), &error, self.hub.store())
-            }
-        }
-    }
-
-    async fn renew_shared(&self, held: &HeldClaim) -> Renewal {
-        let claim = &held.claim;
+    /// With whatever there is to do besides.
+    async fn withdraw_in_full(
+        &self,
+        keys: &Keys<'_>,
+        mark: &[u8],
+        claim: &Claim,
+        how: Leave,
+    ) -> Result<(Value, Arc<Node>, Arc<Link>)> {
         let hub = &self.hub;
-        let link = match hub.link().await {
-            Ok(link) => link,
-            Err(error) => return Renewal::Unknown(error),
-        };
-        let line = line_key(claim.name.as_str());
-        let (id, kind) = (mark(&claim.id), kind(claim.mode));
-        let asked_at = Clock::Boot.now();
         let args = |command: &mut Cmd| {
-            command
-                .arg(3)
-                .arg(claim.name.as_str())
-                .arg(&line)
-                .arg(COUNTER);
-            command
-                .arg(&id[4..])
-                .arg(&kind)
-                .arg(px(claim))
-                .arg(hub.highest());
+            keys.push_all(command);
+            command.arg(mark);
+            match how {
+                Leave::Release => command.arg(""),
+                Leave::Abandon => command.arg(millis(claim.lock_delay)),
+            };
+            command.arg(hub.highest(keys.slot));
         };
-        match link.run(&hub.scripts.renew_shared, args).await {
-            Ok(code) => self.renewal(&code, asked_at, claim),
-            Err(error) => Renewal::Unknown(self.failed("renewing", Some(&claim.name), error)),
-        }
+        let script = &hub.scripts.withdraw;
+        hub.run("withdrawing a claim", keys, script, args).await
     }
-
-    fn renewal(&self, code: &Value, counted_from: BootInstant, claim: &Claim) -> Renewal {
-        match code {
-            Value::Int(0) => Renewal::Lost,
-            Value::Int(code @ (1 | 2)) => Renewal::Kept {
-                counted_from,
-                lease: claim.ttl,
-                asked: *code == 2,
-            },
-            _ => {
-                let action = format!("renewing lock {}", claim.name);
-                let cause = "the server is out of memory (maxmemory); free some or allow more";
-                Renewal::Unknown(Error::unavailable(self.hub.store(), action, cause))
-            }
-        }
-    }
-
-    /// Serves the lines of locks that were found lost.
-    fn poke(&self, names: Vec<LockName>) {
-        let hub = Arc::clone(&self.hub);
-        tokio::spawn(async move {
-            let Ok(link) = hub.link().await else { return };
-            let (hub, link) = (&hub, &link);
-            let pokes = names.into_iter().map(|name| async move {
-                let line = line_key(name.as_str());
-                let args = |command: &mut Cmd| {
-                    command.arg(3).arg(name.as_str()).arg(&line).arg(COUNTER);
-                    command.arg(hub.highest());
-                };
-                if let Err(error) = link.run(&hub.scripts.poke, args).await {
-                    tracing::debug!(%name, %error, "a line could not be served; its waiters will ask");
-                }
-            });
-            stream::iter(pokes)
-                .buffer_unordered(16)
-                .collect::<()>()
-                .await;
-        });
-    }
-}
-
-fn alone(held: &HeldClaim) -> bool {
-    held.claim.mode == Mode::Exclusive
-}
-
-fn unknown(count: usize, error: &Error, store: &str) -> Vec<Renewal> {
-    let text = error.to_string();
-    let one = || match error {
-        Error::Closed => Renewal::Unknown(Error::Closed),
-        _ => Renewal::Unknown(Error::unavailable(store, "renewing", text.clone())),
-    };
-    std::iter::repeat_with(one).take(count).collect()
 }
 
 #[async_trait]
@@ -431,26 +393,27 @@ impl Engine for Redis {
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         let hub = &self.hub;
-        let link = hub.link().await?;
-        if let Some(from) = link.grants_from
-            && Clock::Boot.now() < from
-        {
-            return not_yet(hub.store(), claim, from);
-        }
         let waiting = hub.waiters.find(&claim.id);
         let hot = hub.hot.of(&claim.name);
         let plain = waiting.is_none()
             && claim.mode == Mode::Exclusive
             && claim.reserve <= 1
             && !claim.record
+            && !hub.config.timed()
             && !hot.is_hot();
-        if plain && let Some(grant) = self.place_plainly(claim, &link).await? {
-            return Ok(Standing::Held(grant));
+        if plain {
+            let (_, link) = match self.ready(claim, 0).await {
+                Ok(ready) => ready,
+                Err(answer) => return answer,
+            };
+            if let Some(grant) = self.place_plainly(claim, &link).await? {
+                return Ok(Standing::Held(grant));
+            }
         }
         let fresh = waiting.is_none();
         let waiting = waiting.or_else(|| claim.wait.then(|| hub.waiters.register(claim.id)));
         // Boxed, so that the future of the plain way stays small.
-        let standing = Box::pin(self.place_by_script(claim, &link, waiting.as_deref())).await;
+        let standing = Box::pin(self.place_by_script(claim, waiting.as_deref())).await;
         match &standing {
             // At once: nobody else is here.
             Ok(Standing::Held(_)) if !plain && fresh => hot.cool(),
@@ -472,8 +435,8 @@ impl Engine for Redis {
         };
         let window = self.window(claim);
         let late = Clock::Boot.now().since(place.asked_at) > window.mul_f64(0.75);
-        // With a lock-delay, or with little time left, placing again confirms first.
-        if late || !claim.lock_delay.is_zero() {
+        // With a lock-delay, with little time left, or before any replica has it, placing again confirms first.
+        if late || !claim.lock_delay.is_zero() || self.hub.config.replicas > 0 {
             return Ok(None);
         }
         self.hub.waiters.remove(&claim.id);
@@ -490,67 +453,42 @@ impl Engine for Redis {
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
-        // The futures stand in vectors: a lazy iterator of them would not be `Send` for every lifetime.
-        let exclusive: Vec<&HeldClaim> = held.iter().filter(|held| alone(held)).collect();
-        let chunks = exclusive.chunks(RENEWED_AT_ONCE);
-        let chunks: Vec<_> = chunks.map(|chunk| self.renew_exclusive(chunk)).collect();
-        let chunks = stream::iter(chunks).buffered(RENEWALS_UNDER_WAY);
-        let mut renewed = chunks.collect::<Vec<_>>().await.into_iter().flatten();
-        let others = held.iter().filter(|held| !alone(held));
-        let others: Vec<_> = others.map(|held| self.renew_shared(held)).collect();
-        let others = stream::iter(others).buffered(64);
-        let mut others = others.collect::<Vec<_>>().await.into_iter();
-        let answers = held.iter().map(|held| {
-            let answer = if alone(held) {
-                renewed.next()
-            } else {
-                others.next()
-            };
-            // Each batch answers for all it was given.
-            answer.unwrap_or(Renewal::Unknown(Error::Closed))
-        });
-        let answers: Vec<Renewal> = answers.collect();
-        let lost = held.iter().zip(&answers);
-        let lost = lost.filter(|(held, answer)| alone(held) && matches!(answer, Renewal::Lost));
-        let lost: Vec<LockName> = lost.map(|(held, _)| held.claim.name.clone()).collect();
-        if !lost.is_empty() {
-            self.poke(lost);
-        }
-        answers
+        self.renew_all(held).await
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let hub = &self.hub;
-        let link = hub.link().await;
-        let link = link.inspect_err(|_| hub.waiters.remove(&claim.id))?;
-        let line = line_key(claim.name.as_str());
+        let keys = hub.keys(&claim.name);
+        hub.end_earlier(&claim.id, keys.slot).await;
         let mark = mark(&claim.id);
-        let args = |command: &mut Cmd| {
-            command
-                .arg(3)
-                .arg(claim.name.as_str())
-                .arg(&line)
-                .arg(COUNTER);
-            command.arg(&mark[..]);
-            match how {
-                Leave::Release => command.arg(""),
-                Leave::Abandon => command.arg(millis(claim.lock_delay)),
+        let action = "withdrawing a claim";
+        let mut answer = None;
+        let common = how == Leave::Release && claim.mode == Mode::Exclusive;
+        if common && !hub.hot.of(&claim.name).is_hot() {
+            let args = |command: &mut Cmd| {
+                keys.push_two(command);
+                command.arg(&mark[..]);
             };
-            command.arg(hub.highest());
+            let released = hub.run(action, &keys, &hub.scripts.release, args).await;
+            let released = released.inspect_err(|_| hub.waiters.remove(&claim.id))?;
+            answer = Some(released).filter(|(answer, ..)| *answer != Value::Int(0));
+        }
+        let answer = match answer {
+            Some(answer) => Ok(answer),
+            // Boxed, so that the future of the common case stays small.
+            None => Box::pin(self.withdraw_in_full(&keys, &mark, claim, how)).await,
         };
-        let answer = link.run(&hub.scripts.withdraw, args).await;
         // Only now: what was pushed before is undone by the script; what is pushed later is given back.
         hub.waiters.remove(&claim.id);
-        let answer =
-            answer.map_err(|e| self.failed("withdrawing a claim", Some(&claim.name), e))?;
+        let (answer, node, link) = answer?;
         let withdrawn = match answer {
             Value::Int(1) => Withdrawn::Released,
             Value::Int(2) => Withdrawn::LeftLine,
             Value::Int(3) => Withdrawn::Expired,
             Value::Int(4) => Withdrawn::NotOwner,
-            other => return Err(self.failed("withdrawing a claim", None, odd(&other))),
+            other => return Err(self.failed(action, None, odd(&other))),
         };
-        if !hub.settle(&claim.id, &link) {
+        if !hub.settle(&claim.id, &node, &link) {
             return Ok(Withdrawn::Unknown);
         }
         Ok(withdrawn)
@@ -571,23 +509,22 @@ impl Engine for Redis {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         let hub = &self.hub;
-        let link = hub.link().await?;
-        let line = line_key(name.as_str());
+        let keys = hub.keys(name);
         let args = |command: &mut Cmd| {
-            command.arg(3).arg(name.as_str()).arg(&line).arg(COUNTER);
+            keys.push_all(command);
             command.arg(token.get());
             command.arg(match how {
                 Evict::Release => "release",
                 Evict::Ask => "ask",
             });
-            command.arg(hub.highest());
+            command.arg(hub.highest(keys.slot));
         };
-        match link.run(&hub.scripts.evict, args).await {
-            Ok(Value::Int(1)) => Ok(true),
-            Ok(Value::Int(0)) => Ok(false),
-            Ok(Value::Int(-1)) => Err(unreadable(hub.store(), name)),
-            Ok(other) => Err(self.failed("evicting", Some(name), odd(&other))),
-            Err(error) => Err(self.failed("evicting", Some(name), error)),
+        let (answer, ..) = hub.run("evicting", &keys, &hub.scripts.evict, args).await?;
+        match answer {
+            Value::Int(1) => Ok(true),
+            Value::Int(0) => Ok(false),
+            Value::Int(-1) => Err(unreadable(hub.store(), name)),
+            other => Err(self.failed("evicting", Some(name), odd(&other))),
         }
     }
 
@@ -597,7 +534,15 @@ impl Engine for Redis {
     }
 }
 
-/// The server was started a moment ago and may have forgotten who holds.
+/// Fewer replicas have a write than were asked for.
+pub(crate) fn shortfall(store: &str, have: u32, asked: u32, patience: Duration) -> Error {
+    let cause = format!(
+        "{have} of {asked} replicas had it within {patience:?}, so it does not count (replicas={asked})"
+    );
+    Error::unavailable(store, "waiting for replicas", cause)
+}
+
+/// The server was started or promoted a moment ago and may have forgotten who holds.
 fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
     let now = Clock::Boot.now();
     if claim.wait {
@@ -610,7 +555,8 @@ fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
     }
     let left = from.since(now);
     let cause = format!(
-        "the server was restarted and may have forgotten who holds; for {left:?} more nothing is granted (restart-delay)"
+        "the server was started or promoted of late and may have forgotten who holds; for {left:?} more nothing is \
+         granted (restart-delay, promotion-delay)"
     );
     Err(Error::unavailable(store, "placing a claim", cause))
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
 use redis::Value;
 
+use crate::config::{Config, Servers};
+
 /// `INFO`, as far as it may be read.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
@@ -59,16 +61,19 @@ impl Facts {
     }
 
     /// Why this engine cannot serve on such a server.
-    pub(crate) fn unfit(&self) -> Option<&'static str> {
+    pub(crate) fn unfit(&self, cluster: bool) -> Option<&'static str> {
         if self.get("redis_mode") == Some("sentinel") {
-            return Some("it is a Sentinel, not a server that holds data; name the server itself");
-        }
-        if self.get("cluster_enabled") == Some("1") {
             return Some(
-                "it is a node of a Redis Cluster, and this engine serves single nodes; name a server outside a cluster",
+                "it is a Sentinel, not a server that holds data; write redis+sentinel://HOST:PORT/MASTER",
             );
         }
-        None
+        match (self.get("cluster_enabled"), cluster) {
+            (Some("1"), false) => {
+                Some("it is a node of a Redis Cluster; write redis+cluster://HOST:PORT")
+            }
+            (Some("0"), true) => Some("it is no node of a Redis Cluster; write redis://HOST:PORT"),
+            _ => None,
+        }
     }
 
     fn durability(&self) -> Durability {
@@ -80,7 +85,7 @@ impl Facts {
     }
 
     /// What stands between this server and correctness.
-    fn limits(&self, restart_delay: Duration) -> Vec<Limit> {
+    fn limits(&self, config: &Config) -> Vec<Limit> {
         let mut limits = Vec::new();
         let mut limit = |what: &str, change: &str| {
             limits.push(Limit {
@@ -95,7 +100,8 @@ impl Facts {
             );
             return limits;
         }
-        let delayed = !restart_delay.is_zero();
+        let promotes = !config.promotion_delay.is_zero();
+        let delayed = !config.restart_delay.is_zero() || promotes;
         match self.durability() {
             Durability::Durable => {}
             Durability::Process if !delayed => limit(
@@ -118,19 +124,52 @@ impl Facts {
                 "CONFIG SET maxmemory-policy noeviction, or keep locks on a server of their own",
             );
         }
-        if self.number("connected_slaves") > 0 {
+        let (replicas, asked) = (self.number("connected_slaves"), u64::from(config.replicas));
+        if replicas > asked && !promotes {
+            let change = match &config.servers {
+                Servers::Sentinel { .. } => format!(
+                    "open the store with replicas={replicas}, or with promotion-delay=TTL, the longest ttl in use"
+                ),
+                _ => format!("open the store with replicas={replicas}"),
+            };
+            let what = match asked {
+                0 => "the server has replicas: after a fail-over to one of them the last grants may be forgotten, and \
+                      granted again"
+                    .to_owned(),
+                _ => format!(
+                    "the server has {replicas} replicas, and a grant counts when {asked} have it: after a fail-over to \
+                     another it may be forgotten, and granted again"
+                ),
+            };
+            limit(&what, &change);
+        }
+        if promotes && asked < replicas.max(1) {
             limit(
-                "the server has replicas: after a fail-over to one of them the last grants may be forgotten, and granted \
-                 again",
-                "keep locks on a server that is never failed over",
+                "a fail-over forgets locks, and frees them once promotion-delay is over; it does not if a Sentinel that \
+                 voted for it hears nothing of its outcome for 3 s while a holder beside it still reaches the old master",
+                &format!("open the store with replicas={}", replicas.max(1)),
             );
         }
         limits
     }
 
-    pub(crate) fn promises(&self, restart_delay: Duration) -> Promises {
+    /// What a store of servers that say this can promise: no more than the least of them.
+    pub(crate) fn promises(all: &[Self], config: &Config) -> Promises {
+        let weaker = |one: &Durability, other: &Durability| rank(*one).cmp(&rank(*other));
+        let durability = all.iter().map(Self::durability).min_by(weaker);
+        let mut limits: Vec<Limit> = Vec::new();
+        for limit in all.iter().flat_map(|facts| facts.limits(config)) {
+            if !limits.contains(&limit) {
+                limits.push(limit);
+            }
+        }
+        let max_ttl = Duration::from_secs(10 * 365 * 86_400);
         Promises {
-            engine: "redis",
+            engine: match config.servers {
+                Servers::One => "redis",
+                Servers::Sentinel { .. } => "redis-sentinel",
+                Servers::Cluster(_) => "redis-cluster",
+            },
             order: Order::Fifo,
             shared: true,
             permits: true,
@@ -138,11 +177,31 @@ impl Facts {
             ranges: true,
             lease: LeaseKind::Lease,
             wake: Wake::Push,
-            durability: self.durability(),
-            clock: "the server's clock runs at about the right rate and is not set forward while a lock is held",
+            durability: durability.unwrap_or(Durability::Volatile),
+            clock: match config.servers {
+                Servers::One => {
+                    "the server's clock runs at about the right rate and is not set forward while a lock is held"
+                }
+                _ => {
+                    "the servers' clocks run at about the right rate, show the same time, and are not set forward while \
+                     a lock is held"
+                }
+            },
             min_ttl: Duration::from_millis(10),
-            max_ttl: Duration::from_secs(10 * 365 * 86_400),
-            limits: self.limits(restart_delay),
+            // A lease that outlives the delay would be forgotten all the same.
+            max_ttl: match config.promotion_delay {
+                Duration::ZERO => max_ttl,
+                delay => delay,
+            },
+            limits,
         }
+    }
+}
+
+fn rank(durability: Durability) -> u8 {
+    match durability {
+        Durability::Volatile => 0,
+        Durability::Process => 1,
+        Durability::Durable => 2,
     }
 }

@@ -1,45 +1,33 @@
-//! What all calls of one store share: the connection of the moment and whoever restores it, the waiters, the highest
-//! token seen.
+//! What all calls of one store share: its servers, the waiters, the highest tokens seen.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fencelock_core::engine::{Claim, Event};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Promises, Result};
-use redis::Cmd;
-use tokio::sync::{Notify, mpsc, watch};
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::mpsc;
 
-use crate::config::Config;
-use crate::connection::{COUNTER, Link, Opening};
+use crate::cluster::{Cluster, Turns};
+use crate::config::{Config, Servers};
+use crate::connection::Link;
 use crate::facts::Facts;
+use crate::hot::Hot;
+use crate::node::{Node, Target};
 use crate::refusal::explain;
-use crate::scripts::Scripts;
-use crate::value::{Message, line_key, mark};
+use crate::scripts::{Script, Scripts};
+use crate::sentinel::{self, Sentinels};
+use crate::slots::{Keys, SLOTS};
+use crate::value::{Message, mark};
 use crate::waiters::{Pushed, Waiters};
 
-/// The longest pause between attempts to reconnect.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// Where the store stands.
-#[derive(Clone, Debug)]
-enum State {
-    Up(Arc<Link>),
-    /// No connection. The text says why; `refused`: the server was reached and refused.
-    Down {
-        why: String,
-        refused: bool,
-    },
-    Closed,
-}
-
-/// A connection that is gone from here, but perhaps not from the server.
+/// The servers of the store.
 #[derive(Debug)]
-struct Old {
-    generation: u64,
-    client_id: Option<i64>,
-    run_id: Option<String>,
+enum Topology {
+    /// One, or whichever is the master.
+    One(Arc<Node>),
+    Cluster(Cluster),
 }
 
 /// What all calls share.
@@ -51,52 +39,72 @@ pub(crate) struct Hub {
     pub(crate) channel: String,
     pub(crate) waiters: Waiters,
     pub(crate) hot: Hot,
-    state: watch::Sender<State>,
-    bell: Arc<Notify>,
-    /// The highest token seen from this store: the floor of whatever is drawn later.
-    highest: AtomicU64,
+    topology: OnceLock<Topology>,
+    sentinels: Option<Arc<Sentinels>>,
+    /// The highest token seen, of the store or of each slot: the floor of whatever is drawn later.
+    highest: Box<[AtomicU64]>,
     events: mpsc::UnboundedSender<Event>,
     generations: AtomicU64,
-    old: Mutex<Vec<Old>>,
     /// Claims of which a place had no answer: the first connection such a one went over, and when even a late one is
     /// over. A grant changes nothing here: the claim may be withdrawn, and the place run then.
     unsettled: Mutex<HashMap<ClaimId, (u64, BootInstant)>>,
     unsettled_count: AtomicUsize,
     promises: OnceLock<Promises>,
-    /// The server process last seen.
-    run_id: Mutex<Option<String>>,
 }
 
 impl Hub {
-    /// Connects for the first time. The connection is restored behind from then on, as long as the hub lives.
+    /// Connects for the first time. The connections are restored behind from then on, as long as the hub lives.
     pub(crate) async fn open(
         config: Config,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>)> {
         let (events, heard) = mpsc::unbounded_channel();
-        let why = "not connected yet".to_owned();
-        let refused = false;
+        let sentinels = match &config.servers {
+            Servers::Sentinel { master, sentinels } => {
+                let strict = !config.promotion_delay.is_zero();
+                Some(Arc::new(Sentinels::new(master, sentinels, strict)))
+            }
+            _ => None,
+        };
+        let counters = if config.is_cluster() { SLOTS } else { 1 };
         let hub = Arc::new(Self {
+            scripts: Scripts::new(config.timed()),
             config,
-            scripts: Scripts::new(),
             channel: format!("{:016x}", random_u64()?),
             waiters: Waiters::default(),
             hot: Hot::default(),
-            state: watch::Sender::new(State::Down { why, refused }),
-            bell: Arc::default(),
-            highest: AtomicU64::new(0),
+            topology: OnceLock::new(),
+            sentinels,
+            highest: (0..counters).map(|_| AtomicU64::new(0)).collect(),
             events,
             generations: AtomicU64::new(0),
-            old: Mutex::default(),
             unsettled: Mutex::default(),
             unsettled_count: AtomicUsize::new(0),
             promises: OnceLock::new(),
-            run_id: Mutex::default(),
         });
-        let facts = hub.connect().await?;
-        let _ = hub.promises.set(facts.promises(hub.config.restart_delay));
-        let (watched, bell) = (Arc::downgrade(&hub), Arc::clone(&hub.bell));
-        let state = hub.state.subscribe();
-        tokio::spawn(restore(watched, bell, state));
+        let facts = match &hub.config.servers {
+            Servers::Cluster(seeds) => {
+                let cluster = Cluster::new(seeds.clone());
+                let cluster = Topology::Cluster(cluster);
+                let Topology::Cluster(cluster) = hub.topology.get_or_init(|| cluster) else {
+                    unreachable!("set a moment ago");
+                };
+                cluster.open(&hub).await?
+            }
+            _ => {
+                let node = Node::new(match &hub.sentinels {
+                    Some(sentinels) => Target::Master(Arc::clone(sentinels)),
+                    None => Target::Fixed(hub.config.client.clone()),
+                });
+                let facts = node.connect(&hub).await?;
+                node.keep(&hub);
+                if let Some(sentinels) = &hub.sentinels {
+                    sentinel::watch(sentinels, &hub, &node);
+                }
+                hub.topology.get_or_init(|| Topology::One(node));
+                vec![facts]
+            }
+        };
+        let _ = hub.promises.set(Facts::promises(&facts, &hub.config));
         Ok((hub, heard))
     }
 
@@ -106,46 +114,108 @@ impl Hub {
 
     pub(crate) fn promises(&self) -> Promises {
         let promises = self.promises.get().cloned();
-        promises.unwrap_or_else(|| Facts::default().promises(self.config.restart_delay))
+        promises.unwrap_or_else(|| Facts::promises(&[], &self.config))
     }
 
-    /// The connection of the moment; waits for one no longer than for an answer.
-    pub(crate) async fn link(&self) -> Result<Arc<Link>> {
-        let up = |state: &State| match state {
-            State::Up(link) if !link.is_broken() => Some(Ok(Arc::clone(link))),
-            State::Closed => Some(Err(Error::Closed)),
+    pub(crate) fn next_generation(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// The cluster, if it is one.
+    pub(crate) fn cluster(&self) -> Option<&Cluster> {
+        match self.topology.get() {
+            Some(Topology::Cluster(cluster)) => Some(cluster),
             _ => None,
-        };
-        if let Some(answer) = up(&self.state.borrow()) {
-            return answer;
         }
-        let mut states = self.state.subscribe();
-        let come = states.wait_for(|state| up(state).is_some());
-        if let Ok(Ok(state)) = tokio::time::timeout(self.config.response_timeout, come).await
-            && let Some(answer) = up(&state)
-        {
-            return answer;
-        }
-        let state = self.state.borrow().clone();
-        let (why, refused) = match state {
-            State::Down { why, refused } => (why, refused),
-            _ => ("the connection was lost".to_owned(), false),
-        };
-        let action = "reconnecting";
-        Err(if refused {
-            Error::refused(self.store(), action, why)
-        } else {
-            Error::unavailable(self.store(), action, why)
-        })
     }
 
-    pub(crate) fn highest(&self) -> u64 {
-        self.highest.load(Ordering::SeqCst)
+    pub(crate) fn keys<'a>(&self, name: &'a LockName) -> Keys<'a> {
+        Keys::new(name, self.config.is_cluster())
+    }
+
+    /// The server of a slot, and the connection of the moment; waits for one no longer than for an answer.
+    pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+        match self.topology.get() {
+            Some(Topology::One(node)) => Ok((Arc::clone(node), node.link(self).await?)),
+            Some(Topology::Cluster(cluster)) => cluster.link(self, slot).await,
+            // Not before `open` has returned.
+            None => Err(Error::Closed),
+        }
+    }
+
+    /// Every server that has locks.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        match self.topology.get() {
+            Some(Topology::One(node)) => vec![Arc::clone(node)],
+            Some(Topology::Cluster(cluster)) => cluster.masters(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether the server may be believed to be the master still.
+    ///
+    /// # Errors
+    /// If too few of the Sentinels have said so lately.
+    pub(crate) fn check_master(&self, node: &Node) -> Result<()> {
+        match &self.sentinels {
+            Some(sentinels) => sentinels.check(self.store(), node),
+            None => Ok(()),
+        }
+    }
+
+    /// A server does not answer: perhaps another has taken its place.
+    pub(crate) fn look_around(self: &Arc<Self>) {
+        if let Some(cluster) = self.cluster() {
+            cluster.refresh_behind(self);
+        }
+    }
+
+    /// Runs a script about a lock at the server that has it.
+    ///
+    /// # Errors
+    /// If there is no answer, or another than the script's.
+    pub(crate) async fn run(
+        self: &Arc<Self>,
+        action: &str,
+        keys: &Keys<'_>,
+        script: &Script,
+        fill: impl Fn(&mut Cmd) + Send + Sync,
+    ) -> Result<(Value, Arc<Node>, Arc<Link>)> {
+        let mut turns = None;
+        loop {
+            let (node, link) = self.link(keys.slot).await?;
+            match link.run(script, &fill).await {
+                Ok(answer) => return Ok((answer, node, link)),
+                Err(error) => {
+                    let turns = turns.get_or_insert_with(|| Turns::new(&self.config));
+                    if !self.turn(turns, keys.slot, &error).await {
+                        return Err(explain(self.store(), action, Some(keys.name), error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an answer means to ask again, elsewhere or a little later; then it is time to.
+    pub(crate) async fn turn(
+        self: &Arc<Self>,
+        turns: &mut Turns,
+        slot: u16,
+        error: &RedisError,
+    ) -> bool {
+        match self.cluster() {
+            Some(cluster) => cluster.turn(self, turns, slot, error).await,
+            None => false,
+        }
+    }
+
+    pub(crate) fn highest(&self, slot: u16) -> u64 {
+        self.highest[usize::from(slot)].load(Ordering::SeqCst)
     }
 
     /// A token, or the counter, was seen.
-    pub(crate) fn saw(&self, token: u64) {
-        self.highest.fetch_max(token, Ordering::SeqCst);
+    pub(crate) fn saw(&self, slot: u16, token: u64) {
+        self.highest[usize::from(slot)].fetch_max(token, Ordering::SeqCst);
     }
 
     /// A place went out over this connection, and no answer came.
@@ -164,22 +234,40 @@ impl Hub {
             .store(unsettled.len(), Ordering::SeqCst);
     }
 
-    /// A withdrawal went through over this connection: can an earlier place of the claim still take effect?
-    pub(crate) fn settle(&self, id: &ClaimId, link: &Link) -> bool {
+    fn unsettled(&self, id: &ClaimId) -> Option<(u64, BootInstant)> {
         if self.unsettled_count.load(Ordering::SeqCst) == 0 {
-            return true;
+            return None;
         }
-        let mut unsettled = self
-            .unsettled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let Some((first, over)) = unsettled.get(id).copied() else {
+        let unsettled = self.unsettled.lock();
+        let unsettled = unsettled.unwrap_or_else(PoisonError::into_inner);
+        unsettled.get(id).copied()
+    }
+
+    /// Before a withdrawal: ends what may still have an earlier place of the claim in hand, as far as that can be done.
+    pub(crate) async fn end_earlier(self: &Arc<Self>, id: &ClaimId, slot: u16) {
+        let Some((first, _)) = self.unsettled(id) else {
+            return;
+        };
+        if let Ok((node, link)) = self.link(slot).await
+            && node.has_old(first, &link)
+        {
+            node.end_old(&link).await;
+        }
+    }
+
+    /// A withdrawal went through over this connection: is it sure that no earlier place of the claim can still take
+    /// effect?
+    ///
+    /// Those that went to another server than this one can not: that one has the lock no more, and scripts come with a
+    /// deadline.
+    pub(crate) fn settle(&self, id: &ClaimId, node: &Node, link: &Link) -> bool {
+        let Some((first, over)) = self.unsettled(id) else {
             return true;
         };
-        let old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
-        let another = |old: &Old| old.generation >= first && old.generation != link.generation;
-        let lives = Clock::Boot.now() < over && old.iter().any(another);
+        let lives = Clock::Boot.now() < over && node.has_old(first, link);
         if !lives {
+            let unsettled = self.unsettled.lock();
+            let mut unsettled = unsettled.unwrap_or_else(PoisonError::into_inner);
             unsettled.remove(id);
             self.unsettled_count
                 .store(unsettled.len(), Ordering::SeqCst);
@@ -187,108 +275,18 @@ impl Hub {
         !lives
     }
 
-    /// Ends the connection for good.
+    /// Ends the connections for good.
     pub(crate) fn close(&self) {
-        self.state.send_replace(State::Closed);
-        self.waiters.stir_all();
-    }
-
-    async fn connect(self: &Arc<Self>) -> Result<Facts> {
-        let generation = self.generations.fetch_add(1, Ordering::SeqCst) + 1;
-        let opening = Opening {
-            config: &self.config,
-            scripts: &self.scripts,
-            channel: &self.channel,
-            generation,
-            bell: Arc::clone(&self.bell),
-        };
-        let hub = Arc::downgrade(self);
-        let hear = move |payload: &[u8]| {
-            if let Some(hub) = hub.upgrade()
-                && let Some(message) = Message::parse(payload)
-            {
-                hub.hear(message, generation);
-            }
-        };
-        let (mut link, facts) = Link::open(opening, hear).await?;
-        if self.is_another(&link) {
-            // Long up, but not the one before: somebody put it in the other's place.
-            let from = Clock::Boot.now() + self.config.restart_delay;
-            link.grants_from = link.grants_from.max(Some(from));
+        match self.topology.get() {
+            Some(Topology::One(node)) => node.close(),
+            Some(Topology::Cluster(cluster)) => cluster.close(),
+            None => {}
         }
-        self.saw(link.floor);
-        self.end_old(&link).await;
-        let link = Arc::new(link);
-        self.state.send_if_modified(|state| {
-            let open = !matches!(state, State::Closed);
-            if open {
-                *state = State::Up(link);
-            }
-            open
-        });
-        // The server listens again: now, and not before, waiters may stand in line.
         self.waiters.stir_all();
-        Ok(facts)
-    }
-
-    /// Whether this is another server process than the one before.
-    fn is_another(&self, link: &Link) -> bool {
-        let mut run_id = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *run_id, link.run_id.clone());
-        let another = before.is_some() && before != link.run_id;
-        another && !self.config.restart_delay.is_zero()
-    }
-
-    /// Makes sure that nothing sent over earlier connections can still take effect.
-    async fn end_old(&self, link: &Link) {
-        let take = || {
-            let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *old)
-        };
-        let mut left = Vec::new();
-        for old in take() {
-            let ended = match (&old.run_id, &link.run_id, old.client_id) {
-                // Another process: whatever the former had to do is over.
-                (Some(before), Some(now), _) if before != now => true,
-                (Some(_), Some(_), Some(id)) => link.end_other(id).await,
-                _ => false,
-            };
-            if !ended {
-                left.push(old);
-            }
-        }
-        // Claims give up on them after one lease; a few are enough to remember.
-        let surplus = left.len().saturating_sub(64);
-        left.drain(..surplus);
-        *self.old.lock().unwrap_or_else(PoisonError::into_inner) = left;
-    }
-
-    /// Notes that the connection is gone. `false` if it is not, or nobody wants another.
-    fn note_loss(&self) -> bool {
-        let mut lost = false;
-        self.state.send_if_modified(|state| {
-            let State::Up(link) = state else {
-                lost = matches!(state, State::Down { .. });
-                return false;
-            };
-            let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
-            old.push(Old {
-                generation: link.generation,
-                client_id: link.client_id,
-                run_id: link.run_id.clone(),
-            });
-            lost = true;
-            *state = State::Down {
-                why: "the connection was lost".into(),
-                refused: false,
-            };
-            true
-        });
-        lost
     }
 
     /// A message came over the connection of this generation.
-    fn hear(self: &Arc<Self>, message: Message, generation: u64) {
+    pub(crate) fn hear(self: &Arc<Self>, message: Message, node: &Node, generation: u64) {
         match message {
             Message::Granted {
                 claim,
@@ -296,14 +294,15 @@ impl Hub {
                 count,
                 name,
             } => {
-                self.saw(first + u64::from(count.max(1)) - 1);
-                if generation != self.generations.load(Ordering::SeqCst) {
+                let slot = self.keys(&name).slot;
+                self.saw(slot, first + u64::from(count.max(1)) - 1);
+                if !node.is_newest(generation) {
                     // The same message may come over the newer connection; all who wait place again over that one.
                     return;
                 }
                 if let Some(waiter) = self.waiters.find(&claim) {
                     waiter.push(Pushed { first, count });
-                } else if self.gives_back(generation) {
+                } else {
                     // Nobody waits for it here any more: give it back at once.
                     let hub = Arc::clone(self);
                     tokio::spawn(async move { hub.give_back(claim, name).await });
@@ -318,122 +317,19 @@ impl Hub {
         }
     }
 
-    /// Whether a grant that nobody waits for is one that nobody has. On one connection messages and answers come in order.
-    /// Soon after a reconnect the claim may hold by an answer that came over the connection before; then the claim window
-    /// has to do.
-    fn gives_back(&self, generation: u64) -> bool {
-        match &*self.state.borrow() {
-            State::Up(link) if link.generation == generation => {
-                generation == 1 || Clock::Boot.now().since(link.opened_at) > self.config.window
-            }
-            _ => false,
-        }
-    }
-
-    async fn give_back(&self, claim: ClaimId, name: LockName) {
-        let Ok(link) = self.link().await else { return };
-        let line = line_key(name.as_str());
+    /// Gives back what was handed over, unless there was a sign of life from the claim since: it may hold by an answer
+    /// that came before the message did.
+    async fn give_back(self: &Arc<Self>, claim: ClaimId, name: LockName) {
+        let keys = self.keys(&name);
         let args = |command: &mut Cmd| {
-            command.arg(3).arg(name.as_str()).arg(&line).arg(COUNTER);
-            command.arg(&mark(&claim)[..]).arg("").arg(self.highest());
+            keys.push_all(command);
+            command.arg(&mark(&claim)[..]).arg("");
+            command.arg(self.highest(keys.slot)).arg("unconfirmed");
         };
-        if let Err(error) = link.run(&self.scripts.withdraw, args).await {
-            let error = explain(self.store(), "giving back a grant", Some(&name), error);
+        let script = &self.scripts.withdraw;
+        if let Err(error) = self.run("giving back a grant", &keys, script, args).await {
             tracing::debug!(%name, %error, "a grant nobody waits for stays until its window is over");
         }
-    }
-}
-
-/// Restores the connection whenever it is lost, until the hub is gone or closed.
-async fn restore(hub: Weak<Hub>, bell: Arc<Notify>, mut state: watch::Receiver<State>) {
-    loop {
-        tokio::select! {
-            () = bell.notified() => {}
-            () = closed(&mut state) => return,
-        }
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let Some(hub) = hub.upgrade() else { return };
-            let stale = match &*hub.state.borrow() {
-                State::Closed => return,
-                State::Up(link) => !link.is_broken(),
-                State::Down { .. } => false,
-            };
-            // The bell of a connection that was replaced meanwhile.
-            if stale || !hub.note_loss() {
-                break;
-            }
-            match hub.connect().await {
-                Ok(_) => break,
-                Err(error) => {
-                    let refused = matches!(error, Error::Refused { .. } | Error::Config { .. });
-                    tracing::debug!(store = hub.store(), %error, "reconnecting failed");
-                    let why = error.to_string();
-                    hub.state.send_if_modified(|state| {
-                        let down = matches!(state, State::Down { .. });
-                        if down {
-                            *state = State::Down { why, refused };
-                        }
-                        down
-                    });
-                }
-            }
-            drop(hub);
-            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-}
-
-async fn closed(state: &mut watch::Receiver<State>) {
-    // An error means that the hub is gone.
-    let _ = state.wait_for(|state| matches!(state, State::Closed)).await;
-}
-
-/// Which names were found taken of late: for those the way by script is the shorter one. A guess, shared by names of
-/// the same hash; wrong guesses cost a command and nothing else.
-#[derive(Debug)]
-pub(crate) struct Hot(Box<[Heat; 1024]>);
-
-/// How contended a name was lately.
-#[derive(Debug)]
-pub(crate) struct Heat(AtomicU8);
-
-impl Heat {
-    /// How many grants without anybody else it takes to cool down.
-    const MOST: u8 = 8;
-
-    pub(crate) fn is_hot(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
-    }
-
-    pub(crate) fn heat(&self) {
-        self.0.store(Self::MOST, Ordering::Relaxed);
-    }
-
-    /// A little. Two who cool it at once may count as one: it is a guess all the same.
-    pub(crate) fn cool(&self) {
-        let left = self.0.load(Ordering::Relaxed).saturating_sub(1);
-        self.0.store(left, Ordering::Relaxed);
-    }
-}
-
-impl Default for Hot {
-    fn default() -> Self {
-        Self(Box::new([const { Heat(AtomicU8::new(0)) }; 1024]))
-    }
-}
-
-impl Hot {
-    pub(crate) fn of(&self, name: &LockName) -> &Heat {
-        // FNV-1a.
-        let hash = name
-            .as_str()
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            });
-        &self.0[(hash >> 32) as usize % 1024]
     }
 }
 

@@ -11,7 +11,7 @@ use redis::{Cmd, RedisError, Value};
 use crate::connection::odd;
 use crate::engine::Redis;
 use crate::refusal::{explain, unreadable};
-use crate::value::{Hold, Stored, foreign_view, line_key, waiter_view};
+use crate::value::{Hold, Stored, foreign_view, waiter_view};
 
 /// The pauses between two looks of one who waits for a change.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
@@ -114,14 +114,11 @@ fn text(value: &Value) -> String {
 impl Redis {
     async fn see(&self, name: &LockName) -> Result<Seen> {
         let hub = self.hub();
-        let link = hub.link().await?;
-        let line = line_key(name.as_str());
-        let args = |command: &mut Cmd| {
-            command.arg(2).arg(name.as_str()).arg(&line);
-        };
-        let answer = link.run(&hub.scripts.look, args).await;
-        let seen = answer.and_then(Seen::new);
-        seen.map_err(|error| explain(hub.store(), "looking at a lock", Some(name), error))
+        let keys = hub.keys(name);
+        let args = |command: &mut Cmd| keys.push_without_counter(command);
+        let action = "looking at a lock";
+        let (answer, ..) = hub.run(action, &keys, &hub.scripts.look, args).await?;
+        Seen::new(answer).map_err(|error| explain(hub.store(), action, Some(name), error))
     }
 
     pub(crate) async fn look_until(
@@ -152,9 +149,22 @@ impl Redis {
         limit: usize,
     ) -> Result<Page<LockView>> {
         let hub = self.hub();
-        let link = hub.link().await?;
+        // In a cluster one node after the other: the cursor says which, and where it stands there.
+        let at = at.and_then(|at| {
+            let (node, cursor) = at.0.split_once(':')?;
+            Some((node.parse::<usize>().ok()?, cursor.to_owned()))
+        });
+        let (index, cursor) = at.unwrap_or_else(|| (0, "0".to_owned()));
+        let nodes = hub.nodes();
+        let Some(node) = nodes.get(index) else {
+            return Ok(Page {
+                items: Vec::new(),
+                next: None,
+            });
+        };
+        let link = node.link(hub).await?;
         let mut scan = redis::cmd("SCAN");
-        scan.arg(at.map_or_else(|| "0".to_owned(), |at| at.0));
+        scan.arg(cursor);
         scan.arg("MATCH").arg(pattern(prefix));
         scan.arg("COUNT").arg(limit.clamp(10, 1000));
         scan.arg("TYPE").arg("string");
@@ -190,7 +200,11 @@ impl Redis {
                 Err(error) => return Err(error),
             }
         }
-        let next = (next != "0").then_some(Cursor(next));
+        let next = match (next == "0", index + 1 < nodes.len()) {
+            (false, _) => Some(Cursor(format!("{index}:{next}"))),
+            (true, true) => Some(Cursor(format!("{}:0", index + 1))),
+            (true, false) => None,
+        };
         Ok(Page { items, next })
     }
 }

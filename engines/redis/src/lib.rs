@@ -38,14 +38,20 @@
 //! * Unsafe remain: a proxy that hides a fail-over, a manual fail-back on a connection that survives, and a server that
 //!   was emptied and whose clock is behind.
 
+mod cluster;
 mod config;
 mod connection;
 mod engine;
 mod facts;
+mod hot;
 mod hub;
 mod inspect;
+mod node;
 mod refusal;
+mod renew;
 mod scripts;
+mod sentinel;
+mod slots;
 mod value;
 mod waiters;
 

@@ -8,8 +8,14 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    fn new(text: &str) -> Self {
-        let text = text.replacen("-- include lib.lua", include_str!("scripts/lib.lua"), 1);
+    /// `timed`: every token is the server's time at least.
+    fn new(text: &str, timed: bool) -> Self {
+        let lib = concat!("local timed = false\n", include_str!("scripts/lib.lua"));
+        let lib = match timed {
+            true => lib.replacen("timed = false", "timed = true", 1),
+            false => lib.to_owned(),
+        };
+        let text = text.replacen("-- include lib.lua", &lib, 1);
         let sha = redis::Script::new(&text).get_hash().to_owned();
         Self { text, sha }
     }
@@ -20,6 +26,7 @@ impl Script {
 pub(crate) struct Scripts {
     pub(crate) seed: Script,
     pub(crate) place: Script,
+    pub(crate) release: Script,
     pub(crate) withdraw: Script,
     pub(crate) renew: Script,
     pub(crate) renew_shared: Script,
@@ -29,16 +36,18 @@ pub(crate) struct Scripts {
 }
 
 impl Scripts {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(timed: bool) -> Self {
+        let script = |text| Script::new(text, timed);
         Self {
-            seed: Script::new(include_str!("scripts/seed.lua")),
-            place: Script::new(include_str!("scripts/place.lua")),
-            withdraw: Script::new(include_str!("scripts/withdraw.lua")),
-            renew: Script::new(include_str!("scripts/renew.lua")),
-            renew_shared: Script::new(include_str!("scripts/renew_shared.lua")),
-            poke: Script::new(include_str!("scripts/poke.lua")),
-            evict: Script::new(include_str!("scripts/evict.lua")),
-            look: Script::new(include_str!("scripts/look.lua")),
+            seed: script(include_str!("scripts/seed.lua")),
+            place: script(include_str!("scripts/place.lua")),
+            release: script(include_str!("scripts/release.lua")),
+            withdraw: script(include_str!("scripts/withdraw.lua")),
+            renew: script(include_str!("scripts/renew.lua")),
+            renew_shared: script(include_str!("scripts/renew_shared.lua")),
+            poke: script(include_str!("scripts/poke.lua")),
+            evict: script(include_str!("scripts/evict.lua")),
+            look: script(include_str!("scripts/look.lua")),
         }
     }
 }

@@ -96,38 +96,6 @@ fn mode(kind: &str) -> Option<Mode> {
     }
 }
 
-/// The key of a lock's line. It carries the tag that Redis would compute for the name, so that both keys lie in one
-/// slot. (A name whose own tag cannot be written, such as `a}b`, has none; such names stay on one node anyway.)
-pub(crate) fn line_key(name: &str) -> String {
-    const WORD: &str = "fencelock:line";
-    let tag = name.find('{').and_then(|open| {
-        let inside = &name[open + 1..];
-        inside
-            .find('}')
-            .filter(|len| *len > 0)
-            .map(|len| &inside[..len])
-    });
-    let mut key = String::with_capacity(2 * name.len() + WORD.len() + 4);
-    match tag {
-        Some(tag) => {
-            for part in ["{", tag, "}:", WORD, ":", name] {
-                key.push_str(part);
-            }
-        }
-        None if name.contains('}') => {
-            for part in [WORD, ":", name] {
-                key.push_str(part);
-            }
-        }
-        None => {
-            for part in ["{", name, "}:", WORD] {
-                key.push_str(part);
-            }
-        }
-    }
-    key
-}
-
 /// What stands at a lock's key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stored {
@@ -322,20 +290,6 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn side_keys_carry_the_tag_of_the_name() {
-        for (name, key) in [
-            ("a", "{a}:fencelock:line"),
-            ("a{b", "{a{b}:fencelock:line"),
-            ("a{t}b", "{t}:fencelock:line:a{t}b"),
-            ("{t}", "{t}:fencelock:line:{t}"),
-            ("{}a", "fencelock:line:{}a"),
-            ("a}b", "fencelock:line:a}b"),
-        ] {
-            assert_eq!(line_key(name), key);
-        }
-    }
 
     #[test]
     fn reads_whatever_stands_there() {

@@ -1,12 +1,13 @@
 -- evict: take the lock from the claim that holds this token, or ask that claim to let go.
--- KEYS 1 lock  2 line  3 counter
+-- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
 -- ARGV 1 token  2 'ask' or 'release'  3 floor
 -- Answers 1 done, 0 this token does not hold, -1 what is stored is of a newer version.
-local name, line, counter, floor = KEYS[1], KEYS[2], KEYS[3], tonumber(ARGV[3])
+local floor = tonumber(ARGV[3])
 local wanted, asks = tonumber(ARGV[1]), ARGV[2] == 'ask'
 -- include lib.lua
 
-local function tell(what, claim, rest)
+-- To all nodes of a cluster: the holder listens somewhere, if not at this slot's.
+local function let_know(what, claim, rest)
   redis.pcall('PUBLISH', 'fencelock:' .. string.match(rest, '^%d+:([^:]*):'), what .. claim)
 end
 
@@ -20,14 +21,14 @@ if present then
       answer = 1
       if asks then
         redis.call('HSET', reading, all[i], token .. ':' .. px .. ':' .. since .. ':1:' .. rest)
-        tell('a', all[i], rest)
+        let_know('a', all[i], rest)
       else
         redis.call('ZREM', readers, all[i])
         redis.call('HDEL', reading, all[i])
         if not settle(present) then
           value, present = false, nil
         end
-        tell('l', all[i], rest)
+        let_know('l', all[i], rest)
       end
       break
     end
@@ -44,11 +45,11 @@ elseif value then
       redis.call('SET', name,
         'fl1:' .. claim .. ':' .. first .. ':' .. count .. ':' .. token .. ':' .. px .. ':' .. since .. ':1:' .. rest,
         'KEEPTTL')
-      tell('a', claim, rest)
+      let_know('a', claim, rest)
     else
       redis.call('DEL', name)
       value = false
-      tell('l', claim, rest)
+      let_know('l', claim, rest)
     end
   end
 end

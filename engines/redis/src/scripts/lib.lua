@@ -1,17 +1,23 @@
--- lib: what the scripts share. Expects the locals `name`, `line`, `counter` (keys) and `floor` (the highest token that
--- the client has seen from this store).
+-- lib: what the scripts share. Expects the local `floor`: the highest token that the client has seen from this store (in
+-- a cluster: from this slot).
+-- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
 --
 -- The lock itself, at `name`:
 --   fl1:<claim>:<first>:<count>:<token>:<px>:<since>:<asked>:<rest>   held by one claim; first 0: token not recorded
 --   fl1:*:<kind>                                                      held by readers of that kind
 --   anything else                                                     held by another kind of client
 -- rest = <delay>:<channel>:<owner>\31<label>; kind = x (exclusive), s (shared), p<of> (permits).
+-- asked = 0, 1 (asked to let go), 2 (handed over by another's script, and no sign of life from it yet).
 -- Beside it, only while used:
 --   line               zset claim -> ticket
 --   line:who           hash claim -> <window>:<seen>:<reserve>:<kind>:<rest>     seen: server time in ms of its last place
 --   line:readers       zset claim -> expiry
 --   line:readers:who   hash claim -> <token>:<px>:<since>:<asked>:<rest>
-local waiting, readers, reading = line .. ':who', line .. ':readers', line .. ':readers:who'
+local name, line, waiting, readers, reading, counter = unpack(KEYS)
+
+-- In a cluster each slot has a counter of its own, and its tag stands in the names of the channels for grants, too:
+-- those then live at this slot's node.
+local place_of_channels = string.sub(counter, 18)
 
 -- The server's time, asked once: in microseconds, and in milliseconds.
 local time
@@ -33,8 +39,19 @@ local function text(number)
 end
 
 -- Draws tokens, as many as wished while the counter stays below the server's time in microseconds, else one. A counter
--- below what the client has seen was lost and is lifted above every token that can have been drawn before.
+-- below what the client has seen was lost and is lifted above every token that can have been drawn before. Where a
+-- replica may take over (`timed`), every token is the server's time at least: what the replica had not got yet is then
+-- below.
 local function draw(wish)
+  if timed then
+    local last = math.max(tonumber(redis.call('GET', counter)) or 0, floor)
+    if last > micros() - wish then
+      wish = 1
+    end
+    last = math.max(last, micros() - wish) + wish
+    redis.call('SET', counter, text(last))
+    return last - wish + 1, wish
+  end
   if wish > 1 and (tonumber(redis.call('GET', counter)) or 0) + wish > micros() then
     wish = 1
   end
@@ -47,11 +64,12 @@ local function draw(wish)
 end
 
 -- Gives the free lock to a claim, alone.
-local function hold(claim, wish, px, rest)
+local function hold(claim, wish, px, rest, asked)
   local first, count = draw(wish)
   local token = text(first)
   redis.call('SET', name,
-    'fl1:' .. claim .. ':' .. token .. ':' .. count .. ':' .. token .. ':' .. px .. ':0:0:' .. rest, 'PX', px)
+    'fl1:' .. claim .. ':' .. token .. ':' .. count .. ':' .. token .. ':' .. px .. ':0:' .. asked .. ':' .. rest,
+    'PX', px)
   return first, count
 end
 
@@ -70,13 +88,13 @@ local function settle(kind)
 end
 
 -- Gives the lock to a claim beside others of its kind. `fresh`: no reader holds yet.
-local function share(claim, kind, px, rest, fresh)
+local function share(claim, kind, px, rest, fresh, asked)
   if fresh then
     redis.call('DEL', readers, reading)
   end
   local token = draw(1)
   redis.call('ZADD', readers, text(now() + px), claim)
-  redis.call('HSET', reading, claim, text(token) .. ':' .. px .. ':' .. text(now()) .. ':0:' .. rest)
+  redis.call('HSET', reading, claim, text(token) .. ':' .. px .. ':' .. text(now()) .. ':' .. asked .. ':' .. rest)
   settle(kind)
   return token, 1
 end
@@ -114,6 +132,14 @@ local function known_newer(value)
   return version and version ~= '1'
 end
 
+-- Tells a process that a claim of it was granted the lock. Returns how many listen; 1 if that cannot be known.
+local function tell(claim, token, tokens, rest)
+  local channel = 'fencelock:' .. string.match(rest, '^%d+:([^:]*):') .. place_of_channels
+  local told = redis.pcall(place_of_channels == '' and 'PUBLISH' or 'SPUBLISH', channel,
+    'g' .. claim .. ':' .. text(token) .. ':' .. tokens .. ':' .. name)
+  return type(told) == 'number' and told or 1
+end
+
 -- Serves the line while its head is admissible, 64 claims at most. Pops first and tells then. A claim whose process does
 -- not listen is skipped; one that hears may still not take it, which its window bounds. A head that has to wait for the
 -- readers to go is dropped if it has not asked for two windows (it should every half): it must not hold up other readers
@@ -148,22 +174,21 @@ local function advance(value, present, own, own_px)
     end
     redis.call('HDEL', waiting, claim)
     if kind then
-      local px = claim == own and own_px or window
+      local px, asked = window, 2
+      if claim == own then
+        px, asked = own_px, 0
+      end
       local token, tokens
       if kind == 'x' then
-        token, tokens = hold(claim, tonumber(wish), px, rest)
+        token, tokens = hold(claim, tonumber(wish), px, rest, asked)
       else
-        token, tokens = share(claim, kind, px, rest, not value)
+        token, tokens = share(claim, kind, px, rest, not value, asked)
       end
       local heard = 1
       if claim == own then
         first, count = token, tokens
       else
-        local told = redis.pcall('PUBLISH', 'fencelock:' .. string.match(rest, '^%d+:([^:]*):'),
-          'g' .. claim .. ':' .. text(token) .. ':' .. tokens .. ':' .. name)
-        if type(told) == 'number' then
-          heard = told
-        end
+        heard = tell(claim, token, tokens, rest)
       end
       if heard > 0 then
         value, present = true, kind ~= 'x' and kind

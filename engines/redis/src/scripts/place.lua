@@ -1,10 +1,9 @@
 -- place: take the lock, or a place in line; or report, prolong and keep what the claim has.
--- KEYS 1 lock  2 line  3 counter
+-- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
 -- ARGV 1 claim  2 kind  3 px of the lease  4 px of the claim window  5 tokens wished  6 wait (1 or 0)  7 floor
 --      8 server time in ms after which to do nothing  9 ticket from before, or 0  10 rest  11 least px of the line
 -- Answers {'held', first, count, fresh}, {'waits', counter, ahead, pttl, ticket, foreign}, {'busy'}, {'late', now} or
 -- {'newer'}.
-local name, line, counter = KEYS[1], KEYS[2], KEYS[3]
 local claim, kind, px, wish, rest = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]), ARGV[10]
 local waits, floor = ARGV[6] == '1', tonumber(ARGV[7])
 -- include lib.lua
@@ -17,7 +16,7 @@ local value, present = holder()
 
 if value and string.sub(value, 5, 36) == claim then
   if kind ~= 'x' then
-    local token = share(claim, kind, px, rest, true)
+    local token = share(claim, kind, px, rest, true, 0)
     advance(true, kind)
     return {'held', token, 1, 1}
   end
@@ -28,6 +27,7 @@ if value and string.sub(value, 5, 36) == claim then
     first, fresh = text(draw(1)), 1
     token = first
   end
+  asked = asked == '2' and '0' or asked
   redis.call('SET', name,
     'fl1:' .. claim .. ':' .. first .. ':' .. count .. ':' .. token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':'
       .. kept, 'PX', px)
@@ -38,6 +38,7 @@ if present and present == kind then
   local token, since, asked, kept =
     string.match(redis.call('HGET', reading, claim) or '', '^(%d+):%d+:(%d+):(%d):(.*)$')
   if token then
+    asked = asked == '2' and '0' or asked
     redis.call('ZADD', readers, text(now() + px), claim)
     redis.call('HSET', reading, claim, token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':' .. kept)
     settle(kind)
@@ -59,14 +60,14 @@ if queued == 0 then
   if not value then
     local first, count
     if kind == 'x' then
-      first, count = hold(claim, wish, px, rest)
+      first, count = hold(claim, wish, px, rest, 0)
     else
-      first, count = share(claim, kind, px, rest, true)
+      first, count = share(claim, kind, px, rest, true, 0)
     end
     return {'held', first, count, 1}
   end
   if present and room(kind, present) then
-    return {'held', share(claim, kind, px, rest, false), 1, 1}
+    return {'held', share(claim, kind, px, rest, false, 0), 1, 1}
   end
 end
 

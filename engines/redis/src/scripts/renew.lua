@@ -27,6 +27,7 @@ for i, name in ipairs(KEYS) do
       if first == '0' then
         first = token
       end
+      asked = asked == '2' and '0' or asked
       done = redis.pcall('SET', name,
         ARGV[at] .. ':' .. first .. ':' .. count .. ':' .. token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':'
           .. (rest == '' and kept or rest), 'PX', px)

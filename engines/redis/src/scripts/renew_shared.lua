@@ -1,8 +1,8 @@
 -- renew_shared: prolong one hold beside others.
--- KEYS 1 lock  2 line  3 counter
+-- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
 -- ARGV 1 claim  2 kind  3 px  4 floor
 -- Answers 0 lost, 1 kept, 2 kept and asked to let go.
-local name, line, counter, floor = KEYS[1], KEYS[2], KEYS[3], tonumber(ARGV[4])
+local floor = tonumber(ARGV[4])
 local claim, kind, px = ARGV[1], ARGV[2], ARGV[3]
 -- include lib.lua
 local value, present = holder()
@@ -11,10 +11,11 @@ if present == kind then
   local token, since, asked, kept =
     string.match(redis.call('HGET', reading, claim) or '', '^(%d+):%d+:(%d+):(%d):(.*)$')
   if token then
+    answer = asked == '1' and 2 or 1
+    asked = asked == '2' and '0' or asked
     redis.call('ZADD', readers, text(now() + px), claim)
     redis.call('HSET', reading, claim, token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':' .. kept)
     settle(kind)
-    answer = asked == '1' and 2 or 1
   end
 end
 advance(value, present)

@@ -1,18 +1,20 @@
 -- withdraw: release, leave the line, or undo a place of unknown outcome.
--- KEYS 1 lock  2 line  3 counter
+-- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
 -- ARGV 1 'fl1:' and the claim  2 empty to release; to abandon, the lock-delay in ms  3 floor
+--      4 (if given) only what was handed over without a sign of life from the claim since
 -- Answers 1 released, 2 left the line, 3 over before, 4 not the owner.
-local name, line = KEYS[1], KEYS[2]
--- The common case reads no more of the value than it needs; numbers as text, which Lua would have to make of them.
-local mine = redis.call('GETRANGE', name, '0', '35') == ARGV[1]
-if mine and ARGV[2] == '' and redis.call('EXISTS', line) == 0 then
-  redis.call('DEL', name)
-  return 1
-end
-local value = redis.call('GET', name)
-local counter, floor = KEYS[3], tonumber(ARGV[3])
+local floor = tonumber(ARGV[3])
 local claim, delay = string.sub(ARGV[1], 5), tonumber(ARGV[2]) or 0
 -- include lib.lua
+local value = redis.call('GET', name)
+local mine = value and string.sub(value, 1, 36) == ARGV[1]
+
+if ARGV[4] then
+  local kept = mine and string.sub(value, 5) or redis.call('HGET', reading, claim) or ''
+  if not string.find(kept, mine and '^%x+:%d+:%d+:%d+:%d+:%d+:2:' or '^%d+:%d+:%d+:2:') then
+    return 4
+  end
+end
 
 if mine and delay == 0 then
   if not advance(false) then

@@ -1,0 +1,52 @@
+//! Which names were found taken of late.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use fencelock_core::LockName;
+
+/// Which names were found taken of late: for those the way by script is the shorter one. A guess, shared by names of
+/// the same hash; wrong guesses cost a command and nothing else.
+#[derive(Debug)]
+pub(crate) struct Hot(Box<[Heat; 1024]>);
+
+/// How contended a name was lately.
+#[derive(Debug)]
+pub(crate) struct Heat(AtomicU8);
+
+impl Heat {
+    /// How many grants without anybody else it takes to cool down.
+    const MOST: u8 = 8;
+
+    pub(crate) fn is_hot(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn heat(&self) {
+        self.0.store(Self::MOST, Ordering::Relaxed);
+    }
+
+    /// A little. Two who cool it at once may count as one: it is a guess all the same.
+    pub(crate) fn cool(&self) {
+        let left = self.0.load(Ordering::Relaxed).saturating_sub(1);
+        self.0.store(left, Ordering::Relaxed);
+    }
+}
+
+impl Default for Hot {
+    fn default() -> Self {
+        Self(Box::new([const { Heat(AtomicU8::new(0)) }; 1024]))
+    }
+}
+
+impl Hot {
+    pub(crate) fn of(&self, name: &LockName) -> &Heat {
+        // FNV-1a.
+        let hash = name
+            .as_str()
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        &self.0[(hash >> 32) as usize % 1024]
+    }
+}

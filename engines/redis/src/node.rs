@@ -1,0 +1,448 @@
+//! One server, or the one that is the master at the moment: the connection to it, whoever restores that, and a few
+//! connections to wait on for replicas.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use fencelock_core::{BootInstant, Clock, Error, Result};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::config::Address;
+use crate::connection::{Link, Opening, Purpose};
+use crate::facts::Facts;
+use crate::hub::Hub;
+use crate::sentinel::{MARGIN, Sentinels};
+use crate::value::Message;
+
+/// The longest pause between attempts to reconnect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How many grants may wait for replicas at once: each has a connection of its own meanwhile.
+const WRITERS: usize = 4;
+
+/// How a server is found.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// It is always the same.
+    Fixed(redis::Client),
+    /// The Sentinels tell.
+    Master(Arc<Sentinels>),
+}
+
+/// Where a server stands.
+#[derive(Clone, Debug)]
+enum State {
+    Up(Arc<Link>),
+    /// No connection. The text says why; `refused`: the server was reached and refused.
+    Down {
+        why: String,
+        refused: bool,
+    },
+    Closed,
+}
+
+/// A connection that is gone from here, but perhaps not from the server.
+#[derive(Debug)]
+struct Old {
+    generation: u64,
+    client_id: Option<i64>,
+    run_id: Option<String>,
+}
+
+impl Old {
+    fn of(link: &Link) -> Self {
+        Self {
+            generation: link.generation,
+            client_id: link.client_id,
+            run_id: link.run_id.clone(),
+        }
+    }
+}
+
+/// One server.
+#[derive(Debug)]
+pub(crate) struct Node {
+    target: Target,
+    state: watch::Sender<State>,
+    bell: Arc<Notify>,
+    /// The newest connection.
+    newest: AtomicU64,
+    /// The server process last seen.
+    run_id: Mutex<Option<String>>,
+    /// Where the master was found last.
+    address: Mutex<Option<Address>>,
+    old: Mutex<Vec<Old>>,
+    writers: Arc<Semaphore>,
+    idle: Mutex<Vec<Arc<Link>>>,
+    kept: AtomicBool,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    pub(crate) fn new(target: Target) -> Arc<Self> {
+        let why = "not connected yet".to_owned();
+        let refused = false;
+        Arc::new(Self {
+            target,
+            state: watch::Sender::new(State::Down { why, refused }),
+            bell: Arc::default(),
+            newest: AtomicU64::new(0),
+            run_id: Mutex::default(),
+            address: Mutex::default(),
+            old: Mutex::default(),
+            writers: Arc::new(Semaphore::new(WRITERS)),
+            idle: Mutex::default(),
+            kept: AtomicBool::new(false),
+        })
+    }
+
+    /// The connection of the moment; waits for one no longer than for an answer.
+    pub(crate) async fn link(&self, hub: &Hub) -> Result<Arc<Link>> {
+        let up = |state: &State| match state {
+            State::Up(link) if !link.is_broken() => Some(Ok(Arc::clone(link))),
+            State::Closed => Some(Err(Error::Closed)),
+            _ => None,
+        };
+        if let Some(answer) = up(&self.state.borrow()) {
+            return answer;
+        }
+        let mut states = self.state.subscribe();
+        let come = states.wait_for(|state| up(state).is_some());
+        if let Ok(Ok(state)) = tokio::time::timeout(hub.config.response_timeout, come).await
+            && let Some(answer) = up(&state)
+        {
+            return answer;
+        }
+        let state = self.state.borrow().clone();
+        let (why, refused) = match state {
+            State::Down { why, refused } => (why, refused),
+            _ => ("the connection was lost".to_owned(), false),
+        };
+        let action = "reconnecting";
+        Err(if refused {
+            Error::refused(hub.store(), action, why)
+        } else {
+            Error::unavailable(hub.store(), action, why)
+        })
+    }
+
+    /// The connection of the moment, if there is one.
+    pub(crate) fn link_if_up(&self) -> Option<Arc<Link>> {
+        match &*self.state.borrow() {
+            State::Up(link) if !link.is_broken() => Some(Arc::clone(link)),
+            _ => None,
+        }
+    }
+
+    /// Where the master was found last.
+    pub(crate) fn address(&self) -> Option<Address> {
+        held(&self.address).clone()
+    }
+
+    /// Whether a connection is the newest.
+    pub(crate) fn is_newest(&self, generation: u64) -> bool {
+        generation == self.newest.load(Ordering::SeqCst)
+    }
+
+    /// Connects, once.
+    pub(crate) async fn connect(self: &Arc<Self>, hub: &Arc<Hub>) -> Result<Facts> {
+        let config = &hub.config;
+        let (client, found) = match &self.target {
+            Target::Fixed(client) => (client.clone(), None),
+            Target::Master(sentinels) => {
+                let found = sentinels.find(hub).await?;
+                (config.client_at(&found.address)?, Some(found))
+            }
+        };
+        let generation = hub.next_generation();
+        self.newest.store(generation, Ordering::SeqCst);
+        let opening = Opening {
+            config,
+            client,
+            purpose: Purpose::Whole,
+            scripts: &hub.scripts,
+            channel: &hub.channel,
+            generation,
+            bell: Arc::clone(&self.bell),
+        };
+        let (listener, node) = (Arc::downgrade(hub), Arc::downgrade(self));
+        let hear = move |payload: Option<&[u8]>| {
+            let (Some(hub), Some(node)) = (listener.upgrade(), node.upgrade()) else {
+                return;
+            };
+            match payload.map(Message::parse) {
+                Some(Some(message)) => hub.hear(message, &node, generation),
+                Some(None) => {}
+                // The slot has moved: whoever waits there asks again, and is heard at another node then.
+                None => hub.waiters.stir_all(),
+            }
+        };
+        let (mut link, facts) = Link::open(opening, hear).await?;
+        if self.is_another(&link, config.restart_delay) {
+            // Long up, but not the one before: somebody put it in the other's place.
+            let from = Clock::Boot.now() + config.restart_delay;
+            link.grants_from = link.grants_from.max(Some(from));
+        }
+        if let Some(found) = found {
+            if !config.promotion_delay.is_zero() {
+                let Some(uptime) = link.uptime else {
+                    let why = "promotion-delay needs to know since when the server runs; allow the command INFO to this user";
+                    return Err(Error::config(&config.store, why));
+                };
+                let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);
+                if let Some(left) = delay.checked_sub(found.age.min(uptime)) {
+                    link.grants_from = link.grants_from.max(Some(found.asked_at + left));
+                }
+            }
+            *held(&self.address) = Some(found.address);
+        }
+        if !config.is_cluster() {
+            hub.saw(0, link.floor);
+        }
+        self.end_old(&link).await;
+        let link = Arc::new(link);
+        self.state.send_if_modified(|state| {
+            let open = !matches!(state, State::Closed);
+            if open {
+                *state = State::Up(link);
+            }
+            open
+        });
+        // The server listens again: now, and not before, waiters may stand in line.
+        hub.waiters.stir_all();
+        Ok(facts)
+    }
+
+    /// Restores the connection behind from now on, until the hub or the node is gone.
+    pub(crate) fn keep(self: &Arc<Self>, hub: &Arc<Hub>) {
+        if self.kept.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (bell, state) = (Arc::clone(&self.bell), self.state.subscribe());
+        if self.link_if_up().is_none() {
+            bell.notify_one();
+        }
+        let (hub, node) = (Arc::downgrade(hub), Arc::downgrade(self));
+        tokio::spawn(restore(hub, node, bell, state));
+    }
+
+    /// Whether this is another server process than the one before.
+    fn is_another(&self, link: &Link, restart_delay: Duration) -> bool {
+        let before = std::mem::replace(&mut *held(&self.run_id), link.run_id.clone());
+        let another = before.is_some() && before != link.run_id;
+        another && !restart_delay.is_zero()
+    }
+
+    /// Makes sure that nothing sent over earlier connections can still take effect.
+    pub(crate) async fn end_old(&self, link: &Link) {
+        let all = std::mem::take(&mut *held(&self.old));
+        let mut left = Vec::new();
+        for old in all {
+            let ended = match (&old.run_id, &link.run_id, old.client_id) {
+                // Another process: whatever the former had to do is over.
+                (Some(before), Some(now), _) if before != now => true,
+                (Some(_), Some(_), Some(id)) => link.end_other(id).await,
+                _ => false,
+            };
+            if !ended {
+                left.push(old);
+            }
+        }
+        let mut old = held(&self.old);
+        old.append(&mut left);
+        // Claims give up on them after one lease; a few are enough to remember.
+        let surplus = old.len().saturating_sub(64);
+        old.drain(..surplus);
+    }
+
+    /// Whether there is an earlier connection, from `first` on, that may still have something to do.
+    pub(crate) fn has_old(&self, first: u64, but: &Link) -> bool {
+        let another = |old: &Old| old.generation >= first && old.generation != but.generation;
+        held(&self.old).iter().any(another)
+    }
+
+    /// Notes that the connection is gone. `false` if it is not, or nobody wants another.
+    fn note_loss(&self) -> bool {
+        let mut lost = false;
+        self.state.send_if_modified(|state| {
+            let State::Up(link) = state else {
+                lost = matches!(state, State::Down { .. });
+                return false;
+            };
+            held(&self.old).push(Old::of(link));
+            lost = true;
+            *state = State::Down {
+                why: "the connection was lost".into(),
+                refused: false,
+            };
+            true
+        });
+        lost
+    }
+
+    /// A connection to write over and to wait on for replicas, to the same server as `main`.
+    pub(crate) async fn writer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
+        let patience = hub.config.response_timeout;
+        let permit = Arc::clone(&self.writers).acquire_owned();
+        let Ok(Ok(permit)) = tokio::time::timeout(patience, permit).await else {
+            let cause = "too many grants wait for replicas at once";
+            let action = "waiting for a connection";
+            return Err(Error::unavailable(hub.store(), action, cause));
+        };
+        let fits = |link: &Arc<Link>| !link.is_broken() && link.run_id == main.run_id;
+        let found = {
+            let mut idle = held(&self.idle);
+            idle.retain(fits);
+            idle.pop()
+        };
+        let link = match found {
+            Some(link) => link,
+            None => {
+                let opening = Opening {
+                    config: &hub.config,
+                    client: main.client.clone(),
+                    purpose: Purpose::Writing,
+                    scripts: &hub.scripts,
+                    channel: &hub.channel,
+                    generation: hub.next_generation(),
+                    bell: Arc::default(),
+                };
+                let opened = tokio::time::timeout(patience, Link::open(opening, |_| {})).await;
+                let Ok(opened) = opened else {
+                    let cause = "no answer in time";
+                    return Err(Error::unavailable(hub.store(), "connecting", cause));
+                };
+                let (link, _) = opened?;
+                if link.run_id != main.run_id {
+                    main.break_off();
+                    let cause = "another server answers there";
+                    return Err(Error::unavailable(hub.store(), "connecting", cause));
+                }
+                Arc::new(link)
+            }
+        };
+        Ok(Writer {
+            node: Arc::clone(self),
+            link,
+            spoiled: false,
+            _permit: permit,
+        })
+    }
+
+    /// Ends the connection for good.
+    pub(crate) fn close(&self) {
+        self.state.send_replace(State::Closed);
+        held(&self.idle).clear();
+    }
+
+    /// The connection leads to what is the master no more.
+    pub(crate) fn leave(&self) {
+        if let Some(link) = self.link_if_up() {
+            link.break_off();
+        }
+    }
+}
+
+/// A connection of its own for one grant; it goes back when dropped.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    node: Arc<Node>,
+    link: Arc<Link>,
+    spoiled: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Writer {
+    /// Something sent over it has no answer: it is not used again.
+    pub(crate) fn spoil(&mut self) {
+        if !std::mem::replace(&mut self.spoiled, true) {
+            held(&self.node.old).push(Old::of(&self.link));
+        }
+    }
+}
+
+impl Deref for Writer {
+    type Target = Arc<Link>;
+
+    fn deref(&self) -> &Arc<Link> {
+        &self.link
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.link.is_broken() {
+            self.spoil();
+        }
+        if !self.spoiled {
+            held(&self.node.idle).push(Arc::clone(&self.link));
+        }
+    }
+}
+
+/// Restores the connection whenever it is lost.
+async fn restore(
+    hub: Weak<Hub>,
+    node: Weak<Node>,
+    bell: Arc<Notify>,
+    mut state: watch::Receiver<State>,
+) {
+    loop {
+        tokio::select! {
+            () = bell.notified() => {}
+            () = closed(&mut state) => return,
+        }
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let (Some(hub), Some(node)) = (hub.upgrade(), node.upgrade()) else {
+                return;
+            };
+            let stale = match &*node.state.borrow() {
+                State::Closed => return,
+                State::Up(link) => !link.is_broken(),
+                State::Down { .. } => false,
+            };
+            // The bell of a connection that was replaced meanwhile.
+            if stale || !node.note_loss() {
+                break;
+            }
+            match node.connect(&hub).await {
+                Ok(_) => break,
+                Err(error) => {
+                    let refused = matches!(error, Error::Refused { .. } | Error::Config { .. });
+                    tracing::debug!(store = hub.store(), %error, "reconnecting failed");
+                    let why = match error {
+                        Error::Unavailable { action, cause, .. } => format!("{action}: {cause}"),
+                        other => other.to_string(),
+                    };
+                    node.state.send_if_modified(|state| {
+                        let down = matches!(state, State::Down { .. });
+                        if down {
+                            *state = State::Down { why, refused };
+                        }
+                        down
+                    });
+                    hub.look_around();
+                }
+            }
+            drop((hub, node));
+            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+async fn closed(state: &mut watch::Receiver<State>) {
+    // An error means that the node is gone.
+    let _ = state.wait_for(|state| matches!(state, State::Closed)).await;
+}
+
+/// How long ago, or zero.
+pub(crate) fn age(instant: BootInstant) -> Duration {
+    Clock::Boot.now().since(instant)
+}

@@ -1,0 +1,414 @@
+//! Renewals: many holds in few round trips.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fencelock_core::engine::{HeldClaim, Renewal};
+use fencelock_core::{BootInstant, Clock, Error, LockName, Mode};
+use futures_util::stream::{self, StreamExt};
+use redis::{Cmd, Pipeline, RedisError, Value};
+
+use crate::cluster::{Turns, asks, is_redirection};
+use crate::connection::odd;
+use crate::engine::{Redis, shortfall};
+use crate::refusal::{explain, is_noscript};
+use crate::value::{kind, mark, push_rest, px};
+
+/// How many exclusive holds one request prolongs; it blocks the server for about a millisecond.
+const AT_ONCE: usize = 500;
+/// How many requests are under way at once.
+const UNDER_WAY: usize = 4;
+
+/// Holds of one slot, by their place among all that are renewed: what one script can prolong.
+type Group = (u16, Vec<usize>);
+
+fn alone(held: &HeldClaim) -> bool {
+    held.claim.mode == Mode::Exclusive
+}
+
+fn unknown(store: &str, error: &Error) -> Renewal {
+    match error {
+        Error::Closed => Renewal::Unknown(Error::Closed),
+        _ => Renewal::Unknown(Error::unavailable(store, "renewing", error.to_string())),
+    }
+}
+
+impl Redis {
+    pub(crate) async fn renew_all(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let mut renewed: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
+        // The futures stand in vectors: a lazy iterator of them would not be `Send` for every lifetime.
+        let requests = self.requests(held);
+        let requests: Vec<_> = requests
+            .iter()
+            .map(|groups| self.renew_groups(held, groups))
+            .collect();
+        let mut requests = stream::iter(requests).buffer_unordered(UNDER_WAY);
+        while let Some(answers) = requests.next().await {
+            for (at, answer) in answers {
+                renewed[at] = Some(answer);
+            }
+        }
+        drop(requests);
+        let others = held.iter().enumerate().filter(|(_, held)| !alone(held));
+        let others: Vec<_> = others
+            .map(|(at, held)| async move { (at, self.renew_shared(held).await) })
+            .collect();
+        let mut others = stream::iter(others).buffer_unordered(64);
+        while let Some((at, answer)) = others.next().await {
+            renewed[at] = Some(answer);
+        }
+        drop(others);
+        // Each request answers for all it was given.
+        let answers = renewed
+            .into_iter()
+            .map(|answer| answer.unwrap_or(Renewal::Unknown(Error::Closed)));
+        let answers: Vec<Renewal> = answers.collect();
+        let lost = held.iter().zip(&answers);
+        let lost = lost.filter(|(held, answer)| alone(held) && matches!(answer, Renewal::Lost));
+        let lost: Vec<LockName> = lost.map(|(held, _)| held.claim.name.clone()).collect();
+        if !lost.is_empty() {
+            self.poke(lost);
+        }
+        answers
+    }
+
+    /// The exclusive holds, a request each: of one server all, and of few enough holds.
+    fn requests(&self, held: &[HeldClaim]) -> Vec<Vec<Group>> {
+        let exclusive = held.iter().enumerate().filter(|(_, held)| alone(held));
+        let Some(cluster) = self.hub().cluster() else {
+            let all: Vec<usize> = exclusive.map(|(at, _)| at).collect();
+            let chunks = all.chunks(AT_ONCE);
+            return chunks.map(|chunk| vec![(0, chunk.to_vec())]).collect();
+        };
+        let mut slots: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+        for (at, held) in exclusive {
+            let slot = crate::slots::slot(held.claim.name.as_str());
+            slots.entry(slot).or_default().push(at);
+        }
+        let mut nodes: BTreeMap<usize, Vec<Vec<Group>>> = BTreeMap::new();
+        for (slot, all) in slots {
+            // Only to tell nodes apart; unknown ones are together.
+            let node = cluster
+                .owner(slot)
+                .map_or(0, |node| Arc::as_ptr(&node) as usize);
+            let requests = nodes.entry(node).or_default();
+            for chunk in all.chunks(AT_ONCE) {
+                let count =
+                    |groups: &[Group]| -> usize { groups.iter().map(|(_, all)| all.len()).sum() };
+                match requests.last_mut() {
+                    Some(last) if count(last) + chunk.len() <= AT_ONCE => {
+                        last.push((slot, chunk.to_vec()));
+                    }
+                    _ => requests.push(vec![(slot, chunk.to_vec())]),
+                }
+            }
+        }
+        nodes.into_values().flatten().collect()
+    }
+
+    /// The arguments of the script after its name.
+    fn fill<'a>(
+        &self,
+        command: &mut Cmd,
+        held: impl ExactSizeIterator<Item = &'a HeldClaim> + Clone,
+    ) {
+        command.arg(held.len());
+        for held in held.clone() {
+            command.arg(held.claim.name.as_str());
+        }
+        for held in held {
+            let claim = &held.claim;
+            command
+                .arg(&mark(&claim.id)[..])
+                .arg(held.token.get())
+                .arg(px(claim));
+            if claim.reserve > 1 {
+                // Handed on inside the process, perhaps to another owner.
+                let mut rest = Vec::with_capacity(64 + claim.owner.len());
+                push_rest(&mut rest, claim, &self.hub().channel);
+                command.arg(&rest[..]);
+            } else {
+                command.arg("");
+            }
+        }
+    }
+
+    /// One request to one server.
+    async fn renew_groups(&self, held: &[HeldClaim], groups: &[Group]) -> Vec<(usize, Renewal)> {
+        let hub = self.hub();
+        let all = || groups.iter().flat_map(|(_, all)| all.iter().copied());
+        let fail = |error: Error| all().map(|at| (at, unknown(hub.store(), &error))).collect();
+        let Some((slot, _)) = groups.first() else {
+            return Vec::new();
+        };
+        let (node, main) = match hub.link(*slot).await {
+            Ok(found) => found,
+            Err(error) => return fail(error),
+        };
+        if let Err(error) = hub.check_master(&node) {
+            return fail(error);
+        }
+        let asked = hub.config.replicas;
+        let mut writer = match asked {
+            0 => None,
+            _ => match node.writer(hub, &main).await {
+                Ok(writer) => Some(writer),
+                Err(error) => return fail(error),
+            },
+        };
+        let link = Arc::clone(writer.as_deref().unwrap_or(&main));
+        let script = &hub.scripts.renew;
+        let mut commands = Pipeline::with_capacity(groups.len());
+        for (_, group) in groups {
+            let mut command = Cmd::with_capacity(3 + 5 * group.len(), 160 * group.len());
+            command.arg("EVALSHA").arg(&script.sha);
+            self.fill(&mut command, group.iter().map(|at| &held[*at]));
+            commands.add_command(command);
+        }
+        let asked_at = Clock::Boot.now();
+        let answers = match link.send_all(&commands).await {
+            Ok(answers) if answers.len() == groups.len() => answers,
+            other => {
+                if let Some(writer) = &mut writer {
+                    writer.spoil();
+                }
+                let error = other.err().unwrap_or_else(|| odd(&Value::Nil));
+                return fail(self.failed("renewing", None, error));
+            }
+        };
+        let mut renewed = Vec::new();
+        let mut alone: Vec<usize> = Vec::new();
+        for ((_, group), answer) in groups.iter().zip(answers) {
+            let members = || group.iter().map(|at| &held[*at]);
+            let answer = match answer {
+                Value::ServerError(error) => {
+                    let error = RedisError::from(error);
+                    link.note(Some(&error));
+                    if is_noscript(&error) {
+                        link.run(script, |command| self.fill(command, members()))
+                            .await
+                    } else {
+                        Err(error)
+                    }
+                }
+                answer => Ok(answer),
+            };
+            match answer {
+                Ok(Value::Array(codes)) if codes.len() == group.len() => {
+                    for (code, at) in codes.iter().zip(group) {
+                        renewed.push((*at, self.renewal(code, asked_at, &held[*at])));
+                    }
+                }
+                Err(error) if is_redirection(&error) => alone.extend(group),
+                other => {
+                    let error = match other {
+                        Ok(answer) => odd(&answer),
+                        Err(error) => error,
+                    };
+                    let error = self.failed("renewing", None, error);
+                    let failed = group.iter().map(|at| (*at, unknown(hub.store(), &error)));
+                    renewed.extend(failed);
+                }
+            }
+        }
+        if asked > 0 {
+            let patience = hub.config.response_timeout / 2;
+            let failed = match link.replicated(asked, patience).await {
+                Ok(have) if have >= asked => None,
+                Ok(have) => Some(shortfall(hub.store(), have, asked, patience)),
+                Err(error) => {
+                    if let Some(writer) = &mut writer {
+                        writer.spoil();
+                    }
+                    Some(self.failed("waiting for replicas", None, error))
+                }
+            };
+            if let Some(error) = failed {
+                // What is lost is lost all the same.
+                for (_, renewal) in &mut renewed {
+                    if !matches!(renewal, Renewal::Lost) {
+                        *renewal = unknown(hub.store(), &error);
+                    }
+                }
+            }
+        }
+        drop(writer);
+        // A slot is on its way: what of it has arrived is renewed there.
+        let alone: Vec<_> = alone
+            .into_iter()
+            .map(|at| async move { (at, self.renew_alone(&held[at]).await) })
+            .collect();
+        let alone = stream::iter(alone).buffer_unordered(16);
+        renewed.extend(alone.collect::<Vec<_>>().await);
+        renewed
+    }
+
+    /// One hold, wherever it is.
+    async fn renew_alone(&self, held: &HeldClaim) -> Renewal {
+        let hub = self.hub();
+        let script = &hub.scripts.renew;
+        let name = &held.claim.name;
+        let slot = hub.keys(name).slot;
+        let fail = |error: RedisError| {
+            Renewal::Unknown(explain(hub.store(), "renewing", Some(name), error))
+        };
+        let mut turns = Turns::new(&hub.config);
+        loop {
+            let (node, link) = match hub.link(slot).await {
+                Ok(found) => found,
+                Err(error) => return Renewal::Unknown(error),
+            };
+            let asked_at = Clock::Boot.now();
+            let args = |command: &mut Cmd| self.fill(command, std::iter::once(held));
+            let mut answer = link.run(script, args).await;
+            let mut wrote = (node, link);
+            if let Err(error) = &answer
+                && let Some(address) = asks(error)
+                && let Some(cluster) = hub.cluster()
+                && let Ok(node) = cluster.node_at(hub, &address)
+                && let Ok(link) = node.link(hub).await
+            {
+                let mut commands = Pipeline::with_capacity(2);
+                commands.cmd("ASKING");
+                let mut eval = redis::cmd("EVAL");
+                eval.arg(&script.text);
+                args(&mut eval);
+                commands.add_command(eval);
+                answer =
+                    link.send_all(&commands)
+                        .await
+                        .and_then(|mut answers| match answers.pop() {
+                            Some(Value::ServerError(error)) => Err(error.into()),
+                            Some(answer) => Ok(answer),
+                            None => Err(odd(&Value::Nil)),
+                        });
+                wrote = (node, link);
+            }
+            match answer {
+                Ok(Value::Array(codes)) if codes.len() == 1 => {
+                    let renewal = self.renewal(&codes[0], asked_at, held);
+                    if hub.config.replicas > 0 && matches!(renewal, Renewal::Kept { .. }) {
+                        // Its replicas were not waited for; the next renewal does that.
+                        drop(wrote);
+                        let cause = "its slot is on its way to another node";
+                        let error = Error::unavailable(hub.store(), "renewing", cause);
+                        return Renewal::Unknown(error);
+                    }
+                    return renewal;
+                }
+                Ok(other) => return fail(odd(&other)),
+                Err(error) => {
+                    if !hub.turn(&mut turns, slot, &error).await {
+                        return fail(error);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn renew_shared(&self, held: &HeldClaim) -> Renewal {
+        let claim = &held.claim;
+        let hub = self.hub();
+        let keys = hub.keys(&claim.name);
+        let (id, kind) = (mark(&claim.id), kind(claim.mode));
+        let args = |command: &mut Cmd| {
+            keys.push_all(command);
+            command
+                .arg(&id[4..])
+                .arg(&kind)
+                .arg(px(claim))
+                .arg(hub.highest(keys.slot));
+        };
+        let fail =
+            |error: RedisError| Renewal::Unknown(self.failed("renewing", Some(&claim.name), error));
+        let mut turns = Turns::new(&hub.config);
+        loop {
+            let (node, main) = match hub.link(keys.slot).await {
+                Ok(found) => found,
+                Err(error) => return Renewal::Unknown(error),
+            };
+            if let Err(error) = hub.check_master(&node) {
+                return Renewal::Unknown(error);
+            }
+            let asked = hub.config.replicas;
+            let mut writer = match asked {
+                0 => None,
+                _ => match node.writer(hub, &main).await {
+                    Ok(writer) => Some(writer),
+                    Err(error) => return Renewal::Unknown(error),
+                },
+            };
+            let link = writer.as_deref().unwrap_or(&main);
+            let asked_at = Clock::Boot.now();
+            let answer = link.run(&hub.scripts.renew_shared, args).await;
+            let code = match answer {
+                Ok(code) => code,
+                Err(error) => {
+                    if hub.turn(&mut turns, keys.slot, &error).await {
+                        continue;
+                    }
+                    if let Some(writer) = &mut writer {
+                        writer.spoil();
+                    }
+                    return fail(error);
+                }
+            };
+            let renewal = self.renewal(&code, asked_at, held);
+            if asked > 0 && !matches!(renewal, Renewal::Lost) {
+                let patience = hub.config.response_timeout / 2;
+                match link.replicated(asked, patience).await {
+                    Ok(have) if have >= asked => {}
+                    Ok(have) => {
+                        return Renewal::Unknown(shortfall(hub.store(), have, asked, patience));
+                    }
+                    Err(error) => {
+                        if let Some(writer) = &mut writer {
+                            writer.spoil();
+                        }
+                        return fail(error);
+                    }
+                }
+            }
+            return renewal;
+        }
+    }
+
+    fn renewal(&self, code: &Value, counted_from: BootInstant, held: &HeldClaim) -> Renewal {
+        match code {
+            Value::Int(0) => Renewal::Lost,
+            Value::Int(code @ (1 | 2)) => Renewal::Kept {
+                counted_from,
+                lease: held.claim.ttl,
+                asked: *code == 2,
+            },
+            _ => {
+                let action = format!("renewing lock {}", held.claim.name);
+                let cause = "the server is out of memory (maxmemory); free some or allow more";
+                Renewal::Unknown(Error::unavailable(self.hub().store(), action, cause))
+            }
+        }
+    }
+
+    /// Serves the lines of locks that were found lost.
+    fn poke(&self, names: Vec<LockName>) {
+        let hub = Arc::clone(self.hub());
+        tokio::spawn(async move {
+            let hub = &hub;
+            let pokes = names.into_iter().map(|name| async move {
+                let keys = hub.keys(&name);
+                let args = |command: &mut Cmd| {
+                    keys.push_all(command);
+                    command.arg(hub.highest(keys.slot));
+                };
+                let poked = hub.run("serving a line", &keys, &hub.scripts.poke, args);
+                if let Err(error) = poked.await {
+                    tracing::debug!(%name, %error, "a line could not be served; its waiters will ask");
+                }
+            });
+            stream::iter(pokes)
+                .buffer_unordered(16)
+                .collect::<()>()
+                .await;
+        });
+    }
+}
