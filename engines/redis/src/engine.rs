@@ -440,6 +440,7 @@ impl Engine for Redis {
             return Ok(None);
         }
         self.hub.waiters.remove(&claim.id);
+        self.hub.hot.of(&claim.name).heat();
         let tokens = Tokens {
             first: Token(pushed.first),
             count: pushed.count.max(1),
@@ -472,6 +473,10 @@ impl Engine for Redis {
             let released = hub.run(action, &keys, &hub.scripts.release, args).await;
             let released = released.inspect_err(|_| hub.waiters.remove(&claim.id))?;
             answer = Some(released).filter(|(answer, ..)| *answer != Value::Int(0));
+            if answer.is_none() {
+                // Somebody is in line.
+                hub.hot.of(&claim.name).heat();
+            }
         }
         let answer = match answer {
             Some(answer) => Ok(answer),
