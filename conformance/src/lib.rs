@@ -14,6 +14,7 @@ pub mod cases;
 mod ctx;
 pub mod harness;
 pub mod history;
+mod pool;
 mod remote;
 mod subject;
 pub mod subjects;

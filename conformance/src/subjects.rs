@@ -1,8 +1,10 @@
 //! The engines under test, a line each in [`all`].
 
+mod cluster;
 mod memory;
 mod mysql;
 mod redis;
+mod sentinel;
 mod sqlite;
 mod zookeeper;
 
@@ -17,5 +19,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &redis::OneRedis,
         &mysql::LEASE,
         &zookeeper::OneZooKeeper,
+        &sentinel::Sentinels,
+        &cluster::Cluster,
     ]
 }

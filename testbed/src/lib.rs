@@ -14,6 +14,8 @@ mod postgres;
 mod process;
 mod proxy;
 mod redis;
+mod redis_cluster;
+mod redis_sentinel;
 mod worker;
 mod zookeeper;
 
@@ -26,5 +28,7 @@ pub use postgres::{Postgres, PostgresBuilder};
 pub use process::{Ended, Process, Streams};
 pub use proxy::{Flow, Proxy};
 pub use redis::{Redis, RedisBuilder};
+pub use redis_cluster::RedisCluster;
+pub use redis_sentinel::{RedisSentinel, RedisSentinelBuilder};
 pub use worker::Worker;
 pub use zookeeper::{Ensemble, ZooKeeper, ZooKeeperBuilder};

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,7 +55,7 @@ enum Order {
 /// A proxy, on a thread of its own; ended, with all its connections, when dropped.
 #[derive(Debug)]
 pub struct Proxy {
-    port: Port,
+    ports: Vec<Port>,
     rules: watch::Sender<Rules>,
     orders: mpsc::UnboundedSender<Order>,
     counters: Arc<Counters>,
@@ -66,12 +67,25 @@ impl Proxy {
     /// # Errors
     /// If there is no port or no thread for it.
     pub fn start(target: u16) -> Result<Self> {
-        let port = Port::free()?;
+        Self::start_all(&[target])
+    }
+
+    /// Starts a proxy with a port for each of several targets, on which the same happens to all.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub fn start_all(targets: &[u16]) -> Result<Self> {
+        let ports: Vec<Port> = targets
+            .iter()
+            .map(|_| Port::free())
+            .collect::<Result<_>>()?;
         let (rules, seen) = watch::channel(Rules::default());
         let (orders, ordered) = mpsc::unbounded_channel();
         let counters = Arc::new(Counters::default());
+        let numbers = ports.iter().map(Port::number);
+        let ways: Vec<(u16, u16)> = numbers.zip(targets.iter().copied()).collect();
         let proxy = Self {
-            port,
+            ports,
             rules,
             orders,
             counters: Arc::clone(&counters),
@@ -80,19 +94,23 @@ impl Proxy {
             .enable_all()
             .build();
         let runtime = runtime.map_err(Failure::to("start a runtime for the proxy"))?;
-        let number = proxy.port();
-        let serve = move || runtime.block_on(serve(number, target, seen, ordered, counters));
-        let thread = std::thread::Builder::new().name(format!("proxy on {number}"));
+        let serve = move || runtime.block_on(serve(ways, seen, ordered, counters));
+        let thread = std::thread::Builder::new().name("proxy".to_owned());
         let started = thread.spawn(serve);
         started.map_err(Failure::to("start a thread for the proxy"))?;
         proxy.refuse(false)?;
         Ok(proxy)
     }
 
-    /// The port to connect to.
+    /// The port to connect to; the first, if there are several.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port.number()
+        self.ports.first().map_or(0, Port::number)
+    }
+
+    /// The ports to connect to, in the order of the targets.
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        self.ports.iter().map(Port::number)
     }
 
     /// Sets what happens to bytes from clients to the server.
@@ -169,40 +187,39 @@ impl Drop for Proxy {
 
 /// Accepts and obeys until the proxy is dropped.
 async fn serve(
-    port: u16,
-    target: u16,
+    ways: Vec<(u16, u16)>,
     rules: watch::Receiver<Rules>,
     mut orders: mpsc::UnboundedReceiver<Order>,
     counters: Arc<Counters>,
 ) {
-    let mut listener: Option<TcpListener> = None;
+    let mut listeners: Vec<(TcpListener, u16)> = Vec::new();
     loop {
-        let accepted = async {
-            match &listener {
-                Some(listener) => listener.accept().await,
-                None => std::future::pending().await,
+        let accepted = std::future::poll_fn(|context| {
+            for (listener, target) in &listeners {
+                if let Poll::Ready(accepted) = listener.poll_accept(context) {
+                    return Poll::Ready((accepted, *target));
+                }
             }
-        };
+            Poll::Pending
+        });
         // The proxy may have stopped waiting for an answer; hence the ignored sends.
         tokio::select! {
             biased;
             order = orders.recv() => match order {
                 None => return,
                 Some(Order::Refuse(done)) => {
-                    listener = None;
+                    listeners.clear();
                     drop(done.send(Ok(())));
                 }
                 Some(Order::Accept(done)) => {
-                    let bound = match listener {
-                        Some(_) => Ok(()),
-                        None => TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-                            .await
-                            .map(|bound| listener = Some(bound)),
+                    let bound = match listeners.is_empty() {
+                        true => listen(&ways).await.map(|bound| listeners = bound),
+                        false => Ok(()),
                     };
                     drop(done.send(bound));
                 }
             },
-            accepted = accepted => {
+            (accepted, target) = accepted => {
                 // An error here is the client's: it went away before it was accepted.
                 if let Ok((client, _)) = accepted {
                     counters.accepted.fetch_add(1, Ordering::Relaxed);
@@ -212,6 +229,15 @@ async fn serve(
             }
         }
     }
+}
+
+async fn listen(ways: &[(u16, u16)]) -> std::io::Result<Vec<(TcpListener, u16)>> {
+    let mut listeners = Vec::new();
+    for (port, target) in ways {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).await?;
+        listeners.push((listener, *target));
+    }
+    Ok(listeners)
 }
 
 /// One connection from its beginning to its end, or until it is cut.

@@ -26,9 +26,16 @@ pub struct RedisBuilder {
     tls: bool,
     password: Option<String>,
     clock: Option<Arc<ClockShim>>,
+    sentinel: bool,
 }
 
 impl RedisBuilder {
+    /// It is a Sentinel.
+    pub(crate) fn sentinel(mut self) -> Self {
+        self.sentinel = true;
+        self
+    }
+
     /// Keeps an append-only file, so that a restart remembers; `fsync` is `always`, `everysec` or `no`.
     pub fn append_only(mut self, fsync: &str) -> Self {
         self.memory = true;
@@ -104,7 +111,7 @@ impl RedisBuilder {
         let config = dir.join("redis.conf");
         let written = fs::write(&config, lines.join("\n"));
         written.map_err(Failure::to(format!("write {config}")))?;
-        let process = launch(&server, &dir, self.clock.as_deref())?;
+        let process = launch(&server, &dir, self.clock.as_deref(), self.sentinel)?;
         let redis = Redis {
             server,
             process,
@@ -113,6 +120,7 @@ impl RedisBuilder {
             password: self.password,
             remembers: self.memory,
             clock: self.clock,
+            sentinel: self.sentinel,
             dir,
         };
         redis.await_answer()?;
@@ -132,6 +140,7 @@ pub struct Redis {
     password: Option<String>,
     remembers: bool,
     clock: Option<Arc<ClockShim>>,
+    sentinel: bool,
     // Last, so that the server is gone before its directory is.
     dir: Dir,
 }
@@ -229,7 +238,12 @@ impl Redis {
     /// As [`RedisBuilder::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill9();
-        self.process = launch(&self.server, &self.dir, self.clock.as_deref())?;
+        self.process = launch(
+            &self.server,
+            &self.dir,
+            self.clock.as_deref(),
+            self.sentinel,
+        )?;
         self.await_answer()
     }
 
@@ -302,7 +316,12 @@ impl Redis {
             let info = self.command::<String>(&["INFO"]);
             let ours = format!("process_id:{}\r", self.pid());
             let why = match info {
-                Ok(info) if info.contains(&ours) && info.contains("\nloading:0\r") => return Ok(()),
+                Ok(info)
+                    if info.contains(&ours)
+                        && (self.sentinel || info.contains("\nloading:0\r")) =>
+                {
+                    return Ok(());
+                }
                 // It answers this before it has read its append-only file, and refuses everything else.
                 Ok(info) if info.contains(&ours) => "it is still loading".to_owned(),
                 Ok(_) => "another server answers on its port".to_owned(),
@@ -322,7 +341,7 @@ impl Redis {
     }
 }
 
-fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>) -> Result<Process> {
+fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>, sentinel: bool) -> Result<Process> {
     let open = File::options()
         .create(true)
         .append(true)
@@ -333,6 +352,9 @@ fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>) -> Result<Process
         .map_err(Failure::to("open a log for redis-server"))?;
     let mut command = Command::new(server);
     command.arg(dir.join("redis.conf")).current_dir(dir.path());
+    if sentinel {
+        command.arg("--sentinel");
+    }
     command.envs(clock.into_iter().flat_map(ClockShim::env));
     Process::spawn(
         &command,

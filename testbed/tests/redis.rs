@@ -165,3 +165,36 @@ fn goes_by_a_clock_that_is_set_forward_and_back() {
     let left: u64 = redis.command(&["PTTL", "lock"]).unwrap();
     assert!(left > 7_000_000, "{left}");
 }
+
+#[test]
+fn sentinels_fail_over() {
+    let mut group = fencelock_testbed::RedisSentinel::start().unwrap();
+    assert_eq!(group.master().unwrap(), 0);
+    group.servers()[0]
+        .command::<()>(&["SET", "k", "v"])
+        .unwrap();
+    group.servers()[0].kill9();
+    let master = group.await_failover(0).unwrap();
+    assert_ne!(master, 0);
+    group.rejoin(0).unwrap();
+    group.await_ready().unwrap();
+}
+
+#[test]
+fn a_cluster_fails_over_and_moves_slots() {
+    let cluster = fencelock_testbed::RedisCluster::start(3, 1, 1000, None).unwrap();
+    assert_eq!(cluster.owner(1, 0).unwrap(), 0);
+    // The slot of `foo`.
+    let slot = 12_182;
+    let from = cluster.owner(0, slot).unwrap();
+    cluster.nodes()[from]
+        .command::<()>(&["SET", "foo", "v"])
+        .unwrap();
+    cluster.begin_move(slot, from, 0).unwrap();
+    cluster.move_keys(slot, from, 0).unwrap();
+    cluster.end_move(slot, from, 0).unwrap();
+    let value: String = cluster.nodes()[0].command(&["GET", "foo"]).unwrap();
+    assert_eq!(value, "v");
+    cluster.nodes()[1].kill9();
+    assert_eq!(cluster.await_failover(2, 8192, 1).unwrap(), 4);
+}

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod bed;
+#[cfg(feature = "redis")]
+mod cluster;
 mod codes;
 mod death;
 mod doctor;
@@ -14,6 +16,8 @@ mod nested;
 #[cfg(feature = "redis")]
 mod redis;
 mod run;
+#[cfg(feature = "redis")]
+mod sentinel;
 mod terminal;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;

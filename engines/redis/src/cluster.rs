@@ -195,7 +195,7 @@ impl Cluster {
         if let Some(node) = self.map().nodes.get(address) {
             return Ok(Arc::clone(node));
         }
-        let node = Node::new(Target::Fixed(hub.config.client_at(address)?));
+        let node = Node::new(Target::Fixed(Box::new(hub.config.client_at(address)?)));
         let mut map = self.map_mut();
         let node = map.nodes.entry(address.clone()).or_insert(node);
         node.keep(hub);
@@ -344,7 +344,8 @@ impl Cluster {
                 let node = match nodes.get(&address).or_else(|| map.nodes.get(&address)) {
                     Some(node) => Arc::clone(node),
                     None => {
-                        let node = Node::new(Target::Fixed(hub.config.client_at(&address)?));
+                        let node =
+                            Node::new(Target::Fixed(Box::new(hub.config.client_at(&address)?)));
                         fresh.push(Arc::clone(&node));
                         node
                     }

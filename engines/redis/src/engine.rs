@@ -464,8 +464,9 @@ impl Engine for Redis {
         let mark = mark(&claim.id);
         let action = "withdrawing a claim";
         let mut answer = None;
-        let common = how == Leave::Release && claim.mode == Mode::Exclusive;
-        if common && !hub.hot.of(&claim.name).is_hot() {
+        let hot = hub.hot.of(&claim.name);
+        let common = how == Leave::Release && claim.mode == Mode::Exclusive && !hot.is_hot();
+        if common {
             let args = |command: &mut Cmd| {
                 keys.push_two(command);
                 command.arg(&mark[..]);
@@ -473,16 +474,17 @@ impl Engine for Redis {
             let released = hub.run(action, &keys, &hub.scripts.release, args).await;
             let released = released.inspect_err(|_| hub.waiters.remove(&claim.id))?;
             answer = Some(released).filter(|(answer, ..)| *answer != Value::Int(0));
-            if answer.is_none() {
-                // Somebody is in line.
-                hub.hot.of(&claim.name).heat();
-            }
         }
+        let tried_in_vain = common && answer.is_none();
         let answer = match answer {
             Some(answer) => Ok(answer),
             // Boxed, so that the future of the common case stays small.
             None => Box::pin(self.withdraw_in_full(&keys, &mark, claim, how)).await,
         };
+        if tried_in_vain && matches!(answer, Ok((Value::Int(1), ..))) {
+            // It holds, so somebody is in line.
+            hot.heat();
+        }
         // Only now: what was pushed before is undone by the script; what is pushed later is given back.
         hub.waiters.remove(&claim.id);
         let (answer, node, link) = answer?;

@@ -146,7 +146,7 @@ impl Facts {
         if promotes && asked < replicas.max(1) {
             limit(
                 "a fail-over forgets locks, and frees them once promotion-delay is over; it does not if a Sentinel that \
-                 voted for it hears nothing of its outcome for 3 s while a holder beside it still reaches the old master",
+                 voted for it hears nothing of its outcome for 1.5 s while a holder beside it still reaches the old master",
                 &format!("open the store with replicas={}", replicas.max(1)),
             );
         }

@@ -93,7 +93,7 @@ impl Hub {
             _ => {
                 let node = Node::new(match &hub.sentinels {
                     Some(sentinels) => Target::Master(Arc::clone(sentinels)),
-                    None => Target::Fixed(hub.config.client.clone()),
+                    None => Target::Fixed(Box::new(hub.config.client.clone())),
                 });
                 let facts = node.connect(&hub).await?;
                 node.keep(&hub);

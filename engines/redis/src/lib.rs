@@ -1,4 +1,4 @@
-//! The engine for one Redis or Valkey server.
+//! The engine for Redis and Valkey: one server, a master that Sentinels watch, or a cluster.
 //!
 //! The lock is a plain string at the key that is the lock's name, so that the usual clients that do `SET NX PX` on the
 //! same name exclude this one and are excluded by it. Whoever releases hands the lock to the next in line on the server,
@@ -13,6 +13,9 @@
 //! | `redis://[user:pass@]host:port[/db]`, `valkey://...` | over TCP |
 //! | `rediss://...` | over TLS (feature `tls`) |
 //! | `redis+unix:///path` | over a Unix socket |
+//! | `redis+sentinel://h1:p1,h2:p2,h3:p3/MASTER` | the master of that name, through its fail-overs |
+//! | `redis+cluster://h1:p1,h2:p2` | a cluster of Redis 7 or later |
+//! | `rediss+sentinel://...`, `rediss+cluster://...` | over TLS |
 //!
 //! | option | default | |
 //! | --- | --- | --- |
@@ -20,6 +23,10 @@
 //! | `response-timeout` | 500ms | for one answer |
 //! | `claim-window` | 2s | how long a lock that was handed over waits for a sign of life |
 //! | `restart-delay` | 0 | grant nothing for so long after a restart of the server: the longest lease in use |
+//! | `replicas` | 0 | how many replicas must have a grant or a renewal before it counts (`WAIT`) |
+//! | `promotion-delay` | 0 | Sentinel only: grant nothing for so long after a fail-over; no lease may be longer |
+//! | `sentinel-user`, `sentinel-password-env`, `sentinel-password-file` | | for the Sentinels themselves |
+//! | `address-map` | | `TOLD=REAL,...`: where to find servers (`HOST:PORT`) other than where one is told |
 //! | `password-env`, `password-file` | | where the password is, other than in the URL |
 //! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format: the authority to trust, and this client's certificate |
 //!
@@ -29,7 +36,8 @@
 //! `hello client|id client|kill info config|get subscribe publish eval evalsha time get getrange set del exists incrby pttl pexpire
 //! pexpireat zadd zrem zpopmin zrange zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without
 //! `client|kill` a withdrawal after a broken connection is repeated for one lease; without `info` and `config|get` less can
-//! be said about what the server may forget.
+//! be said about what the server may forget. `replicas` needs `wait`; a cluster `cluster|info cluster|slots asking
+//! ssubscribe sunsubscribe spublish` besides.
 //!
 //! # What to know
 //! * A lock may be taken out of turn where its key is absent while a line stands: after the holder's lease ended, or its

@@ -26,7 +26,7 @@ const WRITERS: usize = 4;
 #[derive(Debug)]
 pub(crate) enum Target {
     /// It is always the same.
-    Fixed(redis::Client),
+    Fixed(Box<redis::Client>),
     /// The Sentinels tell.
     Master(Arc<Sentinels>),
 }
@@ -153,7 +153,7 @@ impl Node {
     pub(crate) async fn connect(self: &Arc<Self>, hub: &Arc<Hub>) -> Result<Facts> {
         let config = &hub.config;
         let (client, found) = match &self.target {
-            Target::Fixed(client) => (client.clone(), None),
+            Target::Fixed(client) => (redis::Client::clone(client), None),
             Target::Master(sentinels) => {
                 let found = sentinels.find(hub).await?;
                 (config.client_at(&found.address)?, Some(found))

@@ -5,6 +5,8 @@
 
 mod access;
 mod basics;
+mod cluster;
+mod failover;
 mod faults;
 mod foreign;
 mod handoff;

@@ -1,0 +1,26 @@
+//! The command on a Redis Cluster.
+
+use fencelock_testbed::{Port, Redis, RedisCluster};
+
+use crate::exit_codes::{Described, Server, all};
+
+#[test]
+fn every_code() {
+    let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
+    let nobody = Port::free().unwrap();
+    let nodes = cluster.nodes();
+    all(&Described {
+        url: cluster.url(),
+        bad: ("redis+cluster://127.0.0.1:1/0".to_owned(), "database"),
+        server: Some(Server {
+            dead: format!(
+                "redis+cluster://127.0.0.1:{}?connect-timeout=500ms",
+                nobody.number()
+            ),
+            wrong_password: cluster.url_with("secret"),
+            silence: &|| nodes.iter().try_for_each(Redis::pause).unwrap(),
+            speak: &|| nodes.iter().try_for_each(Redis::resume).unwrap(),
+            kill: &|| nodes.iter().for_each(Redis::kill9),
+        }),
+    });
+}

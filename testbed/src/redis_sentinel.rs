@@ -1,0 +1,280 @@
+//! A Redis master, its replicas, and the Sentinels that watch them.
+
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, Result};
+use crate::redis::Redis;
+
+/// What the Sentinels call the master.
+const NAME: &str = "main";
+
+/// How long discovery, a fail-over or a synchronisation may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a [`RedisSentinel`] is to be; made by [`RedisSentinel::builder`].
+#[derive(Debug)]
+#[must_use = "nothing is started before `start`"]
+pub struct RedisSentinelBuilder {
+    down_after: Duration,
+    password: String,
+    fsync: Option<String>,
+}
+
+impl RedisSentinelBuilder {
+    /// For how long the master must not answer before it is taken for down; half a second otherwise.
+    pub fn down_after(mut self, time: Duration) -> Self {
+        self.down_after = time;
+        self
+    }
+
+    /// The password of the servers, and of the Sentinels.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = password.to_owned();
+        self
+    }
+
+    /// The servers keep append-only files.
+    pub fn append_only(mut self, fsync: &str) -> Self {
+        self.fsync = Some(fsync.to_owned());
+        self
+    }
+
+    /// Starts one master, two replicas and three Sentinels, and waits until all know of each other: about two seconds.
+    ///
+    /// # Errors
+    /// If redis-server is not installed, or one of them does not come up.
+    pub fn start(self) -> Result<RedisSentinel> {
+        let mut servers: Vec<Redis> = Vec::new();
+        for _ in 0..3 {
+            let mut builder = Redis::builder()
+                .password(&self.password)
+                .config("masterauth", &self.password)
+                .config("repl-diskless-sync-delay", "0")
+                .config("repl-ping-replica-period", "1");
+            if let Some(fsync) = &self.fsync {
+                builder = builder.append_only(fsync);
+            }
+            servers.push(builder.start()?);
+        }
+        let master = servers[0].port().to_string();
+        for replica in &servers[1..] {
+            replica.command::<()>(&["REPLICAOF", "127.0.0.1", &master])?;
+        }
+        let millis = self.down_after.as_millis().to_string();
+        let mut sentinels = Vec::new();
+        for _ in 0..3 {
+            let monitor = format!("monitor {NAME} 127.0.0.1 {master} 2");
+            let builder = Redis::builder()
+                .sentinel()
+                .password(&self.password)
+                .config("sentinel", &monitor)
+                .config("sentinel", &format!("auth-pass {NAME} {}", self.password))
+                .config("sentinel", &format!("sentinel-pass {}", self.password))
+                .config(
+                    "sentinel",
+                    &format!("down-after-milliseconds {NAME} {millis}"),
+                )
+                .config("sentinel", &format!("failover-timeout {NAME} 3000"))
+                .config("sentinel", &format!("parallel-syncs {NAME} 2"));
+            sentinels.push(builder.start()?);
+        }
+        let group = RedisSentinel {
+            servers,
+            sentinels,
+            password: self.password,
+        };
+        group.await_ready()?;
+        Ok(group)
+    }
+}
+
+/// A master, two replicas and three Sentinels; gone when dropped.
+#[derive(Debug)]
+pub struct RedisSentinel {
+    servers: Vec<Redis>,
+    sentinels: Vec<Redis>,
+    password: String,
+}
+
+impl RedisSentinel {
+    /// Without memory, with a password.
+    pub fn builder() -> RedisSentinelBuilder {
+        RedisSentinelBuilder {
+            down_after: Duration::from_millis(500),
+            password: "testbed".to_owned(),
+            fsync: None,
+        }
+    }
+
+    /// As [`RedisSentinelBuilder::start`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start() -> Result<Self> {
+        Self::builder().start()
+    }
+
+    /// The store's URL. The file with the Sentinels' password is that of the servers.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_with(&self.password)
+    }
+
+    /// The same with another password for the servers.
+    #[must_use]
+    pub fn url_with(&self, password: &str) -> String {
+        let hosts: Vec<String> = self
+            .sentinels
+            .iter()
+            .map(|sentinel| format!("127.0.0.1:{}", sentinel.port()))
+            .collect();
+        let file = self.password_file();
+        format!(
+            "redis+sentinel://:{password}@{}/{NAME}?sentinel-password-file={file}",
+            hosts.join(",")
+        )
+    }
+
+    /// A file with the Sentinels' password.
+    #[must_use]
+    pub fn password_file(&self) -> String {
+        let path = self.sentinels[0].dir().join("password");
+        // It is in a directory of ours; a failure shows when it is read.
+        drop(std::fs::write(&path, &self.password));
+        path.to_string_lossy().into_owned()
+    }
+
+    /// The servers: the first was the master at first.
+    #[must_use]
+    pub fn servers(&self) -> &[Redis] {
+        &self.servers
+    }
+
+    /// The servers, to be restarted.
+    pub fn servers_mut(&mut self) -> &mut [Redis] {
+        &mut self.servers
+    }
+
+    /// The Sentinels.
+    #[must_use]
+    pub fn sentinels(&self) -> &[Redis] {
+        &self.sentinels
+    }
+
+    /// Which of the servers is the master, as most of the Sentinels say.
+    ///
+    /// # Errors
+    /// If they do not answer, or disagree.
+    pub fn master(&self) -> Result<usize> {
+        let mut votes = vec![0; self.servers.len()];
+        for sentinel in &self.sentinels {
+            let get = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
+            let (_, port): (String, u16) = sentinel.command(&get)?;
+            if let Some(at) = self.servers.iter().position(|server| server.port() == port) {
+                votes[at] += 1;
+            }
+        }
+        let most = votes
+            .iter()
+            .position(|votes| *votes > self.sentinels.len() / 2);
+        most.ok_or_else(|| Failure::new(format!("the Sentinels disagree: {votes:?}")))
+    }
+
+    /// Waits until another server than `before` is the master, and answers as one.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub fn await_failover(&self, before: usize) -> Result<usize> {
+        until("a fail-over", || {
+            let master = self.master()?;
+            let role = || -> Result<String> {
+                let info: String = self.servers[master].command(&["INFO", "replication"])?;
+                Ok(info)
+            };
+            if master != before && role()?.contains("role:master") {
+                return Ok(master);
+            }
+            Err(Failure::new(format!("server {master} is the master")))
+        })
+    }
+
+    /// Waits until the master has both replicas, in step, and every Sentinel knows all of them.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub fn await_ready(&self) -> Result<()> {
+        until("replicas and Sentinels", || {
+            let master = self.master()?;
+            let info: String = self.servers[master].command(&["INFO", "replication"])?;
+            let online = info.matches("state=online").count();
+            if online + 1 != self.servers.len() {
+                return Err(Failure::new(format!("{online} replicas are online")));
+            }
+            for sentinel in &self.sentinels {
+                let about: std::collections::HashMap<String, String> =
+                    sentinel.command(&["SENTINEL", "MASTER", NAME])?;
+                let get = |field: &str| about.get(field).map_or("", String::as_str);
+                let known = (get("num-slaves"), get("num-other-sentinels"), get("flags"));
+                if known != ("2", "2", "master") {
+                    return Err(Failure::new(format!("a Sentinel knows {known:?}")));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Cuts the replicas off from the master, which goes on: nothing reaches them any more. They may be promoted still.
+    ///
+    /// # Errors
+    /// If one of them does not answer.
+    pub fn cut_replication(&self) -> Result<()> {
+        let master = self.master()?;
+        for (at, server) in self.servers.iter().enumerate() {
+            if at != master {
+                server.command::<()>(&["CONFIG", "SET", "masterauth", "cut"])?;
+            }
+        }
+        self.servers[master].command::<i64>(&["CLIENT", "KILL", "TYPE", "replica"])?;
+        until("the replicas are gone", || {
+            let info: String = self.servers[master].command(&["INFO", "replication"])?;
+            match info.contains("connected_slaves:0") {
+                true => Ok(()),
+                false => Err(Failure::new(info)),
+            }
+        })
+    }
+
+    /// Ends [`RedisSentinel::cut_replication`], on all servers that run.
+    pub fn mend_replication(&self) {
+        for server in &self.servers {
+            // One that does not run needs no mending.
+            drop(server.command::<()>(&["CONFIG", "SET", "masterauth", &self.password]));
+        }
+    }
+
+    /// Starts a server that was killed again, as a replica of the present master.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn rejoin(&mut self, at: usize) -> Result<()> {
+        let master = self.servers[self.master()?].port().to_string();
+        self.servers[at].restart()?;
+        // Sentinels have servers write down their configuration, and so what `cut_replication` did to it.
+        self.mend_replication();
+        self.servers[at].command::<()>(&["REPLICAOF", "127.0.0.1", &master])
+    }
+}
+
+/// Asks again and again; nothing tells.
+pub(crate) fn until<T>(what: &str, mut done: impl FnMut() -> Result<T>) -> Result<T> {
+    let begin = Instant::now();
+    loop {
+        match done() {
+            Ok(done) => return Ok(done),
+            Err(error) if begin.elapsed() > PATIENCE => {
+                return Err(Failure::new(format!("waited in vain for {what}: {error}")));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
