@@ -481,9 +481,13 @@ impl Engine for Redis {
             // Boxed, so that the future of the common case stays small.
             None => Box::pin(self.withdraw_in_full(&keys, &mark, claim, how)).await,
         };
-        if tried_in_vain && matches!(answer, Ok((Value::Int(1), ..))) {
-            // It holds, so somebody is in line.
-            hot.heat();
+        if matches!(answer, Ok((Value::Int(1), ..))) {
+            if tried_in_vain {
+                // It holds, so somebody is in line.
+                hot.heat();
+            } else {
+                hot.cool_off();
+            }
         }
         // Only now: what was pushed before is undone by the script; what is pushed later is given back.
         hub.waiters.remove(&claim.id);

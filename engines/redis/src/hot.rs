@@ -25,10 +25,20 @@ impl Heat {
         self.0.store(Self::MOST, Ordering::Relaxed);
     }
 
-    /// A little. Two who cool it at once may count as one: it is a guess all the same.
+    /// A little: a claim was granted the lock at once. Two who cool it at once may count as one: it is a guess all the
+    /// same.
     pub(crate) fn cool(&self) {
-        let left = self.0.load(Ordering::Relaxed).saturating_sub(1);
-        self.0.store(left, Ordering::Relaxed);
+        let left = self.0.load(Ordering::Relaxed);
+        if left > 1 {
+            self.0.store(left - 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The last bit goes with a release, so that the claim that was placed as on a hot name is released so, too.
+    pub(crate) fn cool_off(&self) {
+        if self.0.load(Ordering::Relaxed) == 1 {
+            self.0.store(0, Ordering::Relaxed);
+        }
     }
 }
 
