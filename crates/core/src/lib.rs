@@ -24,6 +24,8 @@ mod observe;
 mod owner;
 mod promises;
 mod semaphore;
+#[cfg(feature = "serde")]
+mod serialize;
 mod store_url;
 mod token;
 mod wish;

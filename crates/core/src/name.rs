@@ -64,6 +64,14 @@ impl TryFrom<&str> for LockName {
     }
 }
 
+impl std::str::FromStr for LockName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
 impl fmt::Display for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -197,7 +197,12 @@ impl FromStr for Sequencer {
         };
         let digits = !token.is_empty() && token.bytes().all(|b| b.is_ascii_digit());
         let token = token.parse().ok().filter(|_| digits);
-        let token = token.ok_or_else(|| bad("its token must be a number"))?;
+        let token = token.filter(|token| *token < 1 << 53);
+        let token = token.ok_or_else(|| bad("its token must be a number below 2^53"))?;
+        let hex = |digits: &str| digits.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+        if !name.split('%').skip(1).all(hex) {
+            return Err(bad("its name has a % without two hex digits"));
+        }
         let name = percent_decode_str(name)
             .decode_utf8()
             .map_err(|_| bad("its name is not UTF-8"))?;

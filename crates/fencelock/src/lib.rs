@@ -23,6 +23,9 @@ mod connect;
 
 pub use connect::{Connect, connect};
 pub use fencelock_core::*;
+/// The resource's side: fences, which refuse a holder that was superseded.
+#[cfg(feature = "fence")]
+pub use fencelock_fence as fence;
 
 /// The engines by themselves, for clients or pools that a program has already.
 pub mod engines {

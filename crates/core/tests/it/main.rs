@@ -7,6 +7,7 @@ mod basics;
 mod compound;
 mod handoff;
 mod model;
+mod sequencer;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,69 @@
+//! A fence in etcd: a transaction that compares the marks' revision and carries the holder's writes.
+
+use etcd_client::{Compare, CompareOp, GetOptions, KvClient, Txn, TxnOp, TxnOpResponse};
+use fencelock_core::Sequencer;
+
+use crate::error::{FenceError, Result};
+use crate::marks::Marks;
+
+/// A fence at one key. The marks are its value, and live beside the data.
+#[derive(Clone, Debug)]
+pub struct EtcdFence {
+    key: String,
+}
+
+impl EtcdFence {
+    /// A fence whose marks are at `key`.
+    #[must_use]
+    pub fn new(key: &str) -> Self {
+        let key = key.to_owned();
+        Self { key }
+    }
+
+    /// Runs `writes` if the holder passes, in one step with the marks. With no writes it only raises them. Answers what the
+    /// writes answered.
+    ///
+    /// One read and one transaction; more only while other holders pass at the same time.
+    ///
+    /// # Errors
+    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for etcd's errors; if
+    /// the answer was lost, the writes may have taken effect. [`FenceError::Damaged`] if something else is at the key.
+    ///
+    /// # Cancel safety
+    /// If dropped, the writes may take effect.
+    pub async fn write(
+        &self,
+        client: &mut KvClient,
+        sequencer: &Sequencer,
+        writes: Vec<TxnOp>,
+    ) -> Result<Vec<TxnOpResponse>> {
+        let failed = |error: etcd_client::Error| FenceError::write(&self.key, "write", error);
+        loop {
+            let found = client.get(&*self.key, None::<GetOptions>).await;
+            let found = found.map_err(failed)?;
+            let (before, revision) = match found.kvs().first() {
+                Some(stored) => (self.parse(stored.value())?, stored.mod_revision()),
+                None => (Marks::default(), 0),
+            };
+            let after = before.judge(sequencer)?;
+            let mut all = Vec::with_capacity(writes.len() + 1);
+            if after != before {
+                all.push(TxnOp::put(&*self.key, after.to_string(), None));
+            }
+            let own = all.len();
+            all.extend(writes.iter().cloned());
+            let unchanged = Compare::mod_revision(&*self.key, CompareOp::Equal, revision);
+            let txn = Txn::new().when([unchanged]).and_then(all);
+            let done = client.txn(txn).await.map_err(failed)?;
+            if done.succeeded() {
+                return Ok(done.op_responses().split_off(own));
+            }
+        }
+    }
+
+    fn parse(&self, stored: &[u8]) -> Result<Marks> {
+        let text = String::from_utf8_lossy(stored);
+        text.parse()
+            .map_err(|why: String| FenceError::damaged(&self.key, why))
+    }
+}

@@ -1,0 +1,101 @@
+//! The rule of every fence.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fencelock_core::{ClaimId, Mode, Sequencer, Token};
+
+use crate::error::Stale;
+
+/// What a fence remembers of one lock: two marks, and whose the higher one is.
+///
+/// As text: `fm1:<exclusive>:<top>:<claim, 32 hex digits, or ->`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// The highest token of an exclusive holder; 0 for none.
+    pub exclusive: u64,
+    /// The highest token of any holder; 0 for none.
+    pub top: u64,
+    /// Whose the top is.
+    pub claim: Option<ClaimId>,
+}
+
+impl Marks {
+    /// Whether a holder passes, and the marks after that.
+    ///
+    /// # Errors
+    /// [`Stale`] if it was superseded; the marks stay as they are.
+    pub fn judge(&self, sequencer: &Sequencer) -> Result<Self, Box<Stale>> {
+        let (token, claim) = (sequencer.token.get(), Some(sequencer.claim));
+        let above = Self {
+            exclusive: self.exclusive,
+            top: token,
+            claim,
+        };
+        let won = match sequencer.mode {
+            Mode::Exclusive => {
+                let again = token == self.top && claim == self.claim;
+                if token > self.top || again {
+                    let exclusive = token;
+                    return Ok(Self { exclusive, ..above });
+                }
+                self.top
+            }
+            Mode::Shared | Mode::Permit { .. } => {
+                if token > self.exclusive {
+                    return Ok(if token > self.top { above } else { *self });
+                }
+                self.exclusive
+            }
+        };
+        Err(Box::new(Stale {
+            late: sequencer.clone(),
+            won: Token(won),
+        }))
+    }
+}
+
+impl fmt::Display for Marks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fm1:{}:{}:", self.exclusive, self.top)?;
+        match self.claim {
+            Some(claim) => claim.fmt(f),
+            None => f.write_str("-"),
+        }
+    }
+}
+
+impl FromStr for Marks {
+    /// What is wrong with the text.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("{text:?} is no fence's mark; look who writes there, or restore it");
+        let rest = match text.split_once(':') {
+            Some(("fm1", rest)) => rest,
+            Some((version, _)) if version.starts_with("fm") => {
+                return Err(format!(
+                    "{text:?} is of a newer version than fm1; use a newer fencelock"
+                ));
+            }
+            _ => return Err(bad()),
+        };
+        let mut parts = rest.split(':');
+        let mut next = || parts.next().ok_or_else(bad);
+        let (exclusive, top, claim) = (next()?, next()?, next()?);
+        let number = |digits: &str| digits.parse().map_err(|_| bad());
+        let claim = match claim {
+            "-" => None,
+            claim => Some(claim.parse().map_err(|_| bad())?),
+        };
+        let (exclusive, top) = (number(exclusive)?, number(top)?);
+        if parts.next().is_some() || exclusive > top {
+            return Err(bad());
+        }
+        Ok(Self {
+            exclusive,
+            top,
+            claim,
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! A fence in Redis or Valkey: a script that checks the marks and runs the holder's commands in one step.
+//!
+//! The marks are a key of their own, without an end. They must live as long as the data: in the same database, with the same
+//! persistence, and with `maxmemory-policy noeviction`, or the server may forget who was here.
+
+use fencelock_core::{Sequencer, Token};
+use redis::aio::ConnectionLike;
+use redis::{Arg, Cmd, Script, Value};
+
+use crate::error::{FenceError, Result, Stale};
+
+/// A fence at one key.
+#[derive(Clone, Debug)]
+pub struct RedisFence {
+    key: String,
+    script: Script,
+}
+
+impl RedisFence {
+    /// A fence whose marks are at `key`. In a Cluster it must be in the same slot as the data: `{ledger}:fence`.
+    #[must_use]
+    pub fn new(key: &str) -> Self {
+        let (key, script) = (key.to_owned(), Script::new(include_str!("redis/write.lua")));
+        Self { key, script }
+    }
+
+    /// Raises the marks if the holder passes; writes nothing else.
+    ///
+    /// # Errors
+    /// As [`RedisFence::write`].
+    ///
+    /// # Cancel safety
+    /// If dropped, the marks may be raised all the same.
+    pub async fn mark(
+        &self,
+        connection: &mut impl ConnectionLike,
+        sequencer: &Sequencer,
+    ) -> Result<()> {
+        self.write(connection, sequencer, &[], &[]).await.map(drop)
+    }
+
+    /// Runs `commands` if the holder passes, in one step; `keys` are those that they touch. Answers what they answered.
+    ///
+    /// # Errors
+    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for the server's
+    /// errors: commands before the one that failed have taken effect, as in any script; and if the answer was lost, all
+    /// of them may have. [`FenceError::Damaged`] if something else is at the key.
+    ///
+    /// # Cancel safety
+    /// If dropped, the commands may have run.
+    pub async fn write(
+        &self,
+        connection: &mut impl ConnectionLike,
+        sequencer: &Sequencer,
+        keys: &[&str],
+        commands: &[Cmd],
+    ) -> Result<Vec<Value>> {
+        let mut call = self.script.key(&self.key);
+        for key in keys {
+            call.key(key);
+        }
+        call.arg(sequencer.mode.letter().to_string())
+            .arg(sequencer.token.get())
+            .arg(sequencer.claim.to_string());
+        for command in commands {
+            call.arg(command.args_iter().len());
+            for word in command.args_iter() {
+                match word {
+                    Arg::Simple(word) => call.arg(word),
+                    // Where a scan begins.
+                    _ => call.arg(0),
+                };
+            }
+        }
+        let failed = |error| FenceError::write(&self.key, "write", Box::new(error) as Box<_>);
+        let answer: Vec<Value> = call.invoke_async(connection).await.map_err(failed)?;
+        let mut answers = answer.into_iter();
+        match (answers.next(), answers.next()) {
+            (Some(Value::Int(0)), Some(won)) => {
+                let won = redis::from_redis_value::<u64>(won);
+                let won = Token(won.map_err(|error| failed(error.into()))?);
+                let late = sequencer.clone();
+                Err(Box::new(Stale { late, won }).into())
+            }
+            (Some(Value::Int(1)), first) => Ok(first.into_iter().chain(answers).collect()),
+            (_, stored) => {
+                let why = format!(
+                    "{stored:?} is no mark of this version; use another key, or a newer fencelock"
+                );
+                Err(FenceError::damaged(&self.key, why))
+            }
+        }
+    }
+}

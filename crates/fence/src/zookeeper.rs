@@ -1,0 +1,100 @@
+//! A fence in ZooKeeper: a multi that checks the version of the marks and carries the holder's writes.
+
+use fencelock_core::Sequencer;
+use zookeeper_client::{
+    Acls, Client, CreateMode, Error, MultiWriteError, MultiWriteResult, MultiWriter,
+};
+
+use crate::error::{FenceError, Result};
+use crate::marks::Marks;
+
+/// A fence at one node. The marks are its data; it is made with the first write, its parent must be there.
+#[derive(Clone, Debug)]
+pub struct ZooKeeperFence {
+    path: String,
+    acls: Acls<'static>,
+}
+
+impl ZooKeeperFence {
+    /// A fence whose marks are at `path`, made for everybody to write if it is not there.
+    #[must_use]
+    pub fn new(path: &str) -> Self {
+        let (path, acls) = (path.to_owned(), Acls::anyone_all());
+        Self { path, acls }
+    }
+
+    /// The rights with which the node is made.
+    #[must_use]
+    pub const fn acls(mut self, acls: Acls<'static>) -> Self {
+        self.acls = acls;
+        self
+    }
+
+    /// Runs the writes that `add` adds if the holder passes, in one step with the marks. If it adds none, the marks are only
+    /// raised. Answers what the writes answered. `add` may be called more than once.
+    ///
+    /// One read and one multi; more only while other holders pass at the same time.
+    ///
+    /// # Errors
+    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for ZooKeeper's
+    /// errors; if the connection was lost, the writes may have taken effect. [`FenceError::Damaged`] if something else is at
+    /// the node.
+    ///
+    /// # Cancel safety
+    /// If dropped, the writes may take effect.
+    pub async fn write(
+        &self,
+        client: &Client,
+        sequencer: &Sequencer,
+        add: impl Fn(&mut MultiWriter<'_>) -> std::result::Result<(), Error>,
+    ) -> Result<Vec<MultiWriteResult>> {
+        let failed = |error: Error| FenceError::write(&self.path, "write", error);
+        loop {
+            let found = match client.get_data(&self.path).await {
+                Ok((data, stat)) => Some((self.parse(&data)?, stat.version)),
+                Err(Error::NoNode) => None,
+                Err(error) => return Err(failed(error)),
+            };
+            let before = found.map_or_else(Marks::default, |(marks, _)| marks);
+            let after = before.judge(sequencer)?;
+            let text = after.to_string();
+            let mut multi = client.new_multi_writer();
+            let added = match found {
+                Some((_, version)) if after == before => {
+                    multi.add_check_version(&self.path, version)
+                }
+                Some((_, version)) => {
+                    multi.add_set_data(&self.path, text.as_bytes(), Some(version))
+                }
+                None => {
+                    let options = CreateMode::Persistent.with_acls(self.acls.clone());
+                    multi.add_create(&self.path, text.as_bytes(), &options)
+                }
+            };
+            added.map_err(failed)?;
+            add(&mut multi).map_err(failed)?;
+            match multi.commit().await {
+                Ok(mut done) => {
+                    drop(done.drain(..1));
+                    return Ok(done);
+                }
+                // The first operation is ours: somebody else passed meanwhile, or what was read was old.
+                Err(MultiWriteError::OperationFailed { index: 0, source })
+                    if matches!(
+                        (found.is_some(), &source),
+                        (true, Error::BadVersion | Error::NoNode) | (false, Error::NodeExists)
+                    ) =>
+                {
+                    client.sync(&self.path).await.map_err(failed)?;
+                }
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+    }
+
+    fn parse(&self, stored: &[u8]) -> Result<Marks> {
+        let text = String::from_utf8_lossy(stored);
+        text.parse()
+            .map_err(|why: String| FenceError::damaged(&self.path, why))
+    }
+}

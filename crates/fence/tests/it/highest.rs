@@ -1,0 +1,227 @@
+//! In memory and in a file.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fencelock_core::{LockName, Mode};
+use fencelock_fence::{FenceError, Highest, Marks};
+use fencelock_testbed::Dir;
+use proptest::prelude::*;
+
+use crate::{by, exclusive, grants, model, says_who_won, shared};
+
+/// What happens to a fence in a file.
+#[derive(Clone, Debug)]
+enum Step {
+    Mark(fencelock_core::Sequencer),
+    /// The process dies; of what it was writing just then so many bytes reached the disk.
+    Crash(Vec<u8>),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let line = b"0123456789abcdef fm1:99:99:".to_vec();
+    let torn = (0..=line.len()).prop_map(move |end| line[..end].to_vec());
+    let step = prop_oneof![
+        6 => grants().prop_map(Step::Mark),
+        1 => torn.prop_map(Step::Crash),
+        1 => Just(Step::Crash(b"half of a line\n".to_vec())),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #[test]
+    fn it_follows_the_rule_over_crashes(steps in steps()) {
+        let dir = Dir::new("marks").unwrap();
+        let path = dir.join("marks");
+        let mut fence = Highest::open(&path).unwrap();
+        let in_memory = Highest::in_memory();
+        let mut passed = Vec::new();
+        for step in steps {
+            match step {
+                Step::Mark(next) => {
+                    let expected = model(&passed, &next);
+                    for fence in [&fence, &in_memory] {
+                        let found = fence.mark(&next);
+                        let won = |error: FenceError| error.stale().unwrap().won.get();
+                        prop_assert_eq!(found.map_err(won), expected);
+                    }
+                    if expected.is_ok() {
+                        passed.push(next);
+                    }
+                }
+                Step::Crash(torn) => {
+                    // What was synced is there; nothing else can be relied upon.
+                    drop(fence);
+                    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+                    file.write_all(&torn).unwrap();
+                    fence = Highest::open(&path).unwrap();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn marks_read_back_and_nothing_else_does(
+        exclusive in 0..1u64 << 53, more in 0..1000u64, claim in any::<[u8; 16]>(), text in ".{0,60}"
+    ) {
+        let claim = Some(fencelock_core::ClaimId::from_bytes(claim));
+        let marks = Marks { exclusive, top: exclusive + more, claim };
+        prop_assert_eq!(marks.to_string().parse(), Ok(marks));
+        prop_assert!(text.parse::<Marks>().is_err());
+    }
+}
+
+#[test]
+fn a_stale_write_does_not_run() {
+    let fence = Highest::in_memory();
+    let mut written = Vec::new();
+    fence.write(&exclusive(33), || written.push(33)).unwrap();
+    // The same claim as often as it likes; another one with its token never.
+    fence.write(&exclusive(33), || written.push(33)).unwrap();
+    let forged = fence.write(&by(Mode::Exclusive, 33, 1), || written.push(0));
+    assert!(forged.unwrap_err().stale().is_some());
+    fence.write(&exclusive(34), || written.push(34)).unwrap();
+    let late = fence.write(&exclusive(33), || written.push(0));
+    says_who_won(late.unwrap_err().stale());
+    assert_eq!(written, [33, 33, 34]);
+    let name = exclusive(1).name;
+    assert_eq!(fence.marks(&name).exclusive, 34);
+    let other = LockName::new("other").unwrap();
+    assert_eq!(fence.marks(&other), Marks::default());
+}
+
+#[test]
+fn readers_pass_beside_each_other_and_keep_earlier_writers_out() {
+    let fence = Highest::in_memory();
+    fence.mark(&exclusive(10)).unwrap();
+    for token in [13, 12, 11, 13] {
+        fence.mark(&shared(token)).unwrap();
+    }
+    assert!(
+        fence.mark(&exclusive(12)).is_err(),
+        "a reader came after it"
+    );
+    fence.mark(&exclusive(14)).unwrap();
+    assert!(fence.mark(&shared(13)).is_err(), "a writer came after it");
+    fence.mark(&shared(15)).unwrap();
+}
+
+#[tokio::test]
+async fn a_later_holder_waits_for_the_write_of_an_earlier_one() {
+    let fence = Highest::in_memory();
+    let (one, two) = (fence.enter(&shared(1)).await.unwrap(), shared(2));
+    let two = fence.enter(&two).await.unwrap();
+    let writer = {
+        let fence = fence.clone();
+        tokio::spawn(async move { fence.enter(&exclusive(3)).await })
+    };
+    drop(one);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(
+        !writer.is_finished(),
+        "a writer beside a reader that writes still"
+    );
+    drop(two);
+    let pass = writer.await.unwrap().unwrap();
+    // Refused once the later one is done, and not before: it might have been first.
+    let late = tokio::spawn({
+        let fence = fence.clone();
+        async move { fence.enter(&exclusive(2)).await.map(drop) }
+    });
+    drop(pass);
+    assert!(late.await.unwrap().is_err());
+}
+
+#[test]
+fn threads_write_one_at_a_time() {
+    let (fence, inside) = (Highest::in_memory(), Arc::new(AtomicUsize::new(0)));
+    let threads: Vec<_> = (1..=8u64)
+        .map(|token| {
+            let (fence, inside) = (fence.clone(), Arc::clone(&inside));
+            std::thread::spawn(move || {
+                for _ in 0..200 {
+                    let alone = || {
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    };
+                    if fence.write(&exclusive(token), alone).is_err() {
+                        return;
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert!(fence.mark(&exclusive(7)).is_err());
+}
+
+#[test]
+fn a_file_is_one_process_s_at_a_time_and_remembers() {
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    let fence = Highest::open(&path).unwrap();
+    fence.mark(&exclusive(34)).unwrap();
+    assert!(matches!(
+        Highest::try_open(&path),
+        Err(FenceError::InUse { .. })
+    ));
+    drop(fence);
+    let fence = Highest::try_open(&path).unwrap();
+    says_who_won(fence.mark(&exclusive(33)).unwrap_err().stale());
+    fence.mark(&exclusive(34)).unwrap();
+}
+
+#[test]
+fn a_file_that_was_written_often_is_rewritten_and_keeps_every_mark() {
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    let fence = Highest::open(&path).unwrap();
+    let mut other = exclusive(5);
+    other.name = LockName::new("other").unwrap();
+    fence.mark(&other).unwrap();
+    for token in 1..=5000 {
+        fence.mark(&exclusive(token)).unwrap();
+    }
+    assert!(
+        fs::metadata(&path).unwrap().len() < 200_000,
+        "it only grows"
+    );
+    drop(fence);
+    let fence = Highest::open(&path).unwrap();
+    assert!(fence.mark(&exclusive(4999)).is_err());
+    fence.mark(&exclusive(5000)).unwrap();
+    assert_eq!(fence.marks(&other.name).top, 5);
+}
+
+#[test]
+fn damage_is_told_and_nobody_passes() {
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    let fence = Highest::open(&path).unwrap();
+    fence.mark(&exclusive(33)).unwrap();
+    fence.mark(&exclusive(34)).unwrap();
+    drop(fence);
+    let mut text = fs::read(&path).unwrap();
+    let at = text.iter().position(|byte| *byte == b'3').unwrap();
+    text[at] = b'4';
+    fs::write(&path, &text).unwrap();
+    let error = Highest::open(&path).unwrap_err().to_string();
+    assert!(error.contains("line 2 is damaged"), "{error}");
+    fs::write(&path, "something else entirely\n").unwrap();
+    assert!(matches!(
+        Highest::open(&path),
+        Err(FenceError::Damaged { .. })
+    ));
+    // A disk that is full: nobody passes whose mark is not there.
+    if let Ok(full) = Highest::open("/dev/full") {
+        assert!(full.mark(&exclusive(1)).is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! On a PostgreSQL server.
+
+use std::time::Duration;
+
+use fencelock_fence::sql::{Dialect, RowFence, TableFence, postgres};
+use fencelock_testbed::Postgres;
+use tokio_postgres::{Client, NoTls};
+
+use crate::{exclusive, grants, model, says_who_won};
+
+async fn connect(server: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+#[tokio::test]
+async fn rows_and_tables_follow_the_rule() {
+    use proptest::strategy::{Strategy, ValueTree};
+    let server = Postgres::start().unwrap();
+    let mut client = connect(&server).await;
+    let mut runner = proptest::test_runner::TestRunner::default();
+    let (of_row, of_table) = (
+        RowFence::new("ledger").unwrap(),
+        TableFence::new(Dialect::Postgres),
+    );
+    client
+        .batch_execute("CREATE TABLE ledger (id INT PRIMARY KEY, value INT)")
+        .await
+        .unwrap();
+    for statement in of_row.add_columns() {
+        client.batch_execute(&statement).await.unwrap();
+    }
+    client.batch_execute(&of_table.create()).await.unwrap();
+    for round in 0..20 {
+        client
+            .execute("INSERT INTO ledger VALUES ($1, 0)", &[&round])
+            .await
+            .unwrap();
+        client
+            .batch_execute("DELETE FROM fencelock_fence")
+            .await
+            .unwrap();
+        let many = proptest::collection::vec(grants(), 1..30);
+        let mut passed = Vec::new();
+        for next in many.new_tree(&mut runner).unwrap().current() {
+            let expected = model(&passed, &next);
+            let won = |error: fencelock_fence::FenceError| error.stale().unwrap().won.get();
+            let update = of_row.update("value = value + 1", "id = $1", &next);
+            let by_row = match client.execute(&update, &[&round]).await.unwrap() {
+                0 => {
+                    let row = client
+                        .query_opt(&of_row.select("id = $1"), &[&round])
+                        .await
+                        .unwrap();
+                    of_row.explain(row.map(|r| (r.get(0), r.get(1), r.get(2))), &next)
+                }
+                _ => Ok(()),
+            };
+            assert_eq!(by_row.map_err(won), expected, "{next} after {passed:?}");
+            let transaction = client.transaction().await.unwrap();
+            let by_table = postgres::pass(&transaction, &of_table, &next).await;
+            transaction.commit().await.unwrap();
+            assert_eq!(by_table.map_err(won), expected, "{next} after {passed:?}");
+            if expected.is_ok() {
+                passed.push(next);
+            }
+        }
+    }
+}
+
+/// The check and the writes of a transaction are one step: who comes in between waits, and is then judged by what was
+/// committed.
+#[tokio::test]
+async fn a_transaction_keeps_its_place_until_it_ends() {
+    let server = Postgres::start().unwrap();
+    let (mut early, mut late) = (connect(&server).await, connect(&server).await);
+    let fence = TableFence::new(Dialect::Postgres);
+    early.batch_execute(&fence.create()).await.unwrap();
+    let first = early.transaction().await.unwrap();
+    postgres::pass(&first, &fence, &exclusive(33))
+        .await
+        .unwrap();
+    let of_34 = fence.clone();
+    let waiting = tokio::spawn(async move {
+        let transaction = late.transaction().await.unwrap();
+        postgres::pass(&transaction, &of_34, &exclusive(34))
+            .await
+            .unwrap();
+        transaction.commit().await.unwrap();
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(
+        !waiting.is_finished(),
+        "34 passed in the middle of a write of 33"
+    );
+    first.commit().await.unwrap();
+    waiting.await.unwrap();
+    let again = early.transaction().await.unwrap();
+    let refused = postgres::pass(&again, &fence, &exclusive(33)).await;
+    says_who_won(refused.unwrap_err().stale());
+}

@@ -1,0 +1,226 @@
+//! Replicas that are slow, that answer in any order, that lose answers, that are away for a while.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::{Mode, Sequencer};
+use fencelock_fence::{FenceError, Marks, Quorum, Replica, Result};
+use proptest::prelude::*;
+use tokio::time::sleep;
+
+use crate::{exclusive, says_who_won};
+
+/// What befalls one request to one replica.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Fine,
+    /// It arrives so late.
+    Late(u64),
+    /// It is done, and its answer comes so late.
+    LateReply(u64),
+    Lost,
+    /// It is done, and the caller hears of a failure.
+    ReplyLost,
+}
+
+#[derive(Debug, Default)]
+struct Disk {
+    marks: Marks,
+    /// What was written, in order.
+    written: Vec<(u64, u32)>,
+}
+
+/// Its disk outlives its crashes; while it is down it answers nothing.
+#[derive(Clone, Debug)]
+struct Place {
+    disk: Arc<Mutex<Disk>>,
+    fates: Arc<Mutex<Vec<Fate>>>,
+}
+
+impl Place {
+    fn new(fates: Vec<Fate>) -> Self {
+        Self {
+            disk: Arc::default(),
+            fates: Arc::new(Mutex::new(fates)),
+        }
+    }
+
+    fn lost<T>() -> Result<T> {
+        Err(FenceError::Write {
+            resource: "a replica".into(),
+            action: "answer",
+            cause: "no answer".into(),
+        })
+    }
+
+    async fn ask(&self, sequencer: &Sequencer, value: Option<u32>) -> Result<()> {
+        let fate = self.fates.lock().unwrap().pop().unwrap_or(Fate::Fine);
+        match fate {
+            Fate::Late(by) => sleep(Duration::from_millis(by)).await,
+            Fate::Lost => return Self::lost(),
+            _ => {}
+        }
+        let done = {
+            let mut disk = self.disk.lock().unwrap();
+            let judged = disk.marks.judge(sequencer);
+            judged.map(|after| {
+                disk.marks = after;
+                disk.written
+                    .extend(value.map(|value| (sequencer.token.get(), value)));
+            })
+        };
+        match fate {
+            Fate::LateReply(by) => sleep(Duration::from_millis(by)).await,
+            Fate::ReplyLost => return Self::lost(),
+            _ => {}
+        }
+        Ok(done?)
+    }
+}
+
+#[async_trait]
+impl Replica<u32> for Place {
+    async fn mark(&self, sequencer: &Sequencer) -> Result<()> {
+        self.ask(sequencer, None).await
+    }
+
+    async fn write(&self, sequencer: &Sequencer, value: &u32) -> Result<()> {
+        self.ask(sequencer, Some(*value)).await
+    }
+}
+
+fn fates() -> impl Strategy<Value = Vec<Fate>> {
+    let fate = prop_oneof![
+        4 => Just(Fate::Fine),
+        3 => (1..60u64).prop_map(Fate::Late),
+        2 => (1..60u64).prop_map(Fate::LateReply),
+        2 => Just(Fate::Lost),
+        1 => Just(Fate::ReplyLost),
+    ];
+    proptest::collection::vec(fate, 0..40)
+}
+
+/// A holder: its token, and after how long it begins each of its writes.
+type Holder = (u64, Vec<u64>);
+
+fn holders() -> impl Strategy<Value = Vec<Holder>> {
+    let holder = (1..6u64, proptest::collection::vec(0..80u64, 1..4));
+    proptest::collection::vec(holder, 1..6)
+}
+
+/// A write that was accepted: its token, and when it was begun and answered.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    token: u64,
+    begun: tokio::time::Instant,
+    ended: tokio::time::Instant,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_lower_token_is_never_accepted_after_a_higher_one(
+        fates in proptest::collection::vec(fates(), 3..=5), holders in holders()
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let places: Vec<Place> = fates.into_iter().map(Place::new).collect();
+        let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
+        runtime.block_on(async {
+            let quorum = Arc::new(Quorum::new(places.clone()));
+            let mut tasks = Vec::new();
+            for (token, pauses) in holders {
+                let (quorum, accepted) = (Arc::clone(&quorum), Arc::clone(&accepted));
+                tasks.push(tokio::spawn(async move {
+                    for (at, pause) in pauses.into_iter().enumerate() {
+                        sleep(Duration::from_millis(pause)).await;
+                        let begun = tokio::time::Instant::now();
+                        if quorum.write(&exclusive(token), at as u32).await.is_ok() {
+                            // Only what is before in time is before.
+                            let ended = tokio::time::Instant::now();
+                            accepted.lock().unwrap().push(Accepted { token, begun, ended });
+                        }
+                    }
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+            // What is under way arrives.
+            sleep(Duration::from_secs(10)).await;
+        });
+        let accepted = accepted.lock().unwrap();
+        for early in accepted.iter() {
+            for late in accepted.iter().filter(|late| late.begun > early.ended) {
+                prop_assert!(late.token >= early.token, "{early:?} and then {late:?}");
+            }
+        }
+        for place in &places {
+            let disk = place.disk.lock().unwrap();
+            let tokens: Vec<u64> = disk.written.iter().map(|(token, _)| *token).collect();
+            prop_assert!(tokens.is_sorted(), "{tokens:?}");
+        }
+        // Whoever reads a majority meets the highest token that was accepted.
+        let majority = places.len() / 2 + 1;
+        if let Some(highest) = accepted.iter().map(|a| a.token).max() {
+            let have = places.iter().filter(|place| {
+                let disk = place.disk.lock().unwrap();
+                disk.written.iter().any(|(token, _)| *token >= highest)
+            });
+            prop_assert!(have.count() >= majority);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_story_of_33_and_34_on_three_replicas() {
+    let places: Vec<Place> = (0..3).map(|_| Place::new(Vec::new())).collect();
+    let quorum = Quorum::new(places.clone());
+    assert_eq!(quorum.majority(), 2);
+    quorum.write(&exclusive(33), 1).await.unwrap();
+    // The successor marks, so that what it reads stays as it is.
+    quorum.mark(&exclusive(34)).await.unwrap();
+    says_who_won(quorum.write(&exclusive(33), 2).await.unwrap_err().stale());
+    quorum.write(&exclusive(34), 3).await.unwrap();
+    says_who_won(quorum.mark(&exclusive(33)).await.unwrap_err().stale());
+    for place in &places {
+        let written: Vec<u64> = place
+            .disk
+            .lock()
+            .unwrap()
+            .written
+            .iter()
+            .map(|w| w.0)
+            .collect();
+        assert!(
+            written.is_sorted() && written.ends_with(&[34]),
+            "{written:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn too_few_replicas_are_an_error_and_one_that_is_away_is_none() {
+    let down = |count: usize| {
+        let away =
+            (0..3).map(move |at| Place::new(vec![Fate::Lost; if at < count { 9 } else { 0 }]));
+        Quorum::new(away)
+    };
+    down(1).write(&exclusive(1), 1).await.unwrap();
+    let error = down(2).write(&exclusive(1), 1).await.unwrap_err();
+    let FenceError::TooFew {
+        done, needed, of, ..
+    } = error
+    else {
+        panic!("{error:?}");
+    };
+    assert_eq!((done, needed, of), (1, 2, 3));
+    let none: Quorum<Place> = Quorum::new([]);
+    assert!(none.write(&exclusive(1), 1).await.is_err());
+    assert_eq!(exclusive(1).mode, Mode::Exclusive);
+}
