@@ -42,6 +42,10 @@ impl MarksFile {
             .truncate(false)
             .open(path)
             .map_err(at("open"))?;
+        if !file.metadata().map_err(at("look at"))?.is_file() {
+            let why = "it is no regular file; name another one";
+            return Err(FenceError::damaged(path.display().to_string(), why));
+        }
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(at("read"))?;
         let mut this = Self {

@@ -4,6 +4,8 @@
 mod highest;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod quorum;

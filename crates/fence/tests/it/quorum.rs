@@ -219,7 +219,9 @@ async fn too_few_replicas_are_an_error_and_one_that_is_away_is_none() {
     else {
         panic!("{error:?}");
     };
-    assert_eq!((done, needed, of), (1, 2, 3));
+    // It ends as soon as it is decided.
+    assert!(done <= 1);
+    assert_eq!((needed, of), (2, 3));
     let none: Quorum<Place> = Quorum::new([]);
     assert!(none.write(&exclusive(1), 1).await.is_err());
     assert_eq!(exclusive(1).mode, Mode::Exclusive);

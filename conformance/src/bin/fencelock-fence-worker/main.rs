@@ -1,0 +1,112 @@
+//! A process that locks and writes to a fenced resource, told what to do by words on its standard input, a line each; it
+//! answers with a line of JSON. Its arguments: the store of the locks, the kind of the resource, and where that is.
+//!
+//! * `setup`: makes the tables and the like; `names A B C`: what it is about from now on;
+//! * `lock MILLIS`: takes all the locks with that ttl, and answers their tokens;
+//! * `write TEXT`: writes to all of them with what it was granted, whatever has become of that since; answers for each
+//!   `"ok"`, or the token that won;
+//! * `read`: what is written there.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod databases;
+mod plain;
+mod servers;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock::fence::FenceError;
+use fencelock::{Guard, Sequencer};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+/// Something with a place for each lock.
+#[async_trait]
+trait Resource: Send + Sync {
+    /// Makes what must be there.
+    async fn set_up(&self) {}
+    /// One fenced write.
+    async fn write(&self, sequencer: &Sequencer, text: &str) -> Result<(), FenceError>;
+    /// What is written.
+    async fn read(&self, name: &str) -> String;
+}
+
+async fn open(kind: &str, at: &str) -> Box<dyn Resource> {
+    match kind {
+        "file" => Box::new(plain::InFile(at.into())),
+        "quorum" => Box::new(plain::ThreeFiles::new(at)),
+        "http" => Box::new(plain::Http(at.to_owned())),
+        "sqlite" => Box::new(databases::Sqlite::open(at)),
+        "postgres" => Box::new(databases::Postgres::open(at).await),
+        "mysql" => Box::new(databases::Mysql::open(at).await),
+        "redis" => Box::new(servers::Redis::open(at).await),
+        "etcd" => Box::new(servers::Etcd::open(at).await),
+        "zookeeper" => Box::new(servers::ZooKeeper::open(at).await),
+        other => panic!("no such resource: {other}"),
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let mut next = || arguments.next().expect("STORE KIND PLACE");
+    let client = fencelock::connect(&next()).await.expect("the store opens");
+    let (kind, at) = (next(), next());
+    let resource = open(&kind, &at).await;
+    let mut names: Vec<String> = Vec::new();
+    let mut held: Vec<(Guard, Sequencer)> = Vec::new();
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = lines.next_line().await.unwrap() {
+        let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match word {
+            "setup" => {
+                resource.set_up().await;
+                json!("ready")
+            }
+            "names" => {
+                names = rest.split(' ').map(str::to_owned).collect();
+                json!(names.len())
+            }
+            "lock" => {
+                held.clear();
+                let ttl = Duration::from_millis(rest.parse().unwrap());
+                for name in &names {
+                    let guard = client.lock(name).ttl(ttl).await.unwrap();
+                    let sequencer = guard.sequencer().await.unwrap();
+                    held.push((guard, sequencer));
+                }
+                let tokens = held.iter().map(|(_, sequencer)| sequencer.token.get());
+                json!(tokens.collect::<Vec<_>>())
+            }
+            "write" => {
+                let mut answers = Vec::new();
+                for (_, sequencer) in &held {
+                    answers.push(told(resource.write(sequencer, rest).await));
+                }
+                Value::Array(answers)
+            }
+            "read" => {
+                let mut texts = Vec::new();
+                for name in &names {
+                    texts.push(resource.read(name).await);
+                }
+                json!(texts)
+            }
+            other => panic!("no such request: {other}"),
+        };
+        println!("{answer}");
+    }
+}
+
+fn told(written: Result<(), FenceError>) -> Value {
+    match written {
+        Ok(()) => json!("ok"),
+        Err(error) => match error.stale() {
+            // The text is for people, and must say it, too.
+            Some(stale) if error.to_string().contains(&format!("token {}", stale.won)) => {
+                json!(stale.won.get())
+            }
+            _ => panic!("{error}"),
+        },
+    }
+}

@@ -1,0 +1,94 @@
+//! On a MariaDB server.
+
+use std::time::Duration;
+
+use fencelock_fence::sql::{Dialect, RowFence, TableFence, mysql};
+use fencelock_testbed::MariaDb;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, TxOpts};
+
+use crate::{exclusive, grants, model, says_who_won};
+
+async fn connect(server: &MariaDb) -> Conn {
+    Conn::from_url(server.url()).await.unwrap()
+}
+
+#[tokio::test]
+async fn rows_and_tables_follow_the_rule() {
+    use proptest::strategy::{Strategy, ValueTree};
+    let server = MariaDb::start().unwrap();
+    let mut conn = connect(&server).await;
+    let mut runner = proptest::test_runner::TestRunner::default();
+    let (of_row, of_table) = (
+        RowFence::new("ledger").unwrap(),
+        TableFence::new(Dialect::Mysql),
+    );
+    let table = "CREATE TABLE ledger (id INT PRIMARY KEY, value INT) ENGINE=InnoDB";
+    conn.query_drop(table).await.unwrap();
+    for statement in of_row.add_columns() {
+        conn.query_drop(statement).await.unwrap();
+    }
+    conn.query_drop(of_table.create()).await.unwrap();
+    for round in 0..20 {
+        conn.exec_drop("INSERT INTO ledger VALUES (?, 0)", (round,))
+            .await
+            .unwrap();
+        conn.query_drop("DELETE FROM fencelock_fence")
+            .await
+            .unwrap();
+        let many = proptest::collection::vec(grants(), 1..30);
+        let mut passed = Vec::new();
+        for next in many.new_tree(&mut runner).unwrap().current() {
+            let expected = model(&passed, &next);
+            let won = |error: fencelock_fence::FenceError| error.stale().unwrap().won.get();
+            // A value that is there already counts as no change, and must not read as a refusal.
+            let update = of_row.update("value = 1", "id = ?", &next);
+            conn.exec_drop(update, (round,)).await.unwrap();
+            let by_row = match conn.affected_rows() {
+                0 => {
+                    let found = conn.exec_first(of_row.select("id = ?"), (round,)).await;
+                    of_row.explain(found.unwrap(), &next)
+                }
+                _ => Ok(()),
+            };
+            assert_eq!(by_row.map_err(won), expected, "{next} after {passed:?}");
+            let mut transaction = conn.start_transaction(TxOpts::default()).await.unwrap();
+            let by_table = mysql::pass(&mut transaction, &of_table, &next).await;
+            transaction.commit().await.unwrap();
+            assert_eq!(by_table.map_err(won), expected, "{next} after {passed:?}");
+            if expected.is_ok() {
+                passed.push(next);
+            }
+        }
+    }
+    conn.disconnect().await.unwrap();
+}
+
+/// Who comes in between waits, and is then judged by what was committed: also in a transaction that began before.
+#[tokio::test]
+async fn a_transaction_keeps_its_place_until_it_ends() {
+    let server = MariaDb::start().unwrap();
+    let (mut early, mut late) = (connect(&server).await, connect(&server).await);
+    let fence = TableFence::new(Dialect::Mysql);
+    early.query_drop(fence.create()).await.unwrap();
+    let mut first = early.start_transaction(TxOpts::default()).await.unwrap();
+    mysql::pass(&mut first, &fence, &exclusive(34))
+        .await
+        .unwrap();
+    let of_33 = fence.clone();
+    let waiting = tokio::spawn(async move {
+        let mut transaction = late.start_transaction(TxOpts::default()).await.unwrap();
+        // Its view of the database is from before 34 has committed.
+        transaction
+            .query_drop("SELECT 1 FROM fencelock_fence")
+            .await
+            .unwrap();
+        let refused = mysql::pass(&mut transaction, &of_33, &exclusive(33)).await;
+        transaction.rollback().await.unwrap();
+        refused
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "judged in the middle of a write");
+    first.commit().await.unwrap();
+    says_who_won(waiting.await.unwrap().unwrap_err().stale());
+}
