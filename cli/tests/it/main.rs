@@ -7,6 +7,7 @@ mod bed;
 mod cluster;
 mod codes;
 mod death;
+mod docs;
 mod doctor;
 mod exit_codes;
 mod hold;

@@ -1,6 +1,7 @@
 //! Fences against a plain model, under crashes and reordering, and on real databases and servers.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod examples;
 mod highest;
 #[cfg(feature = "http")]
 mod http;

@@ -30,7 +30,7 @@ async fn rows_and_tables_follow_the_rule() {
     }
     conn.query_drop(of_table.create()).await.unwrap();
     for round in 0..20 {
-        conn.exec_drop("INSERT INTO ledger VALUES (?, 0)", (round,))
+        conn.exec_drop("INSERT INTO ledger (id, value) VALUES (?, 0)", (round,))
             .await
             .unwrap();
         conn.query_drop("DELETE FROM fencelock_fence")

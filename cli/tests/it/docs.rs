@@ -1,0 +1,35 @@
+//! The shell of docs/fencing.md runs.
+
+use std::process::{Command, Stdio};
+
+use crate::bed::{Bed, finish};
+
+const PAGE: &str = include_str!("../../../docs/fencing.md");
+
+#[test]
+fn the_examples_of_the_page_on_fencing_run() {
+    let blocks = PAGE.split("```sh\n").skip(1);
+    let blocks: Vec<&str> = blocks
+        .map(|block| block.split("```").next().unwrap())
+        .collect();
+    assert_eq!(blocks.len(), 4);
+    for block in blocks {
+        let bed = Bed::new();
+        let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
+        let path = std::env::var("PATH").unwrap();
+        let path = format!("{}:{path}", here.parent().unwrap().display());
+        let mut command = Command::new("bash");
+        command
+            .args(["-euo", "pipefail", "-c", block])
+            .current_dir(bed.path(""))
+            .env_remove("FENCELOCK_OWNER")
+            .env("FENCELOCK_STORE", bed.store())
+            .env("SHELL", "/bin/sh")
+            .env("PATH", path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let ran = finish(command);
+        assert_eq!(ran.code, 0, "{block}\n{ran:?}");
+    }
+}

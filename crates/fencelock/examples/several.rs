@@ -1,0 +1,18 @@
+//! Several locks as one: all of them or none, in an order in which nobody waits in a circle.
+
+use std::time::Duration;
+
+#[tokio::main]
+pub(crate) async fn main() -> fencelock::Result<()> {
+    let client = fencelock::connect("memory:").await?;
+    let transfer = client
+        .lock_all_for(["account/7", "account/3"], Duration::from_secs(5))
+        .each(|wish| wish.ttl(Duration::from_secs(10)))
+        .await?;
+    for guard in &transfer {
+        println!("{} with token {}", guard.name(), guard.token());
+    }
+    assert!(transfer.is_valid());
+    transfer.release().await?;
+    client.close().await
+}
