@@ -1,6 +1,7 @@
 //! The engines under test, a line each in [`all`].
 
 mod cluster;
+mod etcd;
 mod memory;
 mod mysql;
 mod redis;
@@ -21,5 +22,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &zookeeper::OneZooKeeper,
         &sentinel::Sentinels,
         &cluster::Cluster,
+        &etcd::OneEtcd,
+        &etcd::ThreeEtcds,
     ]
 }

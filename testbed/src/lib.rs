@@ -7,8 +7,11 @@
 
 mod clock_shim;
 mod dir;
+mod etcd;
 mod failure;
+mod http;
 mod mariadb;
+mod peers;
 mod port;
 mod postgres;
 mod process;
@@ -21,6 +24,7 @@ mod zookeeper;
 
 pub use clock_shim::ClockShim;
 pub use dir::Dir;
+pub use etcd::{Etcd, EtcdBuilder};
 pub use failure::{Failure, Result};
 pub use mariadb::{MariaDb, MariaDbBuilder};
 pub use port::Port;

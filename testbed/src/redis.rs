@@ -342,14 +342,7 @@ impl Redis {
 }
 
 fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>, sentinel: bool) -> Result<Process> {
-    let open = File::options()
-        .create(true)
-        .append(true)
-        .open(dir.join("log"));
-    let log = open.map_err(Failure::to("open a log for redis-server"))?;
-    let errors = log
-        .try_clone()
-        .map_err(Failure::to("open a log for redis-server"))?;
+    let (log, errors) = open_log(dir, "redis-server")?;
     let mut command = Command::new(server);
     command.arg(dir.join("redis.conf")).current_dir(dir.path());
     if sentinel {
@@ -366,7 +359,19 @@ fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>, sentinel: bool) -
     )
 }
 
-fn log(dir: &Dir) -> String {
+/// The file for a server's output, twice.
+pub(crate) fn open_log(dir: &Dir, server: &str) -> Result<(File, File)> {
+    let open = || {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(dir.join("log"))?;
+        Ok::<_, std::io::Error>((log.try_clone()?, log))
+    };
+    open().map_err(Failure::to(format!("open a log for {server}")))
+}
+
+pub(crate) fn log(dir: &Dir) -> String {
     const TAIL: u64 = 2000;
     let read = || {
         let mut file = File::open(dir.join("log"))?;
@@ -380,7 +385,7 @@ fn log(dir: &Dir) -> String {
 }
 
 /// An authority of its own, and a certificate of it for the server.
-fn make_certificates(dir: &Dir) -> Result<()> {
+pub(crate) fn make_certificates(dir: &Dir) -> Result<()> {
     let openssl = program("openssl", "openssl")?;
     let run = |args: &[&str]| {
         let output = Command::new(&openssl)

@@ -9,6 +9,8 @@ mod codes;
 mod death;
 mod docs;
 mod doctor;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod exit_codes;
 mod hold;
 mod inputs;

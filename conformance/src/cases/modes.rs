@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencelock::{Error, Guard, Mode, Order, Promises, Release};
+use fencelock::{Clock, Error, Guard, Mode, Order, Promises, Release};
 use tokio::time::{Instant, sleep};
 
 use crate::case::{Case, case};
@@ -125,7 +125,8 @@ async fn writers_do_not_starve(ctx: Ctx) {
 async fn readers_expire_one_by_one(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    let (short, long) = (ctx.ttl(200), ctx.ttl(1000));
+    let short = ctx.ttl(200);
+    let long = short * 5;
     for released in [false, true] {
         let begin = Instant::now();
         let brief = one.lock(&name).shared().ttl(short).renew(false);
@@ -143,13 +144,15 @@ async fn readers_expire_one_by_one(ctx: Ctx) {
         assert!(longer.is_valid());
         let held = three.try_lock(&name).await;
         assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+        let ends = longer.valid_until();
         std::mem::forget(longer);
         let writer = got(
             "the writer comes in after the last",
             wait_for(&three, &name),
         )
         .await;
-        assert!(begin.elapsed() >= long, "after {:?}", begin.elapsed());
+        // Clients that end what they do not renew do so at the end of its validity.
+        assert!(Clock::Boot.now() >= ends, "after {:?}", begin.elapsed());
         writer.release().await.unwrap();
     }
     ctx.await_nothing_left().await;

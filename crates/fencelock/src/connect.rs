@@ -11,8 +11,8 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 /// Opens a store; await the result.
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
-/// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `mysql://`, `mariadb://`, `zookeeper://`. Every store takes
-/// the option `prefix=TEXT`, which is put before all names.
+/// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `mysql://`, `mariadb://`, `zookeeper://`, `etcd://`,
+/// `etcds://`. Every store takes the option `prefix=TEXT`, which is put before all names.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),
@@ -129,6 +129,8 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
         #[cfg(feature = "zookeeper")]
         "zookeeper" => Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?)),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => Ok(Arc::new(fencelock_etcd::Etcd::connect(url).await?)),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
@@ -138,10 +140,12 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
         #[cfg(not(feature = "zookeeper"))]
         "zookeeper" => Err(not_built(&url, "zookeeper")),
+        #[cfg(not(feature = "etcd"))]
+        "etcd" | "etcds" => Err(not_built(&url, "etcd")),
         scheme => {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
-                 redis+sentinel, redis+cluster, mysql, mariadb, zookeeper"
+                 redis+sentinel, redis+cluster, mysql, mariadb, zookeeper, etcd, etcds"
             );
             Err(url.refuse(why))
         }
@@ -152,7 +156,8 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
     feature = "sqlite",
     feature = "redis",
     feature = "mysql",
-    feature = "zookeeper"
+    feature = "zookeeper",
+    feature = "etcd"
 )))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
     url.refuse(format!(

@@ -1,0 +1,41 @@
+//! The command on etcd.
+
+use fencelock_testbed::{Etcd, Port};
+
+#[cfg(feature = "tls")]
+use crate::bed::Bed;
+use crate::exit_codes::{Described, Server, all};
+
+#[test]
+fn every_code() {
+    let etcd = Etcd::builder().user("ann", "right").start().unwrap();
+    let nobody = Port::free().unwrap();
+    all(&Described {
+        url: etcd.url(),
+        bad: ("etcd://127.0.0.1:1/x".to_owned(), "path"),
+        server: Some(Server {
+            dead: format!(
+                "etcd://ann:right@127.0.0.1:{}?connect-timeout=500ms",
+                nobody.number()
+            ),
+            wrong_password: format!("etcd://ann:secret@127.0.0.1:{}", etcd.port(0)),
+            silence: &|| etcd.pause(0).unwrap(),
+            speak: &|| etcd.resume(0).unwrap(),
+            kill: &|| etcd.kill9(0),
+        }),
+    });
+}
+
+/// Somebody left the `s` out.
+#[cfg(feature = "tls")]
+#[test]
+fn a_plain_client_is_told_that_the_port_speaks_tls() {
+    let etcd = Etcd::builder().tls().start().unwrap();
+    let bed = Bed::on(format!("etcd://127.0.0.1:{}", etcd.port(0)));
+    let ran = bed.run(&["run", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (78, ""), "{}", ran.err);
+    assert!(ran.err.contains("etcds://"), "{}", ran.err);
+    let bed = Bed::on(etcd.url());
+    let ran = bed.run(&["run", "a", "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
+}

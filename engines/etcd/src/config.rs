@@ -1,0 +1,203 @@
+//! Where the cluster is, and how to deal with it: the store's URL taken apart.
+
+use std::time::Duration;
+
+use etcd_client::ConnectOptions;
+use fencelock_core::{Result, StoreUrl};
+
+use crate::layout::Layout;
+
+const DEFAULT_PORT: u16 = 2379;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+const CLAIM_WINDOW: Duration = Duration::from_secs(5);
+/// Leases are whole seconds.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+/// A server ends connections that ask more often than every five seconds whether it is there.
+const PING: Duration = Duration::from_secs(6);
+
+/// How to reach a cluster and how long to wait for it.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// `http://host:port` of each member.
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) options: ConnectOptions,
+    /// The URL without its password.
+    pub(crate) store: String,
+    pub(crate) tls: bool,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) window: Duration,
+    pub(crate) layout: Layout,
+}
+
+impl Config {
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        let store = url.to_string();
+        let password = url.take_password()?;
+        let connect_timeout = url.take_duration("connect-timeout")?;
+        let response_timeout = url.take_duration("response-timeout")?;
+        let window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
+        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
+        let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
+        for (option, value) in [
+            ("connect-timeout", connect_timeout),
+            ("response-timeout", response_timeout),
+        ] {
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+            }
+        }
+        if window < SHORTEST_WINDOW {
+            return Err(url.refuse(format!(
+                "claim-window is {window:?}; it must be {SHORTEST_WINDOW:?} at least"
+            )));
+        }
+        let layout = match url.take("layout").as_deref() {
+            None | Some("fencelock") => Layout::Fencelock,
+            Some("concurrency") => Layout::Concurrency,
+            Some(other) => {
+                return Err(url.refuse(format!(
+                    "layout={other} is unknown; known are fencelock and concurrency"
+                )));
+            }
+        };
+        if !url.path.is_empty() {
+            return Err(url.refuse("it has a path; to keep stores apart use the option prefix"));
+        }
+        let tls = url.scheme == "etcds";
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(connect_timeout)
+            .with_keep_alive(PING, response_timeout)
+            .with_require_leader(true)
+            .with_auto_token_refresh(true);
+        match (url.user.clone(), password) {
+            (None, None) => {}
+            (Some(user), Some(password)) => options = options.with_user(user, password),
+            (Some(_), None) => return Err(url.refuse("it has a user and no password")),
+            (None, Some(_)) => return Err(url.refuse("it has a password and no user")),
+        }
+        options = encrypted(&mut url, tls, options)?;
+        let endpoints = endpoints(&url, if tls { "https" } else { "http" })?;
+        url.finish()?;
+        Ok(Self {
+            endpoints,
+            options,
+            store,
+            tls,
+            connect_timeout,
+            response_timeout,
+            window,
+            layout,
+        })
+    }
+}
+
+fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
+    if url.hosts.is_empty() {
+        return Err(url.refuse("it names no host; write etcd://HOST:PORT"));
+    }
+    let mut endpoints = Vec::new();
+    for host in &url.hosts {
+        // An IPv6 address stands in brackets.
+        let after_address = host
+            .rsplit_once(']')
+            .map_or(host.as_str(), |(_, rest)| rest);
+        let endpoint = match after_address.split_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok_and(|port| port > 0) => {
+                format!("{scheme}://{host}")
+            }
+            Some((_, port)) => return Err(url.refuse(format!("{port:?} is no port"))),
+            None => format!("{scheme}://{host}:{DEFAULT_PORT}"),
+        };
+        if endpoints.contains(&endpoint) {
+            return Err(url.refuse(format!("{host} stands in it twice")));
+        }
+        endpoints.push(endpoint);
+    }
+    Ok(endpoints)
+}
+
+#[cfg(feature = "tls")]
+fn encrypted(url: &mut StoreUrl, tls: bool, options: ConnectOptions) -> Result<ConnectOptions> {
+    use etcd_client::{Certificate, Identity, TlsOptions};
+    let files = ["tls-ca", "tls-cert", "tls-key"].map(|option| (option, url.take(option)));
+    if !tls {
+        return match files.iter().find(|(_, file)| file.is_some()) {
+            Some((option, _)) => Err(url.refuse(format!("{option} is for etcds://"))),
+            None => Ok(options),
+        };
+    }
+    let read = |(option, file): &(&str, Option<String>)| -> Result<Option<Vec<u8>>> {
+        let Some(file) = file else { return Ok(None) };
+        let text = std::fs::read(file);
+        let refuse = |error| url.refuse(format!("the file {file} of {option}: {error}"));
+        text.map(Some).map_err(refuse)
+    };
+    let [ca, cert, key] = [&files[0], &files[1], &files[2]].map(read);
+    let mut settings = match ca? {
+        Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(ca)),
+        None => TlsOptions::new().with_native_roots(),
+    };
+    match (cert?, key?) {
+        (Some(cert), Some(key)) => settings = settings.identity(Identity::from_pem(cert, key)),
+        (None, None) => {}
+        _ => return Err(url.refuse("tls-cert and tls-key belong together; one is missing")),
+    }
+    Ok(options.with_tls(settings))
+}
+
+#[cfg(not(feature = "tls"))]
+fn encrypted(url: &mut StoreUrl, tls: bool, options: ConnectOptions) -> Result<ConnectOptions> {
+    match tls {
+        true => Err(url.refuse("this build has no TLS; build with the feature tls")),
+        false => Ok(options),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        Config::from_url(StoreUrl::parse(text)?)
+    }
+
+    #[test]
+    fn reads_urls() {
+        let config = read("etcd://a,b:1,[::1]:2,[::2]?layout=concurrency&claim-window=3s").unwrap();
+        let endpoints = [
+            "http://a:2379",
+            "http://b:1",
+            "http://[::1]:2",
+            "http://[::2]:2379",
+        ];
+        assert_eq!(config.endpoints, endpoints);
+        assert_eq!(config.layout, Layout::Concurrency);
+        assert_eq!(config.window, Duration::from_secs(3));
+        assert!(!config.tls);
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_url() {
+        for (text, word) in [
+            ("etcd://", "host"),
+            ("etcd://h:port", "port"),
+            ("etcd://h:0", "port"),
+            ("etcd://h,h", "twice"),
+            ("etcd://h/x", "path"),
+            ("etcd://u@h", "password"),
+            ("etcd://h?layout=x", "layout"),
+            ("etcd://h?claim-window=1ms", "claim-window"),
+            ("etcd://h?claim-windows=1s", "claim-window"),
+            ("etcd://h?response-timeout=0", "response-timeout"),
+            #[cfg(feature = "tls")]
+            ("etcd://h?tls-ca=/x", "etcds"),
+            #[cfg(feature = "tls")]
+            ("etcds://h?tls-ca=/no/such/file", "/no/such/file"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

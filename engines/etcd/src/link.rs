@@ -1,0 +1,334 @@
+//! The connection to one member of the cluster: found, kept while it answers, and found anew when it does not.
+//!
+//! One member at a time, the first that answers and has a leader. A balanced channel over all of them would send every
+//! third request to the one that is cut off.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use etcd_client::{
+    Client, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient, Txn, TxnResponse,
+    WatchClient, WatchOptions, WatchStream,
+};
+use fencelock_core::{Error, Result};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::Config;
+use crate::layout::BASE;
+use crate::refusal::{Trouble, explain, is_lease_gone, is_refusal, whole};
+
+/// The pause before members that have no leader are asked again.
+const ELECTION: Duration = Duration::from_millis(100);
+
+/// A cluster, by way of one member.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) config: Config,
+    current: Mutex<Option<Arc<Link>>>,
+    opening: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+}
+
+/// A connection to one member.
+pub(crate) struct Link {
+    pub(crate) kv: KvClient,
+    pub(crate) lease: LeaseClient,
+    watch: WatchClient,
+    broken: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Returns once the connection is given up.
+    pub(crate) async fn gone(&self) {
+        let mut broken = self.broken.subscribe();
+        // The sender lives as long as `self`.
+        drop(broken.wait_for(|broken| *broken).await);
+    }
+}
+
+impl Store {
+    /// Finds a member.
+    pub(crate) async fn open(config: Config) -> Result<Self> {
+        let store = Self {
+            config,
+            current: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+            closed: AtomicBool::new(false),
+        };
+        let link = store.find(store.config.connect_timeout).await?;
+        *store.current() = Some(link);
+        Ok(store)
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if let Some(link) = self.current().take() {
+            link.broken.send_replace(true);
+        }
+    }
+
+    /// The connection, made anew if there is none.
+    pub(crate) async fn link(&self) -> Result<Arc<Link>> {
+        if let Some(link) = &*self.current() {
+            return Ok(Arc::clone(link));
+        }
+        let _opening = self.opening.lock().await;
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::Closed);
+        }
+        if let Some(link) = &*self.current() {
+            return Ok(Arc::clone(link));
+        }
+        let config = &self.config;
+        let limit = config.connect_timeout.min(config.response_timeout);
+        let link = self.find(limit).await.map_err(|error| match error {
+            // What was right before may be so again: a cluster that is being rebuilt has no users yet.
+            Error::Config { store, why } => Error::unavailable(store, "connecting again", why),
+            other => other,
+        })?;
+        *self.current() = Some(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// Gives a connection up; the next request finds another.
+    pub(crate) fn give_up(&self, link: &Arc<Link>) {
+        link.broken.send_replace(true);
+        let mut current = self.current();
+        if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, link)) {
+            *current = None;
+        }
+    }
+
+    /// The first member that answers and has a leader.
+    async fn find(&self, limit: Duration) -> Result<Arc<Link>> {
+        let ends = Instant::now() + limit;
+        loop {
+            let failed = match timeout(ends - Instant::now(), self.race()).await {
+                Ok(Ok(link)) => return Ok(link),
+                Ok(Err(failed)) => failed,
+                Err(_) => Trouble::unsent(self.silent("connecting", limit)),
+            };
+            // Members that are up and without a leader may have one soon.
+            if !failed.maybe_done || Instant::now() + ELECTION >= ends {
+                return Err(failed.error);
+            }
+            sleep(ELECTION).await;
+        }
+    }
+
+    async fn race(&self) -> Result<Arc<Link>, Trouble> {
+        let endpoints = self.config.endpoints.iter();
+        let mut racing: FuturesUnordered<_> = endpoints.map(|e| self.try_one(e)).collect();
+        let mut worst: Option<Trouble> = None;
+        while let Some(tried) = racing.next().await {
+            let failed = match tried {
+                Ok(link) => return Ok(link),
+                Err(failed) => failed,
+            };
+            // What somebody must change says more than a member that is down.
+            if worst
+                .as_ref()
+                .is_none_or(|worst| worst.error.is_transient())
+            {
+                worst = Some(failed);
+            }
+        }
+        Err(worst.unwrap_or_else(|| Trouble::unsent(Error::Closed)))
+    }
+
+    async fn try_one(&self, endpoint: &str) -> Result<Arc<Link>, Trouble> {
+        let opened = async {
+            let client = Client::connect([endpoint], Some(self.config.options.clone())).await?;
+            // Connects, and asks the quorum: a member that is cut off does not answer this.
+            client.kv_client().get(BASE, None).await?;
+            Ok(client)
+        };
+        match opened.await {
+            Ok(client) => Ok(Arc::new(Link {
+                kv: client.kv_client(),
+                lease: client.lease_client(),
+                watch: client.watch_client(),
+                broken: watch::Sender::new(false),
+            })),
+            Err(error) => Err(self.cannot_connect(endpoint, &error).await),
+        }
+    }
+
+    async fn cannot_connect(&self, endpoint: &str, error: &Driver) -> Trouble {
+        let store = &self.config.store;
+        let address = endpoint.split_once("//").map_or(endpoint, |(_, rest)| rest);
+        let action = format!("connecting to {address}");
+        let answered = is_refusal(error);
+        if !answered && !self.config.tls && speaks_tls(address).await {
+            let why = format!(
+                "{address} speaks TLS; write etcds://, with tls-ca=FILE for an authority of your own"
+            );
+            return Trouble::unsent(Error::config(store, why));
+        }
+        let text = whole(error);
+        let action = match self.config.tls && text.contains("handshake") {
+            true => format!("{action}; if it does not speak TLS, write etcd://"),
+            false => action,
+        };
+        Trouble {
+            error: explain(store, &action, error),
+            // Here: worth asking again.
+            maybe_done: text.contains("no leader") || text.contains("leader changed"),
+            lease_gone: false,
+        }
+    }
+
+    fn silent(&self, action: &str, limit: Duration) -> Error {
+        let cause = format!("no answer within {limit:?}");
+        Error::unavailable(&self.config.store, action, cause)
+    }
+
+    /// Sends one request, and waits for its answer in time.
+    async fn ask<T, F>(
+        &self,
+        action: impl Fn() -> String,
+        request: impl FnOnce(Arc<Link>) -> F,
+    ) -> Result<T, Trouble>
+    where
+        F: Future<Output = Result<T, Driver>>,
+    {
+        let link = self.link().await.map_err(Trouble::unsent)?;
+        let limit = self.config.response_timeout;
+        let error = match timeout(limit, request(Arc::clone(&link))).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                self.give_up(&link);
+                return Err(Trouble {
+                    error: self.silent(&action(), limit),
+                    maybe_done: true,
+                    lease_gone: false,
+                });
+            }
+        };
+        let refused = is_refusal(&error);
+        if !refused {
+            self.give_up(&link);
+        }
+        Err(Trouble {
+            error: explain(&self.config.store, &action(), &error),
+            maybe_done: !refused,
+            lease_gone: is_lease_gone(&error),
+        })
+    }
+
+    pub(crate) async fn txn(
+        &self,
+        action: impl Fn() -> String,
+        txn: Txn,
+    ) -> Result<TxnResponse, Trouble> {
+        self.ask(action, |link| async move { link.kv.clone().txn(txn).await })
+            .await
+    }
+
+    pub(crate) async fn get(
+        &self,
+        action: impl Fn() -> String,
+        key: &str,
+        options: GetOptions,
+    ) -> Result<GetResponse, Trouble> {
+        let get = |link: Arc<Link>| async move { link.kv.clone().get(key, Some(options)).await };
+        self.ask(action, get).await
+    }
+
+    /// A new lease: its id, and for how long the server keeps it.
+    pub(crate) async fn grant(&self, seconds: i64) -> Result<(i64, Duration), Trouble> {
+        let grant = |link: Arc<Link>| async move { link.lease.clone().grant(seconds, None).await };
+        let granted = self.ask(|| "beginning a session".into(), grant).await?;
+        Ok((granted.id(), whole_seconds(granted.ttl())))
+    }
+
+    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<(), Trouble> {
+        let keep = |link: Arc<Link>| async move {
+            // A stream for each: an answer that is late can then never be taken for that of a later question.
+            link.lease.clone().keep_alive(lease).await.map(drop)
+        };
+        self.ask(|| "keeping a session alive".into(), keep).await
+    }
+
+    pub(crate) async fn revoke(&self, lease: i64) -> Result<(), Trouble> {
+        let revoke = |link: Arc<Link>| async move { link.lease.clone().revoke(lease).await };
+        self.ask(|| "ending a session".into(), revoke).await?;
+        Ok(())
+    }
+
+    /// What is left of a lease, and the keys on it if they are wanted; `None` if it is over.
+    pub(crate) async fn lease(
+        &self,
+        lease: i64,
+        keys: bool,
+    ) -> Result<Option<(Duration, Vec<Vec<u8>>)>, Trouble> {
+        use etcd_client::LeaseTimeToLiveOptions as Options;
+        let options = match keys {
+            true => Options::new().with_keys(),
+            false => Options::new(),
+        };
+        let ask = |link: Arc<Link>| async move {
+            link.lease.clone().time_to_live(lease, Some(options)).await
+        };
+        let told = self.ask(|| "asking about a session".into(), ask).await;
+        match told {
+            Ok(told) if told.ttl() < 0 => Ok(None),
+            Ok(told) => {
+                let keys = told.keys().iter().map(|key| key.to_vec()).collect();
+                Ok(Some((whole_seconds(told.ttl()), keys)))
+            }
+            Err(trouble) if trouble.lease_gone => Ok(None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// A watch that sees everything after the revision returned with it, over the connection returned with it.
+    pub(crate) async fn watch(
+        &self,
+        key: &[u8],
+        options: WatchOptions,
+    ) -> Result<(Arc<Link>, WatchStream, i64)> {
+        let open = |link: Arc<Link>| async move {
+            let mut stream = link.watch.clone().watch(key, Some(options)).await?;
+            let told = stream.message().await?;
+            let told = told.filter(|told| told.created() && !told.canceled());
+            let told = told.ok_or_else(|| Driver::WatchError("it was refused".into()))?;
+            let revision = told.header().map_or(0, |header| header.revision());
+            Ok((link, stream, revision))
+        };
+        Ok(self.ask(|| "watching".into(), open).await?)
+    }
+}
+
+fn whole_seconds(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// Whether a server answers a (malformed) greeting of TLS as only one that speaks it does.
+async fn speaks_tls(address: &str) -> bool {
+    const GREETING: [u8; 9] = [0x16, 3, 1, 0, 4, 1, 0, 0, 0];
+    const ALERT_OR_HANDSHAKE: [u8; 2] = [0x15, 0x16];
+    let ask = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(&GREETING).await?;
+        stream.read_u8().await
+    };
+    let answer = timeout(Duration::from_secs(1), ask).await;
+    matches!(answer, Ok(Ok(first)) if ALERT_OR_HANDSHAKE.contains(&first))
+}

@@ -1,0 +1,667 @@
+//! A claim's way to the lock: placed, waiting, granted, withdrawn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+    TxnOpResponse, TxnResponse, WatchFilterType, WatchOptions, WatchStream,
+};
+use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+
+use crate::engine::{Shared, base_in};
+use crate::layout::{BASE, Layout, end_of};
+use crate::refusal::Trouble;
+use crate::session::{Class, Pin, Session};
+use crate::value::{self, DOWNGRADED, admitted, at_token};
+
+/// A waiter is woken by its predecessor's end. Should that ever be missed, it looks by itself this often.
+const RECHECK: Duration = Duration::from_secs(30);
+
+/// How often a claim is placed anew when what was known turns out to be over.
+const TRIES: u32 = 5;
+
+/// What this client knows of a claim that it sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) key: String,
+    /// The create revision of its key and its tokens, once known.
+    pub(crate) there: Option<(i64, Tokens)>,
+    /// On whose lease its key is.
+    pub(crate) on: Arc<Session>,
+    /// Which of its tokens the store has.
+    pub(crate) at: u32,
+    pub(crate) base: Option<u64>,
+    pub(crate) holds: bool,
+    mode: Mode,
+    /// What it waits for the end of.
+    waits_for: Option<Wanted>,
+    /// Sessions in which a request without an answer may put it still.
+    doubtful: Vec<Arc<Session>>,
+    /// It was withdrawn, and that is not certain yet.
+    undone: bool,
+    /// Sessions that are kept alive for it.
+    pins: Vec<Arc<Pin>>,
+}
+
+/// The end of what may change a waiter's standing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wanted {
+    Key(Vec<u8>),
+    /// Any of the line.
+    Any,
+}
+
+/// How a claim stands according to the store.
+enum Stands {
+    Held,
+    Waits(Wanted),
+    /// Its key is not there.
+    Gone,
+}
+
+impl Shared {
+    /// Whether the claim's hold is to be on a session of its own: others believe in its token and in its end.
+    pub(crate) fn alone(claim: &Claim) -> bool {
+        claim.record
+    }
+
+    pub(crate) async fn place(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
+        let known = self.claims().get(&claim.id).cloned();
+        if let Some(placed) = &known
+            && placed.there.is_some()
+        {
+            let asked = Clock::Boot.now();
+            if placed.holds && placed.mode == Mode::Exclusive && claim.mode == Mode::Shared {
+                return self.downgrade(claim, placed, asked).await;
+            }
+            let standing = self.standing(claim, asked, None).await?;
+            if let Some(standing) = standing {
+                return Ok(standing);
+            }
+            // The session ended, or somebody deleted the key. Its place is lost; what is in doubt stays so.
+        }
+        for tried in 0..TRIES {
+            if let Some(standing) = self.put(claim, tried > 0).await? {
+                return Ok(standing);
+            }
+        }
+        let action = format!("taking lock {}", claim.name);
+        let cause = "what it stood on was over again and again";
+        Err(Error::unavailable(&self.store.config.store, action, cause))
+    }
+
+    /// From exclusive to shared: under the same key, so in the same place before those who wait.
+    async fn downgrade(
+        self: &Arc<Self>,
+        claim: &Claim,
+        placed: &Placed,
+        asked: BootInstant,
+    ) -> Result<Standing> {
+        let Some((revision, tokens)) = placed.there else {
+            return Ok(Standing::Busy);
+        };
+        let moved = self.move_to(claim, &placed.key, revision, placed.base, DOWNGRADED);
+        let Some(on) = moved.await? else {
+            return Ok(Standing::Busy);
+        };
+        self.update(claim, |placed| placed.mode = claim.mode);
+        let token = Tokens::one(at_token(tokens.first, DOWNGRADED));
+        let grant = on.hold(claim, placed.key.as_bytes(), revision, token, asked);
+        Ok(grant.map_or(Standing::Busy, Standing::Held))
+    }
+
+    /// Puts the claim's key unless it is there already. `None`: again, with what is known by now.
+    ///
+    /// For a lock that is free no line session is needed, so none is begun before it was found `taken`.
+    async fn put(self: &Arc<Self>, claim: &Claim, taken: bool) -> Result<Option<Standing>> {
+        let base = self.base().await?;
+        let own = self.layout() == Layout::Fencelock;
+        let mut hold = self.session(Class::of(claim, Self::alone(claim))).await?;
+        let mut key = self.layout().key(claim, hold.0.lease);
+        if !own && self.is_taken(claim, &key) {
+            // Go's keys are named after the session: another claim of this client has that name.
+            hold = self.session(Class::of(claim, true)).await?;
+            key = self.layout().key(claim, hold.0.lease);
+        }
+        let class = Class::line(self.store.config.window);
+        let counted = stands_in_line(claim) || (taken && claim.mode == Mode::Shared);
+        let line = match (counted, taken) {
+            (true, true) => Some(self.session(class).await?),
+            (true, false) => self.sessions.usable(class),
+            (false, _) => None,
+        };
+        let earlier = self.claims().get(&claim.id).cloned();
+        let mut doubtful = earlier.map_or_else(Vec::new, |placed| placed.doubtful);
+        let placed = Placed {
+            key: key.clone(),
+            there: None,
+            on: Arc::clone(&hold.0),
+            at: 0,
+            base,
+            holds: false,
+            mode: claim.mode,
+            waits_for: None,
+            doubtful: doubtful.clone(),
+            undone: false,
+            pins: line.iter().chain([&hold]).cloned().collect(),
+        };
+        self.claims().insert(claim.id, placed);
+        let leases = (hold.0.lease, line.as_ref().map(|line| line.0.lease));
+        let txn = self.placing(claim, &key, base, leases);
+        let asked = Clock::Boot.now();
+        let action = || format!("taking lock {}", claim.name);
+        let answer = match self.store.txn(action, txn).await {
+            Ok(answer) => answer,
+            Err(trouble) => {
+                if trouble.maybe_done {
+                    for pin in [Some(&hold), line.as_ref()].into_iter().flatten() {
+                        pin.0.retire();
+                        doubtful.push(Arc::clone(&pin.0));
+                    }
+                }
+                self.update(claim, |placed| {
+                    placed.doubtful = doubtful;
+                    // Nothing but the request itself needs them.
+                    placed.pins.clear();
+                });
+                if trouble.lease_gone {
+                    let now = Clock::Boot.now();
+                    self.check(&hold.0, now).await?;
+                    if let Some(line) = &line {
+                        self.check(&line.0, now).await?;
+                    }
+                    return Ok(None);
+                }
+                self.forget_unless_doubtful(claim);
+                return Err(trouble.error);
+            }
+        };
+        let revision = answer.header().map_or(0, |header| header.revision());
+        if answer.succeeded() {
+            self.note_there(claim, revision, &hold.0);
+            return self.grant(claim, asked).await;
+        }
+        self.not_free(claim, base, asked, &answer, line).await
+    }
+
+    /// The transaction: if the line is empty (of those that matter), take the lock; else join the line, and look at it.
+    fn placing(
+        &self,
+        claim: &Claim,
+        key: &str,
+        base: Option<u64>,
+        (hold, line): (i64, Option<i64>),
+    ) -> Txn {
+        let value = value::write(claim, base, &self.client, 0);
+        let put = |lease| {
+            let options = PutOptions::new().with_lease(lease);
+            TxnOp::put(key, value.clone(), Some(options))
+        };
+        let prefix = self.layout().line(&claim.name);
+        let absent = |from: String| {
+            let end = end_of(&from);
+            Compare::create_revision(from, CompareOp::Equal, 0).with_range(end)
+        };
+        let counted = base.map(|base| Compare::value(BASE, CompareOp::Equal, base.to_string()));
+        let mut free: Vec<_> = counted.iter().cloned().collect();
+        match claim.mode {
+            Mode::Shared => free.extend(["p", "x"].map(|mode| absent(format!("{prefix}{mode}")))),
+            Mode::Exclusive | Mode::Permit { .. } => free.push(absent(prefix.clone())),
+        }
+        let mut taken = Vec::new();
+        if let Some(line) = line {
+            let mut new: Vec<_> = counted.into_iter().collect();
+            new.push(Compare::create_revision(key, CompareOp::Equal, 0));
+            let join = Txn::new().when(new).and_then([put(line)]);
+            taken.push(TxnOp::txn(join));
+        }
+        taken.push(TxnOp::get(BASE, None));
+        taken.push(TxnOp::get(key, None));
+        taken.push(self.reading_line(claim, &prefix));
+        Txn::new().when(free).and_then([put(hold)]).or_else(taken)
+    }
+
+    /// Reads what is needed to know how a new claim stands: the last two, or everybody.
+    fn reading_line(&self, claim: &Claim, prefix: &str) -> TxnOp {
+        let options = GetOptions::new().with_range(end_of(prefix));
+        let options = match claim.mode {
+            Mode::Exclusive => options
+                .with_sort(SortTarget::Create, SortOrder::Descend)
+                .with_keys_only()
+                .with_limit(2),
+            Mode::Shared | Mode::Permit { .. } => {
+                options.with_sort(SortTarget::Create, SortOrder::Ascend)
+            }
+        };
+        TxnOp::get(prefix, Some(options))
+    }
+
+    /// Somebody was there before.
+    async fn not_free(
+        self: &Arc<Self>,
+        claim: &Claim,
+        base: Option<u64>,
+        asked: BootInstant,
+        answer: &TxnResponse,
+        line: Option<Arc<Pin>>,
+    ) -> Result<Option<Standing>> {
+        let mut gets = answer.op_responses().into_iter().filter_map(|op| match op {
+            TxnOpResponse::Get(got) => Some(got),
+            _ => None,
+        });
+        let mut next = || {
+            gets.next()
+                .map(|mut got| got.take_kvs())
+                .unwrap_or_default()
+        };
+        let (found_base, own, others) = (next(), next(), next());
+        let Some(own) = own.first() else {
+            let found = found_base.first().and_then(base_in);
+            if base.is_some() && found != base {
+                self.forget_base();
+                return Ok(None);
+            }
+            // A writer's key may be a reader's by now; only those who stand in line can tell.
+            let readers = || self.are_readers(claim, &others);
+            if line.is_some() || stands_in_line(claim) || readers()? {
+                return Ok(None);
+            }
+            self.forget_unless_doubtful(claim);
+            return Ok(Some(Standing::Busy));
+        };
+        if !self.is_mine(claim, own) {
+            return Ok(None);
+        }
+        let on = self.sessions.on(own.lease());
+        let Some(on) = on else {
+            // Put by an earlier request, in a session that is over for this client: it is about to vanish.
+            self.delete_any(own.key()).await?;
+            return Ok(None);
+        };
+        self.note_there(claim, own.create_revision(), &on);
+        let stands = match claim.mode {
+            Mode::Exclusive => match &others[..] {
+                [last] if last.key() == own.key() => Stands::Held,
+                [last, before] if last.key() == own.key() => {
+                    Stands::Waits(Wanted::Key(before.key().to_vec()))
+                }
+                // Placed earlier, and others have come since.
+                _ => return self.standing(claim, asked, None).await,
+            },
+            Mode::Shared | Mode::Permit { .. } => self.stands_in(claim, own, &others)?,
+        };
+        self.standing(claim, asked, Some(stands)).await
+    }
+
+    fn are_readers(&self, claim: &Claim, line: &[KeyValue]) -> Result<bool> {
+        if claim.mode != Mode::Shared {
+            return Ok(false);
+        }
+        let mut line = line.iter().map(|kv| value::read(self.layout(), kv));
+        let all = line.try_fold(true, |all, stored| Ok(all && stored?.mode == Mode::Shared));
+        all.map_err(|why| self.not_a_lock(&claim.name, why))
+    }
+
+    /// In Go's layout the key may be another claim's.
+    fn is_mine(&self, claim: &Claim, own: &KeyValue) -> bool {
+        let stored = value::read(self.layout(), own);
+        stored.is_ok_and(|stored| stored.id == Some(claim.id))
+    }
+
+    fn is_taken(&self, claim: &Claim, key: &str) -> bool {
+        let claims = self.claims();
+        let mut others = claims.iter().filter(|(id, _)| **id != claim.id);
+        others.any(|(_, placed)| placed.key == key)
+    }
+
+    /// Whether a claim of this client has this key.
+    pub(crate) fn is_known(&self, key: &[u8]) -> bool {
+        let claims = self.claims();
+        let mut known = claims.values().filter(|placed| !placed.undone);
+        known.any(|placed| placed.key.as_bytes() == key)
+    }
+
+    pub(crate) fn update(&self, claim: &Claim, change: impl FnOnce(&mut Placed)) {
+        if let Some(placed) = self.claims().get_mut(&claim.id) {
+            change(placed);
+        }
+    }
+
+    fn forget_unless_doubtful(&self, claim: &Claim) {
+        let mut claims = self.claims();
+        let doubtful = |placed: &Placed| placed.doubtful.iter().any(|s| !s.has_ended());
+        if !claims.get(&claim.id).is_some_and(doubtful) {
+            claims.remove(&claim.id);
+        }
+    }
+
+    fn note_there(&self, claim: &Claim, revision: i64, on: &Arc<Session>) {
+        self.update(claim, |placed| {
+            let tokens = Tokens {
+                first: value::first_token(placed.base, revision),
+                count: value::count(claim, placed.base),
+            };
+            placed.there = Some((revision, tokens));
+            placed.on = Arc::clone(on);
+        });
+    }
+
+    /// How a claim whose key was put stands now; asked of the store unless that is known. `None` if its key is gone.
+    async fn standing(
+        self: &Arc<Self>,
+        claim: &Claim,
+        asked: BootInstant,
+        known: Option<Stands>,
+    ) -> Result<Option<Standing>> {
+        let stands = match known {
+            Some(stands) => stands,
+            None => self.ask(claim).await?,
+        };
+        match stands {
+            Stands::Held => self.grant(claim, asked).await,
+            Stands::Gone => Ok(None),
+            Stands::Waits(_) if !claim.wait => {
+                // It had to be put to be counted.
+                let placed = self.claims().get(&claim.id).cloned();
+                if let Some(Placed {
+                    key,
+                    there: Some((revision, _)),
+                    ..
+                }) = placed
+                {
+                    self.delete(key.as_bytes(), revision).await?;
+                }
+                self.forget_unless_doubtful(claim);
+                Ok(Some(Standing::Busy))
+            }
+            Stands::Waits(wanted) => {
+                self.update(claim, |placed| placed.waits_for = Some(wanted));
+                Ok(Some(Standing::Waiting(Place {
+                    ahead: None,
+                    recheck: asked + RECHECK,
+                    asked_at: asked,
+                    mark: 0,
+                })))
+            }
+        }
+    }
+
+    /// Reads how a claim stands whose key was put.
+    async fn ask(&self, claim: &Claim) -> Result<Stands> {
+        let placed = self.claims().get(&claim.id).cloned();
+        let Some(Placed {
+            key,
+            there: Some((revision, _)),
+            ..
+        }) = placed
+        else {
+            return Ok(Stands::Gone);
+        };
+        let prefix = self.layout().line(&claim.name);
+        let before = GetOptions::new()
+            .with_range(end_of(&prefix))
+            .with_max_create_revision(revision - 1);
+        let before = match claim.mode {
+            Mode::Exclusive => before
+                .with_sort(SortTarget::Create, SortOrder::Descend)
+                .with_keys_only()
+                .with_limit(1),
+            _ => before.with_sort(SortTarget::Create, SortOrder::Ascend),
+        };
+        let mine = Compare::create_revision(key.clone(), CompareOp::Equal, revision);
+        let read = Txn::new()
+            .when([mine])
+            .and_then([TxnOp::get(key, None), TxnOp::get(prefix, Some(before))]);
+        let action = || format!("waiting for lock {}", claim.name);
+        let answer = self.store.txn(action, read).await?;
+        let mut got = answer.op_responses().into_iter().filter_map(|op| match op {
+            TxnOpResponse::Get(mut got) => Some(got.take_kvs()),
+            _ => None,
+        });
+        let (Some(own), Some(mut others)) = (got.next(), got.next()) else {
+            return Ok(Stands::Gone);
+        };
+        let Some(own) = own.into_iter().next() else {
+            return Ok(Stands::Gone);
+        };
+        match claim.mode {
+            Mode::Exclusive => Ok(match others.first() {
+                None => Stands::Held,
+                Some(before) => Stands::Waits(Wanted::Key(before.key().to_vec())),
+            }),
+            _ => {
+                others.push(own.clone());
+                self.stands_in(claim, &own, &others)
+            }
+        }
+    }
+
+    /// How a claim stands in a line that was read from its head to this claim at least.
+    fn stands_in(&self, claim: &Claim, own: &KeyValue, line: &[KeyValue]) -> Result<Stands> {
+        let mut before = Vec::new();
+        for kv in line {
+            let stored = value::read(self.layout(), kv);
+            let stored = stored.map_err(|why| self.not_a_lock(&claim.name, why))?;
+            before.push((kv.key().to_vec(), stored.mode));
+            if kv.key() == own.key() {
+                break;
+            }
+        }
+        let modes = before.iter().map(|(_, mode)| *mode);
+        if admitted(modes) == before.len() {
+            return Ok(Stands::Held);
+        }
+        // The last that may not stand beside this one; or, where it is their number, any of them.
+        let same = |mode: &Mode| mode.letter() == claim.mode.letter();
+        let other = before.into_iter().rev().find(|(_, mode)| !same(mode));
+        let wanted = other.map_or(Wanted::Any, |(key, _)| Wanted::Key(key));
+        Ok(Stands::Waits(wanted))
+    }
+
+    /// The claim is at the head of the line. What it may believe; moved to a session of its own kind first if it has to be.
+    async fn grant(
+        self: &Arc<Self>,
+        claim: &Claim,
+        asked: BootInstant,
+    ) -> Result<Option<Standing>> {
+        self.read_mail();
+        let Some(placed) = self.claims().get(&claim.id).cloned() else {
+            return Ok(None);
+        };
+        let Some((revision, tokens)) = placed.there else {
+            return Ok(None);
+        };
+        let mut on = placed.on;
+        let alone = Self::alone(claim);
+        if (alone || !claim.lock_delay.is_zero()) && !on.suits(claim, alone) {
+            let moved = self.move_to(claim, &placed.key, revision, placed.base, placed.at);
+            match moved.await? {
+                Some(session) => on = session,
+                None => return Ok(None),
+            }
+        }
+        let granted = on.hold(claim, placed.key.as_bytes(), revision, tokens, asked);
+        self.update(claim, |placed| {
+            placed.holds = granted.is_some();
+            placed.waits_for = None;
+        });
+        Ok(granted.map(Standing::Held))
+    }
+
+    /// Puts a hold on the lease of a session that is long enough, with a value that names the token it has by now. `None`
+    /// if its key is gone.
+    pub(crate) async fn move_to(
+        self: &Arc<Self>,
+        claim: &Claim,
+        key: &str,
+        revision: i64,
+        base: Option<u64>,
+        at: u32,
+    ) -> Result<Option<Arc<Session>>> {
+        for _ in 0..TRIES {
+            let pin = self.session(Class::of(claim, Self::alone(claim))).await?;
+            let options = PutOptions::new().with_lease(pin.0.lease);
+            let value = value::write(claim, base, &self.client, at);
+            let same = Compare::create_revision(key, CompareOp::Equal, revision);
+            let put = Txn::new()
+                .when([same])
+                .and_then([TxnOp::put(key, value, Some(options))]);
+            let action = || format!("renewing lock {}", claim.name);
+            match self.store.txn(action, put).await {
+                Ok(answer) if !answer.succeeded() => return Ok(None),
+                Ok(_) => {}
+                Err(trouble) if trouble.lease_gone => {
+                    self.check(&pin.0, Clock::Boot.now()).await?;
+                    continue;
+                }
+                Err(trouble) => return Err(trouble.error),
+            }
+            let session = Arc::clone(&pin.0);
+            self.update(claim, |placed| {
+                if !Arc::ptr_eq(&placed.on, &session) {
+                    placed.on.leave(claim.id);
+                }
+                placed.on = Arc::clone(&session);
+                placed.at = at;
+                placed.pins = vec![pin];
+            });
+            return Ok(Some(session));
+        }
+        Ok(None)
+    }
+
+    /// Waits until the predecessor is gone: watches first, then reads, so that nothing between is missed and etcd need not
+    /// look anything up in its history (which it does every 100 ms only).
+    pub(crate) async fn changed(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
+        loop {
+            let placed = self.claims().get(&claim.id).cloned();
+            let Some(Placed {
+                waits_for: Some(wanted),
+                on,
+                ..
+            }) = placed
+            else {
+                return Ok(None);
+            };
+            let prefix = self.layout().line(&claim.name);
+            let options = match claim.mode {
+                // A writer that is downgraded lets readers in.
+                Mode::Shared => WatchOptions::new(),
+                _ => WatchOptions::new().with_filters([WatchFilterType::NoPut]),
+            };
+            let (link, mut watch, _) = match &wanted {
+                Wanted::Key(key) => self.store.watch(key, options).await?,
+                Wanted::Any => {
+                    let options = options.with_range(end_of(&prefix));
+                    self.store.watch(prefix.as_bytes(), options).await?
+                }
+            };
+            loop {
+                let asked = Clock::Boot.now();
+                match self.standing(claim, asked, None).await? {
+                    Some(Standing::Held(grant)) => return Ok(Some(grant)),
+                    Some(Standing::Waiting(_)) => {}
+                    Some(Standing::Busy) | None => return Ok(None),
+                }
+                let now = self
+                    .claims()
+                    .get(&claim.id)
+                    .and_then(|p| p.waits_for.clone());
+                if now.as_ref() != Some(&wanted) {
+                    break;
+                }
+                let told = tokio::select! {
+                    told = told(&mut watch) => told,
+                    () = link.gone() => false,
+                    () = on.ended() => return Ok(None),
+                };
+                if !told {
+                    break;
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn withdraw(self: &Arc<Self>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let Some(placed) = self.claims().get(&claim.id).cloned() else {
+            return Ok(Withdrawn::NotOwner);
+        };
+        let expired = placed.on.has_ended();
+        if how == Leave::Abandon && placed.holds && !claim.lock_delay.is_zero() {
+            placed.on.abandon(claim);
+            self.claims().remove(&claim.id);
+            return Ok(Withdrawn::Expired);
+        }
+        let deleted = match placed.there {
+            Some((revision, _)) => self.delete(placed.key.as_bytes(), revision).await?,
+            None => self.undo(claim, &placed).await?,
+        };
+        placed.on.leave(claim.id);
+        if !self.is_settled(claim, &placed).await {
+            return Ok(Withdrawn::Unknown);
+        }
+        self.claims().remove(&claim.id);
+        Ok(match (deleted, placed.holds) {
+            (true, true) => Withdrawn::Released,
+            (true, false) => Withdrawn::LeftLine,
+            (false, _) if expired => Withdrawn::Expired,
+            (false, _) => Withdrawn::NotOwner,
+        })
+    }
+
+    /// Takes back a request that had no answer, as far as it was done.
+    async fn undo(&self, claim: &Claim, placed: &Placed) -> Result<bool, Trouble> {
+        self.update(claim, |placed| {
+            placed.undone = true;
+            placed.pins.clear();
+        });
+        self.delete_any(placed.key.as_bytes()).await
+    }
+
+    /// Whether no request that had no answer can put the claim any more: the sessions that it would be put in are over.
+    async fn is_settled(&self, claim: &Claim, placed: &Placed) -> bool {
+        self.update(claim, |placed| {
+            placed.pins.clear();
+            placed.undone = true;
+        });
+        let ended = placed.doubtful.iter().map(|session| session.ended());
+        let ended = futures_util::future::join_all(ended);
+        let limit = self.store.config.response_timeout;
+        tokio::time::timeout(limit, ended).await.is_ok()
+    }
+
+    pub(crate) fn not_a_lock(&self, name: &fencelock_core::LockName, why: &str) -> Error {
+        Error::NotALock {
+            store: self.store.config.store.clone(),
+            name: name.clone(),
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// Whether the claim is put although it does not hold: to wait, or to be counted.
+fn stands_in_line(claim: &Claim) -> bool {
+    claim.wait || matches!(claim.mode, Mode::Permit { .. })
+}
+
+/// Waits for a change; false if the watch is over.
+async fn told(watch: &mut WatchStream) -> bool {
+    loop {
+        match watch.message().await {
+            Ok(Some(told)) if told.canceled() => return false,
+            Ok(Some(told)) if told.events().is_empty() => {}
+            Ok(Some(_)) => return true,
+            Ok(None) | Err(_) => return false,
+        }
+    }
+}
+
+impl Placed {
+    /// The token that the store has.
+    pub(crate) fn recorded(&self) -> Option<Token> {
+        let (_, tokens) = self.there?;
+        Some(at_token(tokens.first, self.at))
+    }
+}

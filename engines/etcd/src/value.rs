@@ -1,0 +1,234 @@
+//! What is stored for a claim: how it is written, and read without ever trusting it. JSON, for people with `etcdctl get`.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use etcd_client::KeyValue;
+use fencelock_core::engine::{Claim, HolderView, WaiterView};
+use fencelock_core::{ClaimId, Mode, Token, Tokens};
+use serde_json::{Map, Value, json};
+
+use crate::layout::Layout;
+
+/// The version of the format.
+const VERSION: u64 = 1;
+
+/// How many tokens belong to one revision.
+pub(crate) const TOKENS: u32 = 16;
+
+/// Which of them a hold has that went from exclusive to shared: above those that it had before, and below those of
+/// everybody who came later.
+pub(crate) const DOWNGRADED: u32 = TOKENS - 1;
+
+/// A claim as it is stored.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    /// `None` for another kind of client.
+    pub(crate) id: Option<ClaimId>,
+    pub(crate) owner: String,
+    pub(crate) label: Option<String>,
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) lock_delay: Duration,
+    pub(crate) tokens: Tokens,
+    /// The one of them that it has by now.
+    pub(crate) token: Token,
+    /// Where its client gets mail.
+    pub(crate) mailbox: Option<String>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) revision: i64,
+    pub(crate) lease: i64,
+}
+
+/// What a claim stores, holding the token `at` of its range.
+pub(crate) fn write(claim: &Claim, base: Option<u64>, mailbox: &str, at: u32) -> String {
+    let mut value = json!({
+        "fencelock": VERSION,
+        "id": claim.id.to_string(),
+        "mode": claim.mode.as_str(),
+        "owner": &*claim.owner,
+        "ttl_ms": millis(claim.ttl),
+        "lock_delay_ms": millis(claim.lock_delay),
+        "tokens": count(claim, base),
+        "at": at,
+        "mailbox": mailbox,
+    });
+    if let Some(base) = base {
+        value["base"] = base.into();
+    }
+    if let Mode::Permit { of } = claim.mode {
+        value["of"] = of.get().into();
+    }
+    if let Some(label) = &claim.label {
+        value["label"] = Value::from(&**label);
+    }
+    value.to_string()
+}
+
+/// How many tokens a grant to this claim has.
+pub(crate) fn count(claim: &Claim, base: Option<u64>) -> u32 {
+    match (claim.mode, base) {
+        (Mode::Exclusive, Some(_)) => claim.reserve.clamp(1, DOWNGRADED),
+        _ => 1,
+    }
+}
+
+/// The first token of a claim whose key has this create revision.
+pub(crate) fn first_token(base: Option<u64>, revision: i64) -> Token {
+    let revision = revision.unsigned_abs();
+    Token(match base {
+        Some(base) => base + revision * u64::from(TOKENS),
+        None => revision,
+    })
+}
+
+/// The token that is `at` places behind the first.
+pub(crate) fn at_token(first: Token, at: u32) -> Token {
+    Token(first.0 + u64::from(at))
+}
+
+/// What is stored under a key; the error says what is wrong with it.
+pub(crate) fn read(layout: Layout, kv: &KeyValue) -> Result<Stored, &'static str> {
+    let stored: Option<Map<String, Value>> = serde_json::from_slice(kv.value()).ok();
+    let ours = stored.filter(|stored| stored.contains_key("fencelock"));
+    let Some(fields) = ours else {
+        return match layout {
+            Layout::Fencelock => Err("it is none of fencelock's claims; remove the key"),
+            Layout::Concurrency => Ok(foreign(kv)),
+        };
+    };
+    if fields["fencelock"].as_u64() != Some(VERSION) {
+        return Err("it was stored by another version of fencelock; use that, or another name");
+    }
+    let damaged = "it is damaged; remove the key";
+    let text = |field: &str| fields.get(field).and_then(Value::as_str).ok_or(damaged);
+    let number = |field: &str| fields.get(field).and_then(Value::as_u64);
+    let small = |field: &str| {
+        let number = number(field).and_then(|n| u32::try_from(n).ok());
+        number.ok_or(damaged)
+    };
+    let mode = match text("mode")? {
+        "exclusive" => Mode::Exclusive,
+        "shared" => Mode::Shared,
+        "permit" => Mode::Permit {
+            of: NonZeroU32::new(small("of")?).ok_or(damaged)?,
+        },
+        _ => return Err(damaged),
+    };
+    let first = first_token(number("base"), kv.create_revision());
+    let (count, at) = (small("tokens")?.clamp(1, TOKENS), small("at")?);
+    Ok(Stored {
+        id: Some(text("id")?.parse().map_err(|_| damaged)?),
+        owner: text("owner")?.to_owned(),
+        label: text("label").ok().map(str::to_owned),
+        mode,
+        ttl: number("ttl_ms").map(Duration::from_millis),
+        lock_delay: Duration::from_millis(number("lock_delay_ms").unwrap_or(0)),
+        // One that was downgraded has nothing of its range any more.
+        tokens: match at < count {
+            true => Tokens { first, count },
+            false => Tokens::one(at_token(first, at)),
+        },
+        token: at_token(first, at),
+        mailbox: text("mailbox").ok().map(str::to_owned),
+        key: kv.key().to_vec(),
+        revision: kv.create_revision(),
+        lease: kv.lease(),
+    })
+}
+
+/// Of Go's `concurrency` or `etcdctl lock`.
+fn foreign(kv: &KeyValue) -> Stored {
+    let token = first_token(None, kv.create_revision());
+    let owner = match kv.value() {
+        [] => String::from_utf8_lossy(kv.key()),
+        value => String::from_utf8_lossy(value),
+    };
+    Stored {
+        id: None,
+        owner: owner.into_owned(),
+        label: None,
+        mode: Mode::Exclusive,
+        ttl: None,
+        lock_delay: Duration::ZERO,
+        tokens: Tokens::one(token),
+        token,
+        mailbox: None,
+        key: kv.key().to_vec(),
+        revision: kv.create_revision(),
+        lease: kv.lease(),
+    }
+}
+
+impl Stored {
+    /// As a holder; `left` is what is left of its session's lease.
+    pub(crate) fn holder(&self, left: Option<Duration>) -> HolderView {
+        let most = self.ttl.map(|ttl| ttl + self.lock_delay);
+        HolderView {
+            claim: self.id,
+            owner: self.owner.clone(),
+            token: Some(self.token),
+            mode: self.mode,
+            ttl_left: left.map(|left| most.map_or(left, |most| most.min(left))),
+            lock_delay: self.lock_delay,
+            held: None,
+            label: self.label.clone(),
+        }
+    }
+
+    pub(crate) fn waiter(&self) -> WaiterView {
+        WaiterView {
+            owner: self.owner.clone(),
+            mode: self.mode,
+        }
+    }
+}
+
+/// How many of a line, from its head on, hold: each may stand beside all those before it.
+pub(crate) fn admitted(line: impl Iterator<Item = Mode>) -> usize {
+    let mut held: Vec<Mode> = Vec::new();
+    for mode in line {
+        let may = match mode {
+            Mode::Exclusive => held.is_empty(),
+            Mode::Shared => held.iter().all(|other| *other == Mode::Shared),
+            Mode::Permit { of } => {
+                let permit = |other: &Mode| matches!(other, Mode::Permit { .. });
+                held.iter().all(permit) && held.len() < of.get() as usize
+            }
+        };
+        if !may {
+            break;
+        }
+        held.push(mode);
+    }
+    held.len()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_served_from_its_head() {
+        let (x, s) = (Mode::Exclusive, Mode::Shared);
+        let p = |n| Mode::Permit {
+            of: NonZeroU32::new(n).unwrap(),
+        };
+        for (line, holds) in [
+            (&[][..], 0),
+            (&[x, x], 1),
+            (&[s, s, x, s], 2),
+            (&[x, s], 1),
+            (&[p(2), p(2), p(2)], 2),
+            (&[p(3), p(1), p(3)], 1),
+            (&[s, p(3)], 1),
+            (&[p(3), s], 1),
+        ] {
+            assert_eq!(admitted(line.iter().copied()), holds, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! TLS, users, rights, and members that are down.
+
+use fencelock::Error;
+use fencelock_testbed::{Etcd, Port};
+
+use crate::{client, soon};
+
+#[tokio::test]
+async fn tls_and_the_wrong_scheme() {
+    let etcd = Etcd::builder().tls().start().unwrap();
+    let guard = client(&etcd).await.lock("a").await.unwrap();
+    guard.release().await.unwrap();
+    let plain = format!("etcd://127.0.0.1:{}", etcd.port(0));
+    let error = soon("a refusal", fencelock::connect(&plain))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Config { .. }), "{error:?}");
+    assert!(error.to_string().contains("etcds://"), "{error}");
+    // An authority that is not this server's.
+    let stranger = Etcd::builder().tls().start().unwrap();
+    let url = format!(
+        "etcds://127.0.0.1:{}?tls-ca={}",
+        etcd.port(0),
+        stranger.ca()
+    );
+    let error = soon("a refusal", fencelock::connect(&url))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("ertificate"), "{error}");
+}
+
+#[tokio::test]
+async fn tls_to_a_server_without() {
+    let (etcd, with) = (
+        Etcd::start().unwrap(),
+        Etcd::builder().tls().start().unwrap(),
+    );
+    let url = format!("etcds://127.0.0.1:{}?tls-ca={}", etcd.port(0), with.ca());
+    let error = soon("a refusal", fencelock::connect(&url))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("does not speak TLS"), "{error}");
+}
+
+#[tokio::test]
+async fn users_and_their_rights() {
+    let etcd = Etcd::builder().user("ann", "pass").start().unwrap();
+    let port = etcd.port(0);
+    for who in ["", "ann:wrong@", "eve:pass@"] {
+        let url = format!("etcd://{who}127.0.0.1:{port}");
+        let error = soon("a refusal", fencelock::connect(&url))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{who}: {error:?}");
+        assert!(!error.to_string().contains("wrong"), "{error}");
+    }
+    // The documented rights are enough for everything but Go's layout, which names keys elsewhere.
+    let go = format!("{}?layout=concurrency", etcd.url());
+    let go = fencelock::connect(&go).await.unwrap();
+    let error = go.try_lock("elsewhere").await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("readwrite"), "{error}");
+    let guard = client(&etcd).await.lock("a").await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_user_where_there_are_none() {
+    let etcd = Etcd::start().unwrap();
+    let url = format!("etcd://ann:pass@127.0.0.1:{}", etcd.port(0));
+    let error = soon("a refusal", fencelock::connect(&url))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("authentication is not enabled"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn one_of_three_is_down_at_the_start() {
+    let etcd = Etcd::cluster(3).start().unwrap();
+    etcd.kill9(1);
+    let guard = soon("the lock", client(&etcd).await.lock("a"))
+        .await
+        .unwrap();
+    guard.release().await.unwrap();
+    // One that is there and silent does not hold up anybody either.
+    etcd.launch(1).unwrap();
+    let guard = soon("the lock", client(&etcd).await.lock("a"))
+        .await
+        .unwrap();
+    etcd.pause(1).unwrap();
+    let other = soon("opening", client(&etcd)).await;
+    assert!(matches!(other.try_lock("a").await, Err(Error::Held { .. })));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn nobody_is_there() {
+    let nobody = Port::free().unwrap();
+    let url = format!("etcd://127.0.0.1:{}?connect-timeout=1s", nobody.number());
+    let error = soon("an error", fencelock::connect(&url))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains(&nobody.number().to_string()),
+        "{error}"
+    );
+}

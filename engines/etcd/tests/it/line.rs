@@ -1,0 +1,135 @@
+//! How much is asked of the server.
+
+use std::time::{Duration, Instant};
+
+use fencelock::Client;
+use fencelock_testbed::Etcd;
+
+use crate::{client, soon, wait_for, waiters};
+
+/// Requests that the server has begun so far, streams included.
+fn requests(etcd: &Etcd) -> u64 {
+    let of = |service: &str| {
+        let label = format!("grpc_service=\"etcdserverpb.{service}\"");
+        etcd.counter(0, "grpc_server_started_total", &label)
+            .unwrap()
+    };
+    of("KV") + of("Watch")
+}
+
+/// Events that the server has sent to watchers so far.
+fn events(etcd: &Etcd) -> u64 {
+    etcd.counter(0, "etcd_debugging_mvcc_events_total", "")
+        .unwrap()
+}
+
+#[tokio::test]
+async fn one_transaction_takes_and_one_releases() {
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    // Once before: session, base and mailbox are there then.
+    one.lock("warm").await.unwrap().release().await.unwrap();
+    crate::until("the mailbox is open", async || {
+        etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
+            .unwrap()
+            == 1
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let before = requests(&etcd);
+    for i in 0..50 {
+        one.lock(&format!("a/{i}"))
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    assert_eq!(requests(&etcd) - before, 100);
+    assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
+}
+
+/// All wait, then each has it once: requests and time for each hand-off.
+async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
+    let holder = client(etcd).await;
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..count {
+        clients.push(client(etcd).await);
+    }
+    let guard = holder.lock("hot").await.unwrap();
+    let waiting: Vec<_> = clients
+        .iter()
+        .map(|client| wait_for(client, "hot"))
+        .collect();
+    waiters(&holder, "hot", count).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (before, begun) = (requests(etcd), Instant::now());
+    guard.release().await.unwrap();
+    for task in waiting {
+        // In whatever order they are looked at, each releases when it is dropped.
+        tokio::spawn(async move { task.await.unwrap().unwrap().release().await.unwrap() });
+    }
+    crate::until("the line is empty", async || {
+        etcd.keys("fencelock/lock/").unwrap() == 0
+    })
+    .await;
+    let each = (requests(etcd) - before) as f64 / count as f64;
+    (each, begun.elapsed() / u32::try_from(count).unwrap())
+}
+
+#[tokio::test]
+async fn requests_for_each_hand_off_do_not_grow_with_the_line() {
+    let etcd = Etcd::start().unwrap();
+    let (of_16, _) = drain(&etcd, 16).await;
+    let (of_128, time) = drain(&etcd, 128).await;
+    // A release, and a look at the line when the one before has gone; and what the test itself and 128 mailboxes ask.
+    assert!(of_16 < 8.0 && of_128 < 8.0, "{of_16} and {of_128} requests");
+    // etcd looks through its history every 100 ms; nobody here waits for that.
+    assert!(
+        time < Duration::from_millis(70),
+        "{time:?} for each hand-off"
+    );
+}
+
+#[tokio::test]
+async fn waiting_costs_nothing_while_others_are_busy() {
+    let etcd = Etcd::start().unwrap();
+    let (holder, waiter, busy) = (
+        client(&etcd).await,
+        client(&etcd).await,
+        client(&etcd).await,
+    );
+    let guard = holder.lock("a").await.unwrap();
+    let waiting = wait_for(&waiter, "a");
+    waiters(&holder, "a", 1).await;
+    busy.lock("warm").await.unwrap().release().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let (asked, sent) = (requests(&etcd), events(&etcd));
+    for i in 0..100 {
+        // Names around the one that is waited for.
+        let name = ["a/b", "ab", "b"][i % 3];
+        busy.lock(name).await.unwrap().release().await.unwrap();
+    }
+    let asked = requests(&etcd) - asked;
+    assert!(
+        (200..=203).contains(&asked),
+        "{asked} requests for 100 pairs"
+    );
+    assert_eq!(events(&etcd) - sent, 0, "events of other names");
+    guard.release().await.unwrap();
+    let _ = soon("the waiter is served", waiting)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test]
+async fn no_name_stands_within_another() {
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let mut guards = Vec::new();
+    for name in ["/a/b", "/a", "/ab", "/a/", "a", "a%2Fb", "a/b"] {
+        guards.push(soon(name, one.try_lock(name)).await.unwrap());
+    }
+    assert_eq!(one.list("/a").await.unwrap().len(), 4);
+}

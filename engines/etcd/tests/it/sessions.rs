@@ -1,0 +1,144 @@
+//! Sessions that end while their claims wait or hold.
+
+use std::time::Duration;
+
+use fencelock::{Client, Clock, Error, LeaseKind, Token};
+use fencelock_testbed::{Etcd, Flow, Proxy};
+
+use crate::{client, soon, until, wait_for, waiters};
+
+#[tokio::test]
+async fn a_revoked_session_is_told_to_its_holders_at_once_or_by_the_next_renewal() {
+    let etcd = Etcd::start().unwrap();
+    let (one, two) = (client(&etcd).await, client(&etcd).await);
+    let guard = one.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
+    let other = one.lock("b").ttl(Duration::from_secs(3)).await.unwrap();
+    for lease in etcd.leases().unwrap() {
+        etcd.revoke(&lease).unwrap();
+    }
+    soon("the loss", guard.lost()).await;
+    soon("the other loss", other.lost()).await;
+    let next = soon("the lock", two.lock("a")).await.unwrap();
+    assert!(next.token() > guard.token());
+    drop(guard);
+    // The client has a new session when it needs one.
+    let again = soon("another lock", one.lock("c")).await.unwrap();
+    again.release().await.unwrap();
+    assert!(next.is_valid());
+    assert!(matches!(one.try_lock("a").await, Err(Error::Held { .. })));
+}
+
+#[tokio::test]
+async fn a_claim_whose_session_ended_while_it_waited_is_not_granted() {
+    let etcd = Etcd::start().unwrap();
+    let (one, two, three) = (
+        client(&etcd).await,
+        client(&etcd).await,
+        client(&etcd).await,
+    );
+    let guard = one.lock("a").await.unwrap();
+    let before = etcd.leases().unwrap();
+    let waiting = served(&two);
+    waiters(&one, "a", 1).await;
+    // All sessions but the holder's.
+    for lease in etcd.leases().unwrap() {
+        if !before.contains(&lease) {
+            etcd.revoke(&lease).unwrap();
+        }
+    }
+    let last = served(&three);
+    waiters(&one, "a", 2).await;
+    guard.release().await.unwrap();
+    // Each with a key of its own that is there, one after the other.
+    let first = soon("one has its turn", waiting).await.unwrap();
+    let second = soon("the other has its turn", last).await.unwrap();
+    assert_ne!(first, second);
+}
+
+/// Takes the lock, makes sure that the store knows of it, and releases it; its token.
+fn served(client: &Client) -> tokio::task::JoinHandle<Token> {
+    let client = client.clone();
+    tokio::spawn(async move {
+        let guard = client.lock("a").await.unwrap();
+        let view = client.look("a").await.unwrap();
+        assert_eq!(view.holders.len(), 1);
+        assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
+        let token = guard.token();
+        guard.release().await.unwrap();
+        token
+    })
+}
+
+#[tokio::test]
+async fn a_half_open_connection_ends_validity_before_the_next_grant() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
+        .await
+        .unwrap();
+    let near = client(&etcd).await;
+    let guard = far.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
+    let waiting = wait_for(&near, "a");
+    soon("a renewal", guard.prolonged()).await;
+    proxy.both(Flow::Lose);
+    let next = soon("the next grant", waiting).await.unwrap().unwrap();
+    assert!(guard.valid_until() < Clock::Boot.now() && !guard.is_valid());
+    assert!(next.is_valid());
+}
+
+#[tokio::test]
+async fn an_administrator_deletes_a_key() {
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let guard = one.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
+    etcd.erase().unwrap();
+    // The session lives; the hold does not.
+    soon("the loss is found by a renewal", guard.lost()).await;
+}
+
+/// No answer to the creating transaction, again and again: nothing is left, and nothing comes back.
+#[tokio::test]
+async fn a_lost_answer_leaves_no_orphan() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    // One that stays, so that the session cannot just be ended.
+    let stays = far.lock("stays").await.unwrap();
+    for round in 0..3 {
+        let name = format!("a/{round}");
+        proxy.answers(Flow::Lose);
+        let error = soon("an error", far.try_lock(&name)).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        proxy.answers(Flow::Pass);
+        proxy.reset();
+        let guard = soon("the lock is free", near.lock(&name)).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    assert!(stays.is_valid());
+    stays.release().await.unwrap();
+    until("nothing is left", async || {
+        etcd.keys("fencelock/lock/").unwrap() == 0
+    })
+    .await;
+    assert_eq!(far.promises().lease, LeaseKind::Session);
+}
+
+#[tokio::test]
+async fn a_ttl_of_each_claims_own() {
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let short = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    let long = one.lock("b").ttl(Duration::from_secs(60)).await.unwrap();
+    assert!(short.remaining() <= Duration::from_secs(1));
+    assert!(long.remaining() > Duration::from_secs(55));
+    let error = one
+        .lock("c")
+        .ttl(Duration::from_millis(500))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("1s"), "{error}");
+    soon("it is renewed", short.prolonged()).await;
+    assert!(short.is_valid());
+    assert_eq!(etcd.leases().unwrap().len(), 2, "a session for each");
+}
