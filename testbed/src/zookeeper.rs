@@ -106,7 +106,7 @@ pub struct ZooKeeper {
 }
 
 impl ZooKeeper {
-    /// Starts a server that takes sessions from one second to ten minutes.
+    /// Starts a server that takes sessions from one second to an hour.
     ///
     /// # Errors
     /// As [`ZooKeeperBuilder::start`].
@@ -118,7 +118,7 @@ impl ZooKeeper {
     pub fn builder() -> ZooKeeperBuilder {
         ZooKeeperBuilder {
             tick: Duration::from_millis(200),
-            sessions: (Duration::from_secs(1), Duration::from_secs(600)),
+            sessions: (Duration::from_secs(1), Duration::from_secs(3600)),
             flags: Vec::new(),
         }
     }
