@@ -2,6 +2,7 @@
 
 use fencelock_testbed::{Port, Redis, RedisCluster};
 
+use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
 
 #[test]
@@ -9,6 +10,11 @@ fn every_code() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
     let nobody = Port::free().unwrap();
     let nodes = cluster.nodes();
+    // Once before, so that the scripts are at each lock's node: what falls silent cannot ask for them.
+    for name in ["a", "b", "c"] {
+        let ran = Bed::on(cluster.url()).run(&["run", name, "--", "true"]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+    }
     all(&Described {
         url: cluster.url(),
         bad: ("redis+cluster://127.0.0.1:1/0".to_owned(), "database"),
