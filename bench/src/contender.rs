@@ -56,6 +56,8 @@ pub(crate) enum Contender {
     BareSqlite(crate::bare::sqlite::BareSqlite),
     #[cfg(feature = "zookeeper")]
     BareZooKeeper(crate::bare::zookeeper::BareZooKeeper),
+    #[cfg(feature = "mysql")]
+    BareMySql(crate::bare::mysql::BareMySql),
     #[cfg(feature = "peers")]
     Rslock(rslock::LockManager),
 }
@@ -86,6 +88,11 @@ impl Contender {
                 "zookeeper" => Ok(Self::BareZooKeeper(
                     crate::bare::zookeeper::BareZooKeeper::open(url).await?,
                 )),
+                #[cfg(feature = "mysql")]
+                "mysql" => {
+                    let bare = crate::bare::mysql::BareMySql::open(url).await?;
+                    Ok(Self::BareMySql(bare))
+                }
                 other => Err(failed("the baseline", format!("there is none for {other}"))),
             },
             #[cfg(feature = "peers")]
@@ -132,6 +139,8 @@ impl Contender {
             Self::BareSqlite(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "zookeeper")]
             Self::BareZooKeeper(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "mysql")]
+            Self::BareMySql(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "peers")]
             Self::Rslock(manager) => {
                 let mut pairs = 0;
@@ -154,7 +163,12 @@ impl Contender {
         match self {
             Self::Fencelock(client) => client.close().await,
             // These close when dropped.
-            #[cfg(any(feature = "redis", feature = "sqlite", feature = "zookeeper"))]
+            #[cfg(any(
+                feature = "redis",
+                feature = "sqlite",
+                feature = "mysql",
+                feature = "zookeeper"
+            ))]
             _ => Ok(()),
         }
     }
@@ -171,7 +185,12 @@ impl Contender {
                 let lock = manager.lock(name, TTL).await;
                 Ok(Held::Rslock(lock.map_err(|error| failed("rslock", error))?))
             }
-            #[cfg(any(feature = "redis", feature = "sqlite", feature = "zookeeper"))]
+            #[cfg(any(
+                feature = "redis",
+                feature = "sqlite",
+                feature = "mysql",
+                feature = "zookeeper"
+            ))]
             _ => Err(failed("the bare client", "it cannot wait")),
         }
     }
@@ -206,6 +225,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
         "redis" | "valkey" | "redis+unix" => "redis",
         "sqlite" => "sqlite",
         "zookeeper" => "zookeeper",
+        "mysql" | "mariadb" => "mysql",
         "memory" => "memory",
         _ => "this engine",
     })

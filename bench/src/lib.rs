@@ -105,6 +105,10 @@ pub async fn run(
     if engine(url)? == "sqlite" {
         bare::sqlite::BareSqlite::open(url)?.remove();
     }
+    #[cfg(feature = "mysql")]
+    if engine(url)? == "mysql" {
+        bare::mysql::BareMySql::open(url).await?.remove().await?;
+    }
     Ok(sections)
 }
 

@@ -15,6 +15,8 @@ mod exit_codes;
 mod hold;
 mod inputs;
 mod inspect;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod nested;
 #[cfg(feature = "redis")]
 mod redis;

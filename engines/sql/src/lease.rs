@@ -14,7 +14,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::{BootInstant, ClaimId, Mode, Token, engine};
+use fencelock_core::{BootInstant, ClaimId, Mode, engine};
 
 /// Where the process of a claim can be reached, if it can. What the bytes mean is the dialect's business.
 pub(crate) type Address = Option<Vec<u8>>;
@@ -177,7 +177,7 @@ pub(crate) const MOST_TOKENS: u32 = 16;
 #[cfg(feature = "sqlite")]
 /// The tokens of a grant, from the last one drawn.
 pub(crate) fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
-    let first = Token(last.unsigned_abs() + 1 - u64::from(count));
+    let first = fencelock_core::Token(last.unsigned_abs() + 1 - u64::from(count));
     fencelock_core::Tokens { first, count }
 }
 
