@@ -429,23 +429,27 @@ impl Dialect for MySql {
             ..
         } = &self.tables;
         let of = name(&claim.name);
+        let mine = format!("name = {of} AND claim = {}", bytes(claim.id.as_bytes()));
         let mut request = Request::default();
         request.push("START TRANSACTION");
-        // Locks the gate, so that the last statement sees everything behind it.
+        // At its first version the gate has this hold behind it and nothing else. The second statement locks it if it is
+        // another one, so that the last sees everything behind it.
         request.push(format!(
-            "UPDATE {locks} SET version = version + 1 WHERE name = {of}"
+            "DELETE FROM {locks} WHERE name = {of} AND version = {}",
+            first_version(claim.id)
         ));
-        let delete = request.push(format!(
-            "DELETE FROM {holders} WHERE name = {of} AND claim = {} AND state <> 'abandoned' AND expiry > {NOW}",
-            bytes(claim.id.as_bytes()),
+        request.push(format!("UPDATE {locks} SET version = version + 1 WHERE name = {of}"));
+        let live = request.push(format!(
+            "DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned' AND expiry > {NOW}"
         ));
+        request.push(format!("DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned'"));
         request.push(format!(
             "DELETE FROM {locks} WHERE name = {of} AND NOT EXISTS (SELECT 1 FROM {holders} WHERE name = {of}) \
              AND NOT EXISTS (SELECT 1 FROM {waiters} WHERE name = {of})"
         ));
         request.push("COMMIT");
         let answers = self.run(session, &request).await?;
-        Ok(answers[delete].affected > 0)
+        Ok(answers[live].affected > 0)
     }
 
     async fn read(&self, session: &mut Session, of: &LockName) -> Tried<Option<Seen>> {

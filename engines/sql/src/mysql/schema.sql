@@ -15,7 +15,7 @@ CREATE TABLE IF NOT EXISTS {locks} (
 
 -- A grant's tokens are 16 * id + 0, 1, ... up to how many it has. The id is drawn after the gate is won.
 CREATE TABLE IF NOT EXISTS {holders} (
-    id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
     name VARBINARY(512) NOT NULL,
     claim BINARY(16) NOT NULL,
     mode VARBINARY(16) NOT NULL,          -- x, s, or p:N
@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS {holders} (
     state VARBINARY(16) NOT NULL,         -- held, asked, or abandoned
     owner VARBINARY(255) NOT NULL,
     label VARBINARY(255),
-    KEY name (name)
+    PRIMARY KEY (name, claim),
+    UNIQUE KEY id (id)
 ) ENGINE = InnoDB;
 
 CREATE TABLE IF NOT EXISTS {waiters} (
