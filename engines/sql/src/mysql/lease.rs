@@ -438,11 +438,15 @@ impl Dialect for MySql {
             "DELETE FROM {locks} WHERE name = {of} AND version = {}",
             first_version(claim.id)
         ));
-        request.push(format!("UPDATE {locks} SET version = version + 1 WHERE name = {of}"));
+        request.push(format!(
+            "UPDATE {locks} SET version = version + 1 WHERE name = {of}"
+        ));
         let live = request.push(format!(
             "DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned' AND expiry > {NOW}"
         ));
-        request.push(format!("DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned'"));
+        request.push(format!(
+            "DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned'"
+        ));
         request.push(format!(
             "DELETE FROM {locks} WHERE name = {of} AND NOT EXISTS (SELECT 1 FROM {holders} WHERE name = {of}) \
              AND NOT EXISTS (SELECT 1 FROM {waiters} WHERE name = {of})"
