@@ -385,7 +385,7 @@ impl Dialect for MySql {
         request.push(format!("SET @fencelock_id = {NOW} DIV 10"));
         request.push("START TRANSACTION");
         request.push(format!(
-            "INSERT IGNORE INTO {holders} (id, name, claim, mode, tokens, current, expiry, lock_delay, since, state, owner)              VALUES (@fencelock_id, '', '', 'x', 1, 0, 0, 0, 0, 'seed', '')"
+            "INSERT IGNORE INTO {holders} (id, name, claim, mode, tokens, current, expiry, lock_delay, since, state, owner)              VALUES (@fencelock_id, '', LPAD(CONNECTION_ID(), 16, '0'), 'x', 1, 0, 0, 0, 0, 'seed', '')"
         ));
         request.push(format!(
             "DELETE FROM {holders} WHERE id = @fencelock_id AND state = 'seed'"
