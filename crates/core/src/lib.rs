@@ -45,6 +45,6 @@ pub use observe::Observer;
 pub use owner::Owner;
 pub use promises::{Durability, Finding, LeaseKind, Limit, Order, Promises, Purpose, Wake};
 pub use semaphore::Semaphore;
-pub use store_url::StoreUrl;
+pub use store_url::{StoreUrl, UrlHost};
 pub use token::{ClaimId, ClaimIds, Sequencer, Token, Tokens};
 pub use wish::{Locking, Wish};

@@ -22,11 +22,30 @@ pub struct StoreUrl {
     password: Option<String>,
     /// `host` or `host:port`, as written; empty without `//`.
     pub hosts: Vec<String>,
+    /// Hosts and credentials, as written.
+    authority: String,
     /// After the hosts, without the slash that begins it; without `//`, everything after the scheme. Percent-decoded.
     pub path: String,
     options: BTreeMap<String, String>,
     known: Vec<&'static str>,
     shown: String,
+}
+
+/// A host of a URL that may name credentials for each. `Debug` does not show the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct UrlHost {
+    /// `host` or `host:port`, as written.
+    pub host: String,
+    /// The user, percent-decoded.
+    pub user: Option<String>,
+    /// The password, percent-decoded.
+    pub password: Option<String>,
+}
+
+impl fmt::Debug for UrlHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UrlHost({})", self.host)
+    }
 }
 
 impl StoreUrl {
@@ -48,21 +67,18 @@ impl StoreUrl {
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (mut user, mut password, mut hosts) = (None, None, Vec::new());
+        let mut written = String::new();
         let path = match rest.strip_prefix("//") {
             None => decode(rest)?,
             Some(rest) => {
                 let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+                written = authority.to_owned();
                 let (userinfo, list) = match authority.rsplit_once('@') {
                     Some((userinfo, list)) => (Some(userinfo), list),
                     None => (None, authority),
                 };
                 if let Some(userinfo) = userinfo {
-                    let (name, secret) = match userinfo.split_once(':') {
-                        Some((name, secret)) => (name, Some(secret)),
-                        None => (userinfo, None),
-                    };
-                    user = Some(decode(name)?).filter(|name| !name.is_empty());
-                    password = secret.map(decode).transpose()?;
+                    (user, password) = credentials(userinfo, decode)?;
                 }
                 hosts = list.split(',').map(str::to_owned).collect();
                 hosts.retain(|host| !host.is_empty());
@@ -82,6 +98,7 @@ impl StoreUrl {
             user,
             password,
             hosts,
+            authority: written,
             path,
             options,
             known: Vec::new(),
@@ -150,6 +167,61 @@ impl StoreUrl {
         Ok(inline)
     }
 
+    /// Takes the hosts of a store that consists of servers with credentials of their own:
+    /// `user:password@host:port,:password@host:port`. Credentials that stand before the first host alone, and those of
+    /// `password-env` and `password-file`, are for all hosts. In such a URL `,` and `@` in passwords must be
+    /// percent-encoded.
+    ///
+    /// # Errors
+    /// As [`StoreUrl::take_password`], and [`Error::Config`] if a part is not UTF-8 when percent-decoded.
+    pub fn take_hosts(&mut self) -> Result<Vec<UrlHost>> {
+        let decode = |part: &str| {
+            let decoded = percent_decode_str(part).decode_utf8();
+            let decoded = decoded.map(|text| text.into_owned());
+            let why = "a part of it is not UTF-8 when percent-decoded";
+            decoded.map_err(|_| self.refuse(why))
+        };
+        let written = self.authority.split(',').filter(|part| !part.is_empty());
+        let mut hosts = Vec::new();
+        for part in written {
+            let (userinfo, host) = match part.rsplit_once('@') {
+                Some((userinfo, host)) => (Some(userinfo), host),
+                None => (None, part),
+            };
+            let (user, password) = match userinfo {
+                Some(userinfo) => credentials(userinfo, decode)?,
+                None => (None, None),
+            };
+            let host = host.to_owned();
+            hosts.push(UrlHost {
+                host,
+                user,
+                password,
+            });
+        }
+        let own = |host: &UrlHost| host.user.is_some() || host.password.is_some();
+        if hosts.iter().skip(1).any(own) {
+            // Each has its own; one for all may still come from elsewhere.
+            self.password = None;
+            let inline = hosts.iter().any(|host| host.password.is_some());
+            let common = self.take_password()?;
+            if inline && common.is_some() {
+                let why = "passwords are given twice; keep those in the URL, or password-env, or password-file";
+                return Err(self.refuse(why));
+            }
+            for host in &mut hosts {
+                host.password = host.password.take().or_else(|| common.clone());
+            }
+        } else {
+            let (user, common) = (self.user.clone(), self.take_password()?);
+            for host in &mut hosts {
+                host.user.clone_from(&user);
+                host.password.clone_from(&common);
+            }
+        }
+        Ok(hosts)
+    }
+
     /// Ends the reading: whatever was not taken is refused.
     ///
     /// # Errors
@@ -189,6 +261,19 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
+/// User and password before an `@`.
+fn credentials(
+    userinfo: &str,
+    decode: impl Fn(&str) -> Result<String>,
+) -> Result<(Option<String>, Option<String>)> {
+    let (name, secret) = match userinfo.split_once(':') {
+        Some((name, secret)) => (name, Some(secret)),
+        None => (userinfo, None),
+    };
+    let user = Some(decode(name)?).filter(|name| !name.is_empty());
+    Ok((user, secret.map(decode).transpose()?))
+}
+
 /// The URL with `***` for each password, whether or not the rest makes sense.
 fn redacted(text: &str) -> String {
     let (before, rest) = match text.split_once("//") {
@@ -226,6 +311,38 @@ mod tests {
             error.contains("max-ttl") && error.contains("connect-timeout"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn hosts_may_have_credentials_of_their_own() {
+        let hosts = |text: &str| {
+            let mut url = StoreUrl::parse(text).unwrap();
+            let hosts = url.take_hosts().unwrap();
+            url.finish().unwrap();
+            let text = |text: Option<String>| text.unwrap_or_default();
+            let hosts = hosts.into_iter();
+            let hosts = hosts.map(|host| (host.host, text(host.user), text(host.password)));
+            hosts.collect::<Vec<_>>()
+        };
+        let of = |host: &str, user: &str, password: &str| {
+            (host.to_owned(), user.to_owned(), password.to_owned())
+        };
+        let each = hosts("redlock://:a%2Cb@h1:1,me:c@h2:2,h3/0");
+        let want = [
+            of("h1:1", "", "a,b"),
+            of("h2:2", "me", "c"),
+            of("h3", "", ""),
+        ];
+        assert_eq!(each, want);
+        let all = hosts("redlock://me:c@h1:1,h2:2");
+        assert_eq!(all, [of("h1:1", "me", "c"), of("h2:2", "me", "c")]);
+        assert_eq!(hosts("redlock://h1"), [of("h1", "", "")]);
+        let mut twice = StoreUrl::parse("redlock://:a@h1,:b@h2?password-env=HOME").unwrap();
+        let error = twice.take_hosts().unwrap_err().to_string();
+        assert!(error.contains("twice"), "{error}");
+        let url = StoreUrl::parse("redlock://u:hunter1@h1:1,:hunter2@h2:2").unwrap();
+        let shown = format!("{url} {url:?} {:?}", url.clone().take_hosts());
+        assert!(!shown.contains("hunter"), "{shown}");
     }
 
     #[test]

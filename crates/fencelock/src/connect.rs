@@ -11,8 +11,8 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 /// Opens a store; await the result.
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
-/// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `mysql://`, `mariadb://`, `zookeeper://`, `etcd://`,
-/// `etcds://`. Every store takes the option `prefix=TEXT`, which is put before all names.
+/// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
+/// `zookeeper://`, `etcd://`, `etcds://`. Every store takes the option `prefix=TEXT`, which is put before all names.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),
@@ -125,6 +125,8 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         | "redis+cluster" | "rediss+cluster" => {
             Ok(Arc::new(fencelock_redis::Redis::connect(url).await?))
         }
+        #[cfg(feature = "redis")]
+        "redlock" | "redlocks" => Ok(Arc::new(fencelock_redis::Redlock::connect(url).await?)),
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
         #[cfg(feature = "zookeeper")]
@@ -135,7 +137,9 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         "sqlite" => Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" => Err(not_built(&url, "redis")),
+        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => {
+            Err(not_built(&url, "redis"))
+        }
         #[cfg(not(feature = "mysql"))]
         "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
         #[cfg(not(feature = "zookeeper"))]
@@ -145,7 +149,7 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         scheme => {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
-                 redis+sentinel, redis+cluster, mysql, mariadb, zookeeper, etcd, etcds"
+                 redis+sentinel, redis+cluster, redlock, redlocks, mysql, mariadb, zookeeper, etcd, etcds"
             );
             Err(url.refuse(why))
         }

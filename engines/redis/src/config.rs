@@ -8,7 +8,7 @@ use fencelock_core::{Error, Result, StoreUrl};
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 
-const DEFAULT_PORT: u16 = 6379;
+pub(crate) const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -56,10 +56,10 @@ pub(crate) struct Config {
 }
 
 /// The files of `tls-ca`, `tls-cert` and `tls-key`.
-struct TlsFiles {
-    ca: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
+pub(crate) struct TlsFiles {
+    pub(crate) ca: Option<String>,
+    pub(crate) cert: Option<String>,
+    pub(crate) key: Option<String>,
 }
 
 impl Config {
@@ -361,7 +361,7 @@ fn address(url: &StoreUrl, host: &str, default: u16) -> Result<Address> {
     Ok((host.to_owned(), port))
 }
 
-fn database(url: &StoreUrl) -> Result<i64> {
+pub(crate) fn database(url: &StoreUrl) -> Result<i64> {
     if url.path.is_empty() {
         return Ok(0);
     }
@@ -384,7 +384,7 @@ fn unix(url: &StoreUrl) -> Result<ConnectionAddr> {
     ))))
 }
 
-fn client(
+pub(crate) fn client(
     url: &StoreUrl,
     addr: ConnectionAddr,
     settings: RedisConnectionInfo,

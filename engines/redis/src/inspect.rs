@@ -103,7 +103,7 @@ impl Seen {
     }
 }
 
-fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Value::SimpleString(text) => text.clone(),
@@ -210,7 +210,7 @@ impl Redis {
 }
 
 /// A pattern for all keys that begin with a text.
-fn pattern(prefix: &str) -> String {
+pub(crate) fn pattern(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 8);
     for c in prefix.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {

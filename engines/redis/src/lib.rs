@@ -55,6 +55,7 @@ mod hot;
 mod hub;
 mod inspect;
 mod node;
+mod redlock;
 mod refusal;
 mod renew;
 mod scripts;
@@ -64,3 +65,4 @@ mod value;
 mod waiters;
 
 pub use engine::Redis;
+pub use redlock::Redlock;

@@ -9,7 +9,7 @@ pub(crate) struct Script {
 
 impl Script {
     /// `timed`: every token is the server's time at least.
-    fn new(text: &str, timed: bool) -> Self {
+    pub(crate) fn new(text: &str, timed: bool) -> Self {
         let lib = concat!("local timed = false\n", include_str!("scripts/lib.lua"));
         let lib = match timed {
             true => lib.replacen("timed = false", "timed = true", 1),

@@ -41,7 +41,7 @@ impl Waiter {
         self.bell.notify_one();
     }
 
-    fn stir(&self) {
+    pub(crate) fn stir(&self) {
         self.news().stirred = true;
         self.bell.notify_one();
     }

@@ -1,0 +1,55 @@
+-- redlock_withdraw: release, leave the line, or undo an attempt.
+-- KEYS 1 lock  2 line
+-- ARGV 1 'fl1:' claim ':', and the attempt with ':' if only that is meant  2 'release', 'undo' or 'lost', or the lock-delay
+--      in ms to abandon
+-- Answers 1 released, 2 left the line, 3 over before, 4 not the owner.
+local name, line = KEYS[1], KEYS[2]
+local mine = redis.call('GETRANGE', name, 0, #ARGV[1] - 1) == ARGV[1]
+local waiting = line .. ':who'
+
+-- Tells the one who has waited longest, if its process listens.
+local function ring()
+  if redis.call('EXISTS', line) == 0 then
+    return
+  end
+  for _ = 1, 64 do
+    local claim = redis.call('ZPOPMIN', line)[1]
+    if not claim then
+      return
+    end
+    local channel = string.match(redis.call('HGET', waiting, claim) or '', '^%d+:%d+:%d+:%w+:%d+:([^:]*):')
+    redis.call('HDEL', waiting, claim)
+    if channel then
+      local told = redis.pcall('PUBLISH', 'fencelock:' .. channel, 'w' .. claim)
+      if type(told) == 'number' and told > 0 then
+        return
+      end
+    end
+  end
+end
+
+if mine then
+  local delay = tonumber(ARGV[2])
+  if delay and delay > 0 then
+    if redis.call('PTTL', name) > delay then
+      redis.call('PEXPIRE', name, delay)
+    end
+    return 1
+  end
+  local value = ARGV[2] == 'lost' and redis.call('GET', name)
+  redis.call('DEL', name)
+  if ARGV[2] ~= 'undo' then
+    ring()
+  end
+  if value then
+    local channel = string.match(value, '^fl1:%x+:%d+:%d+:%d+:%d+:%d+:%d:%d+:([^:]*):')
+    redis.pcall('PUBLISH', 'fencelock:' .. channel, 'l' .. string.sub(value, 5, 36))
+  end
+  return 1
+end
+local claim = string.sub(ARGV[1], 5, 36)
+if ARGV[2] ~= 'undo' and ARGV[2] ~= 'lost' and redis.call('ZREM', line, claim) == 1 then
+  redis.call('HDEL', waiting, claim)
+  return 2
+end
+return redis.call('EXISTS', name) == 1 and 4 or 3
