@@ -6,6 +6,7 @@ mod memory;
 mod mysql;
 mod redis;
 mod sentinel;
+mod redlock;
 mod sqlite;
 mod zookeeper;
 
@@ -24,5 +25,6 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &cluster::Cluster,
         &etcd::OneEtcd,
         &etcd::ThreeEtcds,
+        &redlock::FIVE_NODES,
     ]
 }

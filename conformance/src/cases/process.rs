@@ -13,11 +13,15 @@ pub(super) static CASES: &[Case] = &[
     case!(tokens_increase_over_hand_off_in_process),
     case!(others_have_their_turn).promised(fifo).alone(),
     case!(a_sequencer_ends_hand_off_in_process),
-    case!(an_eviction_ends_hand_off_in_process),
+    case!(an_eviction_ends_hand_off_in_process).promised(ranges),
     case!(tasks_cost_one_place_in_line).promised(fifo),
     case!(close_ends_everything),
     case!(close_leaves_others_alone),
 ];
+
+fn ranges(promises: &Promises) -> bool {
+    promises.ranges
+}
 
 fn fifo(promises: &Promises) -> bool {
     promises.order == Order::Fifo

@@ -2,6 +2,7 @@
 //! which engines there are.
 
 mod redis;
+mod redlock;
 mod sqlite;
 
 use fencelock_testbed::{Failure, Result};
@@ -60,6 +61,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         "redis-volatile",
         "one Redis that keeps nothing over a restart",
         redis::start_volatile,
+    ),
+    (
+        "redlock",
+        "five Redis servers without persistence, a majority decides",
+        redlock::start,
     ),
 ];
 

@@ -1,15 +1,15 @@
 //! Looking at locks over a quorum, and taking them from their holders.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Cursor, Evict, HolderView, LockView, Page};
 use fencelock_core::{ClaimId, LockName, Mode, Result, Token};
-use futures_util::future::BoxFuture;
-use futures_util::stream::{self, FuturesUnordered, StreamExt};
+use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Value};
 
-use super::{Inner, behind};
+use super::{Inner, behind, launch};
 use crate::inspect::{pattern, text};
 use crate::refusal::{explain, unreadable};
 use crate::value::{Stored, foreign_view, line_key, mark, waiter_view};
@@ -60,25 +60,19 @@ impl Inner {
         let mut command = Cmd::with_capacity(5, 200);
         command.arg("EVALSHA").arg(&self.scripts.look.sha).arg(2);
         command.arg(name.as_str()).arg(line_key(name.as_str()));
-        let command = std::sync::Arc::new(command);
-        let mut answers: FuturesUnordered<BoxFuture<'static, _>> = self
-            .members()
-            .into_iter()
-            .map(|(node, link)| {
-                let command = std::sync::Arc::clone(&command);
-                let name = name.clone();
-                let seen = async move {
-                    let answer = link.ask(&command).await;
-                    let seen = answer.and_then(|answer| {
-                        let shown = crate::connection::odd(&answer);
-                        Seen::new(answer).ok_or(shown)
-                    });
-                    let failed = |error| explain(&node.name, action, Some(&name), error);
-                    (node.index, seen.map_err(failed))
-                };
-                Box::pin(seen) as BoxFuture<'static, _>
-            })
-            .collect();
+        let command = Arc::new(command);
+        let mut answers = launch(self.members().into_iter().map(|(node, link)| {
+            let (command, name) = (Arc::clone(&command), name.clone());
+            async move {
+                let answer = link.ask(&command).await;
+                let seen = answer.and_then(|answer| {
+                    let shown = crate::connection::odd(&answer);
+                    Seen::new(answer).ok_or(shown)
+                });
+                let failed = |error| explain(&node.name, action, Some(&name), error);
+                (node.index, seen.map_err(failed))
+            }
+        }));
         let (mut seen, mut failed) = (Vec::new(), Vec::new());
         let timeout = tokio::time::sleep(self.settings.node_timeout);
         tokio::pin!(timeout);

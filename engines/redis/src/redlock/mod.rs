@@ -53,8 +53,9 @@ use fencelock_core::{
     BootInstant, ClaimId, ClaimIds, Clock, Durability, Engine, Error, LeaseKind, Limit, LockName,
     Order, Promises, Result, StoreUrl, Token, Wake,
 };
+use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
-use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 use tokio::sync::{Mutex, mpsc, watch};
 
@@ -318,7 +319,7 @@ impl Inner {
             // Rounded, so that clients that let nodes in at the same time begin with the same number.
             let time = times
                 .get(times.len() / 2)
-                .map_or(0, |time| ((time >> 19) + 1) << 19);
+                .map_or(0, |time| ((time >> 13) + 1) << 13);
             floor = floor.max(time);
         }
         let mut counters = vec![floor; BUCKETS];
@@ -420,24 +421,19 @@ impl Inner {
         }
         let command = Arc::new(command);
         let counted_from = Clock::Boot.now();
-        let mut answers: FuturesUnordered<BoxFuture<'static, Option<Vec<i64>>>> = self
-            .members()
-            .into_iter()
-            .map(|(_, link)| {
-                let command = Arc::clone(&command);
-                let renewed = async move {
-                    let Ok(Value::Array(codes)) = link.ask(&command).await else {
-                        return None;
-                    };
-                    let codes = codes.into_iter().map(|code| match code {
-                        Value::Int(code) => code,
-                        _ => 3,
-                    });
-                    Some(codes.collect())
+        let mut answers = launch(self.members().into_iter().map(|(_, link)| {
+            let command = Arc::clone(&command);
+            async move {
+                let Ok(Value::Array(codes)) = link.ask(&command).await else {
+                    return None;
                 };
-                Box::pin(renewed) as BoxFuture<'static, _>
-            })
-            .collect();
+                let codes = codes.into_iter().map(|code| match code {
+                    Value::Int(code) => code,
+                    _ => 3,
+                });
+                Some(codes.collect::<Vec<i64>>())
+            }
+        }));
         // Of each: kept, lost, asked.
         let mut tallies = vec![(0, 0, false); held.len()];
         let timeout = tokio::time::sleep(self.settings.node_timeout);
@@ -620,13 +616,29 @@ fn read_survey(answer: &Value) -> Option<Survey> {
     })
 }
 
-/// Finishes what is under way behind the caller's back.
-fn behind<S>(mut rest: S)
+/// Calls that are under way.
+type Calls<T> = FuturesUnordered<BoxFuture<'static, T>>;
+
+/// Sends calls, at once and in this order: a later call of the same claim must not overtake one of these at its node.
+fn launch<T, F>(calls: impl IntoIterator<Item = F>) -> Calls<T>
 where
-    S: Stream + Unpin + Send + 'static,
-    S::Item: Send,
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
 {
-    if rest.size_hint().0 > 0 {
+    let under_way = calls.into_iter().map(|call| {
+        // A call is sent when it is polled first, if nothing tells it to yield before.
+        let mut call: BoxFuture<'static, T> = Box::pin(tokio::task::unconstrained(call));
+        match (&mut call).now_or_never() {
+            Some(done) => Box::pin(std::future::ready(done)),
+            None => call,
+        }
+    });
+    under_way.collect()
+}
+
+/// Finishes what is under way behind the caller's back.
+fn behind<T: Send + 'static>(mut rest: Calls<T>) {
+    if !rest.is_empty() {
         tokio::spawn(async move { while rest.next().await.is_some() {} });
     }
 }

@@ -12,13 +12,12 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
 use fencelock_core::{BootInstant, Clock, Error, LockName, Token, Tokens};
-use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::StreamExt;
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use super::link::Link;
 use super::node::{BUCKETS, MEMORY, Node, micros};
-use super::{Inner, behind};
+use super::{Calls, Inner, behind, launch};
 use crate::refusal::explain;
 use crate::value::{line_key, mark, push_number, push_rest, px};
 
@@ -53,7 +52,7 @@ enum Vote {
     Failed(Error),
 }
 
-type Votes = FuturesUnordered<BoxFuture<'static, (usize, Vote)>>;
+type Votes = Calls<(usize, Vote)>;
 
 /// What was said so far.
 #[derive(Debug, Default)]
@@ -194,14 +193,10 @@ impl Inner {
         let asked = voters
             .iter()
             .filter(|(node, _)| !taken.contains(&node.index));
-        let marks: FuturesUnordered<BoxFuture<'static, bool>> = asked
-            .map(|(_, link)| {
-                let (link, command) = (Arc::clone(link), Arc::clone(&command));
-                let mark = async move { matches!(link.ask(&command).await, Ok(Value::Int(1))) };
-                Box::pin(mark) as BoxFuture<'static, bool>
-            })
-            .collect();
-        let mut marks = marks;
+        let mut marks = launch(asked.map(|(_, link)| {
+            let (link, command) = (Arc::clone(link), Arc::clone(&command));
+            async move { matches!(link.ask(&command).await, Ok(Value::Int(1))) }
+        }));
         let timeout = tokio::time::sleep(self.settings.node_timeout);
         tokio::pin!(timeout);
         let (mut yes, mut left) = (0, marks.len());
@@ -252,26 +247,22 @@ impl Inner {
     ) -> Votes {
         if manner.plain {
             let commands = Arc::new(self.plainly(claim, attempt));
-            let votes = voters.iter().map(|(node, link)| {
+            return launch(voters.iter().map(|(node, link)| {
                 let (inner, node, link) = (Arc::clone(self), Arc::clone(node), Arc::clone(link));
                 let (commands, name) = (Arc::clone(&commands), claim.name.clone());
-                let vote = async move {
+                async move {
                     let asked = Clock::Boot.now();
                     let answers = link.ask_all(&commands).await;
                     let vote = read_plain(&inner, &node, &link, asked, answers);
-                    (
-                        node.index,
-                        vote.unwrap_or_else(|error| failed(&node, &name, error)),
-                    )
-                };
-                Box::pin(vote) as BoxFuture<'static, _>
-            });
-            return votes.collect();
+                    let vote = vote.unwrap_or_else(|error| failed(&node, &name, error));
+                    (node.index, vote)
+                }
+            }));
         }
         let mut rest = Vec::with_capacity(64 + claim.owner.len());
         push_rest(&mut rest, claim, &self.channel);
         let line = line_key(claim.name.as_str());
-        let votes = voters.iter().map(|(node, link)| {
+        launch(voters.iter().map(|(node, link)| {
             let deadline = node.clock.at_most(Clock::Boot.now());
             let patience = self.settings.node_timeout.as_millis() as i64 * 4;
             let deadline = deadline.map_or(1 << 52, |micros| micros / 1000 + patience);
@@ -289,19 +280,15 @@ impl Inner {
                 .arg(&rest[..]);
             let (inner, node, link) = (Arc::clone(self), Arc::clone(node), Arc::clone(link));
             let name = claim.name.clone();
-            let vote = async move {
+            async move {
                 let asked = Clock::Boot.now();
                 let answer = link.ask(&command).await;
                 let vote =
                     answer.and_then(|answer| read_script(&inner, &node, &link, asked, &answer));
-                (
-                    node.index,
-                    vote.unwrap_or_else(|error| failed(&node, &name, error)),
-                )
-            };
-            Box::pin(vote) as BoxFuture<'static, _>
-        });
-        votes.collect()
+                let vote = vote.unwrap_or_else(|error| failed(&node, &name, error));
+                (node.index, vote)
+            }
+        }))
     }
 
     /// The lock if it is free, the counter whether or not, and the time.
@@ -364,12 +351,12 @@ impl Inner {
         nodes: Vec<(Arc<Node>, Arc<Link>)>,
         command: Cmd,
         claim: &Claim,
-    ) -> FuturesUnordered<BoxFuture<'static, (usize, Result<i64, RedisError>)>> {
+    ) -> Calls<(usize, Result<i64, RedisError>)> {
         let command = Arc::new(command);
         let lease = claim.ttl.saturating_add(claim.lock_delay);
-        let all = nodes.into_iter().map(|(node, link)| {
+        launch(nodes.into_iter().map(|(node, link)| {
             let command = Arc::clone(&command);
-            let withdrawn = async move {
+            async move {
                 let answer = match link.ask(&command).await {
                     Ok(Value::Int(code)) => Ok(code),
                     Ok(other) => Err(crate::connection::odd(&other)),
@@ -379,10 +366,8 @@ impl Inner {
                     node.owe(Clock::Boot.now() + lease, Cmd::clone(&command));
                 }
                 (node.index, answer)
-            };
-            Box::pin(withdrawn) as BoxFuture<'static, _>
-        });
-        all.collect()
+            }
+        }))
     }
 }
 

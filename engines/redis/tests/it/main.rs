@@ -11,6 +11,7 @@ mod faults;
 mod foreign;
 mod handoff;
 mod inspect;
+mod redlock;
 mod shared;
 mod support;
 mod tokens;

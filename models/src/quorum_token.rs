@@ -1,0 +1,371 @@
+//! Fencing tokens from a majority of independent nodes (the engine `redlock`), without clocks: any message may be lost,
+//! late or doubled, any lock may vanish at any moment, and nodes may lose their memory.
+//!
+//! A state holds what each node has and what it has said so far. An attempt decides on any majority of what was said to
+//! it, at any time: that covers answers that are lost and late. Requests of attempts that are over still arrive. Nodes
+//! are alike, so each state stands for all its orders of nodes.
+
+use stateright::{Model, Property};
+
+/// What may differ from the protocol, each known to be wrong but the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// As it is.
+    Right,
+    /// The highest counter of a majority is the token, without a second round.
+    NoWriteBack,
+    /// A node marks a token whatever its counter says.
+    MarkWithoutComparison,
+    /// A node that has lost its memory votes on as if nothing had happened.
+    SilentRejoin,
+    /// It reads the counters of others before it votes, but does not wait until what began before the loss is over.
+    RejoinAfterReading,
+}
+
+/// A model of `N` nodes and `A` attempts.
+#[derive(Clone, Copy, Debug)]
+pub struct QuorumToken<const N: usize, const A: usize> {
+    /// How many nodes must agree.
+    pub quorum: usize,
+    /// How often in all a node may lose its memory.
+    pub losses: u8,
+    /// Whether nodes that did come to vote again; else they stay away.
+    pub rejoin: bool,
+    /// How often each request to take a lock may arrive.
+    pub arrivals: u8,
+    /// Whether a counter may also grow where the lock is taken (as it does on the way without scripts), and whether
+    /// attempts may hint at a higher counter.
+    pub jumps: bool,
+    /// What is wrong with it.
+    pub variant: Variant,
+}
+
+/// Everything there is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State<const N: usize, const A: usize> {
+    nodes: [Node<A>; N],
+    attempts: [Attempt; A],
+    losses: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Node<const A: usize> {
+    /// The attempt that has the lock here, counted from 1; 0: it is free.
+    key: u8,
+    counter: u8,
+    membership: Membership,
+    said: [Said; A],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Membership {
+    In,
+    /// Without memory; these attempts had begun before and are not over.
+    Out(u8),
+    /// It has read the counters of others.
+    Read(u8),
+}
+
+/// What a node has heard from an attempt and said to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Said {
+    arrivals: u8,
+    /// The vote; 0: none.
+    vote: u8,
+    marked: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Attempt {
+    phase: Phase,
+    token: u8,
+    /// The highest token granted before it began.
+    floor: u8,
+    hint: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Phase {
+    #[default]
+    Idle,
+    Asking,
+    Marking,
+    Granted,
+    Failed,
+}
+
+impl Phase {
+    fn is_active(self) -> bool {
+        matches!(self, Self::Asking | Self::Marking)
+    }
+}
+
+/// What may happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The next attempt begins, with a hint or without.
+    Begin(bool),
+    /// A request to take the lock arrives; `bool`: the counter grows although it is taken.
+    Ask(usize, usize, bool),
+    /// An attempt has seen a majority of votes: the highest, and whether they are the same.
+    Decide(usize, u8, bool),
+    /// A request to mark arrives.
+    Mark(usize, usize),
+    /// An attempt has seen a majority of marks.
+    Grant(usize),
+    /// An attempt gives up.
+    Fail(usize),
+    /// A lock vanishes at a node: its lease ends, it is released, or deleted.
+    Vanish(usize),
+    /// A node loses its memory.
+    Lose(usize),
+    /// It has read the counters of others, this being the highest.
+    Read(usize, u8),
+    /// It votes again.
+    Join(usize),
+}
+
+impl<const N: usize, const A: usize> QuorumToken<N, A> {
+    /// The protocol with a majority, with everything that may go wrong.
+    #[must_use]
+    pub fn right(losses: u8, arrivals: u8) -> Self {
+        Self {
+            quorum: N / 2 + 1,
+            losses,
+            rejoin: true,
+            arrivals,
+            jumps: true,
+            variant: Variant::Right,
+        }
+    }
+
+    /// The highest of any `count` of these values; each possible one once.
+    fn highest_of(mut values: Vec<u8>, count: usize) -> Vec<u8> {
+        values.sort_unstable();
+        let mut highest: Vec<u8> = values.get(count - 1..).unwrap_or_default().to_vec();
+        highest.dedup();
+        highest
+    }
+}
+
+impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
+    type State = State<N, A>;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<Self::State> {
+        let node = Node {
+            key: 0,
+            counter: 0,
+            membership: Membership::In,
+            said: [Said::default(); A],
+        };
+        vec![State {
+            nodes: [node; N],
+            attempts: [Attempt::default(); A],
+            losses: 0,
+        }]
+    }
+
+    fn actions(&self, state: &Self::State, actions: &mut Vec<Self::Action>) {
+        if state.attempts.iter().any(|a| a.phase == Phase::Idle) {
+            actions.push(Action::Begin(false));
+            if self.jumps {
+                actions.push(Action::Begin(true));
+            }
+        }
+        for (a, attempt) in state.attempts.iter().enumerate() {
+            if attempt.phase == Phase::Idle {
+                continue;
+            }
+            for (n, node) in state.nodes.iter().enumerate() {
+                if node.membership != Membership::In {
+                    continue;
+                }
+                if node.said[a].arrivals < self.arrivals {
+                    actions.push(Action::Ask(a, n, false));
+                    let taken = node.key != 0 && usize::from(node.key) != a + 1;
+                    if self.jumps && taken {
+                        actions.push(Action::Ask(a, n, true));
+                    }
+                }
+                if attempt.token > 0 && usize::from(node.key) == a + 1 {
+                    actions.push(Action::Mark(a, n));
+                }
+            }
+            if attempt.phase == Phase::Asking {
+                let votes = state.nodes.iter().map(|node| node.said[a].vote);
+                let votes: Vec<u8> = votes.filter(|vote| *vote > 0).collect();
+                for highest in Self::highest_of(votes.clone(), self.quorum) {
+                    let same = votes.iter().filter(|vote| **vote == highest).count();
+                    if same >= self.quorum {
+                        actions.push(Action::Decide(a, highest, true));
+                    }
+                    let lower = votes.iter().filter(|vote| **vote < highest).count();
+                    if lower > 0 && lower + same >= self.quorum {
+                        actions.push(Action::Decide(a, highest, false));
+                    }
+                }
+            }
+            if attempt.phase == Phase::Marking {
+                let marks = state.nodes.iter().filter(|node| node.said[a].marked);
+                if marks.count() >= self.quorum {
+                    actions.push(Action::Grant(a));
+                }
+            }
+            if attempt.phase.is_active() {
+                actions.push(Action::Fail(a));
+            }
+        }
+        for (n, node) in state.nodes.iter().enumerate() {
+            match node.membership {
+                Membership::In => {
+                    if node.key != 0 {
+                        actions.push(Action::Vanish(n));
+                    }
+                    if state.losses < self.losses {
+                        actions.push(Action::Lose(n));
+                    }
+                }
+                Membership::Out(before) => {
+                    let over =
+                        |a: usize| before & (1 << a) == 0 || !state.attempts[a].phase.is_active();
+                    let waited = (0..A).all(over);
+                    let hasty = self.variant == Variant::RejoinAfterReading;
+                    if self.rejoin && (waited || hasty) {
+                        let members = state.nodes.iter();
+                        let members = members.filter(|node| node.membership == Membership::In);
+                        let counters = members.map(|node| node.counter).collect();
+                        // So many that one of every quorum with this node is among them.
+                        let enough = N - self.quorum + 1;
+                        for highest in Self::highest_of(counters, enough) {
+                            actions.push(Action::Read(n, highest));
+                        }
+                    }
+                }
+                Membership::Read(_) => actions.push(Action::Join(n)),
+            }
+        }
+    }
+
+    fn next_state(&self, last: &Self::State, action: Self::Action) -> Option<Self::State> {
+        let mut state = last.clone();
+        match action {
+            Action::Begin(hints) => {
+                let granted = last.attempts.iter().filter(|a| a.phase == Phase::Granted);
+                let floor = granted.map(|attempt| attempt.token).max().unwrap_or(0);
+                let highest = last
+                    .nodes
+                    .iter()
+                    .map(|node| node.counter)
+                    .max()
+                    .unwrap_or(0);
+                let idle = |attempt: &&mut Attempt| attempt.phase == Phase::Idle;
+                let attempt = state.attempts.iter_mut().find(idle)?;
+                attempt.phase = Phase::Asking;
+                attempt.floor = floor;
+                attempt.hint = if hints { highest + 1 } else { 0 };
+            }
+            Action::Ask(a, n, jumps) => {
+                let attempt = last.attempts[a];
+                let node = &mut state.nodes[n];
+                node.said[a].arrivals += 1;
+                if node.key == 0 || usize::from(node.key) == a + 1 {
+                    node.key = a as u8 + 1;
+                    node.counter = (node.counter + 1).max(attempt.hint);
+                    if attempt.phase == Phase::Asking {
+                        node.said[a].vote = node.counter;
+                    }
+                } else if jumps {
+                    node.counter += 1;
+                }
+            }
+            Action::Decide(a, highest, same) => {
+                let done = same || self.variant == Variant::NoWriteBack;
+                state.attempts[a].token = highest;
+                state.attempts[a].phase = if done { Phase::Granted } else { Phase::Marking };
+            }
+            Action::Mark(a, n) => {
+                let attempt = last.attempts[a];
+                let node = &mut state.nodes[n];
+                if node.counter <= attempt.token || self.variant == Variant::MarkWithoutComparison {
+                    node.counter = node.counter.max(attempt.token);
+                    node.said[a].marked |= attempt.phase == Phase::Marking;
+                }
+            }
+            Action::Grant(a) => state.attempts[a].phase = Phase::Granted,
+            Action::Fail(a) => state.attempts[a].phase = Phase::Failed,
+            Action::Vanish(n) => state.nodes[n].key = 0,
+            Action::Lose(n) => {
+                let active = (0..A).filter(|a| last.attempts[*a].phase.is_active());
+                let before = active.fold(0, |before, a| before | 1 << a);
+                state.losses += 1;
+                let node = &mut state.nodes[n];
+                node.key = 0;
+                node.counter = 0;
+                if self.variant != Variant::SilentRejoin {
+                    node.membership = Membership::Out(before);
+                }
+            }
+            Action::Read(n, highest) => state.nodes[n].membership = Membership::Read(highest),
+            Action::Join(n) => {
+                let node = &mut state.nodes[n];
+                if let Membership::Read(highest) = node.membership {
+                    node.counter = highest;
+                }
+                node.membership = Membership::In;
+            }
+        }
+        forget(&mut state);
+        state.nodes.sort_unstable();
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("no token twice", |_, state: &State<N, A>| {
+                let granted = |a: &Attempt| a.phase == Phase::Granted;
+                let all: Vec<_> = state.attempts.iter().filter(|a| granted(a)).collect();
+                all.iter()
+                    .enumerate()
+                    .all(|(i, one)| all[i + 1..].iter().all(|other| one.token != other.token))
+            }),
+            Property::always("tokens follow time", |_, state: &State<N, A>| {
+                let granted = state.attempts.iter();
+                let mut granted = granted.filter(|a| a.phase == Phase::Granted);
+                granted.all(|attempt| attempt.token > attempt.floor)
+            }),
+            // Or it would be easy to be safe.
+            Property::sometimes("all are granted", |_, state: &State<N, A>| {
+                let mut attempts = state.attempts.iter();
+                attempts.all(|attempt| attempt.phase == Phase::Granted)
+            }),
+            Property::sometimes("a second round grants", |_, state: &State<N, A>| {
+                let granted = |a: usize| state.attempts[a].phase == Phase::Granted;
+                let marked = |a: usize| state.nodes.iter().any(|node| node.said[a].marked);
+                (0..A).any(|a| granted(a) && marked(a))
+            }),
+        ]
+    }
+}
+
+/// Drops what cannot matter any more, so that fewer states differ.
+fn forget<const N: usize, const A: usize>(state: &mut State<N, A>) {
+    for (a, attempt) in state.attempts.iter_mut().enumerate() {
+        for node in &mut state.nodes {
+            let said = &mut node.said[a];
+            if attempt.phase != Phase::Asking {
+                said.vote = 0;
+            }
+            if !matches!(attempt.phase, Phase::Marking | Phase::Granted) {
+                said.marked = false;
+            }
+        }
+        if attempt.phase == Phase::Granted {
+            // Kept for the property alone, at one node.
+            let marked = state.nodes.iter().any(|node| node.said[a].marked);
+            for (n, node) in state.nodes.iter_mut().enumerate() {
+                node.said[a].marked = marked && n == 0;
+            }
+        }
+    }
+}
