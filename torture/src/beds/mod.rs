@@ -2,7 +2,6 @@
 //! which engines there are.
 
 mod redis;
-mod redlock;
 mod sqlite;
 
 use fencelock_testbed::{Failure, Result};
@@ -61,11 +60,6 @@ const KINDS: &[(&str, &str, Start)] = &[
         "redis-volatile",
         "one Redis that keeps nothing over a restart",
         redis::start_volatile,
-    ),
-    (
-        "redlock",
-        "five Redis servers without persistence, a majority decides",
-        redlock::start,
     ),
 ];
 
