@@ -5,8 +5,8 @@ mod etcd;
 mod memory;
 mod mysql;
 mod redis;
-mod sentinel;
 mod redlock;
+mod sentinel;
 mod sqlite;
 mod zookeeper;
 

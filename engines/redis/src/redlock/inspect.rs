@@ -12,7 +12,8 @@ use redis::{Cmd, Value};
 use super::{Inner, behind, launch};
 use crate::inspect::{pattern, text};
 use crate::refusal::{explain, unreadable};
-use crate::value::{Stored, foreign_view, line_key, mark, waiter_view};
+use crate::slots::line_key;
+use crate::value::{Stored, foreign_view, mark, waiter_view};
 
 /// The pauses between two looks of one who waits for a change.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);

@@ -19,7 +19,8 @@ use super::link::Link;
 use super::node::{BUCKETS, MEMORY, Node, micros};
 use super::{Calls, Inner, behind, launch};
 use crate::refusal::explain;
-use crate::value::{line_key, mark, push_number, push_rest, px};
+use crate::slots::line_key;
+use crate::value::{mark, push_number, push_rest, px};
 
 /// How one attempt is to be made.
 #[derive(Clone, Copy, Debug)]
