@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::history::History;
 use crate::run::{Place, Settings};
-use crate::{Harm, Relaunch, Verdict, beds, check, report, run, scenario};
+use crate::{Harm, Relaunch, Verdict, Whom, beds, check, report, run, scenario};
 
 /// What to torture, how, and what to tell of it.
 #[derive(Clone, Debug, clap::Args)]
@@ -70,6 +70,10 @@ pub struct Args {
     /// Judge a history that --json printed, instead of making one
     #[arg(long, value_name = "FILE")]
     check: Option<String>,
+
+    /// Run each fault by itself and then all together, on the store of --start or else on every kind, and print a table
+    #[arg(long, conflicts_with_all = ["check", "scenario", "json", "html"])]
+    table: bool,
 
     /// Tell an accident of home-made locks on a real server, the recipe beside fencelock; `all` for all of them
     #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "check"])]
@@ -137,6 +141,9 @@ pub async fn command(args: &Args, store: &str, subcommand: &[&str]) -> Result<bo
     if let Some(name) = &args.scenario {
         return tell_scenarios(name).await;
     }
+    if args.table {
+        return table(args, subcommand).await;
+    }
     let history = match &args.check {
         Some(file) => read(file)?,
         None => make(args, store, subcommand).await?,
@@ -144,6 +151,45 @@ pub async fn command(args: &Args, store: &str, subcommand: &[&str]) -> Result<bo
     let verdict = check(&history);
     tell(args, &history, &verdict)?;
     Ok(verdict.holds() && history.troubles.is_empty())
+}
+
+/// True if every promise was kept in every run.
+async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
+    let wanted = |word: &&str| args.start.as_deref().is_none_or(|start| start == *word);
+    let kinds: Vec<_> = beds::kinds().map(|(word, _)| word).filter(wanted).collect();
+    println!("{}", report::table::HEAD);
+    let mut held = true;
+    for kind in kinds {
+        let (ports, servers) = {
+            let bed = beds::start(kind)?;
+            (bed.ports(), bed.harms())
+        };
+        let able = |harm: &Harm| match harm.whom() {
+            Whom::Server => servers.contains(harm),
+            Whom::Network => !ports.is_empty(),
+            Whom::Client => true,
+        };
+        let alone: Vec<_> = Harm::ALL
+            .into_iter()
+            .filter(able)
+            .map(Harm::as_str)
+            .collect();
+        for fault in alone.into_iter().chain(["all"]) {
+            let args = Args {
+                start: Some(kind.to_owned()),
+                faults: fault.to_owned(),
+                ..args.clone()
+            };
+            let history = make(&args, "", subcommand).await?;
+            let verdict = check(&history);
+            println!("{}", report::table::row(kind, fault, &verdict));
+            if !verdict.holds() || !history.troubles.is_empty() {
+                held = false;
+                eprint!("{}", report::text::text(&history, &verdict));
+            }
+        }
+    }
+    Ok(held)
 }
 
 /// True if every recipe failed and ours did not.

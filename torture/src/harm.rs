@@ -16,9 +16,9 @@ pub enum Harm {
     KillLeader,
     /// A planned change of the node that leads.
     SwitchOver,
-    /// The server's clock jumps forward by an hour, and back later.
+    /// The server's clock jumps forward past every lease, and back later.
     ClockForward,
-    /// The server's clock jumps back by an hour, and forward later.
+    /// The server's clock jumps back, and forward later.
     ClockBack,
     /// The administrator ends every connection.
     KillConnections,

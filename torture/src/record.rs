@@ -87,19 +87,21 @@ impl Parts {
                     attempt.valid = Some(until);
                 }
             }
-            Said::Over {
+            Said::Left {
                 n,
-                at,
                 until,
                 told,
                 valid,
-                end,
             } => {
                 if let Some(attempt) = self.attempt(worker, life, n) {
-                    attempt.over = Some(at);
-                    attempt.until = until;
+                    attempt.until = Some(until);
                     attempt.told = told;
-                    attempt.valid = valid.or(attempt.valid);
+                    attempt.valid = Some(valid);
+                }
+            }
+            Said::Over { n, at, end } => {
+                if let Some(attempt) = self.attempt(worker, life, n) {
+                    attempt.over = Some(at);
                     attempt.end = end;
                 }
             }
@@ -127,7 +129,8 @@ impl Parts {
         for attempt in open {
             attempt.end = End::Killed;
             attempt.over = Some(killed);
-            attempt.until = attempt.valid.map(|valid| valid.min(killed));
+            let believed = || attempt.valid.map(|valid| valid.min(killed));
+            attempt.until = attempt.until.or_else(believed);
         }
     }
 

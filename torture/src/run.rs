@@ -7,7 +7,7 @@ use fencelock::{Client, Clock, Order};
 use fencelock_testbed::{Failure, Proxy, Result};
 
 use crate::Relaunch;
-use crate::beds::Bed;
+use crate::beds::{Bed, JUMP};
 use crate::crew::Crew;
 use crate::harm::Harm;
 use crate::history::{FORMAT, History, Promised};
@@ -87,7 +87,7 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
         });
     }
     let crew = Crew::new(jobs, relaunch.clone(), record.clone());
-    let window = Duration::from_millis(bed.as_ref().map_or(6000, |bed| bed.window()));
+    let mut window = Duration::from_millis(bed.as_ref().map_or(6000, |bed| bed.window()));
     let engine = bed
         .as_ref()
         .map_or(promises.engine, |bed| bed.name())
@@ -105,6 +105,13 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
         pauses: settings.pauses,
         ttl,
     };
+    if [Harm::ClockForward, Harm::ClockBack]
+        .iter()
+        .any(|harm| plan.harms.contains(harm))
+    {
+        // For so long a lease of the other time is too long.
+        window += JUMP;
+    }
     let mut history = History {
         format: FORMAT,
         engine,

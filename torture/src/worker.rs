@@ -68,16 +68,15 @@ pub(crate) enum Said {
     },
     /// It was renewed.
     Valid { n: u64, until: u64 },
-    /// It is over, or never came true.
-    Over {
+    /// Its belief ended. Told before anything is sent: the process may be killed before an answer.
+    Left {
         n: u64,
-        at: u64,
-        /// When the belief ended.
-        until: Option<u64>,
+        until: u64,
         told: Option<u64>,
-        valid: Option<u64>,
-        end: End,
+        valid: u64,
     },
+    /// It is over, or never came true.
+    Over { n: u64, at: u64, end: End },
     /// A claim came to hold.
     Held(Claimed),
     /// The client was closed: with nothing left behind, or with this error.
@@ -214,14 +213,6 @@ struct Task {
     access: Access,
 }
 
-/// How a hold went: when the belief ended, when the holder was told of a loss, when validity ended, and how.
-struct Left {
-    until: u64,
-    told: Option<u64>,
-    valid: u64,
-    end: End,
-}
-
 impl Task {
     async fn run(mut self, stopping: Arc<AtomicBool>) {
         // The last ends: after an error some other may do better.
@@ -318,19 +309,12 @@ impl Task {
             valid,
         });
         let stay = self.stay();
-        let left = match how {
+        let end = match how {
             How::Overstay => self.overstay(n, name, guard).await,
             How::DropGuard => self.hold(n, name, guard, stay, true).await,
             _ => self.hold(n, name, guard, stay, false).await,
         };
-        say(&Said::Over {
-            n,
-            at: now(),
-            until: Some(left.until),
-            told: left.told,
-            valid: Some(left.valid),
-            end: left.end,
-        });
+        self.over(n, end);
         false
     }
 
@@ -346,19 +330,11 @@ impl Task {
     }
 
     fn over(&self, n: u64, end: End) {
-        let (at, until, told, valid) = (now(), None, None, None);
-        say(&Said::Over {
-            n,
-            at,
-            until,
-            told,
-            valid,
-            end,
-        });
+        say(&Said::Over { n, at: now(), end });
     }
 
     /// Holds, writes, and leaves.
-    async fn hold(&mut self, n: u64, name: u32, guard: Guard, stay: Duration, drops: bool) -> Left {
+    async fn hold(&mut self, n: u64, name: u32, guard: Guard, stay: Duration, drops: bool) -> End {
         let read = self.access.ask(&format!("r {name}")).await.unwrap_or(0);
         let mut told = None;
         let ends = tokio::time::sleep(stay);
@@ -384,38 +360,38 @@ impl Task {
             told = Some(left);
         }
         let until = told.unwrap_or(left).min(valid);
-        let end = match drops {
+        say(&Said::Left {
+            n,
+            until,
+            told,
+            valid,
+        });
+        match drops {
             true => {
                 drop(guard);
                 End::Dropped
             }
             false => released(guard.release().await),
-        };
-        Left {
-            until,
-            told,
-            valid,
-            end,
         }
     }
 
     /// Holds past the lease, and writes then like a program that never asks whether it still may.
-    async fn overstay(&mut self, n: u64, name: u32, guard: Guard) -> Left {
+    async fn overstay(&mut self, n: u64, name: u32, guard: Guard) -> End {
         let read = self.access.ask(&format!("r {name}")).await.unwrap_or(0);
         guard.lost().await;
         let told = now();
         let valid = guard.valid_until().as_nanos();
-        let more = Duration::from_millis(self.random.u64(0..=self.job.ttl_ms));
-        tokio::time::sleep(more).await;
-        self.write(n, name, &guard, read).await;
-        let end = released(guard.release().await);
         let (until, told) = (valid.min(told), Some(told));
-        Left {
+        say(&Said::Left {
+            n,
             until,
             told,
             valid,
-            end,
-        }
+        });
+        let more = Duration::from_millis(self.random.u64(0..=self.job.ttl_ms));
+        tokio::time::sleep(more).await;
+        self.write(n, name, &guard, read).await;
+        released(guard.release().await)
     }
 
     async fn write(&mut self, n: u64, name: u32, guard: &Guard, read: u64) {

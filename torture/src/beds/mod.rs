@@ -2,9 +2,12 @@
 //! which engines there are.
 
 mod redis;
+mod sql;
 mod sqlite;
 
-use fencelock_testbed::{Failure, Result};
+use std::time::Duration;
+
+use fencelock_testbed::{ClockShim, Failure, Result};
 
 use crate::harm::Harm;
 use crate::history::Rule;
@@ -16,6 +19,17 @@ pub(crate) const TWO_HOLDERS: &[Rule] = &[
     Rule::Kept,
     Rule::FenceOpen,
 ];
+
+/// How far a clock jumps: past every lease.
+pub(crate) const JUMP: Duration = Duration::from_secs(10);
+
+/// Sets a clock forward, or back again.
+fn jump(clock: &ClockShim, forward: bool) -> Result<()> {
+    match forward {
+        true => clock.forward(JUMP),
+        false => clock.back(JUMP),
+    }
+}
 
 /// A store on servers that were started here; they are gone when it is dropped.
 pub(crate) trait Bed: Send {
@@ -61,6 +75,7 @@ const KINDS: &[(&str, &str, Start)] = &[
         "one Redis that keeps nothing over a restart",
         redis::start_volatile,
     ),
+    ("mysql", "a MariaDB, rows that expire", sql::start_mariadb),
 ];
 
 /// The words of `--start`, each with what it means.

@@ -1,8 +1,10 @@
 //! One redis-server, with a memory over restarts or without.
 
-use fencelock_testbed::{Redis, Result};
+use std::sync::Arc;
 
-use crate::beds::{Bed, TWO_HOLDERS, unknown};
+use fencelock_testbed::{ClockShim, Redis, Result};
+
+use crate::beds::{Bed, TWO_HOLDERS, jump, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
@@ -14,19 +16,30 @@ const WINDOW: u64 = 400;
 
 struct OneRedis {
     redis: Redis,
+    clock: Arc<ClockShim>,
     remembers: bool,
 }
 
 pub(super) fn start() -> Result<Box<dyn Bed>> {
-    let redis = Redis::builder().append_only("always").start()?;
-    let remembers = true;
-    Ok(Box::new(OneRedis { redis, remembers }))
+    launch(true)
 }
 
 pub(super) fn start_volatile() -> Result<Box<dyn Bed>> {
-    let redis = Redis::start()?;
-    let remembers = false;
-    Ok(Box::new(OneRedis { redis, remembers }))
+    launch(false)
+}
+
+fn launch(remembers: bool) -> Result<Box<dyn Bed>> {
+    let clock = ClockShim::new()?;
+    let redis = Redis::builder().clock(&clock);
+    let redis = match remembers {
+        true => redis.append_only("always").start()?,
+        false => redis.start()?,
+    };
+    Ok(Box::new(OneRedis {
+        redis,
+        clock,
+        remembers,
+    }))
 }
 
 impl Bed for OneRedis {
@@ -52,6 +65,7 @@ impl Bed for OneRedis {
             Harm::Restart,
             Harm::RestartEmpty,
             Harm::KillConnections,
+            Harm::ClockForward,
         ]
     }
 
@@ -68,6 +82,7 @@ impl Bed for OneRedis {
                 self.redis
                     .command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
             }
+            Harm::ClockForward => jump(&self.clock, true),
             other => Err(unknown(self, other)),
         }
     }
@@ -78,12 +93,17 @@ impl Bed for OneRedis {
             Harm::Restart => self.redis.restart(),
             Harm::RestartEmpty => self.redis.restart_empty(),
             Harm::KillConnections => Ok(()),
+            Harm::ClockForward => jump(&self.clock, false),
             other => Err(unknown(self, other)),
         }
     }
 
     fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
         match harm {
+            Harm::ClockForward => (
+                TWO_HOLDERS.into(),
+                "its clock must not be set forward while a lock is held",
+            ),
             Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
             Harm::Restart if !self.remembers => (
                 TWO_HOLDERS.into(),

@@ -142,11 +142,29 @@ fn excuse(history: &History, violation: &Violation) -> Option<String> {
         }
         _ => {}
     }
+    // Tokens rise from grant to grant of the store, whatever happens. Within a grant that the store has given away a
+    // second time, the process that does not know yet may hand on what is left of its range; the fence refuses that.
+    let handed_on = violation.rule == Rule::TokenOrder
+        && violation
+            .attempts
+            .last()
+            .is_some_and(|index| is_handed_on(history, *index));
+    let rule = match handed_on {
+        true => Rule::Exclusion,
+        false => violation.rule,
+    };
     let fault = history.faults.iter().find(|fault| {
-        fault.excuses.contains(&violation.rule)
+        fault.excuses.contains(&rule)
             && (fault.from..=fault.to.saturating_add(history.aftermath)).contains(&violation.at)
     })?;
     Some(format!("{} of {}: {}", fault.what, fault.whom, fault.why))
+}
+
+/// Whether a lock came from another task of its process.
+fn is_handed_on(history: &History, index: usize) -> bool {
+    let attempt = &history.attempts[index];
+    let earlier = |other: &Attempt| other.claim == attempt.claim && other.token < attempt.token;
+    attempt.claim.is_some() && history.attempts.iter().any(earlier)
 }
 
 fn leaks(history: &History, found: &mut Vec<Violation>) {

@@ -394,6 +394,27 @@ fn what_is_not_promised_is_reported_as_such() {
 }
 
 #[test]
+fn what_is_left_of_a_range_is_handed_on_out_of_order_only_where_two_may_hold() {
+    // The store forgot that process 0 has tokens 1 to 16, and gave 20 to another.
+    let of_range = |token, from, to| Attempt {
+        claim: Some("range".into()),
+        ..grant(0, token, from, to)
+    };
+    let attempts = vec![
+        of_range(1, 10, 20),
+        grant(1, 20, 30, 40),
+        of_range(2, 50, 60),
+    ];
+    let mut bad = history(attempts);
+    objects(&bad, Rule::TokenOrder);
+    bad.faults = vec![fault("restart-empty", 21, 25, &[Rule::Exclusion])];
+    assert!(check(&bad).holds());
+    // A grant of the store's own has no such excuse.
+    bad.attempts[2].claim = Some("another".into());
+    objects(&bad, Rule::TokenOrder);
+}
+
+#[test]
 fn a_history_survives_json() {
     let mut all = history(vec![grant(0, 1, 10, 20), shared(1, 2, 30, 40)]);
     all.attempts[1].end = End::Failed("no answer".into());

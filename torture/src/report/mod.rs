@@ -1,4 +1,5 @@
 //! What came of a run, for people.
 
 pub(crate) mod html;
+pub(crate) mod table;
 pub(crate) mod text;

@@ -1,0 +1,8 @@
+//! Any bytes for `lock_name`.
+#![no_main]
+
+#[path = "../targets.rs"]
+#[allow(dead_code)]
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::lock_name(&String::from_utf8_lossy(bytes)));

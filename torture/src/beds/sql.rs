@@ -1,0 +1,137 @@
+//! Database servers. Their leases are on the database's clock.
+
+use std::sync::Arc;
+
+use fencelock_testbed::{ClockShim, MariaDb, Result};
+
+use crate::beds::{Bed, TWO_HOLDERS, jump, unknown};
+use crate::harm::Harm;
+use crate::history::Rule;
+
+/// What both kinds of server can do.
+trait Server: Send {
+    fn name(&self) -> &'static str;
+    fn port(&self) -> u16;
+    fn url_at(&self, port: u16) -> String;
+    fn pause(&self) -> Result<()>;
+    fn resume(&self) -> Result<()>;
+    fn kill9(&self);
+    fn restart(&mut self) -> Result<()>;
+    /// Ends every connection but its own.
+    fn kill_connections(&self) -> Result<()>;
+}
+
+struct Database<S> {
+    server: S,
+    clock: Arc<ClockShim>,
+}
+
+pub(super) fn start_mariadb() -> Result<Box<dyn Bed>> {
+    let clock = ClockShim::new()?;
+    let server = MariaDb::builder().clock(&clock).start()?;
+    Ok(Box::new(Database { server, clock }))
+}
+
+impl Server for MariaDb {
+    fn name(&self) -> &'static str {
+        "mysql"
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        Self::url_at(self, port, "lock")
+    }
+
+    fn pause(&self) -> Result<()> {
+        Self::pause(self)
+    }
+
+    fn resume(&self) -> Result<()> {
+        Self::resume(self)
+    }
+
+    fn kill9(&self) {
+        Self::kill9(self);
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::restart(self)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        let others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'";
+        for id in self.sql(others)?.lines() {
+            // It may have ended by itself meanwhile.
+            drop(self.sql(&format!("KILL {id}")));
+        }
+        Ok(())
+    }
+}
+
+impl<S: Server> Bed for Database<S> {
+    fn name(&self) -> &'static str {
+        self.server.name()
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        vec![self.server.port()]
+    }
+
+    fn url(&self, ports: &[u16]) -> String {
+        self.server.url_at(ports[0])
+    }
+
+    fn harms(&self) -> Vec<Harm> {
+        vec![
+            Harm::Pause,
+            Harm::Restart,
+            Harm::KillConnections,
+            Harm::ClockForward,
+        ]
+    }
+
+    fn begin(&mut self, harm: Harm, _node: usize) -> Result<()> {
+        match harm {
+            Harm::Pause => self.server.pause(),
+            Harm::Restart => {
+                self.server.kill9();
+                Ok(())
+            }
+            Harm::KillConnections => self.server.kill_connections(),
+            Harm::ClockForward => jump(&self.clock, true),
+            other => Err(unknown(self, other)),
+        }
+    }
+
+    fn heal(&mut self, harm: Harm, _node: usize) -> Result<()> {
+        match harm {
+            Harm::Pause => self.server.resume(),
+            Harm::Restart => self.server.restart(),
+            Harm::KillConnections => Ok(()),
+            Harm::ClockForward => jump(&self.clock, false),
+            other => Err(unknown(self, other)),
+        }
+    }
+
+    fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
+        match harm {
+            Harm::ClockForward => (
+                TWO_HOLDERS.into(),
+                "its clock must not be set forward while a lock is held",
+            ),
+            _ => (Vec::new(), ""),
+        }
+    }
+
+    fn window(&self) -> u64 {
+        6000
+    }
+
+    fn left(&mut self) -> Result<Vec<String>> {
+        // The listing of locks, which is asked of every store, tells what is held.
+        Ok(Vec::new())
+    }
+}
