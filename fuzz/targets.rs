@@ -5,10 +5,10 @@
 use fencelock_core::{ClaimId, LockName, Sequencer, StoreUrl, parse_duration};
 
 /// One parser.
-pub type Target = fn(&str);
+pub(crate) type Target = fn(&str);
 
 /// All of them, by name.
-pub const TARGETS: [(&str, Target); 5] = [
+pub(crate) const TARGETS: [(&str, Target); 5] = [
     ("store_url", store_url),
     ("sequencer", sequencer),
     ("lock_name", lock_name),
@@ -17,7 +17,7 @@ pub const TARGETS: [(&str, Target); 5] = [
 ];
 
 /// A store's URL.
-pub fn store_url(text: &str) {
+pub(crate) fn store_url(text: &str) {
     const SECRET: &str = "hunter2-secret";
     drop(StoreUrl::parse(text).map(StoreUrl::finish));
     // The same with a password: it shows up nowhere.
@@ -37,7 +37,7 @@ pub fn store_url(text: &str) {
 }
 
 /// A grant in printable form.
-pub fn sequencer(text: &str) {
+pub(crate) fn sequencer(text: &str) {
     if let Ok(sequencer) = text.parse::<Sequencer>() {
         let printed = sequencer.to_string();
         assert_eq!(
@@ -49,7 +49,7 @@ pub fn sequencer(text: &str) {
 }
 
 /// A lock's name.
-pub fn lock_name(text: &str) {
+pub(crate) fn lock_name(text: &str) {
     if let Ok(name) = LockName::new(text) {
         assert_eq!(name.as_str(), text);
         assert!(!text.is_empty() && text.len() <= 512 && !text.contains(char::is_control));
@@ -57,14 +57,14 @@ pub fn lock_name(text: &str) {
 }
 
 /// A claim's id.
-pub fn claim_id(text: &str) {
+pub(crate) fn claim_id(text: &str) {
     if let Ok(id) = text.parse::<ClaimId>() {
         assert_eq!(id.to_string(), text);
     }
 }
 
 /// A duration.
-pub fn duration(text: &str) {
+pub(crate) fn duration(text: &str) {
     if let Ok(duration) = parse_duration("duration", text) {
         let again = format!("{}ns", duration.as_nanos());
         drop(parse_duration("duration", &again));

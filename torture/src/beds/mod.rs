@@ -4,6 +4,7 @@
 mod redis;
 mod sql;
 mod sqlite;
+mod zookeeper;
 
 use std::time::Duration;
 
@@ -76,6 +77,7 @@ const KINDS: &[(&str, &str, Start)] = &[
         redis::start_volatile,
     ),
     ("mysql", "a MariaDB, rows that expire", sql::start_mariadb),
+    ("zookeeper", "three ZooKeeper servers", zookeeper::start),
 ];
 
 /// The words of `--start`, each with what it means.

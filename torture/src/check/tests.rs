@@ -360,7 +360,11 @@ fn a_lock_that_was_taken_away() {
         end: End::NotOwner,
         ..grant(0, 1, 10, 20)
     };
-    objects(&history(vec![robbed]), Rule::Kept);
+    let mut bad = history(vec![robbed]);
+    objects(&bad, Rule::Kept);
+    // Unless the answer to its release may have been lost, and the release repeated.
+    bad.faults = vec![fault("reset", 19, 19, &[])];
+    accepts(&bad);
     let late = Attempt {
         end: End::NotOwner,
         valid: Some(20 * MS),
