@@ -4,6 +4,7 @@ mod cluster;
 mod etcd;
 mod memory;
 mod mysql;
+mod postgres;
 mod redis;
 mod redlock;
 mod sentinel;
@@ -20,6 +21,8 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &sqlite::InFile,
         &redis::OneRedis,
         &mysql::LEASE,
+        &postgres::FOR_UPDATE,
+        &postgres::ADVISORY,
         &zookeeper::OneZooKeeper,
         &sentinel::Sentinels,
         &cluster::Cluster,

@@ -131,7 +131,7 @@ impl Postgres {
             &format!("{data}/postgresql.auto.conf"),
             &(lines.join("\n") + "\n"),
         )?;
-        let process = programs.launch(&dir, &data, asked.clock.as_deref())?;
+        let process = programs.launch(&dir, &data, asked.clock.as_deref(), &[])?;
         Ok(Self {
             programs,
             process,
@@ -222,9 +222,7 @@ impl Postgres {
     /// As [`PostgresBuilder::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill9();
-        self.process = self
-            .programs
-            .launch(&self.dir, &self.data, self.clock.as_deref())?;
+        self.process = self.launch_again(&[])?;
         self.await_answer()
     }
 
@@ -233,9 +231,18 @@ impl Postgres {
     /// # Errors
     /// As [`PostgresBuilder::start`].
     pub fn restart_empty(&mut self) -> Result<()> {
-        self.restart()?;
+        self.kill9();
+        // By the socket alone, so that nobody else comes before it is empty.
+        self.process = self.launch_again(&["-c", "listen_addresses="])?;
+        self.await_answer()?;
         self.psql("postgres", "DROP DATABASE lock WITH (FORCE)")?;
-        self.create_database("lock")
+        self.create_database("lock")?;
+        self.restart()
+    }
+
+    fn launch_again(&self, more: &[&str]) -> Result<Process> {
+        let clock = self.clock.as_deref();
+        self.programs.launch(&self.dir, &self.data, clock, more)
     }
 
     /// Starts a replica of this server that streams from it, and waits until it does.
@@ -428,7 +435,13 @@ impl Programs {
         Ok(path)
     }
 
-    fn launch(&self, dir: &Dir, data: &str, clock: Option<&ClockShim>) -> Result<Process> {
+    fn launch(
+        &self,
+        dir: &Dir,
+        data: &str,
+        clock: Option<&ClockShim>,
+        more: &[&str],
+    ) -> Result<Process> {
         let open = File::options()
             .create(true)
             .append(true)
@@ -439,7 +452,10 @@ impl Programs {
             .map_err(Failure::to("open a log for postgres"))?;
         let program = self.bin.join("postgres").to_string_lossy().into_owned();
         let mut command = self.command(&program);
-        command.args(["-D", data]).current_dir(dir.path());
+        command
+            .args(["-D", data])
+            .args(more)
+            .current_dir(dir.path());
         command.envs(clock.into_iter().flat_map(ClockShim::env));
         let streams = Streams {
             stdin: Stdio::null(),

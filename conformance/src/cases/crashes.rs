@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock::{Error, Evict, Promises, Token};
+use fencelock::{Error, Evict, LeaseKind, Promises, Token};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -11,7 +11,12 @@ use crate::ctx::{Ctx, got, soon, take, until, wait_for};
 use crate::remote::Wanted;
 
 pub(super) static CASES: &[Case] = &[
-    case!(a_killed_holder_frees_the_lock_after_its_lease).processes(),
+    case!(a_killed_holder_frees_the_lock_after_its_lease)
+        .processes()
+        .promised(outlives_connections),
+    case!(a_killed_holder_frees_the_lock_with_its_connection)
+        .processes()
+        .promised(ends_with_its_connection),
     case!(a_killed_holder_leaves_its_lock_delay)
         .processes()
         .promised(delays),
@@ -34,6 +39,14 @@ fn shares(promises: &Promises) -> bool {
     promises.shared
 }
 
+fn outlives_connections(promises: &Promises) -> bool {
+    !ends_with_its_connection(promises)
+}
+
+fn ends_with_its_connection(promises: &Promises) -> bool {
+    promises.lease == LeaseKind::Connection
+}
+
 /// By how much a lease or a claim window may be overstepped on a machine that is busy.
 const SLACK: Duration = Duration::from_secs(3);
 
@@ -51,6 +64,24 @@ async fn a_killed_holder_frees_the_lock_after_its_lease(ctx: Ctx) {
     let next = got("the lock after the lease", waiter).await;
     let after = killed.elapsed();
     assert!(after <= ttl + SLACK, "free only after {after:?}");
+    assert!(next.token().get() > held["token"].as_u64().unwrap());
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+async fn a_killed_holder_frees_the_lock_with_its_connection(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    let mut holder = ctx.remote().await;
+    let held = holder
+        .take(Wanted::new(&name, Duration::from_secs(60)))
+        .await;
+    let waiter = wait_for(&client, &name);
+    ctx.await_line(&ctx.client().await, &name, 1).await;
+    holder.process().kill9();
+    let killed = Instant::now();
+    let next = got("the lock, long before its lease is over", waiter).await;
+    let after = killed.elapsed();
+    assert!(after <= SLACK, "free only after {after:?}");
     assert!(next.token().get() > held["token"].as_u64().unwrap());
     next.release().await.unwrap();
     ctx.await_nothing_left().await;

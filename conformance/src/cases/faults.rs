@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock::{Client, Clock, Durability, Error, Guard, Promises, Release};
+use fencelock::{Client, Clock, Durability, Error, Guard, LeaseKind, Promises, Release};
 use fencelock_testbed::Flow;
 use tokio::time::{Instant, sleep};
 
@@ -20,7 +20,9 @@ pub(super) static CASES: &[Case] = &[
     case!(waiters_survive_a_restart)
         .server()
         .promised(remembers),
-    case!(cut_connections_cost_neither_hold_nor_place).server(),
+    case!(cut_connections_cost_neither_hold_nor_place)
+        .server()
+        .promised(outlives_connections),
     case!(a_grant_whose_answer_is_lost_is_undone).server(),
     case!(a_release_whose_answer_is_lost_is_done).server(),
     case!(requests_that_come_late_hold_nothing).server(),
@@ -29,6 +31,10 @@ pub(super) static CASES: &[Case] = &[
 
 fn remembers(promises: &Promises) -> bool {
     promises.durability != Durability::Volatile
+}
+
+fn outlives_connections(promises: &Promises) -> bool {
+    promises.lease != LeaseKind::Connection
 }
 
 async fn held_by(client: &Client, guard: &Guard) -> bool {

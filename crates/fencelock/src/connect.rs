@@ -12,7 +12,8 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
-/// `zookeeper://`, `etcd://`, `etcds://`. Every store takes the option `prefix=TEXT`, which is put before all names.
+/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`. Every store takes the option `prefix=TEXT`, which is put before
+/// all names.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),
@@ -129,6 +130,8 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         "redlock" | "redlocks" => Ok(Arc::new(fencelock_redis::Redlock::connect(url).await?)),
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(fencelock_sql::Postgres::open(url).await?)),
         #[cfg(feature = "zookeeper")]
         "zookeeper" => Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?)),
         #[cfg(feature = "etcd")]
@@ -149,7 +152,7 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         scheme => {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
-                 redis+sentinel, redis+cluster, redlock, redlocks, mysql, mariadb, zookeeper, etcd, etcds"
+                 redis+sentinel, redis+cluster, redlock, redlocks, mysql, mariadb, postgres, zookeeper, etcd, etcds"
             );
             Err(url.refuse(why))
         }
@@ -160,6 +163,7 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
     feature = "sqlite",
     feature = "redis",
     feature = "mysql",
+    feature = "postgres",
     feature = "zookeeper",
     feature = "etcd"
 )))]

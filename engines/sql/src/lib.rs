@@ -3,22 +3,28 @@
 //! What the rows mean stands in one place for all dialects; a dialect reads and writes them: SQLite, the embedded default
 //! store, and the servers, which share one engine.
 
-#[cfg(any(feature = "sqlite", feature = "mysql"))]
+#[cfg(feature = "postgres")]
+mod bound;
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 mod doors;
-#[cfg(any(feature = "sqlite", feature = "mysql"))]
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 mod lease;
 #[cfg(feature = "mysql")]
 pub mod mysql;
-#[cfg(feature = "mysql")]
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+#[cfg(feature = "postgres")]
+pub use postgres::Postgres;
 #[cfg(feature = "sqlite")]
 pub use sqlite::Sqlite;
 
 /// The same failure for each of the holds in a request that failed.
-#[cfg(any(feature = "sqlite", feature = "mysql"))]
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 fn unknown(
     store: &impl std::fmt::Display,
     error: fencelock_core::Error,

@@ -1,0 +1,194 @@
+//! What the connection-bound engine needs to know of a database.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{Claim, Cursor, Event, Evict, LockView, Page};
+use fencelock_core::{BootInstant, ClaimId, LockName, Mode, Promises, Result, Token, Tokens};
+use tokio::sync::mpsc;
+
+/// Times and bounds of a store, from its URL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// For the first connection.
+    pub(crate) connect_timeout: Duration,
+    /// For an answer, and for later connections.
+    pub(crate) response_timeout: Duration,
+    /// How many connections may hold or wait at once, the control connection not counted.
+    pub(crate) max_connections: usize,
+}
+
+/// What names a connection at the server, and no other connection before or after it. The dialect's own text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SessionId(pub(crate) String);
+
+/// What is written down of a hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) claim: ClaimId,
+    pub(crate) name: LockName,
+    pub(crate) mode: Mode,
+    /// All tokens of the grant, and the one in use.
+    pub(crate) tokens: Tokens,
+    pub(crate) token: Token,
+    pub(crate) owner: Arc<str>,
+    pub(crate) label: Option<Arc<str>>,
+    pub(crate) ttl: Duration,
+    /// Since when it holds.
+    pub(crate) since: BootInstant,
+    pub(crate) session: SessionId,
+}
+
+impl Record {
+    /// Whether nothing of what may change has changed.
+    pub(crate) fn says_as_much_as(&self, other: &Self) -> bool {
+        (self.token, self.mode, self.ttl) == (other.token, other.mode, other.ttl)
+            && self.owner == other.owner
+            && self.label == other.label
+    }
+}
+
+/// Ties a connection to the claim that holds by it, so that its end is told at once.
+#[derive(Debug)]
+pub(crate) struct Tie {
+    state: Mutex<Tied>,
+    tell: Option<mpsc::UnboundedSender<Event>>,
+}
+
+#[derive(Debug, Default)]
+struct Tied {
+    claim: Option<ClaimId>,
+    cut: bool,
+}
+
+impl Tie {
+    pub(crate) fn new(tell: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
+        let state = Mutex::default();
+        Arc::new(Self { state, tell })
+    }
+
+    fn state(&self) -> MutexGuard<'_, Tied> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection has ended: for the dialect to call, as soon as it knows.
+    pub(crate) fn cut(&self) {
+        let mut state = self.state();
+        state.cut = true;
+        if let (Some(claim), Some(tell)) = (state.claim.take(), &self.tell) {
+            // Nobody listens once the engine is gone.
+            let _ = tell.send(Event::Lost(claim));
+        }
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.state().cut
+    }
+
+    /// From now on the connection's end is this claim's. False if it has ended already.
+    pub(crate) fn bind(&self, claim: ClaimId) -> bool {
+        let mut state = self.state();
+        state.claim = (!state.cut).then_some(claim);
+        !state.cut
+    }
+
+    /// The connection's end is nobody's loss any more. False if it has ended already.
+    pub(crate) fn unbind(&self) -> bool {
+        let mut state = self.state();
+        state.claim = None;
+        !state.cut
+    }
+}
+
+/// The statements of one strategy on one kind of database.
+///
+/// A call may be dropped, when its time is up. The connection then goes on to work, or its tie is cut. Errors are
+/// `Unavailable` if the connection is of no use any more.
+#[async_trait]
+pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// A connection; its end (also by a drop) frees what it holds and waits for.
+    type Session: Send + Sync + 'static;
+
+    fn settings(&self) -> Settings;
+
+    /// What this store promises, asked of the server.
+    async fn promises(&self, control: &mut Self::Session) -> Result<Promises>;
+
+    /// A connection that is ready for all calls below: the store's tables are there, and tokens are above all of before.
+    async fn connect(&self, tie: Arc<Tie>) -> Result<Self::Session>;
+
+    /// What names the connection at the server.
+    fn id(&self, session: &Self::Session) -> SessionId;
+
+    /// Takes the lock if it is free, and draws tokens after that. The server ends the connection when it is silent for
+    /// `idle` from then on.
+    async fn try_take(
+        &self,
+        session: &mut Self::Session,
+        claim: &Claim,
+        idle: Duration,
+    ) -> Result<Option<Tokens>>;
+
+    /// The same, waiting in the server as long as it takes; errors that a retry mends are retried.
+    async fn take(
+        &self,
+        session: &mut Self::Session,
+        claim: &Claim,
+        idle: Duration,
+    ) -> Result<Tokens>;
+
+    /// A sign of life; the server ends the connection when it is silent for `idle` from then on.
+    async fn keep(&self, session: &mut Self::Session, idle: Duration) -> Result<()>;
+
+    /// From exclusive to the claim's mode, without a gap; draws new tokens before others can come in.
+    async fn downgrade(&self, session: &mut Self::Session, claim: &Claim) -> Result<Tokens>;
+
+    /// Lets go of the lock and keeps the connection. False if it did not hold.
+    async fn give_back(&self, session: &mut Self::Session, claim: &Claim) -> Result<bool>;
+
+    /// Writes down who holds, and tells which of `asked` were asked to let go.
+    async fn record(
+        &self,
+        control: &mut Self::Session,
+        records: &[Record],
+        asked: &[ClaimId],
+    ) -> Result<Vec<ClaimId>>;
+
+    /// Deletes what was written down of a claim.
+    async fn forget(&self, control: &mut Self::Session, claim: ClaimId) -> Result<()>;
+
+    /// The lock as it was written down, of live connections alone.
+    async fn look(&self, control: &mut Self::Session, name: &LockName) -> Result<LockView>;
+
+    /// Whether everybody who holds the lock was written down.
+    async fn is_written(&self, control: &mut Self::Session, name: &LockName) -> Result<bool>;
+
+    /// The locks that were written down, of live connections alone.
+    async fn list(
+        &self,
+        control: &mut Self::Session,
+        prefix: &str,
+        at: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>>;
+
+    /// Ends the holder's connection, or notes that it was asked.
+    async fn evict(
+        &self,
+        control: &mut Self::Session,
+        name: &LockName,
+        token: Token,
+        how: Evict,
+    ) -> Result<bool>;
+
+    /// Whether that connection is there still.
+    async fn lives(&self, control: &mut Self::Session, session: &SessionId) -> Result<bool>;
+
+    /// Ends that connection, if it is there still, and what was written down of it. Returns when it holds nothing more.
+    async fn end(&self, control: &mut Self::Session, session: &SessionId) -> Result<()>;
+
+    /// Deletes what connections left that are gone, and rows that nobody uses.
+    async fn sweep(&self, control: &mut Self::Session) -> Result<()>;
+}

@@ -1,0 +1,169 @@
+//! Where the servers are, and how to deal with them: the store's URL taken apart.
+
+use std::time::Duration;
+
+use fencelock_core::{Result, StoreUrl};
+use percent_encoding::percent_decode_str;
+
+use crate::bound::Settings;
+
+const DEFAULT_PORT: u16 = 5432;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+const MAX_CONNECTIONS: u64 = 32;
+
+/// How locks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Rows with an expiry.
+    Lease,
+    /// A row that a transaction keeps locked.
+    ForUpdate,
+    /// An advisory lock of a session.
+    Advisory,
+}
+
+/// A store as its URL tells it.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// The URL without its password.
+    pub(crate) store: String,
+    pub(crate) strategy: Strategy,
+    pub(crate) settings: Settings,
+    /// One per host, each with everything that is needed to connect.
+    pub(crate) hosts: Vec<tokio_postgres::Config>,
+}
+
+impl Config {
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        let store = url.to_string();
+        let password = url.take_password()?;
+        let connect_timeout = url.take_duration("connect-timeout")?;
+        let response_timeout = url.take_duration("response-timeout")?;
+        let max_connections = url.take_number("max-connections")?;
+        let strategy = match url.take("strategy").as_deref() {
+            None | Some("lease") => Strategy::Lease,
+            Some("for-update") => Strategy::ForUpdate,
+            Some("advisory") => Strategy::Advisory,
+            Some(other) => {
+                return Err(url.refuse(format!(
+                    "strategy={other} is unknown here; known are lease, for-update and advisory"
+                )));
+            }
+        };
+        let settings = Settings {
+            connect_timeout: connect_timeout.unwrap_or(CONNECT_TIMEOUT),
+            response_timeout: response_timeout.unwrap_or(RESPONSE_TIMEOUT),
+            max_connections: usize::try_from(max_connections.unwrap_or(MAX_CONNECTIONS))
+                .unwrap_or(usize::MAX >> 3),
+        };
+        for (option, value) in [
+            ("connect-timeout", settings.connect_timeout),
+            ("response-timeout", settings.response_timeout),
+        ] {
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+            }
+        }
+        if settings.max_connections == 0 {
+            return Err(url.refuse("max-connections is 0; a lock needs one"));
+        }
+        let Some(user) = url.user.clone() else {
+            return Err(url.refuse("it names no user; write postgres://USER@HOST/DATABASE"));
+        };
+        if url.hosts.is_empty() {
+            return Err(url.refuse("it names no host; write postgres://USER@HOST/DATABASE"));
+        }
+        let database = if url.path.is_empty() {
+            &user
+        } else {
+            &url.path
+        };
+        let mut hosts = Vec::new();
+        for host in &url.hosts {
+            let (host, port) = host_and_port(&url, host)?;
+            let mut config = tokio_postgres::Config::new();
+            config.user(&user).dbname(database).host(&host).port(port);
+            config.application_name("fencelock");
+            // A connection to a machine that is gone ends, too.
+            config.keepalives_idle(Duration::from_secs(15));
+            config.keepalives_interval(Duration::from_secs(5));
+            config.keepalives_retries(3);
+            if let Some(password) = &password {
+                config.password(password);
+            }
+            hosts.push(config);
+        }
+        url.finish()?;
+        Ok(Self {
+            store,
+            strategy,
+            settings,
+            hosts,
+        })
+    }
+}
+
+/// A host, or the directory of a Unix socket written as `%2Frun%2Fpostgresql`, and its port.
+fn host_and_port(url: &StoreUrl, text: &str) -> Result<(String, u16)> {
+    // An IPv6 address stands in brackets.
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, port)) => (address, port.strip_prefix(':')),
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let port = match port {
+        None => DEFAULT_PORT,
+        Some(port) => {
+            let parsed = port.parse().ok().filter(|port| *port != 0);
+            parsed.ok_or_else(|| url.refuse(format!("{port:?} is no port")))?
+        }
+    };
+    let host = percent_decode_str(host).decode_utf8_lossy().into_owned();
+    Ok((host, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        Config::from_url(StoreUrl::parse(text)?)
+    }
+
+    #[test]
+    fn takes_what_a_url_says() {
+        let config =
+            read("postgres://me:secret@h:7000,[::1]/d?strategy=advisory&max-connections=3")
+                .unwrap();
+        assert_eq!(config.strategy, Strategy::Advisory);
+        assert_eq!(config.settings.max_connections, 3);
+        assert_eq!(config.hosts[0].get_ports(), [7000]);
+        assert_eq!(config.hosts[1].get_ports(), [DEFAULT_PORT]);
+        assert_eq!(config.hosts[1].get_dbname(), Some("d"));
+        assert_eq!(config.hosts[0].get_password(), Some(&b"secret"[..]));
+        assert!(!format!("{config:?}").contains("secret"));
+        assert_eq!(
+            read("postgres://me@%2Frun%2Fx").unwrap().hosts[0].get_dbname(),
+            Some("me")
+        );
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_url() {
+        for (text, word) in [
+            ("postgres://h/d", "user"),
+            ("postgres://me@/d", "host"),
+            ("postgres://me@h:0/d", "port"),
+            ("postgres://me@h/d?strategy=get-lock", "for-update"),
+            ("postgres://me@h/d?max-connections=0", "max-connections"),
+            ("postgres://me@h/d?response-timeout=0", "response-timeout"),
+            ("postgres://me@h/d?poll=1", "poll"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

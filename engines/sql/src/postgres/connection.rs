@@ -1,0 +1,378 @@
+//! One connection: made to the host that can be written to, prepared, checked; and what its errors mean.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencelock_core::{Error, Result};
+use tokio::task::JoinHandle;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, NoTls, Row, SimpleQueryMessage, Statement};
+
+use super::config::Config;
+use crate::bound::{SessionId, Tie};
+
+/// What makes and understands the store's tables.
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
+const FORMAT: &str = "1";
+/// The oldest PostgreSQL, as `server_version_num` has it: it ends silent sessions, and notices clients that are gone.
+const OLDEST: u32 = 140_000;
+/// Serializes those that make the tables. Any number that others are unlikely to use.
+const SETUP_KEY: i64 = 0x0066_656e_6365_6c6b;
+
+/// Prepares a connection, and asks who is there. Nothing of the server's own limits may end a wait or a hold.
+const PREPARE: &str = "\
+    SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
+    SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
+    SET default_transaction_read_only = off; SET client_connection_check_interval = '1s'; \
+    SELECT pg_backend_pid(), \
+        (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid()), \
+        pg_is_in_recovery()";
+/// The second statement, of a transaction of its own; the run is the timeline and the start of the server.
+const CHECK: &str = "\
+    SELECT pg_backend_pid(), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) || '/' \
+        || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
+/// In its own statement, so that nothing is drawn from a sequence before the row is locked.
+const LIFT: &str = "\
+    SELECT setval('fencelock_tokens', greatest(last_value + 16, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) \
+    FROM fencelock_tokens";
+
+/// Parameters of a statement.
+pub(super) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
+
+/// The servers of a store.
+pub(crate) struct Server {
+    pub(crate) config: Config,
+    /// The host that answered last.
+    favourite: AtomicUsize,
+    /// The connections that are open, by what names them at the server.
+    open: Arc<Mutex<HashSet<String>>>,
+}
+
+/// A connection.
+pub(crate) struct Session {
+    pub(super) client: Client,
+    pub(super) id: SessionId,
+    /// The idle timeout that was set last.
+    pub(super) idle: Option<Duration>,
+    statements: HashMap<&'static str, Statement>,
+    open: Arc<Mutex<HashSet<String>>>,
+    task: JoinHandle<()>,
+}
+
+/// What the server says of its own accord.
+pub(super) type Hear = Arc<dyn Fn(tokio_postgres::Notification) + Send + Sync>;
+
+fn locked(open: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            config,
+            favourite: AtomicUsize::new(0),
+            open: Arc::default(),
+        }
+    }
+
+    /// A connection to the host that can be written to.
+    pub(crate) async fn connect(&self, tie: &Arc<Tie>, hear: Option<Hear>) -> Result<Session> {
+        let hosts = &self.config.hosts;
+        let begin = self.favourite.load(Ordering::Relaxed);
+        let mut why = Vec::new();
+        for step in 0..hosts.len() {
+            let at = (begin + step) % hosts.len();
+            match self.connect_to(at, tie, hear.clone()).await {
+                Ok(session) => {
+                    self.favourite.store(at, Ordering::Relaxed);
+                    return Ok(session);
+                }
+                Err(error @ Error::Unavailable { .. }) if hosts.len() > 1 => why.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        let why: Vec<String> = why.iter().map(ToString::to_string).collect();
+        let action = "find a host that can be written to";
+        Err(Error::unavailable(self, action, why.join("; ")))
+    }
+
+    async fn connect_to(&self, at: usize, tie: &Arc<Tie>, hear: Option<Hear>) -> Result<Session> {
+        let config = &self.config.hosts[at];
+        // Several hosts share the time that there is for one.
+        let share = self.config.settings.connect_timeout
+            / u32::try_from(self.config.hosts.len()).unwrap_or(1);
+        let connect = tokio::time::timeout(share, config.connect(NoTls));
+        let connected = connect.await;
+        let connected = connected.map_err(|_| {
+            Error::unavailable(self, "connect", format!("no answer within {share:?}"))
+        })?;
+        let (client, mut connection) = connected.map_err(|error| self.error("connect", error))?;
+        let cut = Arc::clone(tie);
+        let task = tokio::spawn(async move {
+            loop {
+                match std::future::poll_fn(|context| connection.poll_message(context)).await {
+                    Some(Ok(AsyncMessage::Notification(told))) => {
+                        if let Some(hear) = &hear {
+                            hear(told);
+                        }
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) | None => break,
+                }
+            }
+            cut.cut();
+        });
+        let mut session = Session {
+            client,
+            id: SessionId(String::new()),
+            idle: None,
+            statements: HashMap::new(),
+            open: Arc::clone(&self.open),
+            task,
+        };
+        self.prepare(&mut session).await?;
+        Ok(session)
+    }
+
+    async fn prepare(&self, session: &mut Session) -> Result<()> {
+        let told = session.client.simple_query(PREPARE).await;
+        let told = told.map_err(|error| self.error("prepare a connection", error))?;
+        let row = columns(&told).ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        let [pid, started, recovering] = row.as_slice() else {
+            return Err(self.internal("a SELECT has other columns than it names"));
+        };
+        if recovering == "t" {
+            let why = "this host is a replica in recovery and cannot be written to; name the primary as well";
+            return Err(Error::unavailable(self, "connect", why));
+        }
+        let again = session.client.simple_query(CHECK).await;
+        let again = again.map_err(|error| self.error("prepare a connection", error))?;
+        let again = columns(&again).ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        let id = format!("{pid}@{started}");
+        let alone = again.first() == Some(pid) && locked(&self.open).insert(id.clone());
+        if !alone {
+            return Err(Error::config(
+                self,
+                "between here and PostgreSQL stands a pooler that shares connections between transactions (PgBouncer with \
+                 pool_mode = transaction or statement). Locks and notifications belong to a connection: connect to \
+                 PostgreSQL itself, or to a pool with pool_mode = session",
+            ));
+        }
+        session.id = SessionId(id);
+        let run = again.get(1).cloned().unwrap_or_default();
+        self.lift(session, &run).await
+    }
+
+    /// The tables are there and understood, and tokens are above all that this store gave before: what was lost with an
+    /// old server is made up for by the time.
+    async fn lift(&self, session: &mut Session, run: &str) -> Result<()> {
+        const ASK: &str = "SELECT format::text, run FROM fencelock_store WHERE id = 1";
+        let action = "read the table fencelock_store";
+        let told = match session.client.simple_query(ASK).await {
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => None,
+            told => columns(&told.map_err(|error| self.error(action, error))?),
+        };
+        let told = match told {
+            Some(told) => told,
+            None => {
+                self.set_up(session).await?;
+                let told = session.client.simple_query(ASK).await;
+                let told = told.map_err(|error| self.error(action, error))?;
+                columns(&told)
+                    .ok_or_else(|| self.internal("the table fencelock_store stays empty"))?
+            }
+        };
+        let [format, of] = told.as_slice() else {
+            return Err(self.internal("a SELECT has other columns than it names"));
+        };
+        if format != FORMAT {
+            let why = format!(
+                "its tables have format {format}, and this version of fencelock knows format {FORMAT}; use a newer one"
+            );
+            return Err(Error::config(self, why));
+        }
+        if of == run {
+            return Ok(());
+        }
+        // Once per run: whoever is second finds it done.
+        let action = "lift tokens after a start of the server (needs UPDATE on fencelock_store and fencelock_tokens)";
+        let lift = async {
+            let client = &session.client;
+            client.batch_execute("BEGIN").await?;
+            let row = client
+                .query_one(
+                    "SELECT run FROM fencelock_store WHERE id = 1 FOR UPDATE",
+                    &[],
+                )
+                .await?;
+            if row.get::<_, String>(0) != run {
+                client.batch_execute(LIFT).await?;
+                client
+                    .execute("UPDATE fencelock_store SET run = $1 WHERE id = 1", &[&run])
+                    .await?;
+            }
+            client.batch_execute("COMMIT").await
+        };
+        lift.await.map_err(|error| self.error(action, error))
+    }
+
+    async fn set_up(&self, session: &Session) -> Result<()> {
+        // One message is one transaction.
+        let sql = format!("SELECT pg_advisory_xact_lock({SETUP_KEY}); {SCHEMA}");
+        let action = "create its tables (needs CREATE on the schema; or let somebody who may run what `fencelock schema postgres` prints)";
+        session
+            .client
+            .batch_execute(&sql)
+            .await
+            .map_err(|error| self.error(action, error))
+    }
+
+    /// What an error of the driver means.
+    pub(super) fn error(&self, action: &str, error: tokio_postgres::Error) -> Error {
+        let Some(told) = error.as_db_error() else {
+            let told = error.to_string();
+            // Of a wrong password the driver knows before the server does if there is none.
+            return match std::error::Error::source(&error) {
+                Some(cause) => Error::unavailable(self, action, format!("{told}: {cause}")),
+                None => Error::unavailable(self, action, told),
+            };
+        };
+        let code = told.code().clone();
+        let said = match told.hint() {
+            Some(hint) => format!("{} ({hint})", told.message()),
+            None => told.message().to_owned(),
+        };
+        if [
+            SqlState::INVALID_PASSWORD,
+            SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+        ]
+        .contains(&code)
+        {
+            return Error::refused(self, action, said);
+        }
+        if code == SqlState::INSUFFICIENT_PRIVILEGE {
+            let said = format!("{said}; GRANT that right to this user");
+            return Error::refused(self, action, said);
+        }
+        if code == SqlState::INVALID_CATALOG_NAME {
+            return Error::config(self, said);
+        }
+        if code == SqlState::UNDEFINED_OBJECT {
+            let oldest = OLDEST / 10_000;
+            return Error::config(
+                self,
+                format!("{said}; this engine needs PostgreSQL {oldest} or later"),
+            );
+        }
+        if said.contains("unsupported startup parameter") {
+            return Error::config(
+                self,
+                format!("{said}: a pooler such as PgBouncer answers; connect to PostgreSQL itself"),
+            );
+        }
+        Error::unavailable(self, action, Said { code, said })
+    }
+
+    pub(super) fn internal(&self, why: impl Into<String>) -> Error {
+        Error::Internal {
+            store: self.to_string(),
+            why: why.into(),
+        }
+    }
+}
+
+/// An error of the server, in a form that keeps its code.
+#[derive(Debug)]
+struct Said {
+    code: SqlState,
+    said: String,
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.said)
+    }
+}
+
+impl std::error::Error for Said {}
+
+/// Whether the server ended a transaction only because others were in its way.
+pub(super) fn may_be_retried(error: &Error) -> bool {
+    let Error::Unavailable { cause, .. } = error else {
+        return false;
+    };
+    let mended = [
+        SqlState::T_R_DEADLOCK_DETECTED,
+        SqlState::T_R_SERIALIZATION_FAILURE,
+    ];
+    cause
+        .downcast_ref::<Said>()
+        .is_some_and(|said| mended.contains(&said.code))
+}
+
+impl Session {
+    /// Runs a statement, prepared the first time.
+    pub(super) async fn query(
+        &mut self,
+        server: &Server,
+        action: &str,
+        sql: &'static str,
+        values: Values<'_>,
+    ) -> Result<Vec<Row>> {
+        let statement = self
+            .statement(sql)
+            .await
+            .map_err(|error| server.error(action, error))?;
+        let rows = self.client.query(&statement, values).await;
+        rows.map_err(|error| server.error(action, error))
+    }
+
+    pub(super) async fn statement(
+        &mut self,
+        sql: &'static str,
+    ) -> Result<Statement, tokio_postgres::Error> {
+        if let Some(statement) = self.statements.get(sql) {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(sql).await?;
+        self.statements.insert(sql, statement.clone());
+        Ok(statement)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Ends the connection at once, whatever is under way on it.
+        self.task.abort();
+        locked(&self.open).remove(&self.id.0);
+    }
+}
+
+/// The columns of the last row of an answer, as text; NULL is empty.
+fn columns(told: &[SimpleQueryMessage]) -> Option<Vec<String>> {
+    let row = told.iter().rev().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    })?;
+    Some(
+        (0..row.len())
+            .map(|at| row.get(at).unwrap_or_default().to_owned())
+            .collect(),
+    )
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.config.store)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({self})")
+    }
+}

@@ -1,0 +1,55 @@
+//! What stands between a server, as it is configured, and correctness.
+
+use fencelock_core::{Limit, Result};
+
+use super::config::Strategy;
+use super::connection::{Server, Session};
+
+const ASK: &str = "\
+    SELECT current_setting('fsync'), current_setting('full_page_writes'), \
+    EXISTS (SELECT 1 FROM pg_stat_replication), \
+    current_setting('synchronous_standby_names') <> ''";
+
+/// Asks the server.
+pub(super) async fn found(
+    server: &Server,
+    session: &mut Session,
+    strategy: Strategy,
+) -> Result<Vec<Limit>> {
+    let rows = session
+        .query(server, "ask for its settings", ASK, &[])
+        .await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| server.internal("no answer to a SELECT"))?;
+    let mut limits = Vec::new();
+    let mut limit = |what: &str, change: &str| {
+        let (what, change) = (what.to_owned(), change.to_owned());
+        limits.push(Limit { what, change });
+    };
+    if strategy == Strategy::Lease {
+        for (at, name) in [(0, "fsync"), (1, "full_page_writes")] {
+            if row.get::<_, &str>(at) == "off" {
+                limit(
+                    &format!(
+                        "{name} is off: after a loss of power the server may have forgotten who holds, and grant a lock twice"
+                    ),
+                    &format!("set {name} = on"),
+                );
+            }
+        }
+        if row.get::<_, bool>(2) && !row.get::<_, bool>(3) {
+            limit(
+                "a replica streams without being waited for: promoted, it may have forgotten who holds, and grant a lock twice (its tokens do not go back)",
+                "set synchronous_standby_names",
+            );
+        }
+    }
+    if server.config.hosts.len() > 1 && strategy != Strategy::Lease {
+        limit(
+            "after a switch-over to another host nobody there knows who held: a holder that is still cut off from the new host believes until its ttl is over",
+            "use the default strategy, lease, with synchronous_standby_names, or one host",
+        );
+    }
+    Ok(limits)
+}

@@ -1,0 +1,115 @@
+//! PostgreSQL, 14 or later.
+//!
+//! | option of `postgres://USER[:PASSWORD]@HOST[:PORT][,HOST…][/DATABASE]` | default | meaning |
+//! | --- | --- | --- |
+//! | `strategy` | lease | `lease`, `for-update` or `advisory` |
+//! | `connect-timeout` | 5s | for the first connection |
+//! | `response-timeout` | 2s | for one answer, and for each later connection |
+//! | `max-connections` | 32 | `for-update` and `advisory`: how many claims may hold or wait in the database at once |
+//! | `password-env`, `password-file` | none | the variable or the file that has the password, to keep it out of the URL |
+//!
+//! With several hosts, the one that can be written to is used, and found again after a switch-over.
+
+mod bound;
+mod config;
+mod connection;
+mod limits;
+
+use std::fmt;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
+    Withdrawn,
+};
+use fencelock_core::{Clock, Engine, LockName, Promises, Result, StoreUrl, Token};
+
+use crate::bound::Bound;
+use config::{Config, Strategy};
+use connection::Server;
+
+/// The engine on PostgreSQL. Clients whose URLs name the same database and the same strategy share its locks.
+pub struct Postgres(Box<dyn Engine>);
+
+impl Postgres {
+    /// Opens the database that a URL names, and makes its tables if they are missing.
+    ///
+    /// # Errors
+    /// [`Error::Config`](fencelock_core::Error::Config) if the URL has what it should not, or a pooler shares
+    /// connections between transactions; [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a
+    /// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host answers that can be written
+    /// to.
+    pub async fn open(url: StoreUrl) -> Result<Self> {
+        let server = Server::new(Config::from_url(url)?);
+        Ok(Self(match server.config.strategy {
+            Strategy::ForUpdate | Strategy::Advisory => {
+                Box::new(Bound::open(bound::Ways::new(server)).await?)
+            }
+            Strategy::Lease => {
+                return Err(fencelock_core::Error::config(
+                    &server,
+                    "strategy=lease is not built in",
+                ));
+            }
+        }))
+    }
+}
+
+#[async_trait]
+impl Engine for Postgres {
+    fn promises(&self) -> Promises {
+        self.0.promises()
+    }
+
+    fn clock(&self) -> Clock {
+        self.0.clock()
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.0.place(claim).await
+    }
+
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.0.changed(claim, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.0.renew(held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.0.withdraw(claim, how).await
+    }
+
+    async fn events(&self) -> Result<Event> {
+        self.0.events().await
+    }
+
+    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+        self.0.look(name, unlike).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.0.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.0.evict(name, token, how).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.0.close().await
+    }
+}
+
+impl fmt::Display for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Postgres({})", self.0)
+    }
+}
