@@ -21,6 +21,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &sqlite::InFile,
         &redis::OneRedis,
         &mysql::LEASE,
+        &postgres::LEASE,
         &postgres::FOR_UPDATE,
         &postgres::ADVISORY,
         &zookeeper::OneZooKeeper,

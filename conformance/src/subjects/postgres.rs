@@ -31,6 +31,10 @@ pub(crate) struct OnPostgres {
     strategy: &'static str,
 }
 
+pub(crate) static LEASE: OnPostgres = OnPostgres {
+    name: "postgres",
+    strategy: "lease",
+};
 pub(crate) static FOR_UPDATE: OnPostgres = OnPostgres {
     name: "postgres-for-update",
     strategy: "for-update",
@@ -80,7 +84,7 @@ impl Subject for OnPostgres {
         };
         let port = lock(&postgres).port();
         Ok(Box::new(Database {
-            proxy: Proxy::start(port)?,
+            proxy: server.then(|| Proxy::start(port)).transpose()?,
             postgres,
             port,
             database,
@@ -98,7 +102,8 @@ struct Database {
     port: u16,
     database: String,
     strategy: &'static str,
-    proxy: Proxy,
+    /// Before a server of the case's own.
+    proxy: Option<Proxy>,
 }
 
 impl Database {
@@ -122,7 +127,7 @@ impl Store for Database {
     }
 
     fn server(&self) -> Option<&dyn Server> {
-        Some(self)
+        self.proxy.is_some().then_some(self)
     }
 }
 
@@ -152,11 +157,13 @@ impl Server for Database {
     }
 
     fn proxy(&self) -> &Proxy {
-        &self.proxy
+        self.proxy
+            .as_ref()
+            .expect("a case with a server has a proxy before it")
     }
 
     fn proxied_url(&self) -> String {
-        self.url_at(self.proxy.port(), PASSWORD)
+        self.url_at(self.proxy().port(), PASSWORD)
     }
 
     fn password_urls(&self) -> Option<Passwords> {

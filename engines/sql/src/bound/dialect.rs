@@ -51,10 +51,10 @@ impl Record {
 }
 
 /// Ties a connection to the claim that holds by it, so that its end is told at once.
-#[derive(Debug)]
 pub(crate) struct Tie {
     state: Mutex<Tied>,
     tell: Option<mpsc::UnboundedSender<Event>>,
+    on_cut: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Debug, Default)]
@@ -65,8 +65,20 @@ struct Tied {
 
 impl Tie {
     pub(crate) fn new(tell: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
-        let state = Mutex::default();
-        Arc::new(Self { state, tell })
+        Arc::new(Self {
+            state: Mutex::default(),
+            tell,
+            on_cut: Box::new(|| {}),
+        })
+    }
+
+    /// One that calls this when the connection has ended.
+    pub(crate) fn with(on_cut: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            tell: None,
+            on_cut: Box::new(on_cut),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, Tied> {
@@ -81,6 +93,8 @@ impl Tie {
             // Nobody listens once the engine is gone.
             let _ = tell.send(Event::Lost(claim));
         }
+        drop(state);
+        (self.on_cut)();
     }
 
     pub(crate) fn is_cut(&self) -> bool {

@@ -1,16 +1,19 @@
 //! Where the servers are, and how to deal with them: the store's URL taken apart.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
 use percent_encoding::percent_decode_str;
 
 use crate::bound::Settings;
+use crate::server::{self, Host};
 
 const DEFAULT_PORT: u16 = 5432;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-const MAX_CONNECTIONS: u64 = 32;
+/// Of a strategy that needs one for each claim, and of the one that shares them.
+const MAX_CONNECTIONS: (u64, u64) = (32, 8);
 
 /// How locks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,7 @@ pub(crate) struct Config {
     pub(crate) store: String,
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
+    pub(crate) connections: NonZeroUsize,
     /// One per host, each with everything that is needed to connect.
     pub(crate) hosts: Vec<tokio_postgres::Config>,
 }
@@ -51,11 +55,21 @@ impl Config {
                 )));
             }
         };
+        let default = match strategy {
+            Strategy::Lease => MAX_CONNECTIONS.1,
+            _ => MAX_CONNECTIONS.0,
+        };
+        let max_connections =
+            usize::try_from(max_connections.unwrap_or(default)).unwrap_or(usize::MAX);
+        // What a semaphore can count.
+        let max_connections = max_connections.min(usize::MAX >> 3);
+        let Some(connections) = NonZeroUsize::new(max_connections) else {
+            return Err(url.refuse("max-connections is 0; a lock needs one"));
+        };
         let settings = Settings {
             connect_timeout: connect_timeout.unwrap_or(CONNECT_TIMEOUT),
             response_timeout: response_timeout.unwrap_or(RESPONSE_TIMEOUT),
-            max_connections: usize::try_from(max_connections.unwrap_or(MAX_CONNECTIONS))
-                .unwrap_or(usize::MAX >> 3),
+            max_connections,
         };
         for (option, value) in [
             ("connect-timeout", settings.connect_timeout),
@@ -65,23 +79,18 @@ impl Config {
                 return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
             }
         }
-        if settings.max_connections == 0 {
-            return Err(url.refuse("max-connections is 0; a lock needs one"));
-        }
         let Some(user) = url.user.clone() else {
             return Err(url.refuse("it names no user; write postgres://USER@HOST/DATABASE"));
         };
-        if url.hosts.is_empty() {
-            return Err(url.refuse("it names no host; write postgres://USER@HOST/DATABASE"));
-        }
         let database = if url.path.is_empty() {
             &user
         } else {
             &url.path
         };
         let mut hosts = Vec::new();
-        for host in &url.hosts {
-            let (host, port) = host_and_port(&url, host)?;
+        for Host { name, port } in server::hosts(&url, DEFAULT_PORT)? {
+            // The directory of a Unix socket is written as %2Frun%2Fpostgresql.
+            let host = percent_decode_str(&name).decode_utf8_lossy().into_owned();
             let mut config = tokio_postgres::Config::new();
             config.user(&user).dbname(database).host(&host).port(port);
             config.application_name("fencelock");
@@ -99,30 +108,10 @@ impl Config {
             store,
             strategy,
             settings,
+            connections,
             hosts,
         })
     }
-}
-
-/// A host, or the directory of a Unix socket written as `%2Frun%2Fpostgresql`, and its port.
-fn host_and_port(url: &StoreUrl, text: &str) -> Result<(String, u16)> {
-    // An IPv6 address stands in brackets.
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, port)) => (address, port.strip_prefix(':')),
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = match port {
-        None => DEFAULT_PORT,
-        Some(port) => {
-            let parsed = port.parse().ok().filter(|port| *port != 0);
-            parsed.ok_or_else(|| url.refuse(format!("{port:?} is no port")))?
-        }
-    };
-    let host = percent_decode_str(host).decode_utf8_lossy().into_owned();
-    Ok((host, port))
 }
 
 #[cfg(test)]

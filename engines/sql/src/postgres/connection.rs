@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{Error, Result, Token};
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -56,6 +56,8 @@ pub(crate) struct Server {
 pub(crate) struct Session {
     pub(super) client: Client,
     pub(super) id: SessionId,
+    /// Tokens were not below this when it was made.
+    pub(super) floor: Token,
     /// The idle timeout that was set last.
     pub(super) idle: Option<Duration>,
     statements: HashMap<&'static str, Statement>,
@@ -129,6 +131,7 @@ impl Server {
         let mut session = Session {
             client,
             id: SessionId(String::new()),
+            floor: Token(0),
             idle: None,
             statements: HashMap::new(),
             open: Arc::clone(&self.open),
@@ -170,7 +173,8 @@ impl Server {
     /// The tables are there and understood, and tokens are above all that this store gave before: what was lost with an
     /// old server is made up for by the time.
     async fn lift(&self, session: &mut Session, run: &str) -> Result<()> {
-        const ASK: &str = "SELECT format::text, run FROM fencelock_store WHERE id = 1";
+        const ASK: &str =
+            "SELECT format, run, last_value FROM fencelock_store, fencelock_tokens WHERE id = 1";
         let action = "read the table fencelock_store";
         let told = match session.client.simple_query(ASK).await {
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => None,
@@ -186,7 +190,7 @@ impl Server {
                     .ok_or_else(|| self.internal("the table fencelock_store stays empty"))?
             }
         };
-        let [format, of] = told.as_slice() else {
+        let [format, of, last] = told.as_slice() else {
             return Err(self.internal("a SELECT has other columns than it names"));
         };
         if format != FORMAT {
@@ -195,11 +199,22 @@ impl Server {
             );
             return Err(Error::config(self, why));
         }
+        session.floor = Token(last.parse().unwrap_or(0));
         if of == run {
             return Ok(());
         }
         // Once per run: whoever is second finds it done.
-        let action = "lift tokens after a start of the server (needs UPDATE on fencelock_store and fencelock_tokens)";
+        self.lift_to_time(session, run).await
+    }
+
+    /// Lifts tokens to the time although this run has seen that done: what was drawn shows that they were lost.
+    pub(super) async fn lift_anew(&self, session: &mut Session) -> Result<()> {
+        self.lift_to_time(session, "").await
+    }
+
+    async fn lift_to_time(&self, session: &mut Session, run: &str) -> Result<()> {
+        let action =
+            "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
         let lift = async {
             let client = &session.client;
             client.batch_execute("BEGIN").await?;
@@ -209,18 +224,25 @@ impl Server {
                     &[],
                 )
                 .await?;
-            if row.get::<_, String>(0) != run {
+            if run.is_empty() {
+                client.batch_execute(LIFT).await?;
+            } else if row.get::<_, String>(0) != run {
                 client.batch_execute(LIFT).await?;
                 client
                     .execute("UPDATE fencelock_store SET run = $1 WHERE id = 1", &[&run])
                     .await?;
             }
-            client.batch_execute("COMMIT").await
+            client.batch_execute("COMMIT").await?;
+            client
+                .query_one("SELECT last_value FROM fencelock_tokens", &[])
+                .await
         };
-        lift.await.map_err(|error| self.error(action, error))
+        let row = lift.await.map_err(|error| self.error(action, error))?;
+        session.floor = Token(row.get::<_, i64>(0).unsigned_abs());
+        Ok(())
     }
 
-    async fn set_up(&self, session: &Session) -> Result<()> {
+    pub(super) async fn set_up(&self, session: &Session) -> Result<()> {
         // One message is one transaction.
         let sql = format!("SELECT pg_advisory_xact_lock({SETUP_KEY}); {SCHEMA}");
         let action = "create its tables (needs CREATE on the schema; or let somebody who may run what `fencelock schema postgres` prints)";

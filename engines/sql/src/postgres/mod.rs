@@ -5,7 +5,7 @@
 //! | `strategy` | lease | `lease`, `for-update` or `advisory` |
 //! | `connect-timeout` | 5s | for the first connection |
 //! | `response-timeout` | 2s | for one answer, and for each later connection |
-//! | `max-connections` | 32 | `for-update` and `advisory`: how many claims may hold or wait in the database at once |
+//! | `max-connections` | 8 | the most connections of one client, beside one that listens; for `for-update` and `advisory` 32, how many claims may hold or wait in the database at once |
 //! | `password-env`, `password-file` | none | the variable or the file that has the password, to keep it out of the URL |
 //!
 //! With several hosts, the one that can be written to is used, and found again after a switch-over.
@@ -13,6 +13,7 @@
 mod bound;
 mod config;
 mod connection;
+mod lease;
 mod limits;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use fencelock_core::engine::{
 use fencelock_core::{Clock, Engine, LockName, Promises, Result, StoreUrl, Token};
 
 use crate::bound::Bound;
+use crate::server::{Server as LeaseEngine, Settings};
 use config::{Config, Strategy};
 use connection::Server;
 
@@ -46,10 +48,12 @@ impl Postgres {
                 Box::new(Bound::open(bound::Ways::new(server)).await?)
             }
             Strategy::Lease => {
-                return Err(fencelock_core::Error::config(
-                    &server,
-                    "strategy=lease is not built in",
-                ));
+                let settings = Settings {
+                    connect_timeout: server.config.settings.connect_timeout,
+                    response_timeout: server.config.settings.response_timeout,
+                    connections: server.config.connections,
+                };
+                Box::new(LeaseEngine::open(lease::Leases::new(server), settings).await?)
             }
         }))
     }

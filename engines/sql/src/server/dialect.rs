@@ -236,6 +236,11 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether waiters of this process are told at present, so that they need not ask.
+    fn rings(&self) -> bool {
+        false
+    }
+
     /// What other processes say. Databases through which nothing can be said never return.
     async fn hear(&self) -> News {
         std::future::pending().await

@@ -228,7 +228,10 @@ impl<D: Dialect> Shared<D> {
         let dialect = &self.pool.dialect;
         loop {
             let nap = self.next_nap(claim.id);
-            let wake_at = (Clock::Boot.now() + jitter(nap)).min(place.recheck);
+            let wake_at = match dialect.rings() {
+                true => place.recheck,
+                false => (Clock::Boot.now() + jitter(nap)).min(place.recheck),
+            };
             tokio::select! {
                 () = door.notified() => return Ok(()),
                 () = Clock::Boot.sleep_until(wake_at) => {}
