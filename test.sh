@@ -8,7 +8,7 @@ declare -A packages=(
     [redis-server]=redis-server [redis-cli]=redis-tools [openssl]=openssl [setpriv]=util-linux [python3]=python3 [cc]=gcc
     [etcd]=etcd-server [etcdctl]=etcd-client [protoc]=protobuf-compiler
     [/usr/include/google/protobuf/descriptor.proto]=libprotobuf-dev
-    [mariadbd]=mariadb-server [mariadb-install-db]=mariadb-server [pg_ctlcluster]=postgresql
+    [mariadbd]=mariadb-server [mariadb-install-db]=mariadb-server [pg_ctlcluster]=postgresql [pgbouncer]=pgbouncer
     [java]=default-jre-headless [/usr/share/java/zookeeper.jar]=zookeeper
 )
 

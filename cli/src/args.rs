@@ -58,6 +58,11 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
         words: Vec<OsString>,
     },
+    /// Print the statements that make a store's tables, for a user who may not
+    Schema {
+        /// The kind of database: postgres, mysql
+        kind: String,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

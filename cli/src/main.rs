@@ -55,6 +55,7 @@ fn start() -> Outcome {
     match cli.command {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man => manual::man(),
+        Command::Schema { kind } => schema(&kind),
         Command::Bench(args) => block_on(bench(args, store)),
         #[cfg(feature = "torture")]
         Command::Torture(args) => block_on(torture(args, store)),
@@ -70,6 +71,21 @@ fn start() -> Outcome {
         Command::Check(args) => block_on(inspect::check(args, store)),
         Command::Release(args) => block_on(inspect::release(args, store)),
     }
+}
+
+fn schema(kind: &str) -> Outcome {
+    let Some(schema) = fencelock::schema(kind) else {
+        let known = fencelock::schemas();
+        let known = match known.is_empty() {
+            true => "this build knows none".to_owned(),
+            false => format!("this build knows {}", known.join(", ")),
+        };
+        return Err(Failure::usage(format!(
+            "no statements for {kind:?}; {known}"
+        )));
+    };
+    exit::print(&schema)?;
+    Ok(code::DONE)
 }
 
 async fn bench(args: fencelock_bench::Args, store: Option<String>) -> Outcome {

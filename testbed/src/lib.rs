@@ -29,7 +29,7 @@ pub use etcd::{Etcd, EtcdBuilder};
 pub use failure::{Failure, Result};
 pub use mariadb::{MariaDb, MariaDbBuilder};
 pub use port::Port;
-pub use postgres::{Postgres, PostgresBuilder};
+pub use postgres::{Pooler, Postgres, PostgresBuilder};
 pub use process::{Ended, Process, Streams};
 pub use proxy::{Flow, Proxy};
 pub use redis::{Redis, RedisBuilder};

@@ -18,6 +18,8 @@ mod inspect;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nested;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod run;

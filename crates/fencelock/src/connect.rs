@@ -145,6 +145,8 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         }
         #[cfg(not(feature = "mysql"))]
         "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
+        #[cfg(not(feature = "postgres"))]
+        "postgres" | "postgresql" => Err(not_built(&url, "postgres")),
         #[cfg(not(feature = "zookeeper"))]
         "zookeeper" => Err(not_built(&url, "zookeeper")),
         #[cfg(not(feature = "etcd"))]

@@ -20,17 +20,21 @@
 
 pub mod blocking;
 mod connect;
+mod schema;
 
 pub use connect::{Connect, connect};
 pub use fencelock_core::*;
 /// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]
 pub use fencelock_fence as fence;
+pub use schema::{schema, schemas};
 
 /// The engines by themselves, for clients or pools that a program has already.
 pub mod engines {
     #[cfg(feature = "redis")]
     pub use fencelock_redis::Redis;
+    #[cfg(feature = "postgres")]
+    pub use fencelock_sql::Postgres;
     #[cfg(feature = "sqlite")]
     pub use fencelock_sql::Sqlite;
 }

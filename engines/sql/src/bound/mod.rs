@@ -30,7 +30,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    BootInstant, ClaimId, Clock, Engine, Error, LockName, Mode, Promises, Result, Token,
+    BootInstant, ClaimId, Clock, Engine, Error, LockName, Mode, Promises, Result, Token, Tokens,
 };
 use futures_util::future::join_all;
 use tokio::sync::{OwnedMutexGuard, mpsc};
@@ -208,12 +208,37 @@ impl<D: Dialect> Shared<D> {
             Some(leased) => leased,
             None => self.pool.lease().await?,
         };
-        outcome.names(self.dialect.id(&leased.session));
+        let session = self.dialect.id(&leased.session);
+        outcome.names(session.clone());
+        let listed = self.list_waiter(claim, session).await;
         let tokens = self
             .dialect
             .take(&mut leased.session, claim, CLAIM_WINDOW)
             .await?;
-        Ok(Holding::new(leased, claim, tokens))
+        let mut holding = Holding::new(leased, claim, tokens);
+        holding.listed = listed;
+        Ok(holding)
+    }
+
+    /// Writes down who waits, for people who look. Whether it was done; the wait does not depend on it.
+    async fn list_waiter(&self, claim: &Claim, session: SessionId) -> bool {
+        let none = Tokens {
+            first: Token(0),
+            count: 0,
+        };
+        let record = Record {
+            claim: claim.id,
+            name: claim.name.clone(),
+            mode: claim.mode,
+            tokens: none,
+            token: Token(0),
+            owner: Arc::clone(&claim.owner),
+            label: claim.label.clone(),
+            ttl: claim.ttl,
+            since: Clock::Boot.now(),
+            session,
+        };
+        self.control.record(&[record], &[]).await.is_ok()
     }
 
     fn waiting(&self) -> Standing {
@@ -346,7 +371,7 @@ impl<D: Dialect> Shared<D> {
         let action = format!("release lock {}", claim.name);
         let given = self.dialect.give_back(&mut holding.leased.session, claim);
         let given = self.within(&action, given);
-        let given = if holding.written.is_some() {
+        let given = if holding.listed || holding.written.is_some() {
             let forgotten = self.control.forget(claim.id);
             let (given, forgotten) = tokio::join!(given, forgotten);
             // A row that stays would be taken for a hold as long as the connection lives.

@@ -48,6 +48,8 @@ pub(super) struct Holding<D: Dialect> {
     pub(super) mode: Mode,
     pub(super) tokens: Tokens,
     since: BootInstant,
+    /// Whether it was written down that it waits.
+    pub(super) listed: bool,
     /// What was written down of it last.
     pub(super) written: Option<Record>,
 }
@@ -60,6 +62,7 @@ impl<D: Dialect> Holding<D> {
             mode: claim.mode,
             tokens,
             since: Clock::Boot.now(),
+            listed: false,
             written: None,
         })
     }

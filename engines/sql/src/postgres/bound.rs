@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, Evict, HolderView, LockView, Page};
+use fencelock_core::engine::{Claim, Cursor, Evict, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
     ClaimId, Clock, Durability, Error, LeaseKind, LockName, Mode, Order, Promises, Result, Token,
     Tokens, Wake,
@@ -171,8 +171,9 @@ macro_rules! live {
 const LOOK: &str = live!(
     "b.name, b.claim, b.owner, b.token, b.mode, b.label, \
      greatest(0, extract(epoch FROM clock_timestamp() - b.since) * 1000)::bigint, \
-     greatest(0, least(b.ttl_ms, b.ttl_ms - extract(epoch FROM clock_timestamp() - a.state_change) * 1000))::bigint",
-    "WHERE b.strategy = $1 AND b.name = $2 ORDER BY b.token"
+     greatest(0, least(b.ttl_ms, b.ttl_ms - extract(epoch FROM clock_timestamp() - a.state_change) * 1000))::bigint, \
+     b.count > 0",
+    "WHERE b.strategy = $1 AND b.name = $2 ORDER BY b.token, b.since"
 );
 /// Those that hold and of whom nothing was written down.
 const UNWRITTEN_ADVISORY: &str = concat!(
@@ -182,15 +183,18 @@ const UNWRITTEN_ADVISORY: &str = concat!(
      WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
      AND l.classid::bigint = (k.key >> 32) & 4294967295 AND l.objid::bigint = k.key & 4294967295 \
-     AND NOT EXISTS (SELECT 1 FROM fencelock_bound AS b WHERE b.strategy = 'advisory' AND b.name = $1 AND b.pid = l.pid)"
+     AND NOT EXISTS (SELECT 1 FROM fencelock_bound AS b WHERE b.strategy = 'advisory' AND b.name = $1 AND b.pid = l.pid AND b.count > 0)"
 );
-const WRITTEN_ROW: &str = live!("1", "WHERE b.strategy = 'for-update' AND b.name = $1");
+const WRITTEN_ROW: &str = live!(
+    "1",
+    "WHERE b.strategy = 'for-update' AND b.name = $1 AND b.count > 0"
+);
 const FREE_ROW: &str = "\
     SELECT (SELECT count(*) FROM fencelock_names WHERE name = $1) \
     = (SELECT count(*) FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR KEY SHARE SKIP LOCKED) AS free)";
 const LIST: &str = live!(
     "DISTINCT b.name",
-    "WHERE b.strategy = $1 AND b.name >= $2 AND b.name > $3 ORDER BY b.name LIMIT $4"
+    "WHERE b.strategy = $1 AND b.count > 0 AND b.name >= $2 AND b.name > $3 ORDER BY b.name LIMIT $4"
 );
 const HOLDER: &str = live!(
     "b.claim, b.pid, b.started",
@@ -403,15 +407,17 @@ impl Dialect for Ways {
                 &[&self.strategy(), &name.as_str()],
             )
             .await?;
-        let holders = rows
-            .iter()
-            .map(|row| self.holder(row))
-            .collect::<Result<Vec<_>>>()?;
-        Ok(LockView {
-            name: name.clone(),
-            holders,
-            waiters: Vec::new(),
-        })
+        let mut view = LockView::free(name.clone());
+        for row in &rows {
+            let holder = self.holder(row)?;
+            if row.get(8) {
+                view.holders.push(holder);
+            } else {
+                let HolderView { owner, mode, .. } = holder;
+                view.waiters.push(WaiterView { owner, mode });
+            }
+        }
+        Ok(view)
     }
 
     async fn is_written(&self, control: &mut Session, name: &LockName) -> Result<bool> {

@@ -34,6 +34,12 @@ use connection::Server;
 pub struct Postgres(Box<dyn Engine>);
 
 impl Postgres {
+    /// The statements that make the tables, for users who may not; see [`Postgres::open`].
+    #[must_use]
+    pub const fn schema() -> &'static str {
+        connection::SCHEMA
+    }
+
     /// Opens the database that a URL names, and makes its tables if they are missing.
     ///
     /// # Errors

@@ -16,7 +16,8 @@ CREATE TABLE IF NOT EXISTS fencelock_names (
     name text COLLATE "C" PRIMARY KEY
 );
 
--- strategy=for-update and strategy=advisory: who holds, by which connection. A row whose connection is gone means nothing.
+-- strategy=for-update and strategy=advisory: who holds, and (with a count of 0) who waits, by which connection. A row whose
+-- connection is gone means nothing.
 CREATE TABLE IF NOT EXISTS fencelock_bound (
     claim bytea PRIMARY KEY,
     strategy text NOT NULL,

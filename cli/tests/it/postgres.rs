@@ -1,0 +1,76 @@
+//! The command on PostgreSQL: every exit code with each strategy, and tables that somebody else made.
+
+use fencelock_testbed::{Port, Postgres};
+
+use crate::bed::Bed;
+use crate::exit_codes::{Described, Server, all};
+
+fn every_code(strategy: &str) {
+    let server = Postgres::builder().password("right").start().unwrap();
+    let nobody = Port::free().unwrap();
+    let url = |password: &str, port: u16| {
+        format!("postgres://lock:{password}@127.0.0.1:{port}/lock?strategy={strategy}")
+    };
+    all(&Described {
+        url: url("right", server.port()),
+        bad: (
+            "postgres://lock@127.0.0.1/lock?strategy=hope".to_owned(),
+            "strategy",
+        ),
+        server: Some(Server {
+            dead: url("right", nobody.number()) + "&connect-timeout=500ms",
+            wrong_password: url("secret", server.port()),
+            silence: &|| server.pause().unwrap(),
+            speak: &|| server.resume().unwrap(),
+            kill: &|| server.kill9(),
+        }),
+    });
+}
+
+#[test]
+fn every_code_with_leases() {
+    every_code("lease");
+}
+
+#[test]
+fn every_code_with_rows_for_update() {
+    every_code("for-update");
+}
+
+#[test]
+fn every_code_with_advisory_locks() {
+    every_code("advisory");
+}
+
+/// Without the right to make tables the error names it; after somebody ran what `schema` prints, all is well.
+#[test]
+fn schema_is_for_those_who_may() {
+    let server = Postgres::start().unwrap();
+    server.psql("lock", "CREATE ROLE poor LOGIN").unwrap();
+    let bed = Bed::on(format!("postgres://poor@127.0.0.1:{}/lock", server.port()));
+    let refused = bed.run(&["run", "a", "true"]);
+    assert_eq!(refused.code, 77, "{}", refused.err);
+    assert!(
+        refused.err.contains("CREATE") && refused.err.contains("fencelock schema postgres"),
+        "{}",
+        refused.err
+    );
+    let schema = bed.run(&["schema", "postgres"]);
+    assert_eq!(schema.code, 0, "{}", schema.err);
+    server.psql("lock", &schema.out).unwrap();
+    let refused = bed.run(&["run", "a", "true"]);
+    assert_eq!(refused.code, 77, "{}", refused.err);
+    assert!(refused.err.contains("fencelock_store"), "{}", refused.err);
+    let grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON fencelock_store, fencelock_names, fencelock_bound, fencelock_locks, \
+                 fencelock_holders, fencelock_waiters TO poor; GRANT USAGE, SELECT, UPDATE ON fencelock_tokens TO poor";
+    server.psql("lock", grant).unwrap();
+    for strategy in ["lease", "for-update", "advisory"] {
+        let bed = Bed::on(format!(
+            "postgres://poor@127.0.0.1:{}/lock?strategy={strategy}",
+            server.port()
+        ));
+        let ran = bed.run(&["run", "a", "true"]);
+        assert_eq!(ran.code, 0, "{strategy}: {}", ran.err);
+    }
+    assert_eq!(bed.run(&["schema", "abacus"]).code, 64);
+}

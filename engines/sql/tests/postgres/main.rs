@@ -1,0 +1,312 @@
+//! PostgreSQL on its bad days: what is not the same for all engines.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fencelock_core::{Client, Error, StoreUrl, Token};
+use fencelock_testbed::{ClockShim, Postgres};
+use tokio::time::timeout;
+use tokio_postgres::NoTls;
+
+const LIMIT: Duration = Duration::from_secs(15);
+
+async fn open(url: &str) -> Result<Client, Error> {
+    let engine = fencelock_sql::Postgres::open(StoreUrl::parse(url)?).await?;
+    Client::builder(Arc::new(engine)).build()
+}
+
+async fn raw(server: &Postgres, name: &str) -> tokio_postgres::Client {
+    let config = format!(
+        "host=127.0.0.1 port={} user=lock dbname=lock application_name={name}",
+        server.port()
+    );
+    let (client, connection) = tokio_postgres::connect(&config, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    let begin = Instant::now();
+    while !done().await {
+        assert!(begin.elapsed() < LIMIT, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Stops the first insertion by a connection named `slow`, until somebody lets go of the advisory lock 1.
+const STALL: &str = "\
+    CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+    IF current_setting('application_name') = 'slow' THEN PERFORM pg_advisory_xact_lock(1); END IF; RETURN NEW; END $$;";
+
+/// Drawn as the default of the row that competes, a token is older than the grant: forced here, 3 is granted before 2. Drawn
+/// after the row is won, as it is here, it is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_drawn_after_the_row_is_won() {
+    let server = Postgres::start().unwrap();
+    let client = open(&server.url()).await.unwrap();
+    let (admin, slow, quick) = (
+        raw(&server, "admin").await,
+        raw(&server, "slow").await,
+        raw(&server, "quick").await,
+    );
+    let make = format!(
+        "{STALL} CREATE SEQUENCE s; CREATE TABLE naive (name text PRIMARY KEY, token bigint DEFAULT nextval('s')); \
+         CREATE TRIGGER stall BEFORE INSERT ON naive FOR EACH ROW EXECUTE FUNCTION stall(); \
+         CREATE TRIGGER stall BEFORE INSERT ON fencelock_locks FOR EACH ROW EXECUTE FUNCTION stall();"
+    );
+    admin.batch_execute(&make).await.unwrap();
+    let naive = "INSERT INTO naive (name) VALUES ('a') ON CONFLICT DO NOTHING RETURNING token";
+    let ours = |who: &str| {
+        format!(
+            "SELECT fencelock_take('a', 1, '\\x{who}', 'x', 1, 60000000, 0, 'me', NULL, 'bell')"
+        )
+    };
+    for (take_slow, take_quick, release, inverts) in [
+        (
+            naive.to_owned(),
+            naive.to_owned(),
+            "DELETE FROM naive".to_owned(),
+            true,
+        ),
+        (
+            ours("01"),
+            ours("02"),
+            "SELECT fencelock_release('a', 1, '\\x02')".to_owned(),
+            false,
+        ),
+    ] {
+        admin
+            .batch_execute("SELECT pg_advisory_lock(1)")
+            .await
+            .unwrap();
+        let stalled = async {
+            slow.query_one(&take_slow, &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0)
+        };
+        let overtakes = async {
+            until("the slow one is stalled", async || {
+                let asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'slow' AND wait_event_type = 'Lock'";
+                admin.query_one(asked, &[]).await.unwrap().get::<_, i64>(0) == 1
+            })
+            .await;
+            let token: i64 = quick.query_one(&take_quick, &[]).await.unwrap().get(0);
+            quick.batch_execute(&release).await.unwrap();
+            admin
+                .batch_execute("SELECT pg_advisory_unlock(1)")
+                .await
+                .unwrap();
+            token
+        };
+        let (second, first) = tokio::join!(stalled, overtakes);
+        assert_eq!(second < first, inverts, "first {first}, then {second}");
+    }
+    drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_administrator_ends_the_connections() {
+    let server = Postgres::start().unwrap();
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+    for strategy in ["lease", "for-update", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let ttl = Duration::from_secs(3);
+        let guard = one.lock(strategy).ttl(ttl).await.unwrap();
+        server.psql("lock", end).unwrap();
+        if strategy == "lease" {
+            timeout(LIMIT, guard.prolonged()).await.unwrap();
+            assert!(guard.is_valid());
+            assert!(matches!(
+                two.try_lock(strategy).await,
+                Err(Error::Held { .. })
+            ));
+        } else {
+            // Told at once, not when the lease is over.
+            timeout(ttl / 2, guard.lost()).await.unwrap();
+            let next = two.lock_for(strategy, LIMIT).await.unwrap();
+            assert!(next.token() > guard.token());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_name_is_never_blocked() {
+    let server = Postgres::start().unwrap();
+    for strategy in ["lease", "for-update", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let held = one.lock("b").await.unwrap();
+        let waits = tokio::spawn({
+            let two = two.clone();
+            async move { two.lock("b").await }
+        });
+        until("one waits", async || {
+            one.look("b").await.unwrap().waiters.len() == 1
+        })
+        .await;
+        // Before, behind and beside it, also such as are not there yet.
+        for name in ["a", "c", "b2", "", "b"].map(|name| format!("{name}!")) {
+            let other = timeout(Duration::from_secs(5), two.lock(&name))
+                .await
+                .unwrap()
+                .unwrap();
+            other.release().await.unwrap();
+        }
+        held.release().await.unwrap();
+        timeout(LIMIT, waits)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_waiters_share_a_few_connections() {
+    let server = Postgres::start().unwrap();
+    let (one, many) = (
+        open(&server.url()).await.unwrap(),
+        open(&server.url()).await.unwrap(),
+    );
+    let held = one.lock("0").await.unwrap();
+    let mut all = vec![held];
+    for i in 1..64 {
+        all.push(one.lock(&i.to_string()).await.unwrap());
+    }
+    let waits: Vec<_> = (0..64)
+        .map(|i| {
+            let many = many.clone();
+            tokio::spawn(async move { many.lock(&i.to_string()).await })
+        })
+        .collect();
+    until("all stand in line", async || {
+        one.look("63").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+    let connections: u32 = server.psql("lock", count).unwrap().parse().unwrap();
+    assert!(connections <= 2 * 9, "{connections}");
+    for guard in all {
+        guard.release().await.unwrap();
+    }
+    for wait in waits {
+        let guard = timeout(LIMIT, wait).await.unwrap().unwrap().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+/// An hour ahead of the client nothing is different. Set forward while a lock is held, the database takes it for expired; but
+/// whoever is granted it then has a higher token.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_databases_clock_is_another() {
+    let clock = ClockShim::new().unwrap();
+    let hour = Duration::from_secs(3600);
+    clock.forward(hour).unwrap();
+    let server = Postgres::builder().clock(&clock).start().unwrap();
+    let (one, two) = (
+        open(&server.url()).await.unwrap(),
+        open(&server.url()).await.unwrap(),
+    );
+    let guard = one.lock("a").ttl(Duration::from_millis(900)).await.unwrap();
+    for _ in 0..4 {
+        timeout(LIMIT, guard.prolonged()).await.unwrap();
+        assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
+    }
+    clock.forward(hour).unwrap();
+    let next = two.lock_for("a", LIMIT).await.unwrap();
+    assert!(next.token() > guard.token());
+    let last = next.token();
+    next.release().await.unwrap();
+    clock.back(2 * hour).unwrap();
+    let again = two.lock_for("a", LIMIT).await.unwrap();
+    assert!(again.token() > last);
+}
+
+/// The primary dies, its replica has not heard of the last grants and is promoted: the client finds it, and tokens go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_promoted_replica_goes_on_above() {
+    for strategy in ["lease", "advisory"] {
+        let primary = Postgres::start().unwrap();
+        let replica = primary.replica().unwrap();
+        let url = format!(
+            "postgres://lock@127.0.0.1:{},127.0.0.1:{}/lock?strategy={strategy}",
+            replica.port(),
+            primary.port()
+        );
+        let client = open(&url).await.unwrap();
+        let told = client
+            .promises()
+            .limits
+            .iter()
+            .any(|limit| limit.what.contains("replica") || limit.what.contains("switch-over"));
+        assert!(told, "{:?}", client.promises().limits);
+        let mut last = Token(0);
+        replica.pause().unwrap();
+        for _ in 0..100 {
+            let guard = client.lock("a").await.unwrap();
+            assert!(guard.token() > last);
+            last = guard.token();
+            guard.release().await.unwrap();
+        }
+        primary.kill9();
+        replica.resume().unwrap();
+        replica.promote().unwrap();
+        let guard = client.lock_for("a", LIMIT).await.unwrap();
+        assert!(guard.token() > last, "{} after {last}", guard.token());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weak_settings_are_told() {
+    let server = Postgres::builder()
+        .config("fsync", "off")
+        .config("synchronous_commit", "off")
+        .start()
+        .unwrap();
+    let client = open(&server.url()).await.unwrap();
+    let limits = &client.promises().limits;
+    assert!(
+        limits.iter().any(|limit| limit.what.contains("fsync")),
+        "{limits:?}"
+    );
+    let server = Postgres::builder()
+        .config("fsync", "on")
+        .config("full_page_writes", "on")
+        .start()
+        .unwrap();
+    let client = open(&server.url()).await.unwrap();
+    assert!(client.promises().limits.is_empty());
+}
+
+/// PgBouncer that shares connections between transactions is noticed; one that does not is none of our business.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_that_shares_connections_is_refused() {
+    let server = Postgres::start().unwrap();
+    for (mode, refused) in [
+        ("transaction", true),
+        ("statement", true),
+        ("session", false),
+    ] {
+        let pooler = server.pooler(mode).unwrap();
+        for strategy in ["lease", "advisory"] {
+            let url = format!(
+                "postgres://lock@127.0.0.1:{}/lock?strategy={strategy}",
+                pooler.port()
+            );
+            match open(&url).await {
+                Err(Error::Config { why, .. }) if refused => {
+                    assert!(why.contains("PgBouncer"), "{why}")
+                }
+                Ok(client) if !refused => drop(client.lock("a").await.unwrap()),
+                other => panic!("{mode} {strategy}: {other:?}"),
+            }
+        }
+    }
+}
