@@ -114,7 +114,7 @@ async fn a_push_from_before_the_newest_answer_is_not_believed() {
     let stale = tokio::time::timeout(ms(100), store.engine.changed(&claims[1], &newer)).await;
     assert!(stale.is_err(), "{stale:?}");
     other.release(&third).await;
-    store.granted(&claims[1], &newer).await;
+    store.lock(&claims[1]).await;
 }
 
 #[tokio::test]
