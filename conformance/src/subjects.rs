@@ -25,6 +25,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &postgres::FOR_UPDATE,
         &postgres::ADVISORY,
         &zookeeper::OneZooKeeper,
+        &zookeeper::ThreeZooKeepers,
         &sentinel::Sentinels,
         &cluster::Cluster,
         &etcd::OneEtcd,

@@ -14,12 +14,15 @@ use crate::failure::{Failure, Result};
 use crate::port::Port;
 use crate::process::{Process, Streams, program};
 use crate::proxy::Proxy;
+use crate::redis::make_certificates;
 
 /// How long a server may take to answer after its start. It takes 0.7 s on an idle machine.
 const START: Duration = Duration::from_secs(60);
 
 const CLASS: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
-const CLASS_PATH: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar";
+/// With two jars that TLS needs and that Debian's jar does not name.
+const CLASS_PATH: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar:\
+     /usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
 
 /// What a [`ZooKeeper`] or an [`Ensemble`] is to be; made by [`ZooKeeper::builder`].
 #[derive(Clone, Debug)]
@@ -28,9 +31,17 @@ pub struct ZooKeeperBuilder {
     tick: Duration,
     sessions: (Duration, Duration),
     flags: Vec<String>,
+    tls: bool,
 }
 
 impl ZooKeeperBuilder {
+    /// Listens with TLS, too, on another port, with a certificate for `localhost` and 127.0.0.1 of an authority of its
+    /// own. One server, not an ensemble. Needs the command `openssl`.
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
     /// The shortest and the longest session that it grants.
     pub fn sessions(mut self, shortest: Duration, longest: Duration) -> Self {
         self.sessions = (shortest, longest);
@@ -78,7 +89,11 @@ impl ZooKeeperBuilder {
     fn launch(self, number: Option<usize>, more: &str) -> Result<ZooKeeper> {
         let dir = Dir::new("zookeeper")?;
         let port = Port::free()?;
-        let config = self.config(port.number(), &dir) + more;
+        let mut config = self.config(port.number(), &dir) + more;
+        let secure = self.tls.then(Port::free).transpose()?;
+        if let Some(secure) = &secure {
+            config += &secure_config(secure.number(), &dir)?;
+        }
         write(&dir.join("zoo.cfg"), &config)?;
         let data = dir.join("data");
         fs::create_dir(&data).map_err(Failure::to(format!("make {data}")))?;
@@ -90,9 +105,27 @@ impl ZooKeeperBuilder {
             builder: self,
             process,
             port,
+            secure,
             dir,
         })
     }
+}
+
+/// What a server needs to listen with TLS.
+fn secure_config(port: u16, dir: &Dir) -> Result<String> {
+    make_certificates(dir)?;
+    let read = |file: &str| fs::read_to_string(dir.join(file)).map_err(Failure::to("read a key"));
+    let both = read("server.key")? + &read("server.crt")?;
+    write(&dir.join("server.pem"), &both)?;
+    // It takes PEM by this ending only.
+    write(&dir.join("ca.pem"), &read("ca.crt")?)?;
+    Ok(format!(
+        "secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n\
+         serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+         ssl.keyStore.location={}\nssl.trustStore.location={}\nssl.clientAuth=none\n",
+        dir.join("server.pem"),
+        dir.join("ca.pem"),
+    ))
 }
 
 /// A running ZooKeeper server; killed, with its directory removed, when dropped.
@@ -101,6 +134,7 @@ pub struct ZooKeeper {
     builder: ZooKeeperBuilder,
     process: Process,
     port: Port,
+    secure: Option<Port>,
     // Last, so that the server is gone before its directory is.
     dir: Dir,
 }
@@ -120,6 +154,7 @@ impl ZooKeeper {
             tick: Duration::from_millis(200),
             sessions: (Duration::from_secs(1), Duration::from_secs(3600)),
             flags: Vec::new(),
+            tls: false,
         }
     }
 
@@ -133,6 +168,18 @@ impl ZooKeeper {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
+    }
+
+    /// Where clients connect with TLS, if it was asked for.
+    #[must_use]
+    pub fn secure_port(&self) -> Option<u16> {
+        self.secure.as_ref().map(Port::number)
+    }
+
+    /// The file with the certificate of the authority behind the server's own.
+    #[must_use]
+    pub fn ca(&self) -> String {
+        self.dir.join("ca.crt")
     }
 
     /// The process id; a restart changes it.

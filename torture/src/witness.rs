@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use fencelock::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
+    Place, Renewal, Standing, Withdrawn,
 };
 use fencelock::{ClaimId, Clock, Finding, LockName, Mode, Promises, Result, Token};
 
@@ -107,6 +107,10 @@ impl Engine for Witness {
 
     async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
         self.engine.look(name, unlike).await
+    }
+
+    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.engine.vouch(name, owner).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {

@@ -1,12 +1,13 @@
-//! One ZooKeeper server. It takes a second to start, so cases share one, each below a chroot of its own; those that stop
-//! and kill it have their own.
+//! One ZooKeeper server, and an ensemble of three. A server takes a second to start, so cases share one, each below a
+//! chroot of its own; those that stop and kill it have their own. The ensemble is shared by all its cases, and has none
+//! that stops and kills: the engine's own tests do that to its leader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_testbed::{Failure, Proxy, Result, ZooKeeper};
+use fencelock_testbed::{Ensemble, Failure, Proxy, Result, ZooKeeper};
 
 use crate::subject::{Passwords, Server, Store, Subject};
 
@@ -16,20 +17,37 @@ const WRONG: &str = "hunter2-wrong";
 
 pub(crate) struct OneZooKeeper;
 
+pub(crate) struct ThreeZooKeepers;
+
 /// Started with the first case that shares it, ended with the last.
 static SHARED: Mutex<Weak<Mutex<ZooKeeper>>> = Mutex::new(Weak::new());
+static THREE: Mutex<Weak<Ensemble>> = Mutex::new(Weak::new());
 
 /// Numbers the chroots.
 static ROOTS: AtomicU64 = AtomicU64::new(0);
 
-fn shared() -> Result<Arc<Mutex<ZooKeeper>>> {
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+/// The one that is there, or a new one.
+fn shared<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(server) = shared.upgrade() {
         return Ok(server);
     }
-    let server = Arc::new(Mutex::new(ZooKeeper::start()?));
+    let server = Arc::new(start()?);
     *shared = Arc::downgrade(&server);
     Ok(server)
+}
+
+/// A chroot that no other case has.
+fn next_root() -> String {
+    format!("/case-{}", ROOTS.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Starting servers blocks.
+async fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Failure::new(error.to_string()))?
 }
 
 #[async_trait]
@@ -51,9 +69,9 @@ impl Subject for OneZooKeeper {
         let open = move || {
             let zookeeper = match server {
                 true => Arc::new(Mutex::new(ZooKeeper::start()?)),
-                false => shared()?,
+                false => shared(&SHARED, || Ok(Mutex::new(ZooKeeper::start()?)))?,
             };
-            let root = format!("/case-{}", ROOTS.fetch_add(1, Ordering::Relaxed));
+            let root = next_root();
             let port = {
                 let zookeeper = zookeeper.lock().unwrap_or_else(PoisonError::into_inner);
                 zookeeper.make_root(&root, Some(&user(PASSWORD)))?;
@@ -67,8 +85,44 @@ impl Subject for OneZooKeeper {
             };
             Ok(Box::new(node) as Box<dyn Store>)
         };
-        let opened = tokio::task::spawn_blocking(open).await;
-        opened.map_err(|error| Failure::new(error.to_string()))?
+        elsewhere(open).await
+    }
+}
+
+#[async_trait]
+impl Subject for ThreeZooKeepers {
+    fn name(&self) -> &'static str {
+        "zookeeper-cluster"
+    }
+
+    fn claim_window(&self) -> Duration {
+        OneZooKeeper.claim_window()
+    }
+
+    async fn open(&self, _server: bool) -> Result<Box<dyn Store>> {
+        let open = || {
+            let ensemble = shared(&THREE, || ZooKeeper::builder().ensemble())?;
+            let root = next_root();
+            ensemble.server(0).make_root(&root, None)?;
+            Ok(Box::new(Three { ensemble, root }) as Box<dyn Store>)
+        };
+        elsewhere(open).await
+    }
+}
+
+struct Three {
+    ensemble: Arc<Ensemble>,
+    root: String,
+}
+
+#[async_trait]
+impl Store for Three {
+    fn url(&self) -> String {
+        format!("{}{}", self.ensemble.url(), self.root)
+    }
+
+    async fn leftovers(&self) -> Result<u64> {
+        self.ensemble.server(0).count_below(&self.root, None)
     }
 }
 

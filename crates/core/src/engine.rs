@@ -208,6 +208,21 @@ impl LockView {
         }
     }
 
+    /// The hold of an owner, if it is there and its token is known, with what may be believed of it according to this view,
+    /// which was asked for at `asked`.
+    #[must_use]
+    pub fn vouch(self, owner: &str, asked: BootInstant) -> Option<(HolderView, Grant)> {
+        let mut holders = self.holders.into_iter();
+        let holder = holders.find(|holder| holder.owner == owner)?;
+        let grant = Grant {
+            tokens: Tokens::one(holder.token?),
+            counted_from: asked,
+            lease: holder.ttl_left?.saturating_sub(holder.lock_delay),
+            recorded: true,
+        };
+        Some((holder, grant))
+    }
+
     /// The highest token among the holders.
     #[must_use]
     pub fn token(&self) -> Option<Token> {
@@ -298,6 +313,15 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// The lock as it is: at once without `unlike`, else when its highest token is another than that (a free lock has
     /// none), looked at by polling if the engine cannot do better. May be dropped.
     async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView>;
+
+    /// The hold of an owner in another process, with what a process that joins it may believe; `None` if this owner does
+    /// not hold. As good as [`look`](Engine::look) where the store counts down what is left; an engine whose store does not
+    /// asks the holder itself. May be dropped.
+    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        let asked = self.clock().now();
+        let view = self.look(name, None).await?;
+        Ok(view.vouch(owner, asked))
+    }
 
     /// The locks that are held and whose name begins with `prefix`, a part at a time, in no particular order. `limit`
     /// is a wish.

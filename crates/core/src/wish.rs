@@ -19,7 +19,6 @@ use crate::hold::{Hold, Terms, valid_until};
 use crate::line::{Entered, Seat, Turn};
 use crate::name::LockName;
 use crate::owner::{Owner, check_text};
-use crate::token::Tokens;
 
 /// The pauses between two attempts of an unfair wish, if it names none.
 const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -408,22 +407,9 @@ pub(crate) async fn find_outer(
     name: &LockName,
     owner: &str,
 ) -> Result<Option<(HolderView, Grant)>> {
-    let asked = inner.clock.now();
-    let view = inner.engine.look(name, None).await?;
-    let found = view
-        .holders
-        .into_iter()
-        .find(|holder| holder.owner == owner);
-    Ok(found.and_then(|holder| {
-        let grant = Grant {
-            tokens: Tokens::one(holder.token?),
-            counted_from: asked,
-            lease: holder.ttl_left?.saturating_sub(holder.lock_delay),
-            recorded: true,
-        };
-        let over = valid_until(grant.counted_from, grant.lease);
-        (inner.clock.now() < over).then_some((holder, grant))
-    }))
+    let vouched = inner.engine.vouch(name, owner).await?;
+    Ok(vouched
+        .filter(|(_, grant)| inner.clock.now() < valid_until(grant.counted_from, grant.lease)))
 }
 
 impl IntoFuture for Wish {

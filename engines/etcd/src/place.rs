@@ -323,6 +323,14 @@ impl Shared {
         known.any(|placed| placed.key.as_bytes() == key)
     }
 
+    /// Forgets the claim that was withdrawn and had this key.
+    pub(crate) fn forget_undone(&self, key: &[u8]) {
+        let undone = |placed: &Placed| placed.undone && placed.key.as_bytes() == key;
+        let ended = |placed: &Placed| placed.doubtful.iter().all(|session| session.has_ended());
+        self.claims()
+            .retain(|_, placed| !(undone(placed) && ended(placed)));
+    }
+
     pub(crate) fn update(&self, claim: &Claim, change: impl FnOnce(&mut Placed)) {
         if let Some(placed) = self.claims().get_mut(&claim.id) {
             change(placed);
@@ -595,7 +603,19 @@ impl Shared {
             return Ok(Withdrawn::Expired);
         }
         let deleted = match placed.there {
-            Some((revision, _)) => self.delete(placed.key.as_bytes(), revision).await?,
+            Some((revision, _)) => {
+                let deleted = self.delete(placed.key.as_bytes(), revision).await;
+                if deleted.is_err() && !placed.holds {
+                    // Its session may live for as long as this client: its key must not, whether or not anybody asks
+                    // again. A hold ends when nobody renews it.
+                    placed.on.retire();
+                    self.update(claim, |placed| {
+                        placed.undone = true;
+                        placed.pins.clear();
+                    });
+                }
+                deleted?
+            }
             None => self.undo(claim, &placed).await?,
         };
         placed.on.leave(claim.id);

@@ -372,6 +372,7 @@ impl Shared {
         if retired {
             for key in keys.iter().filter(|key| !self.is_known(key)) {
                 self.delete_any(key).await?;
+                self.forget_undone(key);
             }
         }
         Ok(())

@@ -140,6 +140,10 @@ fn tls(
     if [ca, cert, key].iter().all(|file| file.is_none()) {
         return Ok(None);
     }
+    // The library for TLS keeps its cryptography per process. An application that chose one before keeps its own.
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
     let read = |option: &str, file: &str| {
         let read = std::fs::read_to_string(file);
         read.map_err(|error| url.refuse(format!("the file {file} of {option}: {error}")))

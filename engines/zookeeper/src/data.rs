@@ -36,6 +36,10 @@ pub(crate) struct Data {
     pub(crate) tokens: Option<(Token, Token)>,
     /// Somebody asked for the lock.
     pub(crate) asked: bool,
+    /// The number under which somebody asked last whether the holder is there (see the module `vouch`).
+    pub(crate) ping: Option<u64>,
+    /// The number that the holder answered last, and for how long it was to hold then without another renewal.
+    pub(crate) pong: Option<(u64, Duration)>,
 }
 
 /// Why a node's data are not a claim's.
@@ -57,6 +61,8 @@ impl Data {
             count,
             tokens: None,
             asked: false,
+            ping: None,
+            pong: None,
         }
     }
 
@@ -74,6 +80,12 @@ impl Data {
         }
         if self.asked {
             text += "asked=1\n";
+        }
+        if let Some(number) = self.ping {
+            let _ = writeln!(text, "ping={number}");
+        }
+        if let Some((number, left)) = self.pong {
+            let _ = writeln!(text, "pong={number}/{}", left.as_millis());
         }
         text.into_bytes()
     }
@@ -97,6 +109,8 @@ impl Data {
             count: 1,
             tokens: None,
             asked: false,
+            ping: None,
+            pong: None,
         };
         let (mut first, mut token) = (None, None);
         for line in lines {
@@ -114,6 +128,14 @@ impl Data {
                 "first" => first = number().map(Token),
                 "token" => token = number().map(Token),
                 "asked" => data.asked = true,
+                "ping" => data.ping = number(),
+                "pong" => {
+                    let answer = value.split_once('/').and_then(|(number, left)| {
+                        let left = Duration::from_millis(left.parse().ok()?);
+                        Some((number.parse().ok()?, left))
+                    });
+                    data.pong = answer;
+                }
                 // Of an older or a later version 1.
                 _ => {}
             }
@@ -145,6 +167,8 @@ mod tests {
             count: 16,
             tokens: Some((Token(320), Token(323))),
             asked: true,
+            ping: Some(u64::MAX),
+            pong: Some((7, Duration::from_millis(19_999))),
         };
         assert_eq!(Data::read(&data.write()), Ok(data.clone()));
         assert_eq!(data.tokens(99).1, Token(323));
@@ -152,6 +176,8 @@ mod tests {
             label: None,
             tokens: None,
             asked: false,
+            ping: None,
+            pong: None,
             ..data
         };
         assert_eq!(Data::read(&plain.write()), Ok(plain.clone()));

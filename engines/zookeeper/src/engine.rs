@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
+    Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
     Clock, Durability, Error, LeaseKind, Limit, LockName, Order, Promises, Result, StoreUrl, Token,
@@ -223,6 +223,11 @@ impl Engine for ZooKeeper {
     async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
         self.check_open()?;
         self.store.look(name, unlike).await
+    }
+
+    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.check_open()?;
+        self.store.vouch(name, owner).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {

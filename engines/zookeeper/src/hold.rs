@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event, HeldClaim, Renewal};
-use fencelock_core::{BootInstant, Clock};
+use fencelock_core::{BootInstant, Clock, LockName};
 use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -15,7 +15,7 @@ use zookeeper_client::{Error as Refusal, MultiWriteResult};
 
 use crate::data::Data;
 use crate::session::{Link, Trouble};
-use crate::store::{Node, Spot, Store};
+use crate::store::{Node, Parent, Spot, Store};
 
 /// How many holds go into one transaction: their paths stay well below what a server takes in one request.
 const BATCH: usize = 200;
@@ -31,6 +31,9 @@ const TIDY: Duration = Duration::from_millis(300);
 
 /// How many requests to tidy up are on their way at once.
 const AT_ONCE: usize = 256;
+
+/// The owner that servers give to containers.
+const CONTAINER: i64 = i64::MIN;
 
 /// What became of one hold, with its place in the batch.
 type Renewed = Vec<(usize, Renewal)>;
@@ -120,18 +123,14 @@ impl Store {
             let mut writes = Vec::new();
             for (at, spot) in &batch {
                 let now = spot.now().clone();
-                let Some(node) = now.node else { continue };
+                let Some(node) = &now.node else { continue };
                 let path = self.path(&spot.name, &node.name);
                 let token = held[*at].token;
                 // The paths were good when the nodes were made.
                 let _ = if now.recorded == token {
                     writer.add_check_version(&path, -1)
                 } else {
-                    let data = Data {
-                        tokens: Some((now.first, token)),
-                        asked: now.asked,
-                        ..Data::of(&held[*at].claim, now.count)
-                    };
+                    let data = now.data(&held[*at].claim, token);
                     writer.add_set_data(&path, &data.write(), Some(node.version))
                 };
                 writes.push((*at, Arc::clone(spot), token));
@@ -201,7 +200,7 @@ impl Store {
                     if let Some(node) = &mut spot.now().node {
                         node.version = stat.version;
                     }
-                    self.note_asked(&spot, Data::read(&bytes).is_ok_and(|data| data.asked));
+                    self.note_written(&spot, &bytes);
                     left.push((at, spot));
                 }
                 Err(Trouble::Answered(Refusal::NoNode)) => lost.push(at),
@@ -230,11 +229,14 @@ impl Store {
         }
     }
 
-    pub(crate) fn note_asked(&self, spot: &Spot, asked: bool) {
+    /// Notes what others wrote into a hold's node.
+    pub(crate) fn note_written(&self, spot: &Spot, bytes: &[u8]) {
+        let Ok(data) = Data::read(bytes) else { return };
         let news = {
             let mut now = spot.now();
-            let news = asked && !now.asked;
-            now.asked |= asked;
+            let news = data.asked && !now.asked;
+            now.asked |= data.asked;
+            now.ping = data.ping;
             news
         };
         if news {
@@ -243,8 +245,15 @@ impl Store {
         }
     }
 
+    /// A hold that others may want to join has its node watched from the beginning.
+    pub(crate) fn arm_if_recorded(&self, spot: &Arc<Spot>, claim: &Claim, link: &Arc<Link>) {
+        if claim.record {
+            self.arm(spot, link);
+        }
+    }
+
     /// Has a hold's node watched, so that its holder hears at once when it is asked or evicted. Not before the first
-    /// renewal: most holds are over by then, and those asked before hear of it then.
+    /// renewal unless others may want to join it: most holds are over by then, and those asked before hear of it then.
     fn arm(&self, spot: &Arc<Spot>, link: &Arc<Link>) {
         let weak = Arc::downgrade(link);
         let mut now = spot.now();
@@ -267,7 +276,8 @@ impl Store {
                 if let Some(Node { version, .. }) = &mut spot.now().node {
                     *version = stat.version;
                 }
-                self.note_asked(spot, Data::read(&bytes).is_ok_and(|data| data.asked));
+                self.note_written(spot, &bytes);
+                self.answer(spot, &bytes, stat.version).await?;
                 // In this order: a watcher must not be asked once its connection is gone.
                 tokio::select! {
                     biased;
@@ -276,15 +286,16 @@ impl Store {
                 }
             }
             Err(Trouble::Answered(Refusal::NoNode)) => {
-                let taken = {
+                let (taken, moved) = {
                     let now = spot.now();
                     let same = now.node.as_ref().is_some_and(|now| now.name == node.name);
-                    now.held && !now.over && !now.unsure && same
+                    let held = now.held && !now.over && !now.unsure;
+                    (held && same, held && now.node.is_some() && !same)
                 };
                 if taken {
                     let _ = self.tell.send(Event::Lost(spot.id));
                 }
-                Ok(Seen::Over)
+                Ok(if moved { Seen::Changed } else { Seen::Over })
             }
             Err(trouble) => Err(trouble),
         }
@@ -308,7 +319,12 @@ impl Store {
     async fn tidy(&self) -> Option<BootInstant> {
         let over = self.take_over();
         let ended = over.iter().map(|spot| async move {
-            if self.delete(spot).await.is_ok() {
+            let unsure = spot.now().unsure;
+            let settled = match unsure {
+                true => self.settle(spot).await,
+                false => Ok(()),
+            };
+            if settled.is_ok() && self.delete(spot).await.is_ok() {
                 return self.remove(spot);
             }
             // Again soon.
@@ -352,32 +368,35 @@ impl Store {
         over
     }
 
-    /// Deletes the nodes of names that this client has not used for so long. Others may still use them; then they stay.
+    /// Deletes the nodes of names that this client has not used for so long. Others may still use them; then they stay, as
+    /// those do that another library made to stay.
     pub(crate) async fn drop_parents(&self, idle: Duration) {
         let moment = Clock::Boot.now();
         let names: Vec<_> = {
             let mut state = self.state();
-            let unused = |parent: &crate::store::Parent| {
+            let unused = |_: &LockName, parent: &mut Parent| {
                 parent.uses == 0 && moment.since(parent.idle_since) >= idle
             };
-            let names = state.parents.iter().filter(|(_, parent)| unused(parent));
-            let names: Vec<_> = names.map(|(name, _)| name.clone()).collect();
-            for name in &names {
-                state.parents.remove(name);
-            }
-            names
+            state.parents.extract_if(unused).collect()
         };
         for names in names.chunks(AT_ONCE) {
             let Ok(link) = self.line.link().await else {
                 // The servers delete them themselves in the end: they are containers.
                 return;
             };
-            let deleted = names.iter().map(|name| {
-                let path = self.parent(name);
-                let link = &link;
+            let deleted = names.iter().map(|(name, parent)| {
+                let (path, link) = (self.parent(name), &link);
                 async move {
-                    link.write(Clock::Boot.now(), link.client().delete(&path, None))
-                        .await
+                    if !parent.ours {
+                        let stat = link.read(link.client().check_stat(&path)).await;
+                        let stat = stat.ok().flatten();
+                        if stat.is_none_or(|stat| stat.ephemeral_owner != CONTAINER) {
+                            return;
+                        }
+                    }
+                    let delete = link.client().delete(&path, None);
+                    // Not if it has children by now.
+                    drop(link.write(Clock::Boot.now(), delete).await);
                 }
             });
             join_all(deleted).await;
@@ -399,7 +418,14 @@ pub(crate) async fn watch(
     let mut watching = FuturesUnordered::new();
     let one = |spot: Arc<Spot>, link: Arc<Link>| {
         let store = Arc::clone(&store);
-        async move { while matches!(store.watch_once(&spot, &link).await, Ok(Seen::Changed)) {} }
+        async move {
+            while matches!(store.watch_once(&spot, &link).await, Ok(Seen::Changed)) {}
+            // So that it can be watched over the same connection again.
+            let mut now = spot.now();
+            if now.watched.ptr_eq(&Arc::downgrade(&link)) {
+                now.watched = std::sync::Weak::new();
+            }
+        }
     };
     loop {
         tokio::select! {

@@ -25,10 +25,39 @@ const TRIES: usize = 10;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// One in line, with what its node holds.
-struct Seen {
-    stander: Stander,
-    stat: Stat,
-    bytes: Vec<u8>,
+pub(crate) struct Seen {
+    pub(crate) stander: Stander,
+    pub(crate) stat: Stat,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Seen {
+    /// Somebody who holds.
+    pub(crate) fn holder(&self, data: Option<Data>) -> HolderView {
+        let Some(data) = data else {
+            return HolderView {
+                claim: None,
+                owner: foreign(self),
+                token: Some(first_token(self.stat.czxid)),
+                mode: self.stander.mode,
+                ttl_left: None,
+                lock_delay: Duration::ZERO,
+                held: None,
+                label: None,
+            };
+        };
+        HolderView {
+            claim: claim(&self.stander.node),
+            token: Some(data.tokens(self.stat.czxid).1),
+            owner: data.owner,
+            mode: self.stander.mode,
+            // Sessions show no countdown: this is what was asked for.
+            ttl_left: Some(data.ttl + data.lock_delay),
+            lock_delay: data.lock_delay,
+            held: None,
+            label: data.label,
+        }
+    }
 }
 
 impl Store {
@@ -83,7 +112,7 @@ impl Store {
         for (at, seen) in line.into_iter().enumerate() {
             let data = self.read_data(name, &seen.bytes)?;
             if at < holding {
-                view.holders.push(holder(&seen, data));
+                view.holders.push(seen.holder(data));
             } else {
                 view.waiters.push(WaiterView {
                     owner: data.map_or_else(|| foreign(&seen), |data| data.owner),
@@ -95,7 +124,7 @@ impl Store {
     }
 
     /// What a node of ours holds; `None` if it is another library's.
-    fn read_data(&self, name: &LockName, bytes: &[u8]) -> Result<Option<Data>> {
+    pub(crate) fn read_data(&self, name: &LockName, bytes: &[u8]) -> Result<Option<Data>> {
         match Data::read(bytes) {
             Ok(data) => Ok(Some(data)),
             Err(Unread::Foreign) => Ok(None),
@@ -110,7 +139,7 @@ impl Store {
     }
 
     /// Those in line with their nodes, at most so many that wait, and how many of them hold.
-    async fn read_line(
+    pub(crate) async fn read_line(
         &self,
         link: &Link,
         name: &LockName,
@@ -282,7 +311,8 @@ impl Store {
     }
 }
 
-enum Read {
+/// Why a line could not be read.
+pub(crate) enum Read {
     Trouble(Trouble),
     Error(Error),
 }
@@ -290,32 +320,6 @@ enum Read {
 impl From<Trouble> for Read {
     fn from(trouble: Trouble) -> Self {
         Self::Trouble(trouble)
-    }
-}
-
-fn holder(seen: &Seen, data: Option<Data>) -> HolderView {
-    let Some(data) = data else {
-        return HolderView {
-            claim: None,
-            owner: foreign(seen),
-            token: Some(first_token(seen.stat.czxid)),
-            mode: seen.stander.mode,
-            ttl_left: None,
-            lock_delay: Duration::ZERO,
-            held: None,
-            label: None,
-        };
-    };
-    HolderView {
-        claim: claim(&seen.stander.node),
-        token: Some(data.tokens(seen.stat.czxid).1),
-        owner: data.owner,
-        mode: seen.stander.mode,
-        // Sessions show no countdown: this is what was asked for.
-        ttl_left: Some(data.ttl + data.lock_delay),
-        lock_delay: data.lock_delay,
-        held: None,
-        label: data.label,
     }
 }
 

@@ -49,5 +49,6 @@ mod names;
 mod place;
 mod session;
 mod store;
+mod vouch;
 
 pub use engine::ZooKeeper;

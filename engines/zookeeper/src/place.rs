@@ -20,8 +20,8 @@ const RECHECK: Duration = Duration::from_secs(30);
 /// How often the nodes above may vanish while a claim's is made.
 const TRIES: usize = 10;
 
-/// What is sent to make or find a claim's node, with the line as it was afterwards.
-type Found = (Node, Vec<String>, BootInstant);
+/// The line as it was when a claim's node had been made, over which connection, and when that was asked for.
+type Entered = (Arc<Link>, Vec<String>, BootInstant);
 
 /// Where a claim stands.
 enum Stood {
@@ -55,10 +55,10 @@ impl Store {
         };
         for _ in 0..TRIES {
             let entered = self.enter(&spot, claim).await;
-            let (node, children, sent) =
+            let (link, children, sent) =
                 entered.map_err(|trouble| self.error(taking(claim), trouble))?;
-            spot.now().node = Some(node);
-            match self.judge(&spot, claim, children, sent).await? {
+            let seen = (&link, children);
+            match self.judge(&spot, claim, seen, sent).await? {
                 Stood::Held(grant) => return Ok(Standing::Held(grant)),
                 Stood::Waiting(place) => return self.wait_or_leave(&spot, claim, place).await,
                 // Deleted as soon as it was there; by an administrator, one must think.
@@ -106,7 +106,7 @@ impl Store {
     }
 
     /// Makes a claim's node, and sees the line with it.
-    async fn enter(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Found, Trouble> {
+    async fn enter(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Entered, Trouble> {
         let session = Arc::clone(&spot.now().session);
         let link = session.link().await?;
         {
@@ -147,8 +147,8 @@ impl Store {
                             czxid: stat.czxid,
                             version: 0,
                         };
-                        self.now_sure(spot, &link);
-                        return Ok((found, children?, sent));
+                        self.made(spot, &link, found);
+                        return Ok((link, children?, sent));
                     }
                     Err(Trouble::Answered(Refusal::NoNode)) => made = false,
                     Err(trouble) => return Err(self.if_answered(spot, trouble)),
@@ -191,11 +191,11 @@ impl Store {
                         czxid: stat.czxid,
                         version: stat.version,
                     };
-                    self.now_sure(spot, &link);
-                    return Ok((found, children?, sent));
+                    self.made(spot, &link, found);
+                    return Ok((link, children?, sent));
                 }
                 Err(Trouble::Answered(Refusal::NodeExists)) => {
-                    self.parent_made(&claim.name, true);
+                    self.parent_made(&claim.name, false);
                     made = true;
                 }
                 Err(Trouble::Answered(Refusal::NoNode)) => self.make_root(&link).await?,
@@ -207,10 +207,12 @@ impl Store {
         ))
     }
 
-    fn now_sure(&self, spot: &Spot, link: &Link) {
+    /// A claim's node is there, whatever becomes of the answers to come.
+    fn made(&self, spot: &Spot, link: &Link, node: Node) {
         let mut now = spot.now();
         now.unsure = false;
         now.life = Arc::clone(&link.life);
+        now.node = Some(node);
     }
 
     /// A refusal leaves nothing behind.
@@ -264,7 +266,7 @@ impl Store {
             Err(other) => return Err(trouble(other)),
         }
         let children = children.map_err(trouble)?;
-        self.judge(spot, claim, children, sent).await
+        self.judge(spot, claim, (&link, children), sent).await
     }
 
     /// Whether it is a claim's turn in the line that these children are. `sent`: when its session was last confirmed.
@@ -272,7 +274,7 @@ impl Store {
         &self,
         spot: &Arc<Spot>,
         claim: &Claim,
-        children: Vec<String>,
+        (link, children): (&Arc<Link>, Vec<String>),
         sent: BootInstant,
     ) -> Result<Stood> {
         let line = self.sorted(&claim.name, children)?;
@@ -324,6 +326,7 @@ impl Store {
         let (counted_from, life) = granted;
         let lease = self.lease(claim, &life);
         self.stand_until(spot, counted_from + (lease + claim.lock_delay));
+        self.arm_if_recorded(spot, claim, link);
         let count = spot.now().count;
         Ok(Stood::Held(Grant {
             tokens: Tokens { first, count },
@@ -375,7 +378,8 @@ impl Store {
                 Err(trouble) => return Err(self.error(waiting(claim), trouble)),
             };
             let children = children.map_err(|trouble| self.error(waiting(claim), trouble))?;
-            match self.judge(&spot, claim, children, confirmed).await? {
+            let seen = (&link, children);
+            match self.judge(&spot, claim, seen, confirmed).await? {
                 Stood::Held(grant) => return Ok(Some(grant)),
                 Stood::Waiting(_) => {}
                 Stood::Gone => return Ok(None),
@@ -478,15 +482,7 @@ impl Store {
             self.path(&claim.name, name),
         );
         for _ in 0..TRIES {
-            let (first, count, asked) = {
-                let now = spot.now();
-                (now.first, now.count, now.asked)
-            };
-            let data = Data {
-                tokens: Some((first, token)),
-                asked,
-                ..Data::of(claim, count)
-            };
+            let data = spot.now().data(claim, token);
             let options = CreateMode::Ephemeral.with_acls(self.config.acls());
             let mut writer = link.client().new_multi_writer();
             // Not if somebody has written into it meanwhile, to ask for the lock.
@@ -518,6 +514,8 @@ impl Store {
                         czxid: node.czxid,
                         version: 0,
                     });
+                    drop(now);
+                    self.arm_if_recorded(spot, claim, link);
                     return Ok(sent);
                 }
                 Err(trouble @ Trouble::Silent(_)) => return Err(trouble),
@@ -535,8 +533,7 @@ impl Store {
             }
             let (bytes, stat) = link.read(link.client().get_data(&old)).await?;
             node.version = stat.version;
-            let asked = Data::read(&bytes).is_ok_and(|data| data.asked);
-            self.note_asked(spot, asked);
+            self.note_written(spot, &bytes);
         }
         Err(Trouble::Silent(
             "somebody keeps writing into its node".into(),
@@ -548,42 +545,48 @@ impl Store {
         let now = spot.now().clone();
         let link = now.session.link().await?;
         let children = self.fresh_children(&link, &spot.name).await?;
-        let mine = children.into_iter().find(|node| line::is_of(node, spot.id));
-        let mut found = None;
-        if let Some(name) = mine {
+        let mut mine = Vec::new();
+        for name in children {
+            if !line::is_of(&name, spot.id) {
+                continue;
+            }
             let path = self.path(&spot.name, &name);
             if let Some(stat) = link.read(link.client().check_stat(&path)).await? {
-                found = Some((name, stat));
+                mine.push((name, stat));
             }
         }
         let mut settled = spot.now();
         settled.unsure = false;
         settled.node = None;
+        // One of a session that has ended may stand there, too, and goes by itself.
+        let of = |life: &Life| {
+            mine.iter()
+                .find(|(_, stat)| stat.ephemeral_owner == life.id)
+        };
+        let found = match (of(&now.life), now.from) {
+            (Some(found), _) => Some(found),
+            (None, Some((session, life))) => {
+                let found = of(&life);
+                if found.is_some() {
+                    (settled.session, settled.life) = (session, life);
+                }
+                found
+            }
+            (None, None) => None,
+        };
         let Some((name, stat)) = found else {
             return Ok(());
         };
-        let czxid = match &now.node {
-            // Replaced in its place, or not.
-            Some(node) => node.czxid,
-            None => stat.czxid,
-        };
-        let node = Node {
-            name,
-            czxid,
+        settled.from = None;
+        settled.node = Some(Node {
+            name: name.clone(),
+            czxid: match &now.node {
+                // Replaced in its place, or not.
+                Some(node) => node.czxid,
+                None => stat.czxid,
+            },
             version: stat.version,
-        };
-        if stat.ephemeral_owner == now.life.id {
-            settled.node = Some(node);
-            settled.from = None;
-        } else if let Some((session, life)) =
-            now.from.filter(|(_, life)| life.id == stat.ephemeral_owner)
-        {
-            settled.session = session;
-            settled.life = life;
-            settled.node = Some(node);
-            settled.from = None;
-        }
-        // Anybody else's is that of a session that has ended, and goes by itself.
+        });
         Ok(())
     }
 
@@ -595,8 +598,22 @@ impl Store {
         let Some(spot) = self.spot(claim.id) else {
             return self.absent(claim).await.map_err(trouble);
         };
+        let withdrawn = self.withdraw_from(&spot, claim, how).await;
+        if withdrawn.is_err() && (how == Leave::Release || !spot.now().held) {
+            // Its session may live for as long as this client: its node must not, whether or not anybody asks again.
+            self.end_at(&spot, Clock::Boot.now());
+        }
+        withdrawn.map_err(trouble)
+    }
+
+    async fn withdraw_from(
+        &self,
+        spot: &Arc<Spot>,
+        claim: &Claim,
+        how: Leave,
+    ) -> Result<Withdrawn, Trouble> {
         if spot.now().unsure {
-            self.settle(&spot).await.map_err(trouble)?;
+            self.settle(spot).await?;
         }
         let (held, over, stands) = {
             let now = spot.now();
@@ -610,23 +627,30 @@ impl Store {
                 let margin = claim.ttl / 50 + Duration::from_millis(20);
                 let end = Clock::Boot.now() + now.lock_delay;
                 if now.until > end + margin {
-                    now.until = end;
+                    end
+                } else {
+                    now.until
                 }
-                now.until
             };
             if end > Clock::Boot.now() {
-                self.state().ends.push(std::cmp::Reverse((end, spot.id)));
-                self.work.notify_one();
+                self.end_at(spot, end);
                 return Ok(Withdrawn::Expired);
             }
         }
-        let was_there = self.leave(&spot).await.map_err(trouble)?;
+        let was_there = self.leave(spot).await?;
         match (was_there, held) {
             (true, true) if over => Ok(Withdrawn::Expired),
             (true, true) => Ok(Withdrawn::Released),
             (_, false) => Ok(Withdrawn::LeftLine),
-            (false, true) => self.absent(claim).await.map_err(trouble),
+            (false, true) => self.absent(claim).await,
         }
+    }
+
+    /// Has a claim's node deleted then, for as often as it takes.
+    fn end_at(&self, spot: &Spot, end: BootInstant) {
+        spot.now().until = end;
+        self.state().ends.push(std::cmp::Reverse((end, spot.id)));
+        self.work.notify_one();
     }
 
     /// What to say of a claim that is not there.

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, mpsc};
 use zookeeper_client::{CreateMode, Error as Refusal};
 
 use crate::config::Config;
+use crate::data::Data;
 use crate::line::Line;
 use crate::names;
 use crate::session::{Life, Link, Session, Trouble};
@@ -53,6 +54,8 @@ pub(crate) struct Parent {
     pub(crate) uses: usize,
     /// Whether it was seen.
     pub(crate) made: bool,
+    /// Whether this client made it.
+    pub(crate) ours: bool,
     pub(crate) idle_since: BootInstant,
 }
 
@@ -86,6 +89,8 @@ pub(crate) struct Now {
     pub(crate) recorded: Token,
     pub(crate) count: u32,
     pub(crate) asked: bool,
+    /// Whether the holder is there was asked last under this number.
+    pub(crate) ping: Option<u64>,
     /// The nodes that must go first.
     pub(crate) behind: Vec<String>,
     /// The connection over which the node is watched.
@@ -118,6 +123,7 @@ impl Spot {
             recorded: Token(0),
             count: 1,
             asked: false,
+            ping: None,
             behind: Vec::new(),
             watched: Weak::new(),
         };
@@ -131,6 +137,19 @@ impl Spot {
     pub(crate) fn now(&self) -> MutexGuard<'_, Now> {
         // Every change under this lock is whole before anything can panic.
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Now {
+    /// What the node of a hold is to say when its holder writes into it.
+    pub(crate) fn data(&self, claim: &Claim, token: Token) -> Data {
+        Data {
+            tokens: Some((self.first, token)),
+            asked: self.asked,
+            // Answered by whoever watches the node, which this write wakes.
+            ping: self.ping,
+            ..Data::of(claim, self.count)
+        }
     }
 }
 
@@ -246,6 +265,7 @@ impl Store {
         let parent = parent.or_insert_with(|| Parent {
             uses: 0,
             made: false,
+            ours: false,
             idle_since: Clock::Boot.now(),
         });
         parent.uses += 1;
@@ -272,9 +292,11 @@ impl Store {
         }
     }
 
-    pub(crate) fn parent_made(&self, name: &LockName, made: bool) {
+    /// Notes that the node of a name is there; whether this client made it.
+    pub(crate) fn parent_made(&self, name: &LockName, ours: bool) {
         if let Some(parent) = self.state().parents.get_mut(name) {
-            parent.made = made;
+            parent.made = true;
+            parent.ours = ours;
         }
     }
 

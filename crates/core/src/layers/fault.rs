@@ -10,8 +10,8 @@ use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
 use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
+    Place, Renewal, Standing, Withdrawn,
 };
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -211,6 +211,10 @@ impl Engine for Fault {
 
     async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
         self.engine.look(name, unlike).await
+    }
+
+    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.engine.vouch(name, owner).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {

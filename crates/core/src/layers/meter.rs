@@ -8,8 +8,8 @@ use async_trait::async_trait;
 
 use crate::clock::Clock;
 use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
+    Place, Renewal, Standing, Withdrawn,
 };
 use crate::error::Result;
 use crate::name::LockName;
@@ -116,6 +116,11 @@ impl Engine for Meter {
     async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
         self.looked.fetch_add(1, Relaxed);
         self.engine.look(name, unlike).await
+    }
+
+    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.looked.fetch_add(1, Relaxed);
+        self.engine.vouch(name, owner).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {

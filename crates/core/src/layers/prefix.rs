@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use crate::clock::Clock;
 use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
+    Place, Renewal, Standing, Withdrawn,
 };
 use crate::error::{Error, Result};
 use crate::name::{LockName, MAX_NAME_BYTES};
@@ -103,6 +103,10 @@ impl Engine for Prefix {
         let view = self.engine.look(&self.outer(name)?, unlike).await?;
         let name = name.clone();
         Ok(LockView { name, ..view })
+    }
+
+    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.engine.vouch(&self.outer(name)?, owner).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {

@@ -133,3 +133,28 @@ async fn no_name_stands_within_another() {
     }
     assert_eq!(one.list("/a").await.unwrap().len(), 4);
 }
+
+#[tokio::test]
+async fn one_keepalive_serves_all_holds() {
+    const HOLDS: usize = 200;
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let mut guards = Vec::new();
+    for i in 0..HOLDS {
+        let wish = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(3));
+        guards.push(wish.await.unwrap());
+    }
+    let lease = |etcd: &Etcd| {
+        let label = "grpc_service=\"etcdserverpb.Lease\"";
+        etcd.counter(0, "grpc_server_started_total", label).unwrap() + requests(etcd)
+    };
+    soon("a renewal", guards[HOLDS - 1].prolonged()).await;
+    let (before, begun) = (lease(&etcd), Instant::now());
+    for _ in 0..3 {
+        soon("a renewal", guards[0].prolonged()).await;
+    }
+    let asked = lease(&etcd) - before;
+    // Some two at a time for the session, however many hold in it.
+    assert!(asked < 30, "{asked} requests in {:?}", begun.elapsed());
+    assert!(guards.iter().all(fencelock::Guard::is_valid));
+}

@@ -142,3 +142,34 @@ async fn a_ttl_of_each_claims_own() {
     assert!(short.is_valid());
     assert_eq!(etcd.leases().unwrap().len(), 2, "a session for each");
 }
+
+/// Those who give up while nobody answers are not forgotten in line, however long that lasts.
+#[tokio::test]
+async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let options = "response-timeout=300ms&claim-window=10s";
+    let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
+    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    let guard = near.lock("a").await.unwrap();
+    let waiting = tokio::spawn({
+        let far = far.clone();
+        async move { far.lock("a").ttl(Duration::from_secs(1)).await }
+    });
+    crate::waiters(&near, "a", 1).await;
+    proxy.both(Flow::Hold);
+    waiting.abort();
+    // Beyond its ttl, for which it is withdrawn again and again; within its session.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    proxy.both(Flow::Pass);
+    proxy.reset();
+    crate::waiters(&near, "a", 0).await;
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+    let again = soon("the client goes on", far.lock("a")).await.unwrap();
+    again.release().await.unwrap();
+    until("nothing is left", async || {
+        etcd.keys("fencelock/lock/").unwrap() == 0
+    })
+    .await;
+}

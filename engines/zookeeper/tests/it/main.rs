@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod ensemble;
+mod orphans;
 mod sessions;
+mod tls;
 mod watches;
 
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use fencelock_core::{Clock, Error, Release};
 use fencelock_testbed::{Flow, Port, Proxy, ZooKeeper};
 use tokio::time::{Instant, sleep};
 
-use crate::{connect, soon, stand};
+use crate::{connect, soon, stand, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
@@ -90,7 +90,7 @@ async fn a_session_that_ends_in_line_is_not_granted() {
         let waiter = stand(&far, "a", false, 1).await;
         proxy.both(flow);
         // Its node goes with its session.
-        crate::until("its place is gone", async || {
+        until("its place is gone", async || {
             near.look("a").await.unwrap().waiters.is_empty()
         })
         .await;
@@ -172,4 +172,58 @@ async fn nothing_is_left_of_a_client_that_closes() {
     drop(held);
     client.close().await.unwrap();
     assert_eq!(server.count_below("/some/where", None).unwrap(), 0);
+}
+
+/// What somebody else made to stay is left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_others_made_stay() {
+    let server = ZooKeeper::start().unwrap();
+    server.make_root("/theirs", None).unwrap();
+    let client = connect(&server.url()).await;
+    for name in ["theirs", "ours"] {
+        client.lock(name).await.unwrap().release().await.unwrap();
+    }
+    client.close().await.unwrap();
+    assert_eq!(server.children("/").unwrap(), ["theirs", "zookeeper"]);
+}
+
+/// Who joins believes in what the holder answers, and in nothing once it is dead, however long its session lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_holder_does_not_answer_is_not_joined() {
+    let server = ZooKeeper::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let far = connect(&format!("zookeeper://127.0.0.1:{}", proxy.port())).await;
+    let near = connect(&server.url()).await;
+    let owner = far.owner();
+    let ttl = Duration::from_secs(12);
+    let guard = far.lock("a").owner(&owner).ttl(ttl).await.unwrap();
+    let joining = near.join(owner.as_str()).unwrap();
+    for _ in 0..2 {
+        let joined = soon("joining", near.try_lock("a").owner(&joining)).await;
+        let joined = joined.unwrap();
+        assert!(joined.joined() && joined.token() == guard.token());
+        // But for the margin, which each takes off what it knows.
+        assert!(joined.valid_until() <= guard.valid_until() + ttl / 50);
+        // Once before it moves to a longer session, and once after.
+        soon("a renewal", guard.prolonged()).await;
+    }
+    proxy.both(Flow::Hold);
+    // Its node stands for as long as its session; nobody vouches for it.
+    let silent = soon("an answer", near.try_lock("a").owner(&joining)).await;
+    assert!(
+        matches!(silent, Err(Error::Unavailable { .. })),
+        "{silent:?}"
+    );
+    let view = near.look("a").await.unwrap();
+    assert_eq!(view.token(), Some(guard.token()));
+    proxy.both(Flow::Pass);
+    proxy.reset();
+    until("it answers again", async || {
+        near.try_lock("a")
+            .owner(&joining)
+            .await
+            .is_ok_and(|joined| joined.joined())
+    })
+    .await;
+    guard.release().await.unwrap();
 }
