@@ -2,7 +2,8 @@
 # Installs the foreign clients that the interoperability tests run against, each from its own registry, into target/interop
 # (or the directory given). Does nothing where that is done already.
 #
-# Needs python3 with venv, and node with npm; on Debian they are installed if they are missing.
+# Needs python3 with venv, node with npm, a JDK, and Debian's package of Curator; on Debian they are installed if they are
+# missing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,6 +17,8 @@ missing=
 python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing="$missing python3 python3-venv"
 have node || missing="$missing nodejs"
 have npm || missing="$missing npm"
+have javac || missing="$missing default-jdk-headless"
+[ -e /usr/share/java/curator-recipes.jar ] || missing="$missing libcurator-recipes-java"
 if [ -n "$missing" ]; then
     if ! have apt-get; then
         echo "setup.sh: install these first:$missing" >&2
@@ -43,4 +46,12 @@ if ! cmp -s "$here/clients/package.json" "$into/package.json.installed"; then
     cp "$here/clients/package.json" "$into/package.json"
     (cd "$into" && npm install --no-package-lock --no-audit --no-fund --loglevel=error)
     cp "$here/clients/package.json" "$into/package.json.installed"
+fi
+
+jars=/usr/share/java/curator-recipes.jar:/usr/share/java/curator-framework.jar:/usr/share/java/curator-client.jar
+if ! cmp -s "$here/clients/Curator.java" "$into/java/Curator.java"; then
+    rm -rf "$into/java"
+    mkdir -p "$into/java"
+    javac -cp "$jars:/usr/share/java/zookeeper.jar" -d "$into/java" "$here/clients/Curator.java"
+    cp "$here/clients/Curator.java" "$into/java/Curator.java"
 fi

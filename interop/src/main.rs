@@ -1,6 +1,6 @@
-//! A client of the interoperability tests in Rust: this library, or the crate `rslock`.
+//! A client of the interoperability tests in Rust: this library, the crate `rslock`, or `etcdctl lock` run by it.
 //!
-//! Started with HOST PORT NAME and `fencelock` or `rslock`. One command a line on stdin, answers on stdout:
+//! Started with HOST PORT NAME and `redis`, `etcd` or `zookeeper` (this library there), `rslock` or `etcdctl`. One command a line on stdin, answers on stdout:
 //!
 //! ```text
 //! take TTL_MS             held | busy
@@ -9,9 +9,12 @@
 //! loop SECONDS TTL_MS     one line `IN OUT` for each hold, nanoseconds of the monotonic clock; then `done`
 //! ```
 
+mod etcdctl;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use etcdctl::Etcdctl;
 use fencelock::{Client, Error, Guard, Release};
 use rslock::{LockError, LockManager};
 use rustix::time::{ClockId, clock_gettime};
@@ -29,17 +32,25 @@ enum Lock {
         redis: redis::aio::MultiplexedConnection,
         held: Option<rslock::Lock>,
     },
+    Etcdctl(Etcdctl),
 }
 
 impl Lock {
-    async fn open(kind: &str, url: String) -> Result<Self, Failure> {
+    async fn open(kind: &str, address: String) -> Result<Self, Failure> {
         match kind {
-            "fencelock" => {
+            "redis" | "etcd" | "zookeeper" => {
+                let options = if kind == "etcd" {
+                    "?layout=concurrency"
+                } else {
+                    ""
+                };
+                let url = format!("{kind}://{address}{options}");
                 let client = fencelock::connect(&url).await?;
                 Ok(Self::Fencelock { client, held: None })
             }
+            "etcdctl" => Ok(Self::Etcdctl(Etcdctl::new(address))),
             "rslock" => {
-                let client = redis::Client::open(url)?;
+                let client = redis::Client::open(format!("redis://{address}"))?;
                 let manager = |count| {
                     let mut manager = LockManager::from_clients(vec![client.clone()]);
                     manager.set_retry(count, Duration::from_millis(5));
@@ -83,6 +94,7 @@ impl Lock {
                     Err(error) => return Err(error.into()),
                 }
             }
+            Self::Etcdctl(etcdctl) => return etcdctl.take(name, ttl, wait).await,
         }
         Ok(true)
     }
@@ -102,6 +114,7 @@ impl Lock {
                 lock.release().await;
                 Ok(ours)
             }
+            Self::Etcdctl(etcdctl) => etcdctl.release().await,
         }
     }
 
@@ -131,9 +144,9 @@ fn monotonic() -> i64 {
 
 async fn serve(args: &[String]) -> Result<(), Failure> {
     let [host, port, name, kind] = args else {
-        return Err("needs HOST PORT NAME and fencelock or rslock".into());
+        return Err("needs HOST PORT NAME and the name of a client".into());
     };
-    let mut lock = Lock::open(kind, format!("redis://{host}:{port}")).await?;
+    let mut lock = Lock::open(kind, format!("{host}:{port}")).await?;
     println!("ready");
     loop {
         // Where it does not keep renewals waiting.

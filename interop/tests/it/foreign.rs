@@ -13,18 +13,46 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Whose lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Fencelock,
+    /// This library, in a process of its own.
+    Fencelock(On),
     Rslock,
     RedisPy,
     RedlockPy,
     NodeRedlock4,
     NodeRedlock5,
+    Etcdctl,
+    Kazoo,
+    Curator,
 }
+
+/// On which kind of server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    Redis,
+    Etcd,
+    ZooKeeper,
+}
+
+impl Kind {
+    /// On which kind of server it locks.
+    pub(crate) fn on(self) -> On {
+        match self {
+            Self::Fencelock(on) => on,
+            Self::Etcdctl => On::Etcd,
+            Self::Kazoo | Self::Curator => On::ZooKeeper,
+            _ => On::Redis,
+        }
+    }
+}
+
+/// Debian's jars, and what interop/setup.sh compiled.
+const CLASS_PATH: &str = "java:/usr/share/java/curator-recipes.jar:/usr/share/java/curator-framework.jar:\
+     /usr/share/java/curator-client.jar:/usr/share/java/zookeeper.jar:/usr/share/java/guava.jar:/usr/share/java/slf4j-nop.jar";
 
 /// A client process; killed when dropped.
 pub(crate) struct Foreign {
     kind: Kind,
-    _child: Child,
+    child: Child,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -34,20 +62,30 @@ impl Foreign {
         let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
         let installed = installed();
         let mut command = match kind {
-            Kind::Fencelock | Kind::Rslock => Command::new(env!("CARGO_BIN_EXE_interop-client")),
-            Kind::RedisPy | Kind::RedlockPy => Command::new(installed.join("venv/bin/python")),
+            Kind::Fencelock(_) | Kind::Rslock | Kind::Etcdctl => {
+                Command::new(env!("CARGO_BIN_EXE_interop-client"))
+            }
+            Kind::RedisPy | Kind::RedlockPy | Kind::Kazoo => {
+                Command::new(installed.join("venv/bin/python"))
+            }
             Kind::NodeRedlock4 | Kind::NodeRedlock5 => Command::new("node"),
+            Kind::Curator => Command::new("java"),
         };
         match kind {
             Kind::RedisPy => command.arg(clients.join("redis_py.py")),
             Kind::RedlockPy => command.arg(clients.join("redlock_py.py")),
             Kind::NodeRedlock4 | Kind::NodeRedlock5 => command.arg(clients.join("redlock.mjs")),
-            Kind::Fencelock | Kind::Rslock => &mut command,
+            Kind::Kazoo => command.arg(clients.join("kazoo_lock.py")),
+            Kind::Curator => command.args(["-Xmx64m", "-cp", CLASS_PATH, "Curator"]),
+            Kind::Fencelock(_) | Kind::Rslock | Kind::Etcdctl => &mut command,
         };
         command.args(["127.0.0.1", &port.to_string(), name]);
         match kind {
-            Kind::Fencelock => command.arg("fencelock"),
+            Kind::Fencelock(On::Redis) => command.arg("redis"),
+            Kind::Fencelock(On::Etcd) => command.arg("etcd"),
+            Kind::Fencelock(On::ZooKeeper) => command.arg("zookeeper"),
             Kind::Rslock => command.arg("rslock"),
+            Kind::Etcdctl => command.arg("etcdctl"),
             Kind::NodeRedlock5 => command.arg("5"),
             _ => &mut command,
         };
@@ -63,12 +101,17 @@ impl Foreign {
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut this = Self {
             kind,
-            _child: child,
+            child,
             stdin,
             lines,
         };
         assert_eq!(this.line("start").await, "ready");
         this
+    }
+
+    /// Kills it: SIGKILL.
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.expect("killed");
     }
 
     /// Tells without waiting for the answer.
