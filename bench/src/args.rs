@@ -88,6 +88,11 @@ pub struct Args {
     #[arg(long)]
     pub peers: bool,
 
+    /// Measure kazoo on the hot lock too, with this Python, which has it (interop/setup.sh installs one)
+    #[cfg(feature = "zookeeper")]
+    #[arg(long, value_name = "PYTHON")]
+    pub kazoo: Option<std::path::PathBuf>,
+
     /// Print the raw figures as JSON instead of tables
     #[arg(long)]
     pub json: bool,

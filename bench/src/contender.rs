@@ -20,6 +20,12 @@ pub(crate) enum Who {
     /// The crate `rslock`.
     #[cfg(feature = "peers")]
     Rslock,
+    /// Etcd's own lock service.
+    #[cfg(feature = "etcd")]
+    LockService,
+    /// Python's kazoo.
+    #[cfg(feature = "zookeeper")]
+    Kazoo,
 }
 
 impl Who {
@@ -30,7 +36,20 @@ impl Who {
             Self::Bare => "bare client",
             #[cfg(feature = "peers")]
             Self::Rslock => "rslock",
+            #[cfg(feature = "etcd")]
+            Self::LockService => "lock service",
+            #[cfg(feature = "zookeeper")]
+            Self::Kazoo => "kazoo",
         }
+    }
+
+    /// Whether it can hold a lock in this process, before its workers want it.
+    pub(crate) fn holds_here(self) -> bool {
+        #[cfg(feature = "zookeeper")]
+        if self == Self::Kazoo {
+            return false;
+        }
+        true
     }
 
     /// The one of that name.
@@ -40,6 +59,8 @@ impl Who {
             Self::Bare,
             #[cfg(feature = "peers")]
             Self::Rslock,
+            #[cfg(feature = "etcd")]
+            Self::LockService,
         ];
         let found = all.into_iter().find(|who| who.name() == name);
         found.ok_or_else(|| failed("a worker", format!("it does not know {name:?}")))
@@ -56,6 +77,8 @@ pub(crate) enum Contender {
     BareSqlite(crate::bare::sqlite::BareSqlite),
     #[cfg(feature = "zookeeper")]
     BareZooKeeper(crate::bare::zookeeper::BareZooKeeper),
+    #[cfg(feature = "etcd")]
+    BareEtcd(Box<crate::bare::etcd::BareEtcd>),
     #[cfg(feature = "mysql")]
     BareMySql(crate::bare::mysql::BareMySql),
     #[cfg(feature = "peers")]
@@ -67,6 +90,8 @@ pub(crate) enum Held {
     Fencelock(Box<Guard>),
     #[cfg(feature = "peers")]
     Rslock(rslock::Lock),
+    #[cfg(feature = "etcd")]
+    LockService(Box<crate::bare::etcd::Locked>),
 }
 
 impl Contender {
@@ -88,6 +113,11 @@ impl Contender {
                 "zookeeper" => Ok(Self::BareZooKeeper(
                     crate::bare::zookeeper::BareZooKeeper::open(url).await?,
                 )),
+                #[cfg(feature = "etcd")]
+                "etcd" => {
+                    let bare = crate::bare::etcd::BareEtcd::open(url).await?;
+                    Ok(Self::BareEtcd(Box::new(bare)))
+                }
                 #[cfg(feature = "mysql")]
                 "mysql" => {
                     let bare = crate::bare::mysql::BareMySql::open(url).await?;
@@ -95,6 +125,13 @@ impl Contender {
                 }
                 other => Err(failed("the baseline", format!("there is none for {other}"))),
             },
+            #[cfg(feature = "etcd")]
+            Who::LockService => {
+                let bare = crate::bare::etcd::BareEtcd::open(url).await?;
+                Ok(Self::BareEtcd(Box::new(bare)))
+            }
+            #[cfg(feature = "zookeeper")]
+            Who::Kazoo => Err(failed("kazoo", "it runs in processes of its own only")),
             #[cfg(feature = "peers")]
             Who::Rslock => {
                 let client = crate::bare::redis::client(url)?;
@@ -139,6 +176,8 @@ impl Contender {
             Self::BareSqlite(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "zookeeper")]
             Self::BareZooKeeper(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "etcd")]
+            Self::BareEtcd(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "mysql")]
             Self::BareMySql(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "peers")]
@@ -167,6 +206,7 @@ impl Contender {
                 feature = "redis",
                 feature = "sqlite",
                 feature = "mysql",
+                feature = "etcd",
                 feature = "zookeeper"
             ))]
             _ => Ok(()),
@@ -185,6 +225,8 @@ impl Contender {
                 let lock = manager.lock(name, TTL).await;
                 Ok(Held::Rslock(lock.map_err(|error| failed("rslock", error))?))
             }
+            #[cfg(feature = "etcd")]
+            Self::BareEtcd(bare) => Ok(Held::LockService(Box::new(bare.lock(name).await?))),
             #[cfg(any(
                 feature = "redis",
                 feature = "sqlite",
@@ -203,6 +245,9 @@ impl Held {
             Self::Fencelock(guard) => guard.token().get(),
             #[cfg(feature = "peers")]
             Self::Rslock(_) => 0,
+            // Its keys' revisions could serve as tokens; nobody gets to see them.
+            #[cfg(feature = "etcd")]
+            Self::LockService(_) => 0,
         }
     }
 
@@ -215,6 +260,8 @@ impl Held {
                 lock.release().await;
                 Ok(())
             }
+            #[cfg(feature = "etcd")]
+            Self::LockService(locked) => locked.unlock().await,
         }
     }
 }
@@ -225,6 +272,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
         "redis" | "valkey" | "redis+unix" => "redis",
         "sqlite" => "sqlite",
         "zookeeper" => "zookeeper",
+        "etcd" => "etcd",
         "mysql" | "mariadb" => "mysql",
         "memory" => "memory",
         _ => "this engine",

@@ -36,7 +36,7 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
         title: format!("Hot lock, closed loop, {}", engine(bench.url)?),
         note: "Waiters spread over processes, each asking again as soon as it has released; medians over rounds. A gap \
                lasts from the begin of a release to the moment when the next holder knows. A round trip is the median \
-               PING of the same run. Commands are what clients sent per hand-off. Share: the most served waiter \
+               PING of the same run, or a write where there is none. Commands are what clients sent per hand-off. Share: the most served waiter \
                against the least served (inf: somebody was never served). Tokens were checked to increase, and holds not to overlap."
             .into(),
         head: vec![
@@ -48,12 +48,16 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
     };
     for &waiters in &bench.args.waiters {
         for own_clients in bench.clients()? {
-            for who in whos(bench, own_clients)? {
-                let mut rounds = Vec::new();
-                for _ in 0..bench.args.rounds {
-                    rounds.push(one_loop(bench, who, waiters, own_clients).await?);
+            let whos = whos(bench, own_clients)?;
+            let mut rounds = vec![Vec::new(); whos.len()];
+            // In turn, so that a drift of the machine favours nobody.
+            for _ in 0..bench.args.rounds {
+                for (who, rounds) in whos.iter().zip(&mut rounds) {
+                    rounds.push(one_loop(bench, *who, waiters, own_clients).await?);
                 }
-                add(&mut section, bench, (waiters, own_clients, who), &rounds);
+            }
+            for (who, rounds) in whos.iter().zip(&rounds) {
+                add(&mut section, bench, (waiters, own_clients, *who), rounds);
             }
         }
     }
@@ -77,6 +81,9 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     for &waiters in &bench.args.drain_waiters {
         for own_clients in bench.clients()? {
             for who in whos(bench, own_clients)? {
+                if !who.holds_here() {
+                    continue;
+                }
                 let mut rounds = Vec::new();
                 for _ in 0..bench.args.rounds {
                     rounds.push(one_drain(bench, who, waiters, own_clients).await?);
@@ -93,6 +100,14 @@ fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
     #[cfg(feature = "peers")]
     if bench.args.peers && !own_clients && engine(bench.url)? == "redis" {
         return Ok(vec![Who::Fencelock, Who::Rslock]);
+    }
+    #[cfg(all(feature = "peers", feature = "etcd"))]
+    if bench.args.peers && !own_clients && engine(bench.url)? == "etcd" {
+        return Ok(vec![Who::Fencelock, Who::LockService]);
+    }
+    #[cfg(feature = "zookeeper")]
+    if bench.args.kazoo.is_some() && !own_clients && engine(bench.url)? == "zookeeper" {
+        return Ok(vec![Who::Fencelock, Who::Kazoo]);
     }
     let _ = (bench, own_clients);
     Ok(vec![Who::Fencelock])
@@ -122,7 +137,7 @@ fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool
 async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool) -> Result<Round> {
     let round_trip = bench.round_trip().await?;
     let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
-    let mut workers = Workers::start(bench.relaunch, &jobs).await?;
+    let mut workers = Workers::start(bench, &jobs).await?;
     let from = Clock::Boot.now() + WARM_UP;
     // Long enough for each waiter to have had many turns.
     let longer = u32::try_from(waiters / 250).unwrap_or(1).max(1);
@@ -169,7 +184,7 @@ async fn one_drain(
     let holder = Contender::open(who, bench.url).await?;
     let held = holder.take(&bench.name("hot")).await?;
     let jobs = jobs(bench, Act::Once, who, waiters, own_clients);
-    let mut workers = Workers::start(bench.relaunch, &jobs).await?;
+    let mut workers = Workers::start(bench, &jobs).await?;
     workers.go(Clock::Boot.now()).await?;
     workers.all_waiting().await?;
     // Peers cannot be asked who waits; this is long enough for each to have tried, and for its delay to have spread.

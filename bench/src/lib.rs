@@ -139,6 +139,16 @@ impl Bench<'_> {
             let bare = bare::redis::BareRedis::open(self.url).await?;
             return Ok(stats::median(&bare.round_trips(2000).await?));
         }
+        #[cfg(feature = "etcd")]
+        if engine(self.url)? == "etcd" {
+            let bare = bare::etcd::BareEtcd::open(self.url).await?;
+            return Ok(stats::median(&bare.round_trips(200).await?));
+        }
+        #[cfg(feature = "zookeeper")]
+        if engine(self.url)? == "zookeeper" {
+            let bare = bare::zookeeper::BareZooKeeper::open(self.url).await?;
+            return Ok(stats::median(&bare.round_trips(200).await?));
+        }
         Ok(None)
     }
 

@@ -100,7 +100,7 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
         pairs
     } else {
         let jobs: Vec<Job> = (0..bench.args.pair_processes).map(job).collect();
-        let mut workers = Workers::start(bench.relaunch, &jobs).await?;
+        let mut workers = Workers::start(bench, &jobs).await?;
         begun = Clock::Boot.now();
         workers.go(begun + bench.args.period).await?;
         workers.done().await?.pairs

@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinSet;
 
+use crate::Bench;
 use crate::bare::failed;
 use crate::contender::{Contender, Who};
 
@@ -143,9 +144,10 @@ struct Worker {
 
 impl Workers {
     /// Starts one process for each job and waits until all are connected.
-    pub(crate) async fn start(relaunch: &Relaunch, jobs: &[Job]) -> Result<Self> {
+    pub(crate) async fn start(bench: &Bench<'_>, jobs: &[Job]) -> Result<Self> {
         let mut workers = Vec::new();
         for job in jobs {
+            let relaunch = &program(bench, job.who);
             let started = Command::new(&relaunch.program)
                 .args(&relaunch.args)
                 .stdin(Stdio::piped())
@@ -204,6 +206,19 @@ impl Workers {
         }
         Ok(all)
     }
+}
+
+/// What to start as a worker.
+fn program(bench: &Bench<'_>, who: Who) -> Relaunch {
+    #[cfg(feature = "zookeeper")]
+    if let (Who::Kazoo, Some(python)) = (who, &bench.args.kazoo) {
+        return Relaunch {
+            program: python.clone(),
+            args: vec!["-c".into(), include_str!("../peers/kazoo_worker.py").into()],
+        };
+    }
+    let _ = who;
+    bench.relaunch.clone()
 }
 
 impl Worker {

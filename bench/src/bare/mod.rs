@@ -1,5 +1,7 @@
 //! The baselines: what the engine's own client does with the same server and no lock library at all.
 
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "redis")]

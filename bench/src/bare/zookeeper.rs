@@ -1,6 +1,6 @@
 //! A lock on ZooKeeper without a library: an ephemeral node, created and deleted.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use zookeeper_client::{Acls, Client, CreateMode};
@@ -51,5 +51,27 @@ impl BareZooKeeper {
             pairs += 1;
         }
         Ok(pairs)
+    }
+
+    /// How long each of `count` writes takes, one after the other, in nanoseconds.
+    pub(crate) async fn round_trips(&self, count: usize) -> Result<Vec<f64>> {
+        let refuse = |error| failed("the bare ZooKeeper client", error);
+        let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+        let path = format!("{}/bare-round-trip", self.root);
+        self.client
+            .create(&path, b"", &options)
+            .await
+            .map_err(refuse)?;
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let begun = Instant::now();
+            self.client
+                .set_data(&path, b"", None)
+                .await
+                .map_err(refuse)?;
+            times.push(begun.elapsed().as_nanos() as f64);
+        }
+        self.client.delete(&path, None).await.map_err(refuse)?;
+        Ok(times)
     }
 }
