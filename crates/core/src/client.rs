@@ -286,7 +286,8 @@ impl Client {
         self.inner.carry(evict).await
     }
 
-    /// Whether that very grant is held now (Chubby's `CheckSequencer`).
+    /// Whether that very grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
+    /// is held no more, where the store tells what is left of a lease ([`HolderView::ttl_left`](crate::engine::HolderView)).
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.
@@ -299,6 +300,7 @@ impl Client {
             holder.claim == Some(sequencer.claim)
                 && holder.token == Some(sequencer.token)
                 && holder.mode.letter() == sequencer.mode.letter()
+                && holder.ttl_left.is_none_or(|left| left > holder.lock_delay)
         }))
     }
 

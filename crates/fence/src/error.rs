@@ -41,8 +41,8 @@ pub enum FenceError {
         resource: String,
     },
 
-    /// There is nothing there that could be written to.
-    #[error("fence at {resource}: there is no such row to write to")]
+    /// There is nothing there that could be written to, or there was nothing when it was tried.
+    #[error("fence at {resource}: there was no such row to write to")]
     NoRow {
         /// Where.
         resource: String,

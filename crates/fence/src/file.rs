@@ -1,9 +1,9 @@
-//! Marks in a file: one line for each change, appended and synced before anybody is told; rewritten when most lines are
-//! old.
+//! Marks in a file: one line for each change, appended and synced before anybody is told; written anew when it is opened,
+//! and when most lines are old.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use fencelock_core::LockName;
@@ -12,6 +12,8 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use crate::error::{FenceError, Result};
 use crate::marks::Marks;
 
+/// What the header of every version begins with.
+const FORMAT: &str = "fencelock marks ";
 const HEADER: &str = "fencelock marks 1\n";
 /// So many lines more than names before the file is rewritten.
 const SPARE_LINES: usize = 4096;
@@ -32,39 +34,32 @@ pub(crate) struct MarksFile {
 
 impl MarksFile {
     /// Opens or creates it. With `wait`, for as long as another process has it.
+    ///
+    /// What it says is written anew before anybody goes by it: a line that is read may still be on its way to the disk,
+    /// from a process that died before it was synced, or may have failed to get there.
     pub(crate) fn open(path: &Path, wait: bool) -> Result<(Self, HashMap<LockName, Marks>)> {
-        let lock = Self::lock(path, wait)?;
-        let at = |action| move |cause: std::io::Error| failed(path, action, cause);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(at("open"))?;
-        if !file.metadata().map_err(at("look at"))?.is_file() {
+        let at = |action| move |cause: io::Error| failed(path, action, cause);
+        let path = &resolved(path).map_err(at("find"))?;
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             let why = "it is no regular file; name another one";
             return Err(FenceError::damaged(path.display().to_string(), why));
         }
-        let mut text = Vec::new();
-        file.read_to_end(&mut text).map_err(at("read"))?;
-        let mut this = Self {
-            path: path.to_owned(),
+        let lock = Self::lock(path, wait)?;
+        let text = match fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(at("read"))?,
+        };
+        let marks = read(path, &text)?;
+        let (file, good) = write_anew(path, marks.iter()).map_err(at("write"))?;
+        sync_directory(path).map_err(at("sync"))?;
+        let this = Self {
+            path: path.clone(),
             file,
             _lock: lock,
-            good: 0,
-            lines: 0,
+            good,
+            lines: marks.len(),
             broken: false,
         };
-        // A header that is not whole was never synced, so nobody was told anything yet.
-        if text.len() < HEADER.len() && HEADER.as_bytes().starts_with(&text) {
-            this.begin().map_err(at("begin"))?;
-            return Ok((this, HashMap::new()));
-        }
-        let marks = this.read(&text)?;
-        // Cuts off a line that was being written in the crash.
-        this.file.set_len(this.good).map_err(at("mend"))?;
-        this.file.seek(SeekFrom::End(0)).map_err(at("mend"))?;
         Ok((this, marks))
     }
 
@@ -89,44 +84,6 @@ impl MarksFile {
         };
         locked.map_err(|cause| failed(&beside, "lock", cause))?;
         Ok(lock)
-    }
-
-    fn begin(&mut self) -> std::io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(HEADER.as_bytes())?;
-        self.file.sync_all()?;
-        sync_directory(&self.path)?;
-        self.good = HEADER.len() as u64;
-        Ok(())
-    }
-
-    fn read(&mut self, text: &[u8]) -> Result<HashMap<LockName, Marks>> {
-        let resource = || self.path.display().to_string();
-        let Some(mut rest) = text.strip_prefix(HEADER.as_bytes()) else {
-            let why = "it does not begin as a file of marks does; name another one";
-            return Err(FenceError::damaged(resource(), why));
-        };
-        let mut marks = HashMap::new();
-        let (mut good, mut lines) = (HEADER.len(), 0);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let Some((name, of_name)) = parse(&rest[..end]) else {
-                // The last line may be half of one, with a newline that was on the disk before: it was never synced.
-                if rest.len() == end + 1 {
-                    break;
-                }
-                let why = format!(
-                    "line {} is damaged; restore the file, or make a new one once every holder of now is gone",
-                    lines + 2
-                );
-                return Err(FenceError::damaged(resource(), why));
-            };
-            marks.insert(name, of_name);
-            (good, lines) = (good + end + 1, lines + 1);
-            rest = &rest[end + 1..];
-        }
-        (self.good, self.lines) = (good as u64, lines);
-        Ok(marks)
     }
 
     /// Writes the marks of one name. They are on the disk when this returns `Ok`; after an error nobody may pass by them.
@@ -164,20 +121,8 @@ impl MarksFile {
 
     /// A fresh file with one line for each name takes the place of this one. If it cannot be made, this one stays.
     fn rewrite(&mut self, name: &LockName, marks: Marks, all: &HashMap<LockName, Marks>) {
-        let fresh = with_suffix(&self.path, ".new");
-        let make = || {
-            let mut file = File::create(&fresh)?;
-            let mut text = HEADER.to_owned();
-            for (other, marks) in all.iter().filter(|(other, _)| *other != name) {
-                text += &line(other, *marks);
-            }
-            text += &line(name, marks);
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&fresh, &self.path)?;
-            Ok::<_, std::io::Error>((file, text.len() as u64))
-        };
-        match make() {
+        let others = all.iter().filter(|(other, _)| *other != name);
+        match write_anew(&self.path, others.chain([(name, &marks)])) {
             Ok((file, good)) => {
                 (self.file, self.good) = (file, good);
                 self.lines = all.len().max(1);
@@ -192,7 +137,86 @@ impl MarksFile {
     }
 }
 
-fn failed(path: &Path, action: &'static str, cause: std::io::Error) -> FenceError {
+/// The file itself where `path` is a link to it: however it is called it has one lock, and keeps its place when it is
+/// written anew.
+fn resolved(path: &Path) -> io::Result<PathBuf> {
+    match (fs::canonicalize(path), path.file_name()) {
+        (Err(error), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(fs::canonicalize(directory(path))?.join(name))
+        }
+        (found, _) => found,
+    }
+}
+
+fn read(path: &Path, text: &[u8]) -> Result<HashMap<LockName, Marks>> {
+    let damaged = |why: &str| Err(FenceError::damaged(path.display().to_string(), why));
+    let mut marks = HashMap::new();
+    // A header that is not whole was never synced, so nobody was told anything yet.
+    if HEADER.as_bytes().starts_with(text) {
+        return Ok(marks);
+    }
+    let Some(mut rest) = text.strip_prefix(HEADER.as_bytes()) else {
+        return damaged(match text.starts_with(FORMAT.as_bytes()) {
+            true => "it is of another version than 1; use the fencelock that made it",
+            false => "it does not begin as a file of marks does; name another one",
+        });
+    };
+    let mut line = 1;
+    // What has no newline was being written in a crash.
+    while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        line += 1;
+        match parse(&rest[..end]) {
+            Some((name, of_name)) => marks.insert(name, of_name),
+            // The last line may be half of one, with a newline that was on the disk before: it was never synced.
+            None if rest.len() == end + 1 => break,
+            None => {
+                return damaged(&format!(
+                    "line {line} is damaged; restore the file, or make a new one once every holder of now is gone"
+                ));
+            }
+        };
+        rest = &rest[end + 1..];
+    }
+    Ok(marks)
+}
+
+/// Puts a synced file with these marks in the place of the one at `path`; its directory is still to be synced. Answers
+/// the open file and its length.
+fn write_anew<'a>(
+    path: &Path,
+    marks: impl Iterator<Item = (&'a LockName, &'a Marks)>,
+) -> io::Result<(File, u64)> {
+    let fresh = with_suffix(path, ".new");
+    let mut file = File::create(&fresh)?;
+    inherit(&file, path);
+    let mut text = HEADER.to_owned();
+    for (name, marks) in marks {
+        text += &line(name, *marks);
+    }
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    Ok((file, text.len() as u64))
+}
+
+/// The owner and the rights of the file that `fresh` takes the place of, as far as this process may give them.
+fn inherit(fresh: &File, path: &Path) {
+    let Ok(old) = fs::metadata(path) else {
+        return;
+    };
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{MetadataExt, fchown};
+        if let Err(error) = fchown(fresh, Some(old.uid()), Some(old.gid())) {
+            tracing::debug!(file = %path.display(), %error, "the owner of the marks");
+        }
+    }
+    if let Err(error) = fresh.set_permissions(old.permissions()) {
+        tracing::debug!(file = %path.display(), %error, "the rights of the marks");
+    }
+}
+
+fn failed(path: &Path, action: &'static str, cause: io::Error) -> FenceError {
     FenceError::Write {
         resource: path.display().to_string(),
         action,
@@ -206,11 +230,14 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     beside.into()
 }
 
-fn sync_directory(path: &Path) -> std::io::Result<()> {
-    let directory = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+fn directory(path: &Path) -> &Path {
+    let directory = path.parent();
+    let named = directory.filter(|directory| !directory.as_os_str().is_empty());
+    named.unwrap_or(Path::new("."))
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(directory(path))?.sync_all()
 }
 
 /// `<checksum> <marks> <percent-encoded name>` and a newline.

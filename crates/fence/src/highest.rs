@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use fencelock_core::{LockName, Mode, Sequencer};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
-use crate::error::Result;
+use crate::error::{FenceError, Result};
 use crate::file::MarksFile;
 use crate::marks::Marks;
 
@@ -34,14 +34,26 @@ use crate::marks::Marks;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Highest {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    memory: Mutex<Memory>,
+    /// Whether `memory` may be locked for as long as a disk takes.
+    on_disk: bool,
+    gates: Mutex<Gates>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Memory {
     marks: HashMap<LockName, Marks>,
     file: Option<MarksFile>,
-    /// For each lock: who has passed and is still writing.
+}
+
+/// For each lock: who has passed and is still writing.
+#[derive(Debug, Default)]
+struct Gates {
     gates: HashMap<LockName, Weak<RwLock<()>>>,
     /// How many gates there may be before the next sweep.
     sweep_at: usize,
@@ -54,8 +66,9 @@ pub struct Pass {
     _gate: Gate,
 }
 
+/// What keeps those out who are excluded, until it is dropped.
 #[derive(Debug)]
-enum Gate {
+pub(crate) enum Gate {
     Alone { _guard: OwnedRwLockWriteGuard<()> },
     Beside { _guard: OwnedRwLockReadGuard<()> },
 }
@@ -64,7 +77,16 @@ impl Highest {
     /// A fence that forgets everything with the process, for a resource that does so, too.
     #[must_use]
     pub fn in_memory() -> Self {
-        let shared = Arc::default();
+        Self::with(Memory::default())
+    }
+
+    fn with(memory: Memory) -> Self {
+        let shared = Shared {
+            on_disk: memory.file.is_some(),
+            memory: Mutex::new(memory),
+            gates: Mutex::default(),
+        };
+        let shared = Arc::new(shared);
         Self { shared }
     }
 
@@ -72,43 +94,39 @@ impl Highest {
     /// file, and `PATH.lock` beside it, belong to one process at a time.
     ///
     /// # Errors
-    /// [`FenceError::Write`](crate::FenceError::Write) if the file cannot be opened or written,
-    /// [`FenceError::Damaged`](crate::FenceError::Damaged) if it is no file of marks, or a line that was once synced is
+    /// [`FenceError::Write`] if the file cannot be opened or written,
+    /// [`FenceError::Damaged`] if it is no file of marks, or a line that was once synced is
     /// damaged. A last line that was being written in a crash is none, and is cut off.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::opened(MarksFile::open(path.as_ref(), true)?)
+        MarksFile::open(path.as_ref(), true).map(Self::opened)
     }
 
     /// As [`Highest::open`], but does not wait.
     ///
     /// # Errors
-    /// As there, and [`FenceError::InUse`](crate::FenceError::InUse) if another process has it open.
+    /// As there, and [`FenceError::InUse`] if another process has it open.
     pub fn try_open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::opened(MarksFile::open(path.as_ref(), false)?)
+        MarksFile::open(path.as_ref(), false).map(Self::opened)
     }
 
-    fn opened((file, marks): (MarksFile, HashMap<LockName, Marks>)) -> Result<Self> {
-        let shared = Shared {
-            marks,
-            file: Some(file),
-            ..Shared::default()
-        };
-        let shared = Arc::new(Mutex::new(shared));
-        Ok(Self { shared })
+    fn opened((file, marks): (MarksFile, HashMap<LockName, Marks>)) -> Self {
+        let file = Some(file);
+        Self::with(Memory { marks, file })
     }
 
-    fn shared(&self) -> MutexGuard<'_, Shared> {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
         // The marks in memory are raised last, after whatever can panic.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        let memory = self.shared.memory.lock();
+        memory.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks a holder and runs `write` in one step: nobody who excludes it passes before `write` has returned. The mark
     /// stays raised whatever `write` does.
     ///
-    /// Blocks the thread while others write, and for the disk. In async code, [`Highest::enter`].
+    /// Blocks the thread while others write, and for the disk. In async code use [`Highest::enter`].
     ///
     /// # Errors
-    /// [`FenceError::Stale`](crate::FenceError::Stale) if the holder was superseded, and the file's errors. `write` has not
+    /// [`FenceError::Stale`] if the holder was superseded, and the file's errors. `write` has not
     /// run then.
     pub fn write<T>(&self, sequencer: &Sequencer, write: impl FnOnce() -> T) -> Result<T> {
         let _gate = block_on(self.gate(sequencer));
@@ -118,19 +136,24 @@ impl Highest {
 
     /// Checks a holder, which may write until the [`Pass`] is dropped.
     ///
+    /// A file is written on one of the runtime's threads for what blocks; outside a tokio runtime, on this one.
+    ///
     /// # Errors
     /// As [`Highest::write`].
     ///
     /// # Cancel safety
     /// May be dropped; the mark may be raised by then.
     pub async fn enter(&self, sequencer: &Sequencer) -> Result<Pass> {
-        let _gate = self.gate(sequencer).await;
-        self.mark(sequencer)?;
-        Ok(Pass { _gate })
+        let gate = self.gate(sequencer).await;
+        self.pass(gate, sequencer).await
     }
 
-    async fn gate(&self, sequencer: &Sequencer) -> Gate {
-        let gate = self.shared().gate(&sequencer.name);
+    /// Waits until nobody writes who excludes this holder, and keeps those out from now on.
+    pub(crate) async fn gate(&self, sequencer: &Sequencer) -> Gate {
+        let gates = self.shared.gates.lock();
+        let gate = gates
+            .unwrap_or_else(PoisonError::into_inner)
+            .of(&sequencer.name);
         match sequencer.mode {
             Mode::Exclusive => Gate::Alone {
                 _guard: gate.write_owned().await,
@@ -141,14 +164,54 @@ impl Highest {
         }
     }
 
+    /// Checks a holder that is at its gate.
+    pub(crate) async fn pass(&self, gate: Gate, sequencer: &Sequencer) -> Result<Pass> {
+        self.without_blocking(sequencer, Self::mark).await?;
+        Ok(Pass { _gate: gate })
+    }
+
+    /// Checks a holder and remembers nothing of it.
+    #[cfg(feature = "http")]
+    pub(crate) async fn judge(&self, sequencer: &Sequencer) -> Result<()> {
+        let judge = |this: &Self, sequencer: &Sequencer| {
+            this.marks(&sequencer.name).judge(sequencer)?;
+            Ok(())
+        };
+        self.without_blocking(sequencer, judge).await
+    }
+
+    async fn without_blocking(
+        &self,
+        sequencer: &Sequencer,
+        work: impl FnOnce(&Self, &Sequencer) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let runtime = match self.shared.on_disk {
+            true => tokio::runtime::Handle::try_current().ok(),
+            false => None,
+        };
+        let Some(runtime) = runtime else {
+            return work(self, sequencer);
+        };
+        let (this, sequencer) = (self.clone(), sequencer.clone());
+        let done = runtime.spawn_blocking(move || work(&this, &sequencer));
+        done.await.unwrap_or_else(|gone| match gone.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(gone) => Err(FenceError::Write {
+                resource: "its file".into(),
+                action: "check a holder",
+                cause: gone.into(),
+            }),
+        })
+    }
+
     /// Raises the marks and lets nothing be written: whoever is superseded by this holder is refused from now on. What is
     /// written after this call, and not by [`Highest::write`], is not one step with it.
     ///
     /// # Errors
     /// As [`Highest::write`].
     pub fn mark(&self, sequencer: &Sequencer) -> Result<()> {
-        let mut shared = self.shared();
-        let Shared { marks, file, .. } = &mut *shared;
+        let mut memory = self.memory();
+        let Memory { marks, file } = &mut *memory;
         let before = marks.get(&sequencer.name).copied().unwrap_or_default();
         let after = before.judge(sequencer)?;
         if after != before {
@@ -163,12 +226,12 @@ impl Highest {
     /// The marks of a lock; the lowest if it was never seen.
     #[must_use]
     pub fn marks(&self, name: &LockName) -> Marks {
-        self.shared().marks.get(name).copied().unwrap_or_default()
+        self.memory().marks.get(name).copied().unwrap_or_default()
     }
 }
 
-impl Shared {
-    fn gate(&mut self, name: &LockName) -> Arc<RwLock<()>> {
+impl Gates {
+    fn of(&mut self, name: &LockName) -> Arc<RwLock<()>> {
         if let Some(gate) = self.gates.get(name).and_then(Weak::upgrade) {
             return gate;
         }

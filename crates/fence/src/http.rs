@@ -82,7 +82,8 @@ impl FenceLayer {
     }
 
     /// Also asks the lock's store whether that very grant is held now (Chubby's CheckSequencer), which costs a round trip
-    /// for each request: it refuses a holder that lost its lock before anybody came after it.
+    /// for each request: it refuses a holder that lost its lock before anybody came after it, and a sequencer that nobody
+    /// was ever granted.
     #[must_use]
     pub fn ask(self, client: Client) -> Self {
         self.with(|fence| fence.client = Some(client))
@@ -178,17 +179,20 @@ impl Fence {
         if sequencer.name.as_str() != lock {
             return Err(Problem::of_another(&sequencer, &lock));
         }
-        let pass = self.highest.enter(&sequencer).await;
-        let pass = pass.map_err(|error| Problem::refusal(&sequencer, &error))?;
+        let refuse = |error| Problem::refusal(&sequencer, &error);
+        let gate = self.highest.gate(&sequencer).await;
         if let Some(client) = &self.client {
-            // After the gate: the answer is as fresh as it can be.
+            // At the gate, so that the answer is as fresh as it can be; and before anything is remembered, so that a
+            // sequencer that nobody was granted keeps nobody out.
+            self.highest.judge(&sequencer).await.map_err(refuse)?;
             match client.check(&sequencer).await {
                 Ok(true) => {}
                 Ok(false) => return Err(Problem::not_held(&sequencer)),
                 Err(error) => return Err(Problem::unknown(&lock, &error)),
             }
         }
-        Ok(Some(pass))
+        let pass = self.highest.pass(gate, &sequencer).await;
+        pass.map(Some).map_err(refuse)
     }
 }
 

@@ -2,16 +2,20 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use fencelock_core::Sequencer;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::error::{FenceError, Result};
 
 /// One of the places: it keeps marks by the rule of [`Marks`](crate::Marks), and remembers them over a restart.
+///
+/// A [`Quorum`] calls it one call at a time, in order, so that two writes of one holder come in order; the next waits for
+/// the end of the one before, so give each a time limit. What was given up must not arrive later than what comes next:
+/// close the connection that it went over.
 #[async_trait]
 pub trait Replica<W>: Send + Sync + 'static {
     /// Raises the marks if the holder passes; writes nothing.
@@ -30,14 +34,32 @@ pub trait Replica<W>: Send + Sync + 'static {
 /// A resource on N replicas: a holder **marks a majority first**, and writes on a majority then.
 ///
 /// Two majorities have a replica in common. So once [`Quorum::mark`] has returned, no write of an earlier holder succeeds
-/// any more, and what the new holder reads from a majority stays as it is. A write that is refused, or that reaches too few,
-/// may still have changed a minority of the replicas: readers ask a majority and take the value with the highest token.
+/// any more. Each replica keeps the token of a write beside the value; readers ask a majority and take the value with the
+/// highest token.
+///
+/// A write that is refused, or that reaches too few, may still have changed a minority of the replicas, and one that is on
+/// its way may do so later. So a new holder marks, reads from a majority, and **writes back what it goes by**, changed or
+/// not: then nobody after it reads what it did not see.
 ///
 /// One holder's own writes are to be awaited one after the other: its token orders it against other holders, not against
 /// itself.
 #[derive(Debug)]
 pub struct Quorum<R> {
     replicas: Vec<Arc<R>>,
+    turns: Vec<Turn>,
+}
+
+/// The end of what a replica was asked last.
+#[derive(Debug, Default)]
+struct Turn(Mutex<Option<oneshot::Receiver<()>>>);
+
+impl Turn {
+    /// The end of what is to be waited for, and what is to be dropped at the end of what comes now.
+    fn take(&self) -> (Option<oneshot::Receiver<()>>, oneshot::Sender<()>) {
+        let (done, end) = oneshot::channel();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (last.replace(end), done)
+    }
 }
 
 type Asking = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
@@ -45,8 +67,9 @@ type Asking = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 impl<R> Quorum<R> {
     /// A resource on these replicas, each of which must be another one.
     pub fn new(replicas: impl IntoIterator<Item = R>) -> Self {
-        let replicas = replicas.into_iter().map(Arc::new).collect();
-        Self { replicas }
+        let replicas: Vec<_> = replicas.into_iter().map(Arc::new).collect();
+        let turns = replicas.iter().map(|_| Turn::default()).collect();
+        Self { replicas, turns }
     }
 
     /// How many replicas are a majority.
@@ -61,7 +84,8 @@ impl<R> Quorum<R> {
         &self.replicas
     }
 
-    /// Raises the marks on a majority: no earlier holder writes any more. Then read, and then write. Needs a tokio runtime.
+    /// Raises the marks on a majority: no earlier holder's write succeeds any more. Then read, and write back what you go
+    /// by. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`FenceError::Stale`] if a replica has seen a later holder, [`FenceError::TooFew`] if too few replicas answer.
@@ -106,11 +130,17 @@ impl<R> Quorum<R> {
         let (of, needed) = (self.replicas.len(), self.majority());
         let (tell, mut told) = mpsc::unbounded_channel();
         let mut asking = JoinSet::new();
-        for replica in &self.replicas {
+        for (replica, turn) in self.replicas.iter().zip(&self.turns) {
             let (asked, tell) = (ask(Arc::clone(replica)), tell.clone());
+            let (before, done) = turn.take();
             asking.spawn(async move {
+                if let Some(before) = before {
+                    // An error, as its other end is dropped.
+                    let _ = before.await;
+                }
                 // Nobody listens once it is decided.
                 drop(tell.send(asked.await));
+                drop(done);
             });
         }
         drop(tell);

@@ -158,19 +158,23 @@ impl RowFence {
         format!("SELECT {COLUMNS} FROM {} WHERE ({which})", self.table)
     }
 
-    /// Why [`RowFence::update`] changed no row, from what [`RowFence::select`] found afterwards. `Ok`: the holder passes
-    /// and the row had those values already, which MySQL does not count as changed unless asked to (`CLIENT_FOUND_ROWS`).
+    /// Why [`RowFence::update`] changed no row, from what [`RowFence::select`] found afterwards. `Ok`: this holder has written
+    /// to the row, and it had those values already, which MySQL does not count as changed unless asked to
+    /// (`CLIENT_FOUND_ROWS`).
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if it was superseded, [`FenceError::NoRow`] if there is no such row, [`FenceError::Damaged`]
-    /// if the marks make no sense.
+    /// [`FenceError::Stale`] if it was superseded, [`FenceError::NoRow`] if there is no such row, or was none yet when the
+    /// update looked, [`FenceError::Damaged`] if the marks make no sense.
     pub fn explain(&self, found: Option<StoredMarks>, sequencer: &Sequencer) -> Result<()> {
-        let Some(stored) = found else {
-            let resource = self.table.clone();
-            return Err(FenceError::NoRow { resource });
+        let no_row = || FenceError::NoRow {
+            resource: self.table.clone(),
         };
-        marks_of(&self.table, &stored)?.judge(sequencer)?;
-        Ok(())
+        let marks = marks_of(&self.table, &found.ok_or_else(no_row)?)?;
+        // A row that the update had met would have the holder's marks by now: this one came after it.
+        match marks.judge(sequencer)? == marks {
+            true => Ok(()),
+            false => Err(no_row()),
+        }
     }
 }
 

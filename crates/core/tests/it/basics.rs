@@ -193,6 +193,23 @@ async fn check_says_yes_to_that_very_grant_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lock_that_is_kept_for_its_lock_delay_is_held_no_more() {
+    let world = World::new();
+    let (a, b) = (world.client(), world.client());
+    let wish = a.lock("x").ttl(ms(300)).lock_delay(ms(1000));
+    let guard = wish.renew(false).await.unwrap();
+    let sequencer = guard.sequencer().await.unwrap();
+    tokio::time::sleep(ms(290)).await;
+    assert!(b.check(&sequencer).await.unwrap());
+    guard.lost().await;
+    tokio::time::sleep(ms(300) / 2).await;
+    assert!(!b.check(&sequencer).await.unwrap());
+    assert!(matches!(b.try_lock("x").await, Err(Error::Held { .. })));
+    drop(guard);
+    assert!(!b.check(&sequencer).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
 async fn with_stops_its_body_when_the_lock_is_lost() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());

@@ -2,6 +2,8 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -225,4 +227,109 @@ fn damage_is_told_and_nobody_passes() {
     std::os::unix::fs::symlink("/dev/zero", &endless).unwrap();
     let error = Highest::open(&endless).unwrap_err().to_string();
     assert!(error.contains("no regular file"), "{error}");
+}
+
+/// What is read may not be on the disk yet: the process before may have died between writing and syncing it.
+#[cfg(unix)]
+#[test]
+fn what_is_read_is_written_anew_for_the_same_people() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    Highest::open(&path).unwrap().mark(&exclusive(34)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    // Kept open, so that no other file can have its number.
+    let before = fs::File::open(&path).unwrap();
+    let fence = Highest::open(&path).unwrap();
+    let after = fs::metadata(&path).unwrap();
+    assert_ne!(before.metadata().unwrap().ino(), after.ino());
+    assert_eq!(after.mode() & 0o777, 0o640);
+    says_who_won(fence.mark(&exclusive(33)).unwrap_err().stale());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_with_two_names_is_one_fence() {
+    let dir = Dir::new("marks").unwrap();
+    let (path, link) = (dir.join("marks"), dir.join("link"));
+    let fence = Highest::open(&path).unwrap();
+    fence.mark(&exclusive(34)).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert!(matches!(
+        Highest::try_open(&link),
+        Err(FenceError::InUse { .. })
+    ));
+    drop(fence);
+    let fence = Highest::open(&link).unwrap();
+    says_who_won(fence.mark(&exclusive(33)).unwrap_err().stale());
+    fence.mark(&exclusive(35)).unwrap();
+    drop(fence);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    let fence = Highest::open(&path).unwrap();
+    assert!(fence.mark(&exclusive(34)).is_err());
+}
+
+/// In a process of its own, whose files may not grow beyond a kilobyte: nobody passes by a mark that is not on the disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_that_is_full_lets_nobody_new_pass() {
+    const PATH: &str = "MARKS_ON_A_FULL_DISK";
+    let open = |path: &Path| (Highest::open(path).unwrap(), path.to_owned());
+    if let Some(path) = std::env::var_os(PATH) {
+        let (fence, path) = open(path.as_ref());
+        let mut last = 0;
+        let error = loop {
+            match fence.mark(&exclusive(last + 1)) {
+                Ok(()) => last += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, FenceError::Write { .. }), "{error}");
+        assert!(last > 3);
+        // Those who passed are not put off by it.
+        fence.mark(&exclusive(last)).unwrap();
+        assert!(fence.mark(&exclusive(last - 1)).unwrap_err().stale().is_some());
+        assert!(fs::read(&path).unwrap().ends_with(b"\n"), "half a line");
+        println!("the last is {last}.");
+        return;
+    }
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    // Without the signal that ends a process there.
+    let child = Command::new("bash")
+        .args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$0" "$@""#])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture"])
+        .arg("highest::a_disk_that_is_full_lets_nobody_new_pass")
+        .env(PATH, &path)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(child.stdout).unwrap();
+    assert!(child.status.success(), "{told}");
+    let last = told.split("the last is ").nth(1).unwrap();
+    let last: u64 = last.split('.').next().unwrap().parse().unwrap();
+    let (fence, _) = open(path.as_ref());
+    assert_eq!(fence.marks(&exclusive(1).name).top, last);
+    fence.mark(&exclusive(last + 1)).unwrap();
+}
+
+#[test]
+fn a_file_of_another_version_is_refused_as_such() {
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    fs::write(&path, "fencelock marks 2\nsomething new\n").unwrap();
+    let error = Highest::open(&path).unwrap_err().to_string();
+    assert!(error.contains("another version"), "{error}");
+    let kept = fs::read_to_string(&path).unwrap();
+    assert!(kept.contains("something new"));
+}
+
+/// In an async service the disk must not hold up what has nothing to do with it.
+#[tokio::test]
+async fn a_file_is_entered_from_async_code() {
+    let dir = Dir::new("marks").unwrap();
+    let fence = Highest::open(dir.join("marks")).unwrap();
+    drop(fence.enter(&exclusive(33)).await.unwrap());
+    drop(fence.enter(&exclusive(34)).await.unwrap());
+    says_who_won(fence.enter(&exclusive(33)).await.unwrap_err().stale());
 }

@@ -119,6 +119,21 @@ async fn the_store_is_asked_whether_the_grant_is_held() {
     let (status, problem) = send(&mut service, "PUT", &[&sent]).await;
     assert_eq!(status, StatusCode::PRECONDITION_FAILED);
     assert_eq!(problem["type"], "urn:fencelock:not-held");
+    // One that was made up is refused, and keeps nobody out.
+    let forged = Sequencer {
+        token: fencelock_core::Token((1 << 53) - 1),
+        ..sequencer
+    };
+    let (status, problem) = send(&mut service, "PUT", &[&forged.to_string()]).await;
+    assert_eq!(status, StatusCode::PRECONDITION_FAILED);
+    assert_eq!(problem["type"], "urn:fencelock:not-held");
+    let guard = holder.lock("ledger").await.unwrap();
+    let next = guard.sequencer().await.unwrap().to_string();
+    assert_eq!(send(&mut service, "PUT", &[&next]).await.0, StatusCode::OK);
+    // Who was succeeded hears by whom.
+    let (_, problem) = send(&mut service, "PUT", &[&sent]).await;
+    assert_eq!(problem["type"], "urn:fencelock:stale");
+    assert_eq!(problem["won"], guard.token().get());
 }
 
 /// Nobody else's request is in the service while a holder's is.

@@ -1,10 +1,11 @@
 //! On SQLite: the statements do what the rule says.
 
+use fencelock_fence::FenceError;
 use fencelock_fence::sql::{Dialect, RowFence, TableFence, sqlite};
 use proptest::prelude::*;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use crate::{exclusive, grants, model, says_who_won};
+use crate::{exclusive, grants, model, says_who_won, shared};
 
 fn update(
     connection: &Connection,
@@ -71,4 +72,24 @@ fn the_story_of_33_and_34() {
             .unwrap_err()
             .stale(),
     );
+}
+
+/// The row came after the update had looked: nothing was written, and the holder must not believe that it was.
+#[test]
+fn a_row_that_came_too_late_was_not_written() {
+    let (connection, fence, _) = ledger();
+    for holder in [exclusive(34), shared(34)] {
+        connection.execute("DELETE FROM ledger", ()).unwrap();
+        let statement = fence.update("value = 1", "id = 7", &holder);
+        assert_eq!(connection.execute(&statement, ()).unwrap(), 0);
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let select = fence.select("id = 7");
+        for come in ["", "INSERT INTO ledger (id, value) VALUES (7, 0)"] {
+            connection.execute_batch(come).unwrap();
+            let found = connection.query_row(&select, (), row).optional().unwrap();
+            let told = fence.explain(found, &holder);
+            assert!(matches!(told, Err(FenceError::NoRow { .. })), "{told:?}");
+        }
+        update(&connection, &fence, 1, &holder).unwrap();
+    }
 }
