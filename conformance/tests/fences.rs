@@ -10,8 +10,9 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::get;
 use fencelock::fence::http::FenceLayer;
-use fencelock_testbed::{Dir, MariaDb, Postgres, Redis, Worker};
+use fencelock_testbed::{Dir, Etcd, MariaDb, Postgres, Redis, Worker, ZooKeeper};
 use serde_json::{Value, json};
+use tower_service::Service;
 
 /// Rounds of a stop each, and locks in each round.
 const ROUNDS: usize = 5;
@@ -125,6 +126,20 @@ async fn redis() {
     the_sleeper_is_refused_every_time("redis", &server.url()).await;
 }
 
+#[tokio::test]
+async fn etcd() {
+    let server = Etcd::start().unwrap();
+    let address = format!("127.0.0.1:{}", server.port(0));
+    the_sleeper_is_refused_every_time("etcd", &address).await;
+}
+
+#[tokio::test]
+async fn zookeeper() {
+    let server = ZooKeeper::start().unwrap();
+    let address = format!("127.0.0.1:{}", server.port());
+    the_sleeper_is_refused_every_time("zookeeper", &address).await;
+}
+
 /// What was written last, under each name.
 type Ledger = Arc<Mutex<std::collections::HashMap<String, String>>>;
 
@@ -152,4 +167,29 @@ async fn http() {
     let serving = tokio::spawn(async move { axum::serve(listener, service).await });
     the_sleeper_is_refused_every_time("http", &address).await;
     serving.abort();
+}
+
+/// A fence that asks the store lets nobody pass while there is no answer.
+#[tokio::test]
+async fn a_store_that_does_not_answer_lets_nobody_pass() {
+    let server = Redis::start().unwrap();
+    let asking = fencelock::connect(&server.url()).await.unwrap();
+    let holder = fencelock::connect(&server.url()).await.unwrap();
+    let guard = holder.lock("ledger").await.unwrap();
+    let sequencer = guard.sequencer().await.unwrap();
+    let mut service = Router::new()
+        .route("/", get(async || "read").put(async || "written"))
+        .layer(FenceLayer::for_lock("ledger").ask(asking));
+    let mut put = async || {
+        let request = http::Request::put("/").header("Fencelock-Sequencer", sequencer.to_string());
+        let request = request.body(axum::body::Body::empty()).unwrap();
+        service.call(request).await.unwrap().status()
+    };
+    assert_eq!(put().await, 200);
+    server.pause().unwrap();
+    assert_eq!(put().await, 503);
+    server.resume().unwrap();
+    assert_eq!(put().await, 200);
+    server.kill9();
+    assert_eq!(put().await, 503);
 }

@@ -12,7 +12,7 @@ fn the_examples_of_the_page_on_fencing_run() {
     let blocks: Vec<&str> = blocks
         .map(|block| block.split("```").next().unwrap())
         .collect();
-    assert_eq!(blocks.len(), 4);
+    assert_eq!(blocks.len(), 5);
     for block in blocks {
         let bed = Bed::new();
         let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));

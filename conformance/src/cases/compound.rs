@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fencelock::engine::Evict;
 use fencelock::{Error, Order, Promises, Release};
 use tokio::time::{Instant, sleep};
 
@@ -13,6 +14,7 @@ pub(super) static CASES: &[Case] = &[
     case!(several_locks_or_none),
     case!(several_locks_in_any_order_are_no_deadlock),
     case!(several_locks_dropped_leave_nothing),
+    case!(the_loss_of_one_of_several_is_told),
     case!(permits_are_counted).promised(permits),
     case!(permits_are_served_in_order).promised(fifo_permits),
     case!(permits_keep_exclusive_out).promised(permits),
@@ -100,6 +102,30 @@ async fn several_locks_dropped_leave_nothing(ctx: Ctx) {
     held.release().await.unwrap();
     let all = soon("all of them", one.lock_all(&names)).await.unwrap();
     drop(all);
+    let all = soon("all of them", two.lock_all(&names)).await.unwrap();
+    assert_eq!(all.release().await.unwrap(), Release::Released);
+    ctx.await_nothing_left().await;
+}
+
+async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
+    // The ttl is the time by which a holder finds out if the store cannot tell it.
+    let wish = one.lock_all(&names);
+    let wish = wish.each(|wish| wish.ttl(Duration::from_secs(3)).recorded());
+    let all = soon("all of them", wish).await.unwrap();
+    let token = all.token(&names[1]).unwrap();
+    assert!(two.evict(&names[1], token, Evict::Release).await.unwrap());
+    let why = soon("the loss", all.lost()).await;
+    assert!(why.contains(&names[1]), "{why}");
+    assert!(!all.is_valid() && all.remaining().is_zero());
+    // The others are held until they are given back.
+    for other in [&names[0], &names[2]] {
+        assert!(all.get(other).unwrap().is_valid());
+        let held = two.try_lock(other).await;
+        assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    }
+    assert_ne!(all.release().await.unwrap(), Release::Released);
     let all = soon("all of them", two.lock_all(&names)).await.unwrap();
     assert_eq!(all.release().await.unwrap(), Release::Released);
     ctx.await_nothing_left().await;
@@ -237,6 +263,8 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     ctx.await_line(&one, &name, 1).await;
     assert_eq!(voter.leader().await.unwrap().unwrap().token, first.token());
     let before = first.token();
+    let sequencer = first.sequencer().await.unwrap();
+    assert!(two.check(&sequencer).await.unwrap());
     assert_eq!(first.resign().await.unwrap(), Release::Released);
     let second = soon("the next one leads", next).await.unwrap().unwrap();
     assert!(second.token() > before);

@@ -1,53 +1,58 @@
-//! A service that refuses who is late: axum behind the layer, and the story of a holder that slept.
+//! A service that refuses who is late: axum behind the layer, which reads the header `Fencelock-Sequencer`.
+//!
+//! `cargo run -p fencelock-fence --features http --example axum_service`
 
-use std::sync::Arc;
-use std::time::Duration;
+mod story;
 
 use axum::Router;
 use axum::routing::put;
-use fencelock_core::{Client, Memory, Sequencer};
+use fencelock::Sequencer;
 use fencelock_fence::http::FenceLayer;
+use story::{Ledger, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-#[tokio::main]
-pub(crate) async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let write = async |_body: String| "written\n";
+/// The address of the service.
+struct Service(String);
+
+impl Ledger for Service {
+    async fn write(&self, holder: &Sequencer, text: &str) -> Result<()> {
+        let mut stream = TcpStream::connect(&self.0).await?;
+        let request = format!(
+            "PUT /ledger HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n\
+             Fencelock-Sequencer: {holder}\r\n\r\n{text}",
+            self.0,
+            text.len()
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        match answer.starts_with("HTTP/1.1 200 ") {
+            true => Ok(()),
+            // 412, and a body of application/problem+json.
+            false => Err(answer.replace("\r\n", " | ").into()),
+        }
+    }
+}
+
+/// Serves on a port of its own, and says where.
+async fn serve() -> Result<String> {
+    let write = async |body: String| println!("The service writes: {body}");
     let service = Router::new()
         .route("/ledger", put(write))
         .layer(FenceLayer::for_lock("ledger"));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?.to_string();
     tokio::spawn(async move { axum::serve(listener, service).await });
-
-    let store = Memory::new();
-    let sleeper = Client::new(Arc::new(store.another()))?;
-    let successor = Client::new(Arc::new(store))?;
-    let asleep = sleeper.lock("ledger").ttl(Duration::from_millis(500));
-    let asleep = asleep.renew(false).await?;
-    let early = asleep.sequencer().await?;
-    // Granted once the sleeper's lease is over.
-    let next = successor.lock("ledger").await?;
-    assert!(
-        send(&address, &next.sequencer().await?)
-            .await?
-            .contains(" 200 ")
-    );
-    let refusal = send(&address, &early).await?;
-    println!("{refusal}");
-    assert!(refusal.contains(" 412 ") && refusal.contains("application/problem+json"));
-    assert!(refusal.contains(&format!("\"won\":{}", next.token())));
-    Ok(())
+    Ok(address)
 }
 
-async fn send(address: &str, sequencer: &Sequencer) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!(
-        "PUT /ledger HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: 2\r\n\
-         Fencelock-Sequencer: {sequencer}\r\n\r\n90"
-    );
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer)
+#[tokio::main]
+async fn main() -> Result<()> {
+    // The sleeper is told where the service is; the process of the successor runs it.
+    let address = match story::place() {
+        Ok(address) => address,
+        Err(_) => serve().await?,
+    };
+    story::tell(&Service(address.clone()), &address).await
 }

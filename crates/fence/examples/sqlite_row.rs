@@ -1,48 +1,51 @@
-//! A row that refuses who is late: the marks are columns of it, the check is part of the `UPDATE`.
+//! A row in SQLite that refuses who is late: the marks are columns of it, the check is part of the `UPDATE`.
+//!
+//! `cargo run -p fencelock-fence --features sqlite --example sqlite_row -- app.db`
 
-use std::sync::Arc;
+mod story;
+
 use std::time::Duration;
 
-use fencelock_core::{Client, Memory, Sequencer};
-use fencelock_fence::FenceError;
+use fencelock::Sequencer;
 use fencelock_fence::sql::RowFence;
 use rusqlite::{Connection, OptionalExtension, Row};
+use story::{Ledger, Result};
 
-#[tokio::main]
-pub(crate) async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let ledger = Connection::open_in_memory()?;
-    let fence = RowFence::new("ledger")?;
-    ledger.execute_batch("CREATE TABLE ledger (id INTEGER PRIMARY KEY, balance INTEGER)")?;
-    for statement in fence.add_columns() {
-        ledger.execute_batch(&statement)?;
+struct Database {
+    connection: Connection,
+    fence: RowFence,
+}
+
+impl Database {
+    fn open(path: &str) -> Result<Self> {
+        let connection = Connection::open(path)?;
+        connection.busy_timeout(Duration::from_secs(5))?;
+        connection.execute_batch(&format!(
+            "CREATE TABLE IF NOT EXISTS ledger (id INTEGER PRIMARY KEY, entry TEXT, {});
+             INSERT OR IGNORE INTO ledger (id) VALUES (7)",
+            RowFence::columns()
+        ))?;
+        let fence = RowFence::new("ledger")?;
+        Ok(Self { connection, fence })
     }
-    ledger.execute_batch("INSERT INTO ledger (id, balance) VALUES (7, 100)")?;
-    let write = |holder: &Sequencer, balance: i64| {
-        let update = fence.update("balance = ?1", "id = 7", holder);
-        if ledger.execute(&update, [balance])? > 0 {
+}
+
+impl Ledger for Database {
+    async fn write(&self, holder: &Sequencer, text: &str) -> Result<()> {
+        let update = self.fence.update("entry = ?1", "id = 7", holder);
+        if self.connection.execute(&update, [text])? > 0 {
             return Ok(());
         }
         // Nothing was changed: who has been here?
         let marks = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-        let found = ledger.query_row(&fence.select("id = 7"), [], marks);
-        fence.explain(found.optional()?, holder)?;
-        Ok::<_, Box<dyn std::error::Error>>(())
-    };
+        let select = self.fence.select("id = 7");
+        let found = self.connection.query_row(&select, [], marks).optional()?;
+        Ok(self.fence.explain(found, holder)?)
+    }
+}
 
-    let store = Memory::new();
-    let sleeper = Client::new(Arc::new(store.another()))?;
-    let successor = Client::new(Arc::new(store))?;
-    let asleep = sleeper.lock("ledger").ttl(Duration::from_millis(500));
-    let asleep = asleep.renew(false).await?;
-    let early = asleep.sequencer().await?;
-    // Granted once the sleeper's lease is over.
-    let next = successor.lock("ledger").await?;
-    write(&next.sequencer().await?, 90)?;
-    let refusal = write(&early, 80).err().ok_or("a stale write passed")?;
-    println!("{refusal}");
-    let stale = refusal.downcast_ref().and_then(FenceError::stale);
-    assert_eq!(stale.map(|stale| stale.won), Some(next.token()));
-    let balance: i64 = ledger.query_row("SELECT balance FROM ledger", [], |row| row.get(0))?;
-    assert_eq!(balance, 90);
-    Ok(())
+#[tokio::main]
+async fn main() -> Result<()> {
+    let place = story::place()?;
+    story::tell(&Database::open(&place)?, &place).await
 }

@@ -194,14 +194,15 @@ impl Highest {
         };
         let (this, sequencer) = (self.clone(), sequencer.clone());
         let done = runtime.spawn_blocking(move || work(&this, &sequencer));
-        done.await.unwrap_or_else(|gone| match gone.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(gone) => Err(FenceError::Write {
-                resource: "its file".into(),
-                action: "check a holder",
-                cause: gone.into(),
-            }),
-        })
+        done.await
+            .unwrap_or_else(|gone| match gone.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(gone) => Err(FenceError::Write {
+                    resource: "its file".into(),
+                    action: "check a holder",
+                    cause: gone.into(),
+                }),
+            })
     }
 
     /// Raises the marks and lets nothing be written: whoever is superseded by this holder is refused from now on. What is

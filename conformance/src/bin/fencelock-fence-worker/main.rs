@@ -71,8 +71,16 @@ async fn main() {
                 held.clear();
                 let ttl = Duration::from_millis(rest.parse().unwrap());
                 for name in &names {
-                    let guard = client.lock(name).ttl(ttl).await.unwrap();
-                    let sequencer = guard.sequencer().await.unwrap();
+                    // Not renewed: whoever is stopped must not be so in the middle of a change to the store's file, which
+                    // the others would wait for.
+                    let wish = client.lock(name).ttl(ttl).renew(false);
+                    let guard = wish.recorded().await.unwrap();
+                    let sequencer = Sequencer {
+                        name: guard.name().clone(),
+                        mode: guard.mode(),
+                        token: guard.token(),
+                        claim: guard.claim_id(),
+                    };
                     held.push((guard, sequencer));
                 }
                 let tokens = held.iter().map(|(_, sequencer)| sequencer.token.get());

@@ -1,5 +1,7 @@
 //! A script on Redis, a transaction on etcd, a multi on ZooKeeper.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use etcd_client::{KvClient, TxnOp};
 use fencelock::Sequencer;
@@ -87,7 +89,10 @@ pub(crate) struct ZooKeeper(zookeeper_client::Client);
 
 impl ZooKeeper {
     pub(crate) async fn open(address: &str) -> Self {
-        Self(zookeeper_client::Client::connect(address).await.unwrap())
+        // Longer than any stop: it is the fence that is to refuse the sleeper.
+        let connector = zookeeper_client::Client::connector();
+        let connector = connector.with_session_timeout(Duration::from_secs(60));
+        Self(connector.connect(address).await.unwrap())
     }
 }
 

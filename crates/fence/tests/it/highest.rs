@@ -288,7 +288,13 @@ fn a_disk_that_is_full_lets_nobody_new_pass() {
         assert!(last > 3);
         // Those who passed are not put off by it.
         fence.mark(&exclusive(last)).unwrap();
-        assert!(fence.mark(&exclusive(last - 1)).unwrap_err().stale().is_some());
+        assert!(
+            fence
+                .mark(&exclusive(last - 1))
+                .unwrap_err()
+                .stale()
+                .is_some()
+        );
         assert!(fs::read(&path).unwrap().ends_with(b"\n"), "half a line");
         println!("the last is {last}.");
         return;

@@ -1,6 +1,8 @@
 //! Fences against a plain model, under crashes and reordering, and on real databases and servers.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[cfg(feature = "etcd")]
+mod etcd;
 mod examples;
 mod highest;
 #[cfg(feature = "http")]
@@ -15,6 +17,8 @@ mod redis;
 mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::num::NonZeroU32;
 

@@ -30,6 +30,8 @@ examples! {
     evict_and_ask = "../../examples/evict_and_ask.rs",
     fence = "../../examples/fence.rs",
     healthy = "../../examples/healthy.rs",
+    lock_delay = "../../examples/lock_delay.rs",
+    max_hold = "../../examples/max_hold.rs",
     observe = "../../examples/observe.rs",
     owner = "../../examples/owner.rs",
     paused_time = "../../examples/paused_time.rs",

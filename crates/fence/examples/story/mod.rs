@@ -1,0 +1,105 @@
+//! The story that the examples here tell, each with a fence of its own, in two processes.
+//!
+//! The sleeper takes the lock, and is stopped (SIGSTOP) for longer than its lease. Its successor takes the lock and writes.
+//! Then the sleeper wakes up in the middle of its work, and writes, too: it is refused, and told which token won.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use std::{env, fs, io, process};
+
+use fencelock::Sequencer;
+
+pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
+/// What the lock protects.
+pub(crate) trait Ledger {
+    /// Writes, in one step with the check that nobody has come after the holder.
+    async fn write(&self, holder: &Sequencer, text: &str) -> Result<()>;
+}
+
+/// Where the ledger is: the first argument.
+pub(crate) fn place() -> Result<String> {
+    let place = env::args().nth(1);
+    Ok(place.ok_or("say where the ledger is, such as redis://127.0.0.1:6379")?)
+}
+
+/// By which a process knows that it is the sleeper, and where the locks are.
+const STORE: &str = "SLEEPER_STORE";
+
+pub(crate) async fn tell(ledger: &impl Ledger, place: &str) -> Result<()> {
+    if let Ok(store) = env::var(STORE) {
+        return sleep(ledger, &store).await;
+    }
+    let directory = env::temp_dir().join(format!("fencelock-story-{}", process::id()));
+    fs::create_dir_all(&directory)?;
+    let store = format!("sqlite:{}", directory.join("locks.db").display());
+    let mut sleeper = Command::new(env::current_exe()?)
+        .arg(place)
+        .env(STORE, &store)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let told = watch(ledger, &store, &mut sleeper).await;
+    // Whatever came of it; it may be stopped still.
+    sleeper.kill()?;
+    sleeper.wait()?;
+    fs::remove_dir_all(&directory)?;
+    told
+}
+
+async fn sleep(ledger: &impl Ledger, store: &str) -> Result<()> {
+    let client = fencelock::connect(store).await?;
+    let wish = client.lock("ledger").ttl(Duration::from_millis(500));
+    // Not renewed: its lease ends anyway while it is stopped.
+    let guard = wish.renew(false).await?;
+    let holder = guard.sequencer().await?;
+    println!("{holder}");
+    io::stdin().read_line(&mut String::new())?;
+    // A program should ask `guard.is_valid()` here. But even then it could be stopped right after that.
+    match ledger.write(&holder, "by the sleeper").await {
+        Ok(()) => println!("it is not refused"),
+        Err(refusal) => println!("it is refused: {refusal}"),
+    }
+    Ok(())
+}
+
+async fn watch(ledger: &impl Ledger, store: &str, sleeper: &mut Child) -> Result<()> {
+    let (stdin, stdout) = (sleeper.stdin.take(), sleeper.stdout.take());
+    let mut answers = BufReader::new(stdout.ok_or("no output")?).lines();
+    let mut hear = || -> Result<String> {
+        let line = answers.next().ok_or("the sleeper has ended")?;
+        Ok(line?)
+    };
+    let early: Sequencer = hear()?.parse()?;
+    println!("The sleeper has token {}. It is stopped.", early.token);
+    signal("-STOP", sleeper)?;
+
+    let client = fencelock::connect(store).await?;
+    // Granted once the sleeper's lease is over.
+    let guard = client.lock("ledger").await?;
+    let holder = guard.sequencer().await?;
+    ledger.write(&holder, "by the successor").await?;
+    println!("The successor has token {}, and has written.", holder.token);
+
+    writeln!(stdin.ok_or("no input")?, "go on")?;
+    signal("-CONT", sleeper)?;
+    let answer = hear()?;
+    println!("The sleeper wakes up and writes: {answer}");
+    guard.release().await?;
+    client.close().await?;
+    match answer.contains(&format!("token {} has been here", holder.token)) {
+        true => Ok(()),
+        false => Err("that is not what a fence is for".into()),
+    }
+}
+
+fn signal(signal: &str, child: &Child) -> Result<()> {
+    let pid = child.id().to_string();
+    let sent = Command::new("kill").args([signal, &pid]).status()?;
+    match sent.success() {
+        true => Ok(()),
+        false => Err(format!("kill {signal} failed").into()),
+    }
+}
