@@ -1,6 +1,6 @@
 //! A holder is stopped past its lease, a successor writes, the sleeper wakes up and writes: refused, every time, by every
 //! kind of fence. Three processes: the sleeper, the successor, and this one with the servers.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};

@@ -141,12 +141,10 @@ impl Own {
             let harm = &harm;
             let all = nodes.iter_mut().map(|node| scope.spawn(move || harm(node)));
             let all: Vec<_> = all.collect();
-            all.into_iter()
-                .map(|one| {
-                    one.join()
-                        .unwrap_or_else(|_| Err(Failure::new("it panicked")))
-                })
-                .collect()
+            all.into_iter().try_for_each(|one| {
+                one.join()
+                    .unwrap_or_else(|_| Err(Failure::new("it panicked")))
+            })
         })
     }
 }

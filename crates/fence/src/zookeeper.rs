@@ -67,7 +67,7 @@ impl ZooKeeperFence {
                     multi.add_set_data(&self.path, text.as_bytes(), Some(version))
                 }
                 None => {
-                    let options = CreateMode::Persistent.with_acls(self.acls.clone());
+                    let options = CreateMode::Persistent.with_acls(self.acls);
                     multi.add_create(&self.path, text.as_bytes(), &options)
                 }
             };

@@ -1,9 +1,9 @@
 //! In memory and in a file.
 
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -267,6 +267,51 @@ fn a_file_with_two_names_is_one_fence() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     let fence = Highest::open(&path).unwrap();
     assert!(fence.mark(&exclusive(34)).is_err());
+}
+
+/// A process marks one token after the other, opens the file anew now and then, and is killed: whatever it had told of is
+/// there.
+#[test]
+fn a_process_that_is_killed_leaves_what_it_told_of() {
+    const PATH: &str = "MARKS_OF_ONE_THAT_IS_KILLED";
+    if let Some(path) = std::env::var_os(PATH) {
+        let mut next = 1;
+        loop {
+            let fence = Highest::open(&path).unwrap();
+            next = next.max(fence.marks(&exclusive(1).name).top + 1);
+            for _ in 0..5 {
+                fence.mark(&exclusive(next)).unwrap();
+                println!("{next}");
+                next += 1;
+            }
+        }
+    }
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    let mut told = 0;
+    for round in 0..20 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture"])
+            .arg("highest::a_process_that_is_killed_leaves_what_it_told_of")
+            .env(PATH, &path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let tokens = lines.filter_map(|line| line.unwrap().parse::<u64>().ok());
+        // Killed after a number of marks that differs, at whatever it does then; what it said before is read to its end.
+        for (at, token) in tokens.enumerate() {
+            told = token;
+            if at == round {
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        let fence = Highest::open(&path).unwrap();
+        let top = fence.marks(&exclusive(1).name).top;
+        assert!(top == told || top == told + 1, "{top} after {told}");
+        assert!(fence.mark(&exclusive(told - 1)).is_err());
+    }
 }
 
 /// In a process of its own, whose files may not grow beyond a kilobyte: nobody passes by a mark that is not on the disk.
