@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         None => Variant::Right,
         Some(&"no-write-back") => Variant::NoWriteBack,
         Some(&"mark-without-comparison") => Variant::MarkWithoutComparison,
+        Some(&"mark-of-another") => Variant::MarkOfAnother,
         Some(&"silent-rejoin") => Variant::SilentRejoin,
         Some(&"rejoin-after-reading") => Variant::RejoinAfterReading,
         Some(other) => {

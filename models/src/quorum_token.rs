@@ -16,6 +16,8 @@ pub enum Variant {
     NoWriteBack,
     /// A node marks a token whatever its counter says.
     MarkWithoutComparison,
+    /// A node marks a token that its counter has reached, by whatever attempt.
+    MarkOfAnother,
     /// A node that has lost its memory votes on as if nothing had happened.
     SilentRejoin,
     /// It reads the counters of others before it votes, but does not wait until what began before the loss is over.
@@ -33,8 +35,8 @@ pub struct QuorumToken<const N: usize, const A: usize> {
     pub rejoin: bool,
     /// How often each request to take a lock may arrive.
     pub arrivals: u8,
-    /// Whether a counter may also grow where the lock is taken (as it does on the way without scripts), and whether
-    /// attempts may hint at a higher counter.
+    /// Whether a counter may also grow, and even vote, where the lock is taken (as it does on the way without scripts,
+    /// which sets the lock and draws a number in two steps), and whether attempts may hint at a higher counter.
     pub jumps: bool,
     /// What is wrong with it.
     pub variant: Variant,
@@ -100,12 +102,19 @@ impl Phase {
     }
 }
 
+impl Attempt {
+    /// Whether a node's vote matters (still).
+    fn hears(self, vote: u8) -> bool {
+        self.phase == Phase::Asking || self.phase == Phase::Marking && vote == self.token
+    }
+}
+
 /// What may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The next attempt begins, with a hint or without.
     Begin(bool),
-    /// A request to take the lock arrives; `bool`: the counter grows although it is taken.
+    /// A request to take the lock arrives; `bool`: the counter grows and votes although it is taken.
     Ask(usize, usize, bool),
     /// An attempt has seen a majority of votes: the highest, and whether they are the same.
     Decide(usize, u8, bool),
@@ -272,11 +281,14 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
                 if node.key == 0 || usize::from(node.key) == a + 1 {
                     node.key = a as u8 + 1;
                     node.counter = (node.counter + 1).max(attempt.hint);
-                    if attempt.phase == Phase::Asking {
+                    if attempt.hears(node.counter) {
                         node.said[a].vote = node.counter;
                     }
                 } else if jumps {
                     node.counter += 1;
+                    if attempt.hears(node.counter) {
+                        node.said[a].vote = node.counter;
+                    }
                 }
             }
             Action::Decide(a, highest, same) => {
@@ -287,7 +299,13 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
             Action::Mark(a, n) => {
                 let attempt = last.attempts[a];
                 let node = &mut state.nodes[n];
-                if node.counter <= attempt.token || self.variant == Variant::MarkWithoutComparison {
+                let own = node.said[a].vote == attempt.token || node.said[a].marked;
+                let marks = match self.variant {
+                    Variant::MarkWithoutComparison => true,
+                    Variant::MarkOfAnother => node.counter <= attempt.token,
+                    _ => node.counter < attempt.token || node.counter == attempt.token && own,
+                };
+                if marks {
                     node.counter = node.counter.max(attempt.token);
                     node.said[a].marked |= attempt.phase == Phase::Marking;
                 }
@@ -353,7 +371,7 @@ fn forget<const N: usize, const A: usize>(state: &mut State<N, A>) {
     for (a, attempt) in state.attempts.iter_mut().enumerate() {
         for node in &mut state.nodes {
             let said = &mut node.said[a];
-            if attempt.phase != Phase::Asking {
+            if !attempt.hears(said.vote) {
                 said.vote = 0;
             }
             if !matches!(attempt.phase, Phase::Marking | Phase::Granted) {

@@ -35,6 +35,6 @@ pub use proxy::{Flow, Proxy};
 pub use redis::{Redis, RedisBuilder};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::{RedisSentinel, RedisSentinelBuilder};
-pub use redlock::seen_long_ago;
+pub use redlock::{Redlock, seen_long_ago};
 pub use worker::Worker;
 pub use zookeeper::{Ensemble, ZooKeeper, ZooKeeperBuilder};

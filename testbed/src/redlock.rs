@@ -1,7 +1,84 @@
-//! What the tests of the engine `redlock` need beside its servers.
+//! Independent redis-servers of which a majority decides.
 
+use std::sync::Arc;
+
+use crate::clock_shim::ClockShim;
 use crate::failure::{Failure, Result};
-use crate::redis::Redis;
+use crate::redis::{Redis, RedisBuilder};
+
+/// Some servers that know nothing of each other, seen long ago (see [`seen_long_ago`]), so that they vote; gone when
+/// dropped.
+#[derive(Debug)]
+pub struct Redlock {
+    nodes: Vec<Redis>,
+    clocks: Vec<Arc<ClockShim>>,
+}
+
+impl Redlock {
+    /// So many, without passwords.
+    ///
+    /// # Errors
+    /// If redis-server is not installed, or one of them does not come up.
+    pub fn start(count: usize) -> Result<Self> {
+        Self::start_each(count, |_| Redis::builder())
+    }
+
+    /// So many, each as `builder` says for its number.
+    ///
+    /// # Errors
+    /// As [`Redlock::start`].
+    pub fn start_each(count: usize, builder: impl Fn(usize) -> RedisBuilder) -> Result<Self> {
+        let nodes: Result<Vec<Redis>> = (0..count).map(|node| builder(node).start()).collect();
+        let (nodes, clocks) = (nodes?, Vec::new());
+        for node in &nodes {
+            seen_long_ago(node, 0)?;
+        }
+        Ok(Self { nodes, clocks })
+    }
+
+    /// So many, each with a clock of its own that can be set.
+    ///
+    /// # Errors
+    /// As [`Redlock::start`], or if a clock cannot be made.
+    pub fn start_with_clocks(count: usize) -> Result<Self> {
+        let clocks: Vec<_> = (0..count)
+            .map(|_| ClockShim::new())
+            .collect::<Result<_>>()?;
+        let started = Self::start_each(count, |node| Redis::builder().clock(&clocks[node]))?;
+        Ok(Self { clocks, ..started })
+    }
+
+    /// The store's URL, without options.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_at(self.nodes.iter().map(Redis::port))
+    }
+
+    /// The same store's URL by way of other ports, one for each node, such as those of proxies.
+    #[must_use]
+    pub fn url_at(&self, ports: impl IntoIterator<Item = u16>) -> String {
+        let hosts = self.nodes.iter().zip(ports);
+        let hosts = hosts.map(|(node, port)| node.url_at(port).replace("redis://", ""));
+        format!("redlock://{}", hosts.collect::<Vec<_>>().join(","))
+    }
+
+    /// The servers.
+    #[must_use]
+    pub fn nodes(&self) -> &[Redis] {
+        &self.nodes
+    }
+
+    /// The servers, to be started again.
+    pub fn nodes_mut(&mut self) -> &mut [Redis] {
+        &mut self.nodes
+    }
+
+    /// Their clocks; none, unless they were [asked for](Redlock::start_with_clocks).
+    #[must_use]
+    pub fn clocks(&self) -> &[Arc<ClockShim>] {
+        &self.clocks
+    }
+}
 
 /// The engine keeps a server that it has not seen before from voting, half a minute by default, and notes at the server
 /// since when it is seen. This makes it long ago, so that a test can begin.

@@ -1,4 +1,5 @@
-//! The engine for Redis and Valkey: one server, a master that Sentinels watch, or a cluster.
+//! The engines for Redis and Valkey: [`Redis`] for one server, a master that Sentinels watch, or a cluster, described here;
+//! and [`Redlock`] for several servers of which a majority decides.
 //!
 //! The lock is a plain string at the key that is the lock's name, so that the usual clients that do `SET NX PX` on the
 //! same name exclude this one and are excluded by it. Whoever releases hands the lock to the next in line on the server,

@@ -50,8 +50,8 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    BootInstant, ClaimId, ClaimIds, Clock, Durability, Engine, Error, LeaseKind, Limit, LockName,
-    Order, Promises, Result, StoreUrl, Token, Wake,
+    BootInstant, ClaimId, ClaimIds, Clock, Durability, Engine, Error, Finding, LeaseKind, Limit,
+    LockName, Order, Promises, Purpose, Result, StoreUrl, Token, Wake,
 };
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
@@ -108,6 +108,10 @@ pub(crate) struct Inner {
 pub(crate) struct Known {
     pub(crate) floor: u64,
     pub(crate) counters: Vec<u64>,
+    /// Whether the nodes' time took the place of what they knew.
+    pub(crate) by_time: bool,
+    /// Whether those that vote are a quorum with this one.
+    pub(crate) complete: bool,
 }
 
 impl Redlock {
@@ -293,7 +297,8 @@ impl Inner {
     }
 
     /// What the other nodes know of tokens, if they are enough to tell: of every quorum that the joining node was in, one
-    /// at least. If a whole quorum has lost its memory that cannot be had, and the nodes' time takes its place.
+    /// at least. If a whole quorum has lost its memory that cannot be had, and the nodes' time takes its place;
+    /// until a quorum has come in that way, those that have are counted as still without.
     async fn survey(&self, joining: usize) -> Option<Known> {
         let (count, quorum) = (self.nodes.len(), self.settings.quorum);
         let others = self.nodes.iter().filter(|node| node.index != joining);
@@ -308,9 +313,13 @@ impl Inner {
             });
         let answers: Vec<Survey> = join_all(asked).await.into_iter().flatten().collect();
         let members = answers.iter().filter(|answer| answer.member).count();
-        let blank = answers.len() - members + 1;
+        let young = answers
+            .iter()
+            .filter(|answer| answer.member && answer.young);
+        let blank = answers.len() - members + 1 + young.count();
         let mut floor = answers.iter().map(|answer| answer.floor).max().unwrap_or(0);
-        if members < count - quorum + 1 {
+        let by_time = members < count - quorum + 1;
+        if by_time {
             if blank < quorum {
                 return None;
             }
@@ -329,8 +338,12 @@ impl Inner {
                 *counter = told.max(*counter);
             }
         }
-        // It may have become longer just now; then this node waits on.
-        Some(Known { floor, counters })
+        Some(Known {
+            floor,
+            counters,
+            by_time,
+            complete: members + 1 >= quorum,
+        })
     }
 
     /// Fewer nodes than the quorum: which, and why.
@@ -379,6 +392,23 @@ impl Inner {
             return Error::refused(&self.settings.store, action, cause);
         }
         Error::unavailable(&self.settings.store, action, cause)
+    }
+
+    /// Who does not vote at the moment.
+    fn abstainers(&self) -> Vec<Finding> {
+        let now = Clock::Boot.now();
+        let (count, quorum) = (self.nodes.len(), self.settings.quorum);
+        let silent = self.nodes.iter().filter(|node| node.voter(now).is_none());
+        let findings = silent.map(|node| Finding {
+            purpose: Purpose::Efficiency,
+            what: format!(
+                "{} does not vote, and {quorum} of {count} nodes must: {}",
+                node.name,
+                node.abstains(self, now).why
+            ),
+            change: "bring it back, or wait until it votes".into(),
+        });
+        findings.collect()
     }
 
     /// When to ask again for a lock that is taken.
@@ -588,6 +618,7 @@ struct Survey {
     floor: u64,
     longest: u64,
     counters: Vec<u64>,
+    young: bool,
 }
 
 fn read_survey(answer: &Value) -> Option<Survey> {
@@ -613,6 +644,7 @@ fn read_survey(answer: &Value) -> Option<Survey> {
         floor: number(2)?,
         longest: number(3)?,
         counters: counters.map(|counter| counter.unwrap_or(0)).collect(),
+        young: number(5)? == 1,
     })
 }
 
@@ -772,6 +804,13 @@ impl Engine for Redlock {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.inner.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let limits = self.promises().limits;
+        let mut findings: Vec<Finding> = limits.into_iter().map(Finding::from).collect();
+        findings.extend(self.inner.abstainers());
+        Ok(findings)
     }
 
     async fn close(&self) -> Result<()> {

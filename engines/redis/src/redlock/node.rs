@@ -194,6 +194,10 @@ impl Node {
                 commands.add_command(command.clone());
             }
             if link.ask_all(&commands).await.is_err() {
+                // They may not have arrived; the next connection tries again.
+                for (until, command) in owed {
+                    self.owe(until, command);
+                }
                 return;
             }
         }
@@ -295,17 +299,33 @@ impl Node {
         if Clock::Boot.now() < due {
             return Ok(());
         }
+        let before = inner.longest();
         let Some(known) = inner.survey(self.index).await else {
             return Ok(());
         };
+        if inner.longest() > before {
+            // Somebody uses longer leases than was known: it has longer to wait.
+            return Ok(());
+        }
         let mut command = redis::cmd("EVAL");
         command.arg(&inner.scripts.join.text).arg(1).arg(MEMORY);
         command.arg(&link.run_id).arg(since).arg(known.floor);
+        command.arg(u8::from(known.by_time));
         for counter in &known.counters {
             command.arg(*counter);
         }
         let joined = link.ask(&command).await;
         joined.map_err(|error| self.failed("letting the node vote", error))?;
+        if known.complete {
+            let mut grown = redis::cmd("HDEL");
+            grown.arg(MEMORY).arg("young");
+            for node in &inner.nodes {
+                if let Some(link) = node.link() {
+                    // Where it does not arrive, a node that forgot may come in by the time once more.
+                    drop(link.ask(&grown).await);
+                }
+            }
+        }
         // As for any other member, whoever let it in.
         self.attach(inner, link).await
     }

@@ -3,9 +3,9 @@
 //!
 //! Every node keeps a counter per bucket of names. A vote raises it; it says the counter's new value. A majority of votes
 //! that all say m is a grant with the token m. Otherwise the highest of a majority becomes m, and each node that voted is
-//! asked to mark it: to raise its counter to m, which it does unless the counter is above. A majority of marks is the
-//! grant. So each node votes for each token once at most, and who begins after a grant of m meets a node whose counter is
-//! m or more.
+//! asked to mark it: to raise its counter to m, which it does if the counter is below, or is m by this very vote. A majority
+//! of marks is the grant. So each node votes for each token once at most, and who begins after a grant of m meets a node
+//! whose counter is m or more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,9 +145,8 @@ impl Inner {
             ballot.yes.len() >= quorum || ballot.against() > hopeless
         })
         .await;
-        let answered: Vec<usize> = ballot.taken.clone();
         if let Some((token, agreed)) = agreed(&mut ballot.yes, quorum) {
-            let marked = agreed || self.mark(&voters, &answered, claim, attempt, token).await;
+            let marked = agreed || self.mark(&voters, &ballot, claim, attempt, token).await;
             if marked {
                 behind(votes);
                 return Outcome::Granted(Grant {
@@ -180,22 +179,22 @@ impl Inner {
     async fn mark(
         &self,
         voters: &[(Arc<Node>, Arc<Link>)],
-        taken: &[usize],
+        ballot: &Ballot,
         claim: &Claim,
         attempt: u64,
         token: u64,
     ) -> bool {
-        let mut command = Cmd::with_capacity(9, 256);
-        command.arg("EVALSHA").arg(&self.scripts.mark.sha).arg(2);
-        command.arg(claim.name.as_str()).arg(MEMORY);
-        command.arg(&whose(claim, Some(attempt))[..]).arg(token);
-        command.arg(bucket(&claim.name)).arg(px(claim));
-        let command = Arc::new(command);
         let asked = voters
             .iter()
-            .filter(|(node, _)| !taken.contains(&node.index));
-        let mut marks = launch(asked.map(|(_, link)| {
-            let (link, command) = (Arc::clone(link), Arc::clone(&command));
+            .filter(|(node, _)| !ballot.taken.contains(&node.index));
+        let mut marks = launch(asked.map(|(node, link)| {
+            let mut command = Cmd::with_capacity(10, 256);
+            command.arg("EVALSHA").arg(&self.scripts.mark.sha).arg(2);
+            command.arg(claim.name.as_str()).arg(MEMORY);
+            command.arg(&whose(claim, Some(attempt))[..]).arg(token);
+            command.arg(bucket(&claim.name)).arg(px(claim));
+            command.arg(u8::from(ballot.yes.contains(&(node.index, token))));
+            let link = Arc::clone(link);
             async move { matches!(link.ask(&command).await, Ok(Value::Int(1))) }
         }));
         let timeout = tokio::time::sleep(self.settings.node_timeout);

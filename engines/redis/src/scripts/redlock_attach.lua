@@ -14,7 +14,8 @@ if member == run then
   return {1, micros, 0, longest, tonumber(redis.call('HGET', memory, 'floor'))}
 end
 local seen, since = string.match(redis.call('HGET', memory, 'since') or '', '^(%x+):(%d+)$')
-if seen ~= run then
+if seen ~= run or tonumber(since) > micros then
+  -- Or its clock was set back: it waits from now.
   since = string.format('%.0f', micros)
   redis.call('HSET', memory, 'since', run .. ':' .. since)
 end

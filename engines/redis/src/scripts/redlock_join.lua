@@ -1,7 +1,7 @@
 -- redlock_join: lets a server process vote, with no counter below those given.
 -- KEYS 1 memory
 -- ARGV 1 the server's run id  2 since when it was seen, in micros: another memory lost meanwhile would show  3 floor
---      4... the counters, one for each bucket
+--      4 whether it is let in by the time (1 or 0)  5... the counters, one for each bucket
 -- Answers 1, or 0 if it has forgotten since.
 local memory, run = KEYS[1], ARGV[1]
 if redis.call('HGET', memory, 'run') == run then
@@ -10,11 +10,16 @@ end
 if redis.call('HGET', memory, 'since') ~= run .. ':' .. ARGV[2] then
   return 0
 end
-for i = 4, #ARGV do
-  local before = tonumber(redis.call('HGET', memory, i - 4) or '0')
+for i = 5, #ARGV do
+  local before = tonumber(redis.call('HGET', memory, i - 5) or '0')
   if before < tonumber(ARGV[i]) then
-    redis.call('HSET', memory, i - 4, ARGV[i])
+    redis.call('HSET', memory, i - 5, ARGV[i])
   end
+end
+if ARGV[4] == '1' then
+  redis.call('HSET', memory, 'young', 1)
+else
+  redis.call('HDEL', memory, 'young')
 end
 redis.call('HSET', memory, 'floor', ARGV[3])
 redis.call('HSET', memory, 'run', run)

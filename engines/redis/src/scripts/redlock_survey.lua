@@ -1,7 +1,8 @@
 -- redlock_survey: what one node tells one that lost its memory.
 -- KEYS 1 memory
 -- ARGV 1 the server's run id  2 how many buckets there are
--- Answers {member (1 or 0), micros, floor, longest, counters}: a counter for each bucket, '' for none.
+-- Answers {member (1 or 0), micros, floor, longest, counters, young}: a counter for each bucket, '' for none; young: 1 if
+-- it was let in by the time, and a quorum was not complete yet.
 local memory = KEYS[1]
 local parts = redis.call('TIME')
 local member = redis.call('HGET', memory, 'run') == ARGV[1] and 1 or 0
@@ -16,4 +17,4 @@ for first = 1, tonumber(ARGV[2]), 512 do
   end
 end
 return {member, parts[1] * 1000000 + parts[2], tonumber(redis.call('HGET', memory, 'floor') or '0'),
-  tonumber(redis.call('HGET', memory, 'longest') or '0'), counters}
+  tonumber(redis.call('HGET', memory, 'longest') or '0'), counters, redis.call('HGET', memory, 'young') and 1 or 0}
