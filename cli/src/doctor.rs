@@ -45,13 +45,24 @@ struct Report {
 /// What the URL alone gives away.
 fn of_url(url: &StoreUrl) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let away: Vec<&str> = url
-        .hosts
+    let several = url.scheme == "redlock" || url.scheme == "redlocks";
+    let hosts: Vec<String> = match several {
+        // Each may have credentials of its own.
+        true => {
+            let hosts = url.clone().take_hosts().unwrap_or_default();
+            hosts.into_iter().map(|host| host.host).collect()
+        }
+        false => url.hosts.clone(),
+    };
+    let away: Vec<&str> = hosts
         .iter()
         .map(|host| without_port(host))
         .filter(|host| !is_loopback(host))
         .collect();
-    let plain = !matches!(url.scheme.as_str(), "rediss" | "etcds") && !url.scheme.ends_with("+tls");
+    let scheme = url.scheme.as_str();
+    let plain = !matches!(scheme, "redlocks" | "etcds")
+        && !scheme.starts_with("rediss")
+        && !scheme.ends_with("+tls");
     if plain && let Some(host) = away.first() {
         findings.push(Finding {
             purpose: Purpose::Correctness,
@@ -62,8 +73,8 @@ fn of_url(url: &StoreUrl) -> Vec<Finding> {
             change: "use the scheme or the option with TLS (rediss://, etcds://, tls-ca), or a tunnel".into(),
         });
     }
-    if url.scheme == "redlock" {
-        let mut hosts: Vec<&str> = url.hosts.iter().map(|host| without_port(host)).collect();
+    if several {
+        let mut hosts: Vec<&str> = hosts.iter().map(|host| without_port(host)).collect();
         hosts.sort_unstable();
         let nodes = hosts.len();
         hosts.dedup();
@@ -240,5 +251,8 @@ mod tests {
         assert_eq!(found("rediss://db.example:7000"), 0);
         assert_eq!(found("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"), 1);
         assert_eq!(found("redlock://a:1,b:1,c:1"), 1);
+        assert_eq!(found("redlocks://:p@a:1,:q@b:1,:r@c:1"), 0);
+        assert_eq!(found("redlocks://:p@a:1,:q@b:1,:r@a:2"), 1);
+        assert_eq!(found("rediss+sentinel://a:1,b:1,c:1/main"), 0);
     }
 }

@@ -22,6 +22,8 @@ mod nested;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redis")]
+mod redlock;
 mod run;
 #[cfg(feature = "redis")]
 mod sentinel;
