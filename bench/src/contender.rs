@@ -26,6 +26,9 @@ pub(crate) enum Who {
     /// Python's kazoo.
     #[cfg(feature = "zookeeper")]
     Kazoo,
+    /// The npm package `redlock`, version 5.
+    #[cfg(feature = "peers")]
+    NodeRedlock,
 }
 
 impl Who {
@@ -40,6 +43,8 @@ impl Who {
             Self::LockService => "lock service",
             #[cfg(feature = "zookeeper")]
             Self::Kazoo => "kazoo",
+            #[cfg(feature = "peers")]
+            Self::NodeRedlock => "node-redlock",
         }
     }
 
@@ -61,6 +66,8 @@ impl Who {
             Self::Rslock,
             #[cfg(feature = "etcd")]
             Self::LockService,
+            #[cfg(feature = "peers")]
+            Self::NodeRedlock,
         ];
         let found = all.into_iter().find(|who| who.name() == name);
         found.ok_or_else(|| failed("a worker", format!("it does not know {name:?}")))
@@ -73,6 +80,8 @@ pub(crate) enum Contender {
     Fencelock(Client),
     #[cfg(feature = "redis")]
     BareRedis(Box<crate::bare::redis::BareRedis>),
+    #[cfg(feature = "redis")]
+    BareRedlock(crate::bare::redlock::BareRedlock),
     #[cfg(feature = "sqlite")]
     BareSqlite(crate::bare::sqlite::BareSqlite),
     #[cfg(feature = "zookeeper")]
@@ -83,6 +92,8 @@ pub(crate) enum Contender {
     BareMySql(crate::bare::mysql::BareMySql),
     #[cfg(feature = "peers")]
     Rslock(rslock::LockManager),
+    #[cfg(feature = "peers")]
+    NodeRedlock(crate::node_redlock::NodeRedlock),
 }
 
 /// A lock that is held.
@@ -104,6 +115,11 @@ impl Contender {
                 "redis" => {
                     let bare = crate::bare::redis::BareRedis::open(url).await?;
                     Ok(Self::BareRedis(Box::new(bare)))
+                }
+                #[cfg(feature = "redis")]
+                "redlock" => {
+                    let bare = crate::bare::redlock::BareRedlock::open(url).await?;
+                    Ok(Self::BareRedlock(bare))
                 }
                 #[cfg(feature = "sqlite")]
                 "sqlite" => Ok(Self::BareSqlite(crate::bare::sqlite::BareSqlite::open(
@@ -134,17 +150,29 @@ impl Contender {
             Who::Kazoo => Err(failed("kazoo", "it runs in processes of its own only")),
             #[cfg(feature = "peers")]
             Who::Rslock => {
-                let client = crate::bare::redis::client(url)?;
-                let mut manager = rslock::LockManager::from_clients(vec![client]);
+                let clients = match engine(url)? {
+                    "redlock" => crate::bare::redlock::clients(url)?,
+                    _ => vec![crate::bare::redis::client(url)?],
+                };
+                let mut manager = rslock::LockManager::from_clients(clients);
                 // Its own delay, and as many tries as it takes.
                 manager.set_retry(u32::MAX, Duration::from_millis(200));
                 Ok(Self::Rslock(manager))
+            }
+            #[cfg(feature = "peers")]
+            Who::NodeRedlock => {
+                let node = crate::node_redlock::NodeRedlock::open(url).await?;
+                Ok(Self::NodeRedlock(node))
             }
         }
     }
 
     /// Each task takes and releases the names that are its own in turn until `until`; how many times all did together.
     pub(crate) async fn pairs(&self, names: Vec<Vec<String>>, until: BootInstant) -> Result<u64> {
+        #[cfg(feature = "peers")]
+        if let Self::NodeRedlock(node) = self {
+            return node.pairs(names, until).await;
+        }
         let mut tasks = JoinSet::new();
         for names in names {
             let this = self.clone();
@@ -172,6 +200,8 @@ impl Contender {
             }
             #[cfg(feature = "redis")]
             Self::BareRedis(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "redis")]
+            Self::BareRedlock(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "sqlite")]
             Self::BareSqlite(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "zookeeper")]
@@ -194,6 +224,8 @@ impl Contender {
                 }
                 Ok(pairs)
             }
+            #[cfg(feature = "peers")]
+            Self::NodeRedlock(_) => Err(failed("node-redlock", "its tasks are its own")),
         }
     }
 
@@ -270,6 +302,7 @@ impl Held {
 pub(crate) fn engine(url: &str) -> Result<&'static str> {
     Ok(match StoreUrl::parse(url)?.scheme.as_str() {
         "redis" | "valkey" | "redis+unix" => "redis",
+        "redlock" => "redlock",
         "sqlite" => "sqlite",
         "zookeeper" => "zookeeper",
         "etcd" => "etcd",

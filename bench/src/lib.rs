@@ -8,6 +8,8 @@ mod bare;
 mod contender;
 mod holds;
 mod hot;
+#[cfg(feature = "peers")]
+mod node_redlock;
 mod pairs;
 mod report;
 mod stats;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use fencelock_bench::Args;
-use fencelock_testbed::Redis;
+use fencelock_testbed::{Redis, Redlock};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Measure a lock beside the bare client of its server, and beside other people's locks.
@@ -15,6 +15,10 @@ struct Command {
     /// Measure this store [default: a redis-server that this starts]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+
+    /// Start so many servers, and measure the store of which a majority of them decides (`redlock:`)
+    #[arg(long, value_name = "N", conflicts_with = "store")]
+    nodes: Option<usize>,
 
     /// Let the system choose the cores, instead of core 0 for the server and core 1 for everything else
     #[arg(long)]
@@ -43,10 +47,17 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         return Ok(runtime.block_on(fencelock_bench::run_worker())?);
     }
     let pinned = !command.unpinned && std::thread::available_parallelism()?.get() > 1;
-    let server = match &command.store {
-        Some(_) => None,
-        None if pinned => Some(Redis::builder().config("server_cpulist", "0").start()?),
-        None => Some(Redis::start()?),
+    let builder = || match pinned {
+        true => Redis::builder().config("server_cpulist", "0"),
+        false => Redis::builder(),
+    };
+    let group = command
+        .nodes
+        .map(|nodes| Redlock::start_each(nodes, |_| builder()));
+    let group = group.transpose()?;
+    let server = match (&command.store, &group) {
+        (None, None) => Some(builder().start()?),
+        _ => None,
     };
     if pinned {
         // Before any other thread or process is started, so that they inherit it.
@@ -54,9 +65,10 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         cores.set(1);
         sched_setaffinity(None, &cores)?;
     }
-    let url = match (&server, &command.store) {
+    let url = match (&server, &group) {
         (Some(server), _) => server.url(),
-        (None, store) => store.clone().unwrap_or_default(),
+        (None, Some(group)) => group.url(),
+        (None, None) => command.store.clone().unwrap_or_default(),
     };
     Ok(runtime.block_on(fencelock_bench::command(&command.args, &url, &[]))?)
 }

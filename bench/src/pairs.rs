@@ -19,8 +19,11 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
         whos.insert(0, Who::Bare);
     }
     #[cfg(feature = "peers")]
-    if bench.args.peers && engine(bench.url)? == "redis" {
+    if bench.args.peers && matches!(engine(bench.url)?, "redis" | "redlock") {
         whos.push(Who::Rslock);
+        if engine(bench.url)? == "redlock" && crate::node_redlock::installed().is_some() {
+            whos.push(Who::NodeRedlock);
+        }
     }
     let mut section = Section {
         title: format!("Uncontended take and release, {}", engine(bench.url)?),

@@ -6,6 +6,8 @@ pub(crate) mod etcd;
 pub(crate) mod mysql;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod redlock;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 #[cfg(feature = "zookeeper")]

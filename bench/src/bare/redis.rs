@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError, cmd};
 
 use super::failed;
 
-const RELEASE: &str =
+pub(super) const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
 
 /// One connection, shared by all tasks as the library shares its own.
