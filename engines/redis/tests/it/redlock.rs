@@ -441,12 +441,8 @@ async fn two_of_five_may_die_and_three_may_come_back() {
         nodes.servers[2].command::<String>(&["PING"]).is_err()
     })
     .await;
-    let error = loop {
-        match store.engine.place(&store.claim("a")).await {
-            Err(error) => break error,
-            Ok(standing) => panic!("two nodes grant nothing: {standing:?}"),
-        }
-    };
+    let placed = store.engine.place(&store.claim("a")).await;
+    let error = placed.expect_err("two nodes grant nothing");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("3 of 5") && text.contains(&port), "{text}");
