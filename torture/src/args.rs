@@ -2,14 +2,44 @@
 
 use std::fmt;
 use std::fs;
-use std::time::Duration;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use fencelock::parse_duration;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::history::History;
 use crate::run::{Place, Settings};
-use crate::{Harm, Relaunch, Verdict, Whom, beds, check, report, run, scenario};
+use crate::{Harm, Relaunch, Verdict, Violation, Whom, beds, check, report, run, scenario};
+
+/// The command line of this crate's own program.
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "fencelock-torture",
+    about = "Put a store under faults, and check what its clients believed"
+)]
+struct Program {
+    /// The store, if none is started
+    #[arg(long, value_name = "URL", default_value = "sqlite:")]
+    store: String,
+
+    #[command(flatten)]
+    args: Args,
+}
+
+/// The tests' own way to `fencelock torture`, and that of docs/torture.md's table.
+pub async fn program() -> ExitCode {
+    let Program { store, args } = clap::Parser::parse();
+    match command(&args, &store, &[]).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("fencelock-torture: {error}");
+            ExitCode::from(69)
+        }
+    }
+}
 
 /// What to torture, how, and what to tell of it.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,6 +77,10 @@ pub struct Args {
     #[arg(long, value_name = "DUR", default_value = "3ms")]
     hold: String,
 
+    /// Of 1000 holds, how many go on past the end of their lease without renewal
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    overstay: u32,
+
     /// The faults, with commas between them; `all` for all that the store allows, `none` for none
     #[arg(long, value_name = "FAULTS", default_value = "all")]
     faults: String,
@@ -74,6 +108,10 @@ pub struct Args {
     /// Run each fault by itself and then all together, on the store of --start or else on every kind, and print a table
     #[arg(long, conflicts_with_all = ["check", "scenario", "json", "html"])]
     table: bool,
+
+    /// How many stores --table has under faults at once
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
 
     /// Tell an accident of home-made locks on a real server, the recipe beside fencelock; `all` for all of them
     #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "check"])]
@@ -155,41 +193,69 @@ pub async fn command(args: &Args, store: &str, subcommand: &[&str]) -> Result<bo
 
 /// True if every promise was kept in every run.
 async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
+    let begin = Instant::now();
+    let relaunch = relaunch(subcommand)?;
     let wanted = |word: &&str| args.start.as_deref().is_none_or(|start| start == *word);
-    let kinds: Vec<_> = beds::kinds().map(|(word, _)| word).filter(wanted).collect();
+    let mut kinds = beds::kinds().map(|(word, _)| word).filter(wanted);
+    let mut running = JoinSet::new();
+    let mut sum = report::table::Sum::default();
     println!("{}", report::table::HEAD);
-    let mut held = true;
-    for kind in kinds {
-        let (ports, servers) = {
-            let bed = beds::start(kind)?;
-            (bed.ports(), bed.harms())
+    loop {
+        while running.len() < args.jobs.max(1)
+            && let Some(kind) = kinds.next()
+        {
+            running.spawn(rows(kind, args.clone(), relaunch.clone()));
+        }
+        let Some(done) = running.join_next().await else {
+            break;
         };
-        let able = |harm: &Harm| match harm.whom() {
-            Whom::Server => servers.contains(harm),
-            Whom::Network => !ports.is_empty(),
-            Whom::Client => true,
-        };
-        let alone: Vec<_> = Harm::ALL
-            .into_iter()
-            .filter(able)
-            .map(Harm::as_str)
-            .collect();
-        for fault in alone.into_iter().chain(["all"]) {
-            let args = Args {
-                start: Some(kind.to_owned()),
-                faults: fault.to_owned(),
-                ..args.clone()
-            };
-            let history = make(&args, "", subcommand).await?;
-            let verdict = check(&history);
-            println!("{}", report::table::row(kind, fault, &verdict));
-            if !verdict.holds() || !history.troubles.is_empty() {
-                held = false;
-                eprint!("{}", report::text::text(&history, &verdict));
-            }
+        let rows = done.map_err(|error| Failed::Other(error.to_string()))??;
+        for (row, verdict) in rows {
+            println!("{row}");
+            sum.add(&verdict);
         }
     }
-    Ok(held)
+    println!(
+        "\n{sum}, in {:.0} min",
+        begin.elapsed().as_secs_f64() / 60.0
+    );
+    Ok(sum.holds())
+}
+
+/// The rows of one kind of store: each fault by itself, then all together.
+async fn rows(
+    kind: &'static str,
+    args: Args,
+    relaunch: Relaunch,
+) -> Result<Vec<(String, Verdict)>, Failed> {
+    let (ports, servers) = {
+        let bed = beds::start(kind)?;
+        (bed.ports(), bed.harms())
+    };
+    let able = |harm: &Harm| match harm.whom() {
+        Whom::Server => servers.contains(harm),
+        Whom::Network => !ports.is_empty(),
+        Whom::Client => true,
+    };
+    let alone = Harm::ALL.into_iter().filter(able).map(Harm::as_str);
+    let mut rows = Vec::new();
+    for fault in alone.chain(["all"]) {
+        let args = Args {
+            faults: fault.to_owned(),
+            ..args.clone()
+        };
+        let place = Place::Started(beds::start(kind)?);
+        let history = run::run(place, args.settings()?, &relaunch).await?;
+        let mut verdict = check(&history);
+        if !verdict.holds() || !history.troubles.is_empty() {
+            eprint!("{}", report::text::text(&history, &verdict));
+        }
+        for trouble in &history.troubles {
+            verdict.violations.push(Violation::incomplete(trouble));
+        }
+        rows.push((report::table::row(kind, fault, &verdict), verdict));
+    }
+    Ok(rows)
 }
 
 /// True if every recipe failed and ours did not.
@@ -244,15 +310,18 @@ fn read(file: &str) -> Result<History, Failed> {
     Ok(history)
 }
 
-async fn make(args: &Args, store: &str, subcommand: &[&str]) -> Result<History, Failed> {
-    let settings = args.settings()?;
+/// How to start this program as a worker.
+fn relaunch(subcommand: &[&str]) -> Result<Relaunch, Failed> {
     let program = std::env::current_exe()
         .map_err(|error| Failed::Other(format!("finding this program: {error}")))?;
     let words = subcommand.iter().copied().chain(["--worker"]);
-    let relaunch = Relaunch {
-        program,
-        args: words.map(str::to_owned).collect(),
-    };
+    let args = words.map(str::to_owned).collect();
+    Ok(Relaunch { program, args })
+}
+
+async fn make(args: &Args, store: &str, subcommand: &[&str]) -> Result<History, Failed> {
+    let settings = args.settings()?;
+    let relaunch = relaunch(subcommand)?;
     let place = match &args.start {
         Some(word) => {
             if beds::kinds().all(|(known, _)| known != word) {
@@ -294,6 +363,7 @@ impl Args {
             grants: self.grants,
             ttl: time("--ttl", &self.ttl)?,
             hold: time("--hold", &self.hold)?,
+            overstay: self.overstay,
             patience: Duration::from_secs(20),
             seed: self.seed.unwrap_or_else(|| fastrand::u64(0..1 << 32)),
             harms,

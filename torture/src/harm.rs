@@ -16,6 +16,8 @@ pub enum Harm {
     KillLeader,
     /// A planned change of the node that leads.
     SwitchOver,
+    /// A server is cut off from the other servers; its clients still reach it.
+    CutOff,
     /// The server's clock jumps forward past every lease, and back later.
     ClockForward,
     /// The server's clock jumps back, and forward later.
@@ -42,12 +44,13 @@ pub enum Harm {
 
 impl Harm {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Pause,
         Self::Restart,
         Self::RestartEmpty,
         Self::KillLeader,
         Self::SwitchOver,
+        Self::CutOff,
         Self::ClockForward,
         Self::ClockBack,
         Self::KillConnections,
@@ -70,6 +73,7 @@ impl Harm {
             Self::RestartEmpty => "restart-empty",
             Self::KillLeader => "kill-leader",
             Self::SwitchOver => "switch-over",
+            Self::CutOff => "cut-off",
             Self::ClockForward => "clock-forward",
             Self::ClockBack => "clock-back",
             Self::KillConnections => "kill-connections",
@@ -93,6 +97,7 @@ impl Harm {
             | Self::RestartEmpty
             | Self::KillLeader
             | Self::SwitchOver
+            | Self::CutOff
             | Self::ClockForward
             | Self::ClockBack
             | Self::KillConnections => Whom::Server,

@@ -23,7 +23,7 @@ mod worker;
 
 use std::path::PathBuf;
 
-pub use args::{Args, Failed, command};
+pub use args::{Args, Failed, command, program};
 pub use check::{Verdict, Violation, check};
 pub use harm::{Harm, Whom};
 pub use register::Marks;

@@ -10,7 +10,7 @@ use fencelock_testbed::{Flow, Proxy, Result};
 use crate::beds::Bed;
 use crate::crew::Crew;
 use crate::harm::{Harm, Whom};
-use crate::history::{Fault, Rule};
+use crate::history::Fault;
 use crate::record::Record;
 
 /// What may be harmed.
@@ -114,14 +114,13 @@ impl Field {
             Harm::Calls => random.u64(ttl / 2..=ttl * 2),
             _ => random.u64(50..=ttl),
         };
-        let (whom, (excuses, why)) = match harm.whom() {
-            Whom::Server => (
-                format!("node {target}"),
-                self.bed
-                    .as_ref()
-                    .map_or((Vec::new(), ""), |bed| bed.excuses(harm)),
-            ),
-            _ => (format!("worker {target}"), (Vec::<Rule>::new(), "")),
+        let whom = match harm.whom() {
+            Whom::Server => format!("node {target}"),
+            _ => format!("worker {target}"),
+        };
+        let (excuses, why) = match &self.bed {
+            Some(bed) => bed.excuses(harm),
+            None => (Vec::new(), ""),
         };
         let from = Clock::Boot.now().as_nanos();
         let done = self.apply(harm, target, true);

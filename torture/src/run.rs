@@ -33,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) grants: Option<usize>,
     pub(crate) ttl: Duration,
     pub(crate) hold: Duration,
+    /// Of 1000 holds, how many go on past their lease.
+    pub(crate) overstay: u32,
     pub(crate) patience: Duration,
     pub(crate) seed: u64,
     pub(crate) harms: Vec<Harm>,
@@ -81,6 +83,7 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
             names: names.clone(),
             ttl_ms: ttl.as_millis() as u64,
             patience_ms: settings.patience.as_millis() as u64,
+            overstay: settings.overstay,
             hold_us: settings.hold.as_micros() as u64,
             shared: promises.shared,
             resource: resource.port(),

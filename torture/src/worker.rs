@@ -35,6 +35,8 @@ pub(crate) struct Job {
     pub(crate) ttl_ms: u64,
     /// How long a wish waits, in milliseconds.
     pub(crate) patience_ms: u64,
+    /// Of 1000 holds, how many go on past their lease.
+    pub(crate) overstay: u32,
     /// How long most holds last at most, in microseconds.
     pub(crate) hold_us: u64,
     /// Whether there is shared mode.
@@ -232,12 +234,12 @@ impl Task {
 
     fn draw(&mut self) -> (How, bool) {
         let how = match self.random.u32(0..1000) {
+            // It costs a whole lease.
+            n if n < self.job.overstay => How::Overstay,
             0..=79 => How::Try,
             80..=99 => How::Unfair,
             100..=149 => How::DropWish,
             150..=189 => How::DropGuard,
-            // It costs a whole lease.
-            190 => How::Overstay,
             _ => How::Wait,
         };
         let shared = self.job.shared && how != How::Overstay && self.random.u32(0..100) < 12;

@@ -2,6 +2,22 @@
 
 use crate::bed::Bed;
 
+/// What `doctor` says of a store, and with which exit code.
+#[cfg(any(
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "mysql",
+    feature = "postgres"
+))]
+fn says(url: &str, code: i32, told: &[&str]) {
+    let said = Bed::on(url.to_owned()).run(&["doctor"]);
+    assert_eq!(said.code, code, "{said:?}");
+    for told in told {
+        assert!(said.out.contains(told), "{told:?} is not in {said:?}");
+    }
+}
+
 #[test]
 fn a_file_of_this_machine_is_fit() {
     let bed = Bed::new();
@@ -71,4 +87,119 @@ fn a_redis_that_may_forget_is_told_so() {
     let told = bed.run(&["doctor"]);
     assert_eq!(told.code, 1, "{told:?}");
     assert!(told.out.contains("noeviction"), "{told:?}");
+}
+
+/// The state of a server as it is: its clock, its rights, how long it has run.
+#[cfg(feature = "redis")]
+#[test]
+fn a_redis_with_a_wrong_clock_and_few_rights() {
+    use std::time::Duration;
+
+    use fencelock_testbed::{ClockShim, Redis};
+
+    let clock = ClockShim::new().unwrap();
+    clock.back(Duration::from_secs(3600)).unwrap();
+    let redis = Redis::builder().clock(&clock);
+    let redis = redis
+        .user("ann", "secret", "+@all -client|kill -config|get ~* &*")
+        .start()
+        .unwrap();
+    let url = format!("redis://ann:secret@127.0.0.1:{}", redis.port());
+    says(
+        &url,
+        1,
+        &[
+            "s behind this machine's",
+            "may not CLIENT KILL",
+            "may not CONFIG GET",
+            "and may have forgotten locks",
+        ],
+    );
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_master_that_may_be_cut_off_from_its_replicas() {
+    let group = fencelock_testbed::RedisSentinel::builder();
+    let group = group.append_only("always").start().unwrap();
+    let forgets = "after a fail-over to one of them the last grants may be forgotten";
+    says(&group.url(), 1, &[forgets, "min-replicas-to-write is 0"]);
+    says(
+        &format!("{}&replicas=2", group.url()),
+        0,
+        &["for correctness: nothing"],
+    );
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redlock_nodes_without_a_vote() {
+    use fencelock_testbed::{Redis, seen_long_ago};
+
+    let mut nodes: Vec<Redis> = (0..4).map(|_| Redis::start().unwrap()).collect();
+    nodes
+        .iter()
+        .for_each(|node| seen_long_ago(node, 0).unwrap());
+    let hosts: Vec<String> = nodes
+        .iter()
+        .map(|node| format!("127.0.0.1:{}", node.port()))
+        .collect();
+    let url = format!("redlock://{}?max-ttl=1h", hosts.join(","));
+    says(
+        &url,
+        1,
+        &[
+            "4 nodes share 1 machines",
+            "4 nodes survive the loss of 1, as 3 would",
+        ],
+    );
+    nodes[3].restart_empty().unwrap();
+    says(&url, 1, &[&format!("{} does not vote", hosts[3])]);
+    nodes[3].kill9();
+    says(&url, 1, &[&format!("{} does not vote", hosts[3])]);
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn etcd_members_and_versions() {
+    let etcd = fencelock_testbed::Etcd::start().unwrap();
+    says(&etcd.url(), 1, &["the cluster has one member"]);
+    let etcd = fencelock_testbed::Etcd::cluster(3).start().unwrap();
+    let one = etcd.url_at(&[etcd.port(0)]);
+    says(&one, 1, &["the URL names one of 3 members"]);
+}
+
+#[cfg(feature = "zookeeper")]
+#[test]
+fn zookeeper_servers_and_sessions() {
+    use std::time::Duration;
+
+    let server = fencelock_testbed::ZooKeeper::builder();
+    let short = server.sessions(Duration::from_secs(1), Duration::from_secs(9));
+    let server = short.start().unwrap();
+    says(&server.url(), 1, &["stands alone", "maxSessionTimeout"]);
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn a_mariadb_that_may_forget() {
+    let weak = "--innodb-flush-log-at-trx-commit=0";
+    let server = fencelock_testbed::MariaDb::builder().flag(weak).start();
+    let server = server.unwrap();
+    says(&server.url(), 1, &["innodb_flush_log_at_trx_commit is 0"]);
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn a_postgres_that_may_forget() {
+    let server = fencelock_testbed::Postgres::start().unwrap();
+    says(&server.url(), 1, &["fsync is off"]);
+    let kept = fencelock_testbed::Postgres::builder()
+        .config("fsync", "on")
+        .config("full_page_writes", "on");
+    says(
+        &kept.start().unwrap().url(),
+        0,
+        &["for correctness: nothing"],
+    );
 }

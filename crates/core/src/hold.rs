@@ -75,8 +75,22 @@ pub(crate) fn valid_until(counted_from: BootInstant, lease: Duration) -> BootIns
     counted_from + lease.saturating_sub(drift(lease))
 }
 
+/// Wrong on purpose: from when the answer came.
+#[cfg(fencelock_planted)]
+fn counted_from(rightly: BootInstant, clock: Clock) -> BootInstant {
+    match crate::planted::is("validity-from-reply") {
+        true => clock.now(),
+        false => rightly,
+    }
+}
+
 impl Hold {
     pub(crate) fn new(claim: Claim, grant: &Grant, clock: Clock, terms: Terms) -> Self {
+        #[cfg(fencelock_planted)]
+        let grant = &Grant {
+            counted_from: counted_from(grant.counted_from, clock),
+            ..*grant
+        };
         let never = BootInstant::from_nanos(u64::MAX);
         let ends = terms.max_hold.map_or(never, |most| clock.now() + most);
         let valid = valid_until(grant.counted_from, grant.lease).min(ends);
@@ -138,6 +152,8 @@ impl Hold {
         if !self.is_valid() {
             return false;
         }
+        #[cfg(fencelock_planted)]
+        let counted_from = self::counted_from(counted_from, self.clock);
         let valid = valid_until(counted_from, lease).min(self.ends);
         // Not a maximum: `refresh` may shorten a lease.
         self.valid_until.store(valid.as_nanos(), SeqCst);

@@ -22,6 +22,9 @@ mod memory;
 mod name;
 mod observe;
 mod owner;
+#[cfg(fencelock_planted)]
+#[doc(hidden)]
+pub mod planted;
 mod promises;
 mod semaphore;
 #[cfg(feature = "serde")]

@@ -13,8 +13,8 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    ClaimId, Clock, Durability, Engine, Error, LeaseKind, LockName, Order, Promises, Result,
-    StoreUrl, Token, Wake,
+    ClaimId, Clock, Durability, Engine, Error, Finding, LeaseKind, LockName, Order, Promises,
+    Result, StoreUrl, Token, Wake,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -178,7 +178,7 @@ impl Shared {
         Ok(deleted.succeeded())
     }
 
-    fn promises(&self) -> Promises {
+    pub(crate) fn promises(&self) -> Promises {
         let own = self.layout() == Layout::Fencelock;
         Promises {
             engine: "etcd",
@@ -266,6 +266,11 @@ impl Engine for Etcd {
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.shared.check_open()?;
         self.shared.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.shared.check_open()?;
+        self.shared.diagnose().await
     }
 
     async fn close(&self) -> Result<()> {

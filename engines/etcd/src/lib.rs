@@ -44,6 +44,7 @@
 //! * A change of the leader prolongs all leases by one lease.
 
 mod config;
+mod diagnose;
 mod engine;
 mod inspect;
 mod layout;
@@ -56,3 +57,9 @@ mod session;
 mod value;
 
 pub use engine::Etcd;
+
+/// Reads what may be stored, whoever stored it: for fuzzing alone.
+#[doc(hidden)]
+pub fn read_stored(bytes: &[u8]) {
+    value::read_bytes(bytes);
+}

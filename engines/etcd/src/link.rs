@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{
-    Client, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient, Txn, TxnResponse,
-    WatchClient, WatchOptions, WatchStream,
+    Client, ClusterClient, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient,
+    MaintenanceClient, Txn, TxnResponse, WatchClient, WatchOptions, WatchStream,
 };
 use fencelock_core::{Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -39,6 +39,8 @@ pub(crate) struct Link {
     pub(crate) kv: KvClient,
     pub(crate) lease: LeaseClient,
     watch: WatchClient,
+    cluster: ClusterClient,
+    maintenance: MaintenanceClient,
     broken: watch::Sender<bool>,
 }
 
@@ -163,6 +165,8 @@ impl Store {
                 kv: client.kv_client(),
                 lease: client.lease_client(),
                 watch: client.watch_client(),
+                cluster: client.cluster_client(),
+                maintenance: client.maintenance_client(),
                 broken: watch::Sender::new(false),
             })),
             Err(error) => Err(self.cannot_connect(endpoint, &error).await),
@@ -249,6 +253,15 @@ impl Store {
     ) -> Result<GetResponse, Trouble> {
         let get = |link: Arc<Link>| async move { link.kv.clone().get(key, Some(options)).await };
         self.ask(action, get).await
+    }
+
+    /// How many members there are, and the version of the one that was asked.
+    pub(crate) async fn about(&self) -> Result<(usize, String), Trouble> {
+        let list = |link: Arc<Link>| async move { link.cluster.clone().member_list().await };
+        let members = self.ask(|| "asking for its members".into(), list).await?;
+        let status = |link: Arc<Link>| async move { link.maintenance.clone().status().await };
+        let status = self.ask(|| "asking for its version".into(), status).await?;
+        Ok((members.members().len(), status.version().to_owned()))
     }
 
     /// A new lease: its id, and for how long the server keeps it.

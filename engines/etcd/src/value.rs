@@ -13,6 +13,9 @@ use crate::layout::Layout;
 /// The version of the format.
 const VERSION: u64 = 1;
 
+/// Tokens are below this, and so is what they are counted from.
+const MOST: u64 = 1 << 53;
+
 /// How many tokens belong to one revision.
 pub(crate) const TOKENS: u32 = 16;
 
@@ -89,12 +92,33 @@ pub(crate) fn at_token(first: Token, at: u32) -> Token {
 
 /// What is stored under a key; the error says what is wrong with it.
 pub(crate) fn read(layout: Layout, kv: &KeyValue) -> Result<Stored, &'static str> {
-    let stored: Option<Map<String, Value>> = serde_json::from_slice(kv.value()).ok();
+    let revision = kv.create_revision();
+    parse(layout, kv.key(), kv.value(), revision, kv.lease())
+}
+
+/// As keys of each layout that hold these bytes would be read.
+pub(crate) fn read_bytes(bytes: &[u8]) {
+    for layout in [Layout::Fencelock, Layout::Concurrency] {
+        if let Ok(stored) = parse(layout, b"key", bytes, 7, 1) {
+            drop(stored.holder(Some(Duration::MAX)));
+            drop(stored.waiter());
+        }
+    }
+}
+
+fn parse(
+    layout: Layout,
+    key: &[u8],
+    value: &[u8],
+    revision: i64,
+    lease: i64,
+) -> Result<Stored, &'static str> {
+    let stored: Option<Map<String, Value>> = serde_json::from_slice(value).ok();
     let ours = stored.filter(|stored| stored.contains_key("fencelock"));
     let Some(fields) = ours else {
         return match layout {
             Layout::Fencelock => Err("it is none of fencelock's claims; remove the key"),
-            Layout::Concurrency => Ok(foreign(kv)),
+            Layout::Concurrency => Ok(foreign(key, value, revision, lease)),
         };
     };
     if fields["fencelock"].as_u64() != Some(VERSION) {
@@ -115,7 +139,7 @@ pub(crate) fn read(layout: Layout, kv: &KeyValue) -> Result<Stored, &'static str
         },
         _ => return Err(damaged),
     };
-    let first = first_token(number("base"), kv.create_revision());
+    let first = first_token(number("base").filter(|base| *base < MOST), revision);
     let (count, at) = (small("tokens")?.clamp(1, TOKENS), small("at")?);
     Ok(Stored {
         id: Some(text("id")?.parse().map_err(|_| damaged)?),
@@ -131,17 +155,17 @@ pub(crate) fn read(layout: Layout, kv: &KeyValue) -> Result<Stored, &'static str
         },
         token: at_token(first, at),
         mailbox: text("mailbox").ok().map(str::to_owned),
-        key: kv.key().to_vec(),
-        revision: kv.create_revision(),
-        lease: kv.lease(),
+        key: key.to_vec(),
+        revision,
+        lease,
     })
 }
 
 /// Of Go's `concurrency` or `etcdctl lock`.
-fn foreign(kv: &KeyValue) -> Stored {
-    let token = first_token(None, kv.create_revision());
-    let owner = match kv.value() {
-        [] => String::from_utf8_lossy(kv.key()),
+fn foreign(key: &[u8], value: &[u8], revision: i64, lease: i64) -> Stored {
+    let token = first_token(None, revision);
+    let owner = match value {
+        [] => String::from_utf8_lossy(key),
         value => String::from_utf8_lossy(value),
     };
     Stored {
@@ -154,9 +178,9 @@ fn foreign(kv: &KeyValue) -> Stored {
         tokens: Tokens::one(token),
         token,
         mailbox: None,
-        key: kv.key().to_vec(),
-        revision: kv.create_revision(),
-        lease: kv.lease(),
+        key: key.to_vec(),
+        revision,
+        lease,
     }
 }
 

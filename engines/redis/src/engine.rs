@@ -11,7 +11,8 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    BootInstant, Clock, Engine, Error, LockName, Mode, Promises, Result, StoreUrl, Token, Tokens,
+    BootInstant, Clock, Engine, Error, Finding, LockName, Mode, Promises, Result, StoreUrl, Token,
+    Tokens,
 };
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::{Mutex, mpsc};
@@ -28,7 +29,7 @@ use crate::waiters::Waiter;
 
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
-    hub: Arc<Hub>,
+    pub(crate) hub: Arc<Hub>,
     events: Mutex<mpsc::UnboundedReceiver<Event>>,
 }
 
@@ -537,6 +538,10 @@ impl Engine for Redis {
             Value::Int(-1) => Err(unreadable(hub.store(), name)),
             other => Err(self.failed("evicting", Some(name), odd(&other))),
         }
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.findings().await
     }
 
     async fn close(&self) -> Result<()> {

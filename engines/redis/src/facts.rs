@@ -45,6 +45,11 @@ impl Facts {
         fields.get(field).map(String::as_str)
     }
 
+    /// A number among them, if it may be read.
+    pub(crate) fn count(&self, field: &str) -> Option<u64> {
+        self.get(field)?.parse().ok()
+    }
+
     fn number(&self, field: &str) -> u64 {
         self.get(field).and_then(|n| n.parse().ok()).unwrap_or(0)
     }

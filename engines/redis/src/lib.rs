@@ -50,6 +50,7 @@
 mod cluster;
 mod config;
 mod connection;
+mod diagnose;
 mod engine;
 mod facts;
 mod hot;
@@ -67,3 +68,14 @@ mod waiters;
 
 pub use engine::Redis;
 pub use redlock::Redlock;
+
+/// Reads what may be stored, whoever stored it: for fuzzing alone.
+#[doc(hidden)]
+pub fn read_stored(bytes: &[u8]) {
+    drop(value::Stored::parse(bytes));
+    drop(value::Message::parse(bytes));
+    let text = String::from_utf8_lossy(bytes);
+    drop(value::Hold::parse_reader(&"0".repeat(32), &text));
+    drop(value::waiter_view(&text));
+    drop(value::foreign_view(bytes, None));
+}

@@ -140,7 +140,9 @@ impl Data {
                 _ => {}
             }
         }
-        data.tokens = first.zip(token);
+        // Tokens are below 2^53.
+        let known = |token: &Token| token.0 < 1 << 53;
+        data.tokens = first.zip(token).filter(|(a, b)| known(a) && known(b));
         Ok(data)
     }
 

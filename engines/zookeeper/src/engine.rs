@@ -10,8 +10,8 @@ use fencelock_core::engine::{
     Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
-    Clock, Durability, Error, LeaseKind, Limit, LockName, Order, Promises, Result, StoreUrl, Token,
-    Wake,
+    Clock, Durability, Error, Finding, LeaseKind, Limit, LockName, Order, Promises, Result,
+    StoreUrl, Token, Wake,
 };
 use futures_util::TryFutureExt;
 use futures_util::future::BoxFuture;
@@ -238,6 +238,13 @@ impl Engine for ZooKeeper {
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.check_open()?;
         self.store.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.check_open()?;
+        let limits = self.promises.limits.iter().cloned().map(Finding::from);
+        let servers = crate::diagnose::diagnose(&self.store.config).await;
+        Ok(limits.chain(servers).collect())
     }
 
     async fn close(&self) -> Result<()> {

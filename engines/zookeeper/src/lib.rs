@@ -41,6 +41,7 @@
 
 mod config;
 mod data;
+mod diagnose;
 mod engine;
 mod hold;
 mod inspect;
@@ -52,3 +53,15 @@ mod store;
 mod vouch;
 
 pub use engine::ZooKeeper;
+
+/// Reads what may be stored, whoever stored it: for fuzzing alone.
+#[doc(hidden)]
+pub fn read_stored(bytes: &[u8]) {
+    if let Ok(data) = data::Data::read(bytes) {
+        // What is read is written as it was meant, and tells tokens.
+        let (tokens, _) = data.tokens(7);
+        let _ = tokens.contains(fencelock_core::Token(9));
+        assert_eq!(data::Data::read(&data.write()), Ok(data));
+    }
+    let _ = names::decode(&String::from_utf8_lossy(bytes));
+}

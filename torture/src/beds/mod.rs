@@ -1,14 +1,17 @@
 //! Stores on servers that were started here, so that they can be harmed: one file per engine, and no other file knows
 //! which engines there are.
 
+mod etcd;
+mod groups;
 mod redis;
+mod redlock;
 mod sql;
 mod sqlite;
 mod zookeeper;
 
 use std::time::Duration;
 
-use fencelock_testbed::{ClockShim, Failure, Result};
+use fencelock_testbed::{ClockShim, Failure, Redis, Result};
 
 use crate::harm::Harm;
 use crate::history::Rule;
@@ -30,6 +33,32 @@ fn jump(clock: &ClockShim, forward: bool) -> Result<()> {
         true => clock.forward(JUMP),
         false => clock.back(JUMP),
     }
+}
+
+/// `127.0.0.1:PORT,127.0.0.1:PORT`, as URLs have hosts.
+pub(crate) fn loopback(ports: &[u16]) -> String {
+    let hosts: Vec<_> = ports
+        .iter()
+        .map(|port| format!("127.0.0.1:{port}"))
+        .collect();
+    hosts.join(",")
+}
+
+/// Ends every connection of clients to a Redis but the one that says so.
+fn kill_clients(redis: &Redis) -> Result<()> {
+    redis.command::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"])?;
+    redis.command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
+}
+
+/// The keys on these servers but those that stand there however many names were locked.
+fn keys_left(servers: &[Redis], stands: fn(&str) -> bool) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for server in servers {
+        let keys: Vec<String> = server.command(&["KEYS", "*"])?;
+        let keys = keys.into_iter().filter(|key| !stands(key));
+        left.extend(keys.map(|key| format!("the key {key:?} on port {}", server.port())));
+    }
+    Ok(left)
 }
 
 /// A store on servers that were started here; they are gone when it is dropped.
@@ -76,7 +105,44 @@ const KINDS: &[(&str, &str, Start)] = &[
         "one Redis that keeps nothing over a restart",
         redis::start_volatile,
     ),
+    (
+        "sentinel",
+        "a Redis master, two replicas that have each grant, three Sentinels",
+        groups::start_sentinel,
+    ),
+    (
+        "sentinel-async",
+        "the same, and grants do not wait for replicas",
+        groups::start_sentinel_async,
+    ),
+    (
+        "cluster",
+        "a Redis Cluster of three masters with a replica each, that has each grant",
+        groups::start_cluster,
+    ),
+    (
+        "redlock",
+        "five Redis servers of which a majority decides",
+        redlock::start,
+    ),
     ("mysql", "a MariaDB, rows that expire", sql::start_mariadb),
+    (
+        "postgres",
+        "a PostgreSQL, rows that expire",
+        sql::start_postgres,
+    ),
+    (
+        "postgres-for-update",
+        "a PostgreSQL, rows locked by transactions",
+        sql::start_for_update,
+    ),
+    (
+        "postgres-advisory",
+        "a PostgreSQL, advisory locks",
+        sql::start_advisory,
+    ),
+    ("etcd", "one etcd", etcd::start_one),
+    ("etcd-cluster", "three etcd members", etcd::start_three),
     ("zookeeper", "three ZooKeeper servers", zookeeper::start),
 ];
 

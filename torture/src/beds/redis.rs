@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use fencelock_testbed::{ClockShim, Redis, Result};
 
-use crate::beds::{Bed, TWO_HOLDERS, jump, unknown};
+use crate::beds::{Bed, TWO_HOLDERS, jump, keys_left, kill_clients, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
 /// Stands there however many names were locked.
-const COUNTER: &str = "fencelock:counter";
+pub(super) const COUNTER: &str = "fencelock:counter";
 
 /// Short, so that more happens in the same time.
 const WINDOW: u64 = 400;
@@ -76,12 +76,7 @@ impl Bed for OneRedis {
                 self.redis.kill9();
                 Ok(())
             }
-            Harm::KillConnections => {
-                self.redis
-                    .command::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"])?;
-                self.redis
-                    .command::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
-            }
+            Harm::KillConnections => kill_clients(&self.redis),
             Harm::ClockForward => jump(&self.clock, true),
             other => Err(unknown(self, other)),
         }
@@ -118,11 +113,6 @@ impl Bed for OneRedis {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        let mut keys: Vec<String> = self.redis.command(&["KEYS", "*"])?;
-        keys.retain(|key| key != COUNTER);
-        Ok(keys
-            .into_iter()
-            .map(|key| format!("the key {key:?}"))
-            .collect())
+        keys_left(std::slice::from_ref(&self.redis), |key| key == COUNTER)
     }
 }

@@ -2,41 +2,71 @@
 
 use std::sync::Arc;
 
-use fencelock_testbed::{ClockShim, MariaDb, Result};
+use fencelock_testbed::{ClockShim, MariaDb, Postgres, Result};
 
 use crate::beds::{Bed, TWO_HOLDERS, jump, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
+/// Rows that expire, by the database's clock. The other strategies' locks hang on connections.
+const LEASE: &str = "lease";
+
 /// What both kinds of server can do.
 trait Server: Send {
-    fn name(&self) -> &'static str;
     fn port(&self) -> u16;
     fn url_at(&self, port: u16) -> String;
     fn pause(&self) -> Result<()>;
     fn resume(&self) -> Result<()>;
     fn kill9(&self);
     fn restart(&mut self) -> Result<()>;
+    /// The same with nothing of what it had.
+    fn restart_empty(&mut self) -> Result<()>;
     /// Ends every connection but its own.
     fn kill_connections(&self) -> Result<()>;
 }
 
 struct Database<S> {
+    name: &'static str,
     server: S,
     clock: Arc<ClockShim>,
+    strategy: &'static str,
 }
 
 pub(super) fn start_mariadb() -> Result<Box<dyn Bed>> {
     let clock = ClockShim::new()?;
     let server = MariaDb::builder().clock(&clock).start()?;
-    Ok(Box::new(Database { server, clock }))
+    Ok(Box::new(Database {
+        name: "mysql",
+        server,
+        clock,
+        strategy: LEASE,
+    }))
+}
+
+pub(super) fn start_postgres() -> Result<Box<dyn Bed>> {
+    postgres("postgres", LEASE)
+}
+
+pub(super) fn start_for_update() -> Result<Box<dyn Bed>> {
+    postgres("postgres-for-update", "for-update")
+}
+
+pub(super) fn start_advisory() -> Result<Box<dyn Bed>> {
+    postgres("postgres-advisory", "advisory")
+}
+
+fn postgres(name: &'static str, strategy: &'static str) -> Result<Box<dyn Bed>> {
+    let clock = ClockShim::new()?;
+    let server = Postgres::builder().clock(&clock).start()?;
+    Ok(Box::new(Database {
+        name,
+        server,
+        clock,
+        strategy,
+    }))
 }
 
 impl Server for MariaDb {
-    fn name(&self) -> &'static str {
-        "mysql"
-    }
-
     fn port(&self) -> u16 {
         Self::port(self)
     }
@@ -61,6 +91,10 @@ impl Server for MariaDb {
         Self::restart(self)
     }
 
+    fn restart_empty(&mut self) -> Result<()> {
+        Self::restart_empty(self)
+    }
+
     fn kill_connections(&self) -> Result<()> {
         let others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'";
         for id in self.sql(others)?.lines() {
@@ -71,9 +105,45 @@ impl Server for MariaDb {
     }
 }
 
+impl Server for Postgres {
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        Self::url_at(self, port, "lock")
+    }
+
+    fn pause(&self) -> Result<()> {
+        Self::pause(self)
+    }
+
+    fn resume(&self) -> Result<()> {
+        Self::resume(self)
+    }
+
+    fn kill9(&self) {
+        Self::kill9(self);
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::restart(self)
+    }
+
+    fn restart_empty(&mut self) -> Result<()> {
+        Self::restart_empty(self)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        let others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                      WHERE datname = 'lock' AND pid <> pg_backend_pid()";
+        self.psql("postgres", others).map(drop)
+    }
+}
+
 impl<S: Server> Bed for Database<S> {
     fn name(&self) -> &'static str {
-        self.server.name()
+        self.name
     }
 
     fn ports(&self) -> Vec<u16> {
@@ -81,13 +151,15 @@ impl<S: Server> Bed for Database<S> {
     }
 
     fn url(&self, ports: &[u16]) -> String {
-        self.server.url_at(ports[0])
+        let url = self.server.url_at(ports[0]);
+        format!("{url}?strategy={}", self.strategy)
     }
 
     fn harms(&self) -> Vec<Harm> {
         vec![
             Harm::Pause,
             Harm::Restart,
+            Harm::RestartEmpty,
             Harm::KillConnections,
             Harm::ClockForward,
         ]
@@ -96,7 +168,7 @@ impl<S: Server> Bed for Database<S> {
     fn begin(&mut self, harm: Harm, _node: usize) -> Result<()> {
         match harm {
             Harm::Pause => self.server.pause(),
-            Harm::Restart => {
+            Harm::Restart | Harm::RestartEmpty => {
                 self.server.kill9();
                 Ok(())
             }
@@ -110,6 +182,7 @@ impl<S: Server> Bed for Database<S> {
         match harm {
             Harm::Pause => self.server.resume(),
             Harm::Restart => self.server.restart(),
+            Harm::RestartEmpty => self.server.restart_empty(),
             Harm::KillConnections => Ok(()),
             Harm::ClockForward => jump(&self.clock, false),
             other => Err(unknown(self, other)),
@@ -118,6 +191,14 @@ impl<S: Server> Bed for Database<S> {
 
     fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
         match harm {
+            Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
+            _ if self.strategy != LEASE => match harm {
+                Harm::Restart | Harm::KillConnections | Harm::Reset => (
+                    TWO_HOLDERS.into(),
+                    "a lock that hangs on a connection is free before its holder knows that the connection ended",
+                ),
+                _ => (Vec::new(), ""),
+            },
             Harm::ClockForward => (
                 TWO_HOLDERS.into(),
                 "its clock must not be set forward while a lock is held",

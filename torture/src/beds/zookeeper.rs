@@ -2,7 +2,7 @@
 
 use fencelock_testbed::{Ensemble, Result, ZooKeeper};
 
-use crate::beds::{Bed, unknown};
+use crate::beds::{Bed, loopback, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
@@ -28,20 +28,17 @@ impl Bed for Three {
     }
 
     fn url(&self, ports: &[u16]) -> String {
-        let hosts: Vec<_> = ports
-            .iter()
-            .map(|port| format!("127.0.0.1:{port}"))
-            .collect();
-        format!("zookeeper://{}", hosts.join(","))
+        format!("zookeeper://{}", loopback(ports))
     }
 
     fn harms(&self) -> Vec<Harm> {
-        vec![Harm::Pause, Harm::Restart, Harm::KillLeader]
+        vec![Harm::Pause, Harm::Restart, Harm::KillLeader, Harm::CutOff]
     }
 
     fn begin(&mut self, harm: Harm, node: usize) -> Result<()> {
         match harm {
             Harm::Pause => self.ensemble.server(node).pause(),
+            Harm::CutOff => self.ensemble.isolate(node),
             Harm::Restart => {
                 self.ensemble.kill9(node);
                 Ok(())
@@ -59,6 +56,7 @@ impl Bed for Three {
     fn heal(&mut self, harm: Harm, node: usize) -> Result<()> {
         match harm {
             Harm::Pause => self.ensemble.server(node).resume(),
+            Harm::CutOff => self.ensemble.join(node),
             Harm::Restart => self.ensemble.restart(node),
             Harm::KillLeader => match self.dead.take() {
                 Some(dead) => self.ensemble.restart(dead),

@@ -35,6 +35,18 @@ pub struct Violation {
 }
 
 impl Violation {
+    /// A run that was not complete proves nothing, so it counts against the store.
+    pub(crate) fn incomplete(why: &str) -> Self {
+        Self {
+            rule: Rule::Progress,
+            at: 0,
+            name: None,
+            attempts: Vec::new(),
+            what: format!("the run was not complete: {why}"),
+            excuse: None,
+        }
+    }
+
     /// Whether a promise is broken.
     #[must_use]
     pub fn promised(&self) -> bool {

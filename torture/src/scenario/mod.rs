@@ -1,13 +1,35 @@
 //! Accidents that happened to people with home-made locks, on real servers: the recipe beside this library, in one
 //! picture. Each must be seen to fail, and ours to hold, or to say in time that it is lost.
 
+/// Names an accident and the function that tells it.
+macro_rules! scenario {
+    ($name:literal, $about:literal, $run:ident) => {
+        Scenario {
+            name: $name,
+            about: $about,
+            run: || Box::pin($run()),
+        }
+    };
+}
+
+mod etcd;
+mod nodes;
 mod redis;
+mod sql;
 
 use std::fmt::{self, Write as _};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
+use fencelock::{Client, Guard, Release};
 use fencelock_testbed::{Failure, Result};
+
+/// The lease in these stories.
+const TTL: Duration = Duration::from_millis(300);
+/// Surely over after this.
+const PAST: Duration = Duration::from_millis(420);
+
+const LOCK: &str = "nightly-report";
 
 /// What both did.
 type Sides = [Side; 2];
@@ -22,7 +44,59 @@ pub(crate) struct Scenario {
 
 /// All of them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
-    redis::SCENARIOS.iter()
+    let all = [
+        redis::SCENARIOS,
+        nodes::SCENARIOS,
+        sql::SCENARIOS,
+        etcd::SCENARIOS,
+    ];
+    all.into_iter().flatten()
+}
+
+async fn open(url: &str) -> Result<Client> {
+    let opened = fencelock::connect(url).await;
+    opened.map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Takes the lock for a short while: these holders stall on purpose, so nothing prolongs their leases.
+async fn take(client: &Client, side: &mut Side, who: &'static str) -> Result<Guard> {
+    take_for(client, side, who, TTL).await
+}
+
+/// As [`take`], with another lease.
+async fn take_for(
+    client: &Client,
+    side: &mut Side,
+    who: &'static str,
+    ttl: Duration,
+) -> Result<Guard> {
+    let wish = client.lock_for(LOCK, Duration::from_secs(20)).ttl(ttl);
+    let guard = wish
+        .renew(false)
+        .await
+        .map_err(|e| Failure::new(e.to_string()))?;
+    side.note(who, format!("has the lock, token {}", guard.token()));
+    Ok(guard)
+}
+
+async fn let_go(guard: Guard, side: &mut Side, who: &'static str) -> Result<Release> {
+    let released = guard
+        .release()
+        .await
+        .map_err(|e| Failure::new(e.to_string()))?;
+    side.note(who, format!("releases: {released:?}"));
+    Ok(released)
+}
+
+/// Whether somebody gets the lock who does not wait for it.
+async fn beside(client: &Client, side: &mut Side, who: &'static str) -> bool {
+    let (has, what) = match client.try_lock(LOCK).ttl(TTL).await {
+        Ok(_) => (true, "has it, too".to_owned()),
+        Err(fencelock::Error::Held { .. }) => (false, "is told that it is held".to_owned()),
+        Err(error) => (false, format!("does not get it: {error}")),
+    };
+    side.note(who, what);
+    has
 }
 
 /// How one of the two fared.

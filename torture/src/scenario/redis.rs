@@ -2,35 +2,17 @@
 
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::Duration;
 
 use fencelock::engine::Engine;
 use fencelock::layers::{Fault, Trouble};
-use fencelock::{Client, DEFAULT_TTL, Guard, Release};
+use fencelock::{DEFAULT_TTL, Guard, Release};
 use fencelock_testbed::{Failure, Flow, Proxy, Redis, Result};
 
 use crate::register::Marks;
-use crate::scenario::{Scenario, Side, Sides};
-
-/// The lease in these stories.
-const TTL: Duration = Duration::from_millis(300);
-/// Surely over after this.
-const PAST: Duration = Duration::from_millis(420);
+use crate::scenario::{LOCK, PAST, Scenario, Side, Sides, TTL, beside, let_go, open, take};
 
 /// The lease, in milliseconds, of those in the recipes who do not stall.
-const LONG: &str = "30000";
-
-const LOCK: &str = "nightly-report";
-
-macro_rules! scenario {
-    ($name:literal, $about:literal, $run:ident) => {
-        Scenario {
-            name: $name,
-            about: $about,
-            run: || Box::pin($run()),
-        }
-    };
-}
+pub(super) const LONG: &str = "30000";
 
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
@@ -75,33 +57,8 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-async fn open(url: &str) -> Result<Client> {
-    let opened = fencelock::connect(url).await;
-    opened.map_err(|error| Failure::new(error.to_string()))
-}
-
-async fn take(client: &Client, side: &mut Side, who: &'static str) -> Result<Guard> {
-    let wish = client.lock_for(LOCK, Duration::from_secs(5)).ttl(TTL);
-    // These holders stall on purpose, so nothing prolongs their leases.
-    let guard = wish
-        .renew(false)
-        .await
-        .map_err(|e| Failure::new(e.to_string()))?;
-    side.note(who, format!("has the lock, token {}", guard.token()));
-    Ok(guard)
-}
-
-async fn let_go(guard: Guard, side: &mut Side, who: &'static str) -> Result<Release> {
-    let released = guard
-        .release()
-        .await
-        .map_err(|e| Failure::new(e.to_string()))?;
-    side.note(who, format!("releases: {released:?}"));
-    Ok(released)
-}
-
 /// A command of the recipe, told as it is sent.
-fn say<T>(redis: &Redis, side: &mut Side, who: &'static str, words: &[&str]) -> Result<T>
+pub(super) fn say<T>(redis: &Redis, side: &mut Side, who: &'static str, words: &[&str]) -> Result<T>
 where
     T: ::redis::FromRedisValue + std::fmt::Debug,
 {
@@ -125,20 +82,25 @@ async fn setnx_expire() -> Result<Sides> {
 
     redis.command::<()>(&["FLUSHALL"])?;
     let mut ours = Side::begin();
-    // The request takes effect; whoever sent it is dead before the answer.
-    let url = redis.url();
-    let crashed = std::thread::spawn(move || crash_in_acquisition(&url)).join();
-    crashed.map_err(|_| Failure::new("the process that crashes panicked"))??;
-    ours.note("A", "asks for the lock, and is gone before the answer");
-    let client = open(&redis.url()).await?;
-    let guard = take(&client, &mut ours, "B").await?;
-    let waited = ours.begin.elapsed();
-    let good = let_go(guard, &mut ours, "B").await? == Release::Released && waited >= TTL / 2;
+    let good = after_a_crash(&redis.url(), &mut ours).await?;
     let ours = ours.end(
         good,
         "the lease came with the lock, in one step; B had it when that was over",
     );
     Ok([naive, ours])
+}
+
+/// A takes the lock and is dead before it knows; true if B has it when the lease is over, and not before.
+pub(super) async fn after_a_crash(url: &str, ours: &mut Side) -> Result<bool> {
+    // The request takes effect; whoever sent it is dead before the answer.
+    let of_crashed = url.to_owned();
+    let crashed = std::thread::spawn(move || crash_in_acquisition(&of_crashed)).join();
+    crashed.map_err(|_| Failure::new("the process that crashes panicked"))??;
+    ours.note("A", "asks for the lock, and is gone before the answer");
+    let client = open(url).await?;
+    let guard = take(&client, ours, "B").await?;
+    let waited = ours.begin.elapsed();
+    Ok(let_go(guard, ours, "B").await? == Release::Released && waited >= TTL / 2)
 }
 
 /// A process of its own as far as the server can see: its requests are sent, and nothing of it is there afterwards.
@@ -297,16 +259,8 @@ async fn late_release(redis: &Redis, good: &'static str) -> Result<Side> {
     let told = !late.is_valid();
     let next = take(&two, &mut ours, "B").await?;
     let released = let_go(late, &mut ours, "A").await?;
-    let beside = third.try_lock(LOCK).ttl(TTL).await;
-    ours.note(
-        "C",
-        if beside.is_err() {
-            "is told that it is held"
-        } else {
-            "has it, too"
-        },
-    );
-    let kept = told && released != Release::Released && beside.is_err() && next.is_valid();
+    let beside = beside(&third, &mut ours, "C").await;
+    let kept = told && released != Release::Released && !beside && next.is_valid();
     let_go(next, &mut ours, "B").await?;
     Ok(ours.end(kept, good))
 }
@@ -465,16 +419,8 @@ async fn get_compare_del() -> Result<Sides> {
     ours.note("A", "the request arrives");
     // Whatever it was told: the release must not have touched what is B's.
     drop(released);
-    let beside = three.try_lock(LOCK).ttl(TTL).await;
-    ours.note(
-        "C",
-        if beside.is_err() {
-            "is told that it is held"
-        } else {
-            "has it, too"
-        },
-    );
-    let kept = beside.is_err() && next.is_valid();
+    let beside = beside(&three, &mut ours, "C").await;
+    let kept = !beside && next.is_valid();
     let_go(next, &mut ours, "B").await?;
     let ours = ours.end(
         kept,

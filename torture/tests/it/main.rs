@@ -3,6 +3,7 @@
 
 mod runs;
 mod scenarios;
+mod stored;
 
 use std::process::{Command, Output};
 

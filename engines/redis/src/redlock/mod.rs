@@ -30,6 +30,7 @@
 //! * Tokens hold without clocks, but for one case: if a whole quorum loses its memory, they go on from the nodes' time.
 
 mod config;
+mod diagnose;
 mod inspect;
 mod link;
 mod node;
@@ -807,10 +808,7 @@ impl Engine for Redlock {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let limits = self.promises().limits;
-        let mut findings: Vec<Finding> = limits.into_iter().map(Finding::from).collect();
-        findings.extend(self.inner.abstainers());
-        Ok(findings)
+        Ok(self.inner.findings().await)
     }
 
     async fn close(&self) -> Result<()> {

@@ -146,6 +146,8 @@ impl Inner {
         })
         .await;
         if let Some((token, agreed)) = agreed(&mut ballot.yes, quorum) {
+            #[cfg(fencelock_planted)]
+            let agreed = agreed || fencelock_core::planted::is("token-before-write-back");
             let marked = agreed || self.mark(&voters, &ballot, claim, attempt, token).await;
             if marked {
                 behind(votes);

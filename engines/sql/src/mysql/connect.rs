@@ -140,6 +140,14 @@ impl Facts {
                 change: "set sync_binlog to 1".into(),
             });
         }
+        if self.get("wsrep_on") == "ON" {
+            limits.push(Limit {
+                what: "the server is one of a Galera cluster: a grant counts on all of them once it is certified, and what \
+                       two servers write at once is refused to one of them only then"
+                    .into(),
+                change: "send all clients of the locks to the same server, and set wsrep_sync_wait to 1".into(),
+            });
+        }
         limits
     }
 }

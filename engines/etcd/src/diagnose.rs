@@ -1,0 +1,105 @@
+//! What stands between a cluster, as it is set up, and what locks are for.
+
+use fencelock_core::{Finding, Purpose, Result};
+
+use crate::engine::Shared;
+
+impl Shared {
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let limits = self.promises().limits.into_iter().map(Finding::from);
+        let mut findings: Vec<Finding> = limits.collect();
+        let (members, version) = self.store.about().await?;
+        let named = self.store.config.endpoints.len();
+        findings.extend(of_members(members, named));
+        findings.extend(of_version(&version));
+        Ok(findings)
+    }
+}
+
+fn finding(purpose: Purpose, what: String, change: &str) -> Finding {
+    Finding {
+        purpose,
+        what,
+        change: change.to_owned(),
+    }
+}
+
+fn of_members(members: usize, named: usize) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if members == 1 {
+        findings.push(finding(
+            Purpose::Correctness,
+            "the cluster has one member: while that is away nothing is granted or kept, and without its disk every lock is \
+             forgotten"
+                .into(),
+            "add two members",
+        ));
+    } else if members.is_multiple_of(2) {
+        let survives = (members - 1) / 2;
+        findings.push(finding(
+            Purpose::Efficiency,
+            format!(
+                "{members} members survive the loss of {survives}, as {} would",
+                members - 1
+            ),
+            "have an odd number of members",
+        ));
+    }
+    if named == 1 && members > 1 {
+        findings.push(finding(
+            Purpose::Efficiency,
+            format!("the URL names one of {members} members: without that one nothing goes on"),
+            "name all of them",
+        ));
+    }
+    findings
+}
+
+/// What is known to be wrong with locks on a version.
+fn of_version(version: &str) -> Vec<Finding> {
+    let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
+    let mut next = || numbers.next().and_then(std::result::Result::ok);
+    let (Some(major), Some(minor), Some(patch)) = (next(), next(), next()) else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    let known = (major, minor, patch);
+    if (3, 5, 0) <= known && known < (3, 5, 3) {
+        findings.push(finding(
+            Purpose::Correctness,
+            format!("etcd {version}: members that were killed may differ in their data afterwards"),
+            "upgrade to 3.5.13 or later",
+        ));
+    }
+    if known < (3, 4, 31) || ((3, 5, 0) <= known && known < (3, 5, 13)) {
+        findings.push(finding(
+            Purpose::Correctness,
+            format!(
+                "etcd {version}: a leader that was stopped for a while and has been succeeded may end leases that were kept \
+                 alive, and give away their locks while the holders believe (etcd-io/etcd#15247)"
+            ),
+            "upgrade to 3.4.31, 3.5.13 or later",
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_and_versions_are_judged() {
+        assert_eq!(of_members(3, 3), []);
+        assert_eq!(of_members(1, 1).len(), 1);
+        assert_eq!(of_members(4, 4).len(), 1);
+        assert_eq!(of_members(3, 1).len(), 1);
+        assert_eq!(of_version("3.5.1").len(), 2);
+        for old in ["3.4.23", "3.4.30", "3.5.12", "3.3.1"] {
+            assert_eq!(of_version(old).len(), 1, "{old}");
+        }
+        for good in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "", "x"] {
+            assert_eq!(of_version(good), [], "{good}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What stands between a store, as it is now, and what locks are for: beyond the limits of its promises.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fencelock_core::{DEFAULT_TTL, Durability, Engine, Finding, Purpose, Result};
+use redis::{Cmd, Value};
+
+use crate::config::Servers;
+use crate::connection::Link;
+use crate::engine::Redis;
+use crate::facts::Facts;
+
+/// A clock that differs by more is worth a word.
+const APART: Duration = Duration::from_secs(1);
+
+impl Redis {
+    pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
+        let (hub, promises) = (&self.hub, self.promises());
+        let limits = promises.limits.into_iter().map(Finding::from);
+        let mut findings: Vec<Finding> = limits.collect();
+        let config = &hub.config;
+        let nodes = hub.nodes();
+        match &config.servers {
+            Servers::One => {}
+            Servers::Sentinel { sentinels, .. } if sentinels.len() < 3 => findings.push(finding(
+                Purpose::Efficiency,
+                format!(
+                    "the URL names {} Sentinels: when they are away, a fail-over goes unnoticed",
+                    sentinels.len()
+                ),
+                "name three Sentinels or more",
+            )),
+            Servers::Sentinel { .. } => {}
+            Servers::Cluster(_) if nodes.len() < 3 => findings.push(finding(
+                Purpose::Efficiency,
+                format!(
+                    "the cluster has {} masters, and it takes three to replace one that dies",
+                    nodes.len()
+                ),
+                "add masters",
+            )),
+            Servers::Cluster(_) => {}
+        }
+        for node in nodes {
+            let link = match node.link(hub).await {
+                Ok(link) => link,
+                Err(error) => {
+                    let what = format!("a server cannot be asked: {error}");
+                    findings.push(finding(Purpose::Efficiency, what, "see why"));
+                    continue;
+                }
+            };
+            let whole = matches!(config.servers, Servers::One);
+            let name = link.client.get_connection_info().addr().to_string();
+            clock(&link, &name, &mut findings).await;
+            rights(&link, &mut findings).await;
+            let info = link.send(Cmd::new().arg("INFO")).await.ok();
+            let facts = Facts::new(info.as_ref(), None);
+            if let Some(up) = facts.uptime().filter(|up| *up < DEFAULT_TTL)
+                && promises.durability != Durability::Durable
+                && config.restart_delay.is_zero()
+            {
+                findings.push(finding(
+                    Purpose::Correctness,
+                    format!("{name} started {up:?} ago, and may have forgotten locks whose holders still believe"),
+                    "wait until the longest ttl in use is over, or open the store with restart-delay=TTL",
+                ));
+            }
+            let replicas = facts.count("connected_slaves");
+            if !whole && replicas == Some(0) {
+                findings.push(finding(
+                    Purpose::Efficiency,
+                    format!("{name} has no replica: nobody takes over from it"),
+                    "add a replica, or see why it is not connected",
+                ));
+            }
+            let least = setting(&link, "min-replicas-to-write").await;
+            if !whole && least.as_deref() == Some("0") && config.replicas == 0 {
+                findings.push(finding(
+                    Purpose::Correctness,
+                    format!("{name} goes on granting when it is cut off from its replicas (min-replicas-to-write is 0)"),
+                    "CONFIG SET min-replicas-to-write 1; or open the store with replicas=N",
+                ));
+            }
+        }
+        Ok(findings)
+    }
+}
+
+pub(crate) fn finding(purpose: Purpose, what: String, change: &str) -> Finding {
+    Finding {
+        purpose,
+        what,
+        change: change.to_owned(),
+    }
+}
+
+/// By how much the server's clock differs from this machine's.
+async fn clock(link: &Link, name: &str, findings: &mut Vec<Finding>) {
+    let before = wall();
+    let Ok(answer) = link.send(Cmd::new().arg("TIME")).await else {
+        return;
+    };
+    findings.extend(apart(name, &answer, before, wall()));
+}
+
+/// What to say of a clock that said `answer` to TIME between two instants of this machine's.
+pub(crate) fn apart(
+    name: &str,
+    answer: &Value,
+    before: Duration,
+    after: Duration,
+) -> Option<Finding> {
+    let there = seconds(answer)?;
+    let (ahead, off) = match (there.checked_sub(after), before.checked_sub(there)) {
+        (Some(ahead), _) if ahead > APART => ("ahead of", ahead),
+        (_, Some(behind)) if behind > APART => ("behind", behind),
+        _ => return None,
+    };
+    Some(finding(
+        Purpose::Correctness,
+        format!(
+            "the clock of {name} is {} s {ahead} this machine's: when it is set right, leases end early or late, and a \
+             server that lost its data counts tokens from its clock",
+            off.as_secs()
+        ),
+        "keep all clocks right with NTP, and have it slew them, not step",
+    ))
+}
+
+/// This machine's time of day.
+pub(crate) fn wall() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
+
+fn seconds(answer: &Value) -> Option<Duration> {
+    let Value::Array(parts) = answer else {
+        return None;
+    };
+    let number = |at: usize| match parts.get(at)? {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?.parse().ok(),
+        _ => None,
+    };
+    Some(Duration::from_secs(number(0)?) + Duration::from_micros(number(1)?))
+}
+
+/// Rights that are missed later only, when something else went wrong.
+async fn rights(link: &Link, findings: &mut Vec<Finding>) {
+    // There is no connection with this id.
+    let kill = ["CLIENT", "KILL", "ID", "0"];
+    let config = ["CONFIG", "GET", "appendfsync"];
+    for (words, missing) in [
+        (
+            &kill[..],
+            "so a withdrawal after a broken connection is repeated for a whole lease",
+        ),
+        (
+            &config[..],
+            "so nobody can say what a loss of power would cost",
+        ),
+    ] {
+        let mut command = Cmd::new();
+        words.iter().for_each(|word| {
+            command.arg(*word);
+        });
+        let refused = link.send(&command).await.err();
+        let refused = refused.is_some_and(|error| error.code() == Some("NOPERM"));
+        let what = format!("this user may not {} {}, {missing}", words[0], words[1]);
+        let change = format!("ACL SETUSER ... +{}|{}", words[0], words[1]).to_lowercase();
+        if refused {
+            findings.push(finding(Purpose::Correctness, what, &change));
+        }
+    }
+}
+
+async fn setting(link: &Link, name: &str) -> Option<String> {
+    let mut command = Cmd::new();
+    command.arg("CONFIG").arg("GET").arg(name);
+    let text = |value: &Value| match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    };
+    match link.send(&command).await.ok()? {
+        Value::Map(pairs) => pairs.first().and_then(|(_, value)| text(value)),
+        Value::Array(items) => items.get(1).and_then(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,26 @@
+//! What is fuzzed of the engines: what stands in a store, whoever wrote it. Nothing may panic. Shared as `targets.rs` is.
+
+/// One reader.
+pub(crate) type Reader = fn(&[u8]);
+
+/// All of them, by name.
+pub(crate) const READERS: [(&str, Reader); 3] = [
+    ("redis_stored", redis_stored),
+    ("etcd_stored", etcd_stored),
+    ("zookeeper_stored", zookeeper_stored),
+];
+
+/// What stands at a key of Redis, in the line beside it, and what is told on a channel.
+pub(crate) fn redis_stored(bytes: &[u8]) {
+    fencelock_redis::read_stored(bytes);
+}
+
+/// What stands at a key of etcd.
+pub(crate) fn etcd_stored(bytes: &[u8]) {
+    fencelock_etcd::read_stored(bytes);
+}
+
+/// What a node of ZooKeeper holds, and what it is called.
+pub(crate) fn zookeeper_stored(bytes: &[u8]) {
+    fencelock_zookeeper::read_stored(bytes);
+}

@@ -1,0 +1,209 @@
+//! Three bugs that were planted in the core and in the engines for Redis; torture must find each, and nothing without them.
+//!
+//! They are compiled in by `--cfg fencelock_planted` alone. This program builds itself a second time with that, by way of
+//! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs for the crates of this workspace only: so what they depend on is not built
+//! anew. The wrapper is this program, too; and with the bugs inside it is `fencelock torture`.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::Value;
+
+/// A bug, the run that finds it, and the rules of which it breaks at least one.
+struct Bug {
+    name: &'static str,
+    run: &'static str,
+    breaks: &'static [&'static str],
+}
+
+const BUGS: &[Bug] = &[
+    Bug {
+        name: "validity-from-reply",
+        run: "--start redis --faults delay --ttl 300ms --overstay 300 --names 4 --time 5s",
+        breaks: &["loss-first", "exclusion"],
+    },
+    Bug {
+        name: "release-without-owner-check",
+        run: "--start redis --faults none --ttl 300ms --overstay 100 --names 4 --time 3s",
+        breaks: &["exclusion", "kept"],
+    },
+    Bug {
+        name: "token-before-write-back",
+        run: "--start redlock --faults none --ttl 500ms --names 1 --time 5s",
+        breaks: &["token-once", "token-order"],
+    },
+];
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = env::args_os().skip(1).collect();
+    let first = args.first().map(Path::new);
+    if first
+        .and_then(Path::file_stem)
+        .is_some_and(|name| name == "rustc")
+    {
+        return compile(&args);
+    }
+    if cfg!(fencelock_planted) {
+        return torture();
+    }
+    match show() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As cargo's wrapper: the compiler, with the bugs.
+fn compile(args: &[OsString]) -> ExitCode {
+    let Some((rustc, args)) = args.split_first() else {
+        return ExitCode::FAILURE;
+    };
+    let mut rustc = Command::new(rustc);
+    // Returns only if there is no such program.
+    let error = rustc.args(args).args(["--cfg", "fencelock_planted"]).exec();
+    eprintln!("{error}");
+    ExitCode::FAILURE
+}
+
+#[tokio::main]
+async fn torture() -> ExitCode {
+    fencelock_torture::program().await
+}
+
+fn show() -> Result<(), String> {
+    let begin = Instant::now();
+    let program = build()?;
+    println!("built with the bugs in {:?}", begin.elapsed());
+    // Without any of them switched on, and then with each.
+    for planted in [false, true] {
+        let program = &program;
+        let ran: Vec<_> = thread::scope(|scope| {
+            let started = BUGS
+                .iter()
+                .map(|bug| scope.spawn(move || run(program, bug, planted)));
+            let started: Vec<_> = started.collect();
+            started
+                .into_iter()
+                .map(|run| run.join().unwrap_or_else(|_| Err("it panicked".into())))
+                .collect()
+        });
+        for (bug, ran) in BUGS.iter().zip(ran) {
+            let broken = ran.map_err(|why| format!("{}: {why}", bug.name))?;
+            let found = broken
+                .iter()
+                .any(|rule| bug.breaks.contains(&rule.as_str()));
+            println!(
+                "{}, {}: {} violations {broken:.5?}",
+                bug.name,
+                if planted { "planted" } else { "not there" },
+                broken.len()
+            );
+            if planted && !found {
+                return Err(format!("{} is not found: {broken:?} is broken", bug.name));
+            }
+            if !planted && !broken.is_empty() {
+                return Err(format!("{}, and no bug: {broken:?} is broken", bug.run));
+            }
+        }
+    }
+    println!(
+        "planted bugs: all {} found, in {:?}",
+        BUGS.len(),
+        begin.elapsed()
+    );
+    Ok(())
+}
+
+/// This program with the bugs inside.
+fn build() -> Result<PathBuf, String> {
+    let this = env::current_exe().map_err(|error| error.to_string())?;
+    // It lies in TARGET/debug/deps.
+    let target = this
+        .ancestors()
+        .nth(3)
+        .ok_or("this program lies in no target directory")?;
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        // As the whole suite is built, so that all else is there already.
+        .args([
+            "test",
+            "--workspace",
+            "--exclude",
+            "fencelock-interop",
+            "--test",
+            "planted",
+            "--no-run",
+        ])
+        .args([
+            "--offline",
+            "--message-format",
+            "json-render-diagnostics",
+            "--target-dir",
+        ])
+        .arg(target)
+        .env("RUSTC_WORKSPACE_WRAPPER", &this)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .output()
+        .map_err(|error| format!("cargo: {error}"))?;
+    let told = String::from_utf8_lossy(&built.stdout);
+    let executable = told.lines().find_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let planted = message["target"]["name"] == "planted";
+        message["executable"]
+            .as_str()
+            .filter(|_| planted)
+            .map(PathBuf::from)
+    });
+    match executable.filter(|_| built.status.success()) {
+        Some(executable) if executable != this => Ok(executable),
+        _ => Err(format!(
+            "building it with the bugs: {}",
+            String::from_utf8_lossy(&built.stderr)
+        )),
+    }
+}
+
+/// Which promises were broken.
+fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> {
+    let mut command = Command::new(program);
+    command
+        .args(bug.run.split(' '))
+        .args(["--seed", "1", "--json"]);
+    if planted {
+        command.env("FENCELOCK_PLANTED", bug.name);
+    }
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().map_err(|error| error.to_string())?;
+    let told: Value = serde_json::from_slice(&stdout)
+        .map_err(|error| format!("{error}: {}", String::from_utf8_lossy(&stderr)))?;
+    let violations = told["verdict"]["violations"]
+        .as_array()
+        .ok_or("no verdict")?;
+    let broken = violations
+        .iter()
+        .filter(|violation| violation["excuse"].is_null());
+    let broken: Vec<String> = broken
+        .filter_map(|violation| violation["rule"].as_str().map(str::to_owned))
+        .collect();
+    let troubles = &told["history"]["troubles"];
+    if troubles
+        .as_array()
+        .is_some_and(|troubles| !troubles.is_empty())
+    {
+        return Err(format!("the run was not complete: {troubles}"));
+    }
+    if status.success() != broken.is_empty() {
+        return Err(format!("it ended with {status}, and {broken:?} is broken"));
+    }
+    Ok(broken)
+}

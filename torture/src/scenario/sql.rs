@@ -1,0 +1,178 @@
+//! Recipes for a database.
+
+use fencelock::Release;
+use fencelock_testbed::{Failure, MariaDb, Result};
+
+use crate::scenario::redis::after_a_crash;
+use crate::scenario::{LOCK, PAST, Scenario, Side, Sides, let_go, open, take};
+
+pub(super) static SCENARIOS: &[Scenario] = &[
+    scenario!(
+        "row-never-deleted",
+        "a row as the lock, and a crash before it is deleted",
+        row_never_deleted
+    ),
+    scenario!(
+        "for-update-no-index",
+        "SELECT ... FOR UPDATE by a column without an index",
+        for_update_no_index
+    ),
+    scenario!(
+        "aba",
+        "a state that came back, taken for one that never changed",
+        aba
+    ),
+];
+
+/// A statement of the recipe, told with its answer. An error is an answer, too.
+fn say(db: &MariaDb, side: &mut Side, who: &'static str, sql: &str) -> Option<String> {
+    let answer = db.sql(&format!("USE shop; {sql}"));
+    let told = match &answer {
+        Ok(rows) => rows.trim().replace('\n', "; "),
+        Err(error) => last_line(error),
+    };
+    side.note(who, format!("{sql} -> {told}"));
+    answer.ok()
+}
+
+fn last_line(error: &Failure) -> String {
+    let text = error.to_string();
+    text.lines().last().unwrap_or_default().to_owned()
+}
+
+fn start(schema: &str) -> Result<MariaDb> {
+    let db = MariaDb::start()?;
+    db.sql(&format!("CREATE DATABASE shop; USE shop; {schema}"))?;
+    Ok(db)
+}
+
+async fn row_never_deleted() -> Result<Sides> {
+    let db = start("CREATE TABLE locks (name VARCHAR(64) PRIMARY KEY, owner VARCHAR(64))")?;
+    let mut naive = Side::begin();
+    let insert = |who| format!("INSERT INTO locks VALUES ('{LOCK}', '{who}')");
+    say(&db, &mut naive, "A", &insert("A"));
+    naive.note("A", "is killed before its DELETE");
+    std::thread::sleep(PAST);
+    let second = say(&db, &mut naive, "B", &insert("B"));
+    let naive = naive.end(
+        second.is_some(),
+        "the row has no end: nobody will ever have the lock again",
+    );
+
+    let mut ours = Side::begin();
+    let good = after_a_crash(&db.url(), &mut ours).await?;
+    let ours = ours.end(
+        good,
+        "the row has an expiry, by the database's clock; B had the lock when it was over",
+    );
+    Ok([naive, ours])
+}
+
+async fn for_update_no_index() -> Result<Sides> {
+    let db = start(
+        "CREATE TABLE locks (id INT PRIMARY KEY, name VARCHAR(64)); INSERT INTO locks VALUES (1, 'a'), (2, 'b')",
+    )?;
+    let mut naive = Side::begin();
+    let lock = |name: &str| format!("SELECT id FROM locks WHERE name = '{name}' FOR UPDATE");
+    let holds = format!("USE shop; BEGIN; {}; SELECT SLEEP(2)", lock("a"));
+    let nowait = format!("{} NOWAIT", lock("b"));
+    naive.note("A", format!("BEGIN; {}; and works for 2 s", lock("a")));
+    let refused = std::thread::scope(|scope| {
+        let works = scope.spawn(|| db.sql(&holds));
+        // Until A has its row, B is not in anybody's way.
+        loop {
+            match db.sql(&format!("USE shop; {nowait}")) {
+                Err(error) => return Some(last_line(&error)),
+                Ok(_) if works.is_finished() => return None,
+                Ok(_) => {}
+            }
+        }
+    });
+    let blocked = refused.is_some();
+    naive.note(
+        "B",
+        format!("{nowait} -> {}", refused.unwrap_or_else(|| "2".to_owned())),
+    );
+    let naive = naive.end(!blocked, "who wants `b` waits for who has `a`");
+
+    let mut ours = Side::begin();
+    let (one, two) = (open(&db.url()).await?, open(&db.url()).await?);
+    let failed = |error: fencelock::Error| Failure::new(error.to_string());
+    let a = one.try_lock("a").await.map_err(failed)?;
+    ours.note("A", format!("has `a`, token {}", a.token()));
+    let b = two.try_lock("b").await;
+    ours.note(
+        "B",
+        if b.is_ok() {
+            "has `b` at once"
+        } else {
+            "does not get `b`"
+        },
+    );
+    let good = b.is_ok() && a.is_valid();
+    let a = let_go(a, &mut ours, "A").await?;
+    let ours = ours.end(
+        good && a == Release::Released,
+        "one row of its own for each lock, found by its key, and no transaction stays open",
+    );
+    Ok([naive, ours])
+}
+
+async fn aba() -> Result<Sides> {
+    let db = start(
+        "CREATE TABLE orders (id INT PRIMARY KEY, state VARCHAR(16), token BIGINT NOT NULL DEFAULT 0); \
+         INSERT INTO orders (id, state) VALUES (1, 'open'), (2, 'open')",
+    )?;
+    let mut naive = Side::begin();
+    let set = |to: &str, from: &str| {
+        format!(
+            "UPDATE orders SET state = '{to}' WHERE id = 1 AND state = '{from}'; SELECT ROW_COUNT()"
+        )
+    };
+    say(
+        &db,
+        &mut naive,
+        "A",
+        "SELECT state FROM orders WHERE id = 1",
+    );
+    naive.note("A", "decides to ship it, and stalls");
+    say(&db, &mut naive, "B", &set("paid", "open"));
+    say(&db, &mut naive, "C", &set("open", "paid"));
+    naive.note("C", "has given the money back: it is open again");
+    let late = say(&db, &mut naive, "A", &set("shipped", "open"));
+    let naive = naive.end(
+        late.is_none_or(|rows| rows.trim() != "1"),
+        "A has acted on a state that was over: it only looks the same",
+    );
+
+    let mut ours = Side::begin();
+    let clients = [open(&db.url()).await?, open(&db.url()).await?];
+    let fenced = |to: &str, token: u64| {
+        format!(
+            "UPDATE orders SET state = '{to}', token = {token} WHERE id = 2 AND token <= {token}; SELECT ROW_COUNT()"
+        )
+    };
+    let a = take(&clients[0], &mut ours, "A").await?;
+    say(&db, &mut ours, "A", "SELECT state FROM orders WHERE id = 2");
+    tokio::time::sleep(PAST).await;
+    ours.note(
+        "A",
+        format!(
+            "decides to ship it, and stalls; is_valid() says {}",
+            a.is_valid()
+        ),
+    );
+    let told = !a.is_valid();
+    for (who, state) in [("B", "paid"), ("C", "open")] {
+        let guard = take(&clients[1], &mut ours, who).await?;
+        say(&db, &mut ours, who, &fenced(state, guard.token().get()));
+        let_go(guard, &mut ours, who).await?;
+    }
+    let late = say(&db, &mut ours, "A", &fenced("shipped", a.token().get()));
+    let_go(a, &mut ours, "A").await?;
+    let ours = ours.end(
+        told && late.is_some_and(|rows| rows.trim() == "0"),
+        "a token never comes back: the row has seen a newer one than A's",
+    );
+    Ok([naive, ours])
+}
