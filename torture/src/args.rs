@@ -244,8 +244,15 @@ async fn rows(
             faults: fault.to_owned(),
             ..args.clone()
         };
-        let place = Place::Started(beds::start(kind)?);
-        let history = run::run(place, args.settings()?, &relaunch).await?;
+        // What went wrong in one run must not cost all others.
+        let ran = match beds::start(kind) {
+            Ok(bed) => run::run(Place::Started(bed), args.settings()?, &relaunch).await,
+            Err(failure) => Err(failure),
+        };
+        let history = ran.unwrap_or_else(|failure| History {
+            troubles: vec![failure.to_string()],
+            ..History::default()
+        });
         let mut verdict = check(&history);
         if !verdict.holds() || !history.troubles.is_empty() {
             eprint!("{}", report::text::text(&history, &verdict));

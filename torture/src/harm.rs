@@ -28,6 +28,8 @@ pub enum Harm {
     Hold,
     /// Between one worker and the store everything is lost for a while, and the connections are dead then.
     Partition,
+    /// Requests of one worker are lost, and answers still on their way arrive.
+    LoseRequests,
     /// Requests of one worker take effect, and their answers are lost.
     LoseAnswers,
     /// Everything between one worker and the store is late.
@@ -44,7 +46,7 @@ pub enum Harm {
 
 impl Harm {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Pause,
         Self::Restart,
         Self::RestartEmpty,
@@ -56,6 +58,7 @@ impl Harm {
         Self::KillConnections,
         Self::Hold,
         Self::Partition,
+        Self::LoseRequests,
         Self::LoseAnswers,
         Self::Delay,
         Self::Reset,
@@ -79,6 +82,7 @@ impl Harm {
             Self::KillConnections => "kill-connections",
             Self::Hold => "hold",
             Self::Partition => "partition",
+            Self::LoseRequests => "lose-requests",
             Self::LoseAnswers => "lose-answers",
             Self::Delay => "delay",
             Self::Reset => "reset",
@@ -101,9 +105,12 @@ impl Harm {
             | Self::ClockForward
             | Self::ClockBack
             | Self::KillConnections => Whom::Server,
-            Self::Hold | Self::Partition | Self::LoseAnswers | Self::Delay | Self::Reset => {
-                Whom::Network
-            }
+            Self::Hold
+            | Self::Partition
+            | Self::LoseRequests
+            | Self::LoseAnswers
+            | Self::Delay
+            | Self::Reset => Whom::Network,
             Self::PauseClient | Self::KillClient | Self::Calls => Whom::Client,
         }
     }

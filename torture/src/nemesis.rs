@@ -166,11 +166,15 @@ impl Field {
                     match harm {
                         Harm::Hold => proxy.both(flow(Flow::Hold)),
                         Harm::Partition => proxy.both(flow(Flow::Lose)),
+                        Harm::LoseRequests => proxy.requests(flow(Flow::Lose)),
                         Harm::LoseAnswers => proxy.answers(flow(Flow::Lose)),
                         Harm::Delay => proxy.both(flow(Flow::Delay(Duration::from_millis(60)))),
                         _ => {}
                     }
-                    let lossy = matches!(harm, Harm::Partition | Harm::LoseAnswers);
+                    let lossy = matches!(
+                        harm,
+                        Harm::Partition | Harm::LoseRequests | Harm::LoseAnswers
+                    );
                     if (begin && harm == Harm::Reset) || (!begin && lossy) {
                         // A connection that lost bytes is of no use any more.
                         proxy.reset();

@@ -148,13 +148,9 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
     let (mut field, began, ended) = acted.map_err(Failure::to("run"))??;
     history.began = began;
     history.ended = ended;
-    history.left = left(
-        &client,
-        &run,
-        &mut field,
-        Duration::from_nanos(history.aftermath),
-    )
-    .await;
+    let forgets = field.bed.as_ref().map_or(0, |bed| bed.forgets_after());
+    let wait = Duration::from_nanos(history.aftermath).max(Duration::from_millis(forgets));
+    history.left = left(&client, &run, &mut field, wait).await;
     // Whatever it says, nothing depends on it any more.
     drop(client.close().await);
     let mut parts = record.parts();

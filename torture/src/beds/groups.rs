@@ -2,7 +2,7 @@
 
 use fencelock_testbed::{Redis, RedisCluster, RedisSentinel, Result};
 
-use crate::beds::{Bed, TWO_HOLDERS, keys_left, kill_clients, unknown};
+use crate::beds::{Bed, FORGOTTEN_LINE, TWO_HOLDERS, keys_left, kill_clients, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
@@ -129,6 +129,10 @@ impl Bed for Watched {
         WINDOW
     }
 
+    fn forgets_after(&self) -> u64 {
+        FORGOTTEN_LINE
+    }
+
     fn left(&mut self) -> Result<Vec<String>> {
         let master = self.group.master()?;
         let master = &self.group.servers()[master..=master];
@@ -194,6 +198,10 @@ impl Bed for Sharded {
 
     fn window(&self) -> u64 {
         WINDOW
+    }
+
+    fn forgets_after(&self) -> u64 {
+        FORGOTTEN_LINE
     }
 
     fn left(&mut self) -> Result<Vec<String>> {

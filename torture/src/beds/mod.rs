@@ -44,6 +44,9 @@ pub(crate) fn loopback(ports: &[u16]) -> String {
     hosts.join(",")
 }
 
+/// In milliseconds: a line in Redis that a fail-over or a restart brought back is gone by itself.
+const FORGOTTEN_LINE: u64 = 20_000;
+
 /// Ends every connection of clients to a Redis but the one that says so.
 fn kill_clients(redis: &Redis) -> Result<()> {
     redis.command::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"])?;
@@ -87,6 +90,11 @@ pub(crate) trait Bed: Send {
     /// For how long a waiter that died may hold up the line, in milliseconds.
     fn window(&self) -> u64 {
         2000
+    }
+
+    /// How long the server itself may take to forget what nobody asks about any more, in milliseconds.
+    fn forgets_after(&self) -> u64 {
+        0
     }
 
     /// What is on the server beside what stands there however many names were locked.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fencelock_testbed::{ClockShim, Redis, Result};
 
-use crate::beds::{Bed, TWO_HOLDERS, jump, keys_left, kill_clients, unknown};
+use crate::beds::{Bed, FORGOTTEN_LINE, TWO_HOLDERS, jump, keys_left, kill_clients, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
@@ -110,6 +110,10 @@ impl Bed for OneRedis {
 
     fn window(&self) -> u64 {
         WINDOW
+    }
+
+    fn forgets_after(&self) -> u64 {
+        FORGOTTEN_LINE
     }
 
     fn left(&mut self) -> Result<Vec<String>> {

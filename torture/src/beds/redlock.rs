@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use fencelock_testbed::{ClockShim, Redis, Result, seen_long_ago};
 
-use crate::beds::{Bed, TWO_HOLDERS, jump, keys_left, kill_clients, loopback, unknown};
+use crate::beds::{
+    Bed, FORGOTTEN_LINE, TWO_HOLDERS, jump, keys_left, kill_clients, loopback, unknown,
+};
 use crate::harm::Harm;
 use crate::history::Rule;
 
@@ -90,6 +92,10 @@ impl Bed for FiveNodes {
             ),
             _ => (Vec::new(), ""),
         }
+    }
+
+    fn forgets_after(&self) -> u64 {
+        FORGOTTEN_LINE
     }
 
     fn left(&mut self) -> Result<Vec<String>> {

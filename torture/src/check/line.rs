@@ -76,8 +76,8 @@ fn starvation(history: &History, name: u32, found: &mut Vec<Violation>) {
             continue;
         }
         let before = |instant: u64| grants.partition_point(|at| *at < instant);
-        let others = before(over) - before(attempt.asked);
-        let bound = PASSED_OVER.max(4 * (history.workers * history.tasks) as usize);
+        let others = before(over).saturating_sub(before(attempt.asked));
+        let bound = PASSED_OVER.max(4 * history.workers.saturating_mul(history.tasks) as usize);
         if others >= bound {
             found.push(Violation {
                 rule: Rule::Starvation,
@@ -87,7 +87,7 @@ fn starvation(history: &History, name: u32, found: &mut Vec<Violation>) {
                 what: format!(
                     "{} waited for {} in vain while others were granted {} {others} times",
                     attempt.who(),
-                    millis(over - attempt.asked),
+                    millis(over.saturating_sub(attempt.asked)),
                     history.names[name as usize],
                 ),
                 excuse: None,
@@ -148,7 +148,7 @@ pub(super) fn progress(history: &History, found: &mut Vec<Violation>) -> u64 {
             if end == healed && until.saturating_sub(end) > history.recovery {
                 found.push(Violation {
                     rule: Rule::Progress,
-                    at: end + history.recovery,
+                    at: end.saturating_add(history.recovery),
                     name: Some(name),
                     attempts: vec![index],
                     what: format!(

@@ -209,7 +209,9 @@ fn leaks(history: &History, found: &mut Vec<Violation>) {
         // A release whose answer was lost finds nothing of its own when it is repeated.
         let (left, over) = (attempt.until.unwrap_or(0), attempt.over.unwrap_or(0));
         let strikes = |fault: &Fault| {
-            fault.excuses.is_empty() && fault.from <= over && fault.to + ANSWER >= left
+            fault.excuses.is_empty()
+                && fault.from <= over
+                && fault.to.saturating_add(ANSWER) >= left
         };
         if attempt.end == End::NotOwner
             && !history.faults.iter().any(strikes)
@@ -241,7 +243,7 @@ fn latest_told(history: &History) -> u64 {
         let paused = |fault: &Fault| {
             fault.whom == format!("worker {}", attempt.worker)
                 && fault.from <= told
-                && fault.to + 50_000_000 >= valid
+                && fault.to.saturating_add(50_000_000) >= valid
         };
         if !history.faults.iter().any(paused) {
             latest = latest.max(told.saturating_sub(valid));

@@ -92,7 +92,7 @@ fn timeline(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt:
     let each = (ended - began) / WIDTH as u64;
     writeln!(out, "\ntimeline, {} a column:", millis(each))?;
     let fill = |row: &mut [char], from: u64, to: u64, with: char| {
-        let (from, to) = (column(from), column(to));
+        let (from, to) = (column(from), column(to.max(from)));
         row[from..=to].fill(with);
     };
     let mut servers = ['.'; WIDTH];

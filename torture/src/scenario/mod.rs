@@ -26,6 +26,8 @@ use fencelock_testbed::{Failure, Result};
 
 /// The lease in these stories.
 const TTL: Duration = Duration::from_millis(300);
+/// The lease of those who do not stall.
+const LONG_LEASE: Duration = Duration::from_secs(30);
 /// Surely over after this.
 const PAST: Duration = Duration::from_millis(420);
 
@@ -90,7 +92,7 @@ async fn let_go(guard: Guard, side: &mut Side, who: &'static str) -> Result<Rele
 
 /// Whether somebody gets the lock who does not wait for it.
 async fn beside(client: &Client, side: &mut Side, who: &'static str) -> bool {
-    let (has, what) = match client.try_lock(LOCK).ttl(TTL).await {
+    let (has, what) = match client.try_lock(LOCK).ttl(Duration::from_secs(2)).await {
         Ok(_) => (true, "has it, too".to_owned()),
         Err(fencelock::Error::Held { .. }) => (false, "is told that it is held".to_owned()),
         Err(error) => (false, format!("does not get it: {error}")),

@@ -11,7 +11,7 @@ use fencelock_testbed::{
 
 use crate::beds::loopback;
 use crate::scenario::redis::{LONG, say};
-use crate::scenario::{LOCK, Scenario, Side, Sides, beside, let_go, open, take_for};
+use crate::scenario::{LOCK, LONG_LEASE, Scenario, Side, Sides, beside, let_go, open, take_for};
 
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
@@ -35,9 +35,6 @@ pub(super) static SCENARIOS: &[Scenario] = &[
         redlock_pause
     ),
 ];
-
-/// Long enough for a new master to be found meanwhile.
-const LEASE: Duration = Duration::from_secs(30);
 
 async fn sentinel_failover() -> Result<Sides> {
     let group = RedisSentinel::start()?;
@@ -80,7 +77,7 @@ async fn sentinel_failover() -> Result<Sides> {
     group.mend_replication();
     group.await_ready()?;
     ours.note("-", "the link is mended");
-    let first = take_for(&one, &mut ours, "A", LEASE).await?;
+    let first = take_for(&one, &mut ours, "A", LONG_LEASE).await?;
     group.servers()[master].kill9();
     ours.note("-", "the master dies");
     group.await_failover(master)?;
@@ -104,7 +101,7 @@ async fn sentinel_failover() -> Result<Sides> {
 
 const NODES: usize = 5;
 /// Of these stories' Redlock: so long a node that was restarted does not vote, and 2 s more.
-const MAX_TTL: Duration = Duration::from_secs(3);
+const MAX_TTL: Duration = Duration::from_secs(10);
 
 /// Five servers, each behind a proxy.
 struct Five {

@@ -9,7 +9,9 @@ use fencelock::{DEFAULT_TTL, Guard, Release};
 use fencelock_testbed::{Failure, Flow, Proxy, Redis, Result};
 
 use crate::register::Marks;
-use crate::scenario::{LOCK, PAST, Scenario, Side, Sides, TTL, beside, let_go, open, take};
+use crate::scenario::{
+    LOCK, LONG_LEASE, PAST, Scenario, Side, Sides, TTL, beside, let_go, open, take, take_for,
+};
 
 /// The lease, in milliseconds, of those in the recipes who do not stall.
 pub(super) const LONG: &str = "30000";
@@ -151,7 +153,7 @@ async fn getset_skew() -> Result<Sides> {
     redis.command::<()>(&["FLUSHALL"])?;
     let mut ours = Side::begin();
     let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
-    let first = take(&one, &mut ours, "A").await?;
+    let first = take_for(&one, &mut ours, "A", LONG_LEASE).await?;
     let early = two.try_lock(LOCK).ttl(TTL).await;
     ours.note(
         "B",
@@ -184,7 +186,7 @@ async fn getset_overwrite() -> Result<Sides> {
     redis.command::<()>(&["FLUSHALL"])?;
     let mut ours = Side::begin();
     let (one, two) = (open(&redis.url()).await?, open(&redis.url()).await?);
-    let winner = take(&one, &mut ours, "B").await?;
+    let winner = take_for(&one, &mut ours, "B", LONG_LEASE).await?;
     let loser = two.try_lock(LOCK).ttl(10 * DEFAULT_TTL).await;
     ours.note("C", "has lost the race, and changed nothing");
     let left = winner
@@ -257,7 +259,7 @@ async fn late_release(redis: &Redis, good: &'static str) -> Result<Side> {
         format!("stalls past its lease; is_valid() says {}", late.is_valid()),
     );
     let told = !late.is_valid();
-    let next = take(&two, &mut ours, "B").await?;
+    let next = take_for(&two, &mut ours, "B", LONG_LEASE).await?;
     let released = let_go(late, &mut ours, "A").await?;
     let beside = beside(&third, &mut ours, "C").await;
     let kept = told && released != Release::Released && !beside && next.is_valid();
@@ -319,7 +321,7 @@ async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
         format!("stalls past its lease; is_valid() says {}", late.is_valid()),
     );
     let told = !late.is_valid();
-    let next = take(&two, &mut ours, "B").await?;
+    let next = take_for(&two, &mut ours, "B", LONG_LEASE).await?;
     let mut write = |side: &mut Side, who, guard: &Guard| {
         let took = fence.admit(guard.token().get(), &guard.claim_id().to_string(), false);
         side.note(who, format!("writes with its token: {}", taken(took)));
@@ -413,7 +415,7 @@ async fn get_compare_del() -> Result<Sides> {
     proxy.requests(Flow::Hold);
     ours.note("A", "releases; its request is stuck in the network");
     let release = tokio::spawn(late.release());
-    let next = take(&two, &mut ours, "B").await?;
+    let next = take_for(&two, &mut ours, "B", LONG_LEASE).await?;
     proxy.requests(Flow::Pass);
     let released = release.await;
     ours.note("A", "the request arrives");
