@@ -194,7 +194,7 @@ impl Postgres {
     /// If it is not running.
     pub fn pause(&self) -> Result<()> {
         self.process.pause()?;
-        self.signal_children(Signal::STOP);
+        signal(&self.children(), Signal::STOP);
         Ok(())
     }
 
@@ -203,17 +203,24 @@ impl Postgres {
     /// # Errors
     /// If it is not running.
     pub fn resume(&self) -> Result<()> {
-        self.signal_children(Signal::CONT);
+        signal(&self.children(), Signal::CONT);
         self.process.resume()
     }
 
     /// SIGKILL for every process of the server, and waits until it is gone. The port stays reserved.
     pub fn kill9(&self) {
         // A stopped parent neither starts children nor reaps them, so that their pids are theirs until they are killed.
+        let mut children = Vec::new();
         if self.process.pause().is_ok() {
-            self.signal_children(Signal::KILL);
+            children = self.children();
+            signal(&children, Signal::KILL);
         }
         self.process.kill9();
+        // The next server refuses to start as long as one of them has the shared memory.
+        let begin = Instant::now();
+        while children.iter().any(|pid| is_alive(*pid)) && begin.elapsed() < START {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Starts it again on the same port as it was, killing it first if it runs.
@@ -349,19 +356,12 @@ impl Postgres {
         String::from_utf8_lossy(tail).into_owned()
     }
 
-    fn signal_children(&self, signal: Signal) {
+    fn children(&self) -> Vec<i32> {
         let pid = self.process.pid();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         let children = children.unwrap_or_default();
-        for pid in children
-            .split_whitespace()
-            .filter_map(|pid| pid.parse().ok())
-        {
-            if let Some(pid) = Pid::from_raw(pid) {
-                // It fails for one that has just ended.
-                let _ = kill_process(pid, signal);
-            }
-        }
+        let pids = children.split_whitespace();
+        pids.filter_map(|pid| pid.parse().ok()).collect()
     }
 
     fn await_answer(&self) -> Result<()> {
@@ -384,6 +384,22 @@ impl Postgres {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn signal(pids: &[i32], signal: Signal) {
+    for pid in pids.iter().copied().filter_map(Pid::from_raw) {
+        // It fails for one that has just ended.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Whether a process is there and has not ended. Who has ended and is not reaped yet has let go of everything.
+fn is_alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| state != 'Z')
 }
 
 /// A running PgBouncer; killed when dropped.

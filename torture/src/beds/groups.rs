@@ -1,5 +1,7 @@
 //! Redis servers with replicas: a master watched by Sentinels, and a Cluster. Who leads may change.
 
+use std::time::Duration;
+
 use fencelock_testbed::{Redis, RedisCluster, RedisSentinel, Result};
 
 use crate::beds::{Bed, FORGOTTEN_LINE, TWO_HOLDERS, keys_left, kill_clients, unknown};
@@ -7,7 +9,10 @@ use crate::harm::Harm;
 use crate::history::Rule;
 
 /// In milliseconds; how long both kinds take to find a new master is part of it.
-const WINDOW: u64 = 6000;
+const WINDOW: u64 = 8000;
+
+/// Long enough for a busy machine not to have a master replaced that nobody harmed.
+const DOWN_AFTER: Duration = Duration::from_secs(2);
 
 /// `address-map` for servers that are reached by other ports than their own.
 fn address_map(servers: &[Redis], ports: &[u16]) -> Option<String> {
@@ -36,7 +41,10 @@ pub(super) fn start_sentinel_async() -> Result<Box<dyn Bed>> {
 }
 
 fn watched(waits: bool) -> Result<Box<dyn Bed>> {
-    let group = RedisSentinel::builder().append_only("always").start()?;
+    let group = RedisSentinel::builder()
+        .append_only("always")
+        .down_after(DOWN_AFTER)
+        .start()?;
     Ok(Box::new(Watched {
         group,
         waits,
@@ -106,7 +114,10 @@ impl Bed for Watched {
             // As its configuration says, which the Sentinels rewrote if it was the master.
             Harm::Restart => self.group.servers_mut()[node].restart(),
             Harm::KillLeader => match self.dead.take() {
-                Some(dead) => self.group.servers_mut()[dead].restart(),
+                Some(dead) => {
+                    self.group.await_failover(dead)?;
+                    self.group.servers_mut()[dead].restart()
+                }
                 None => Ok(()),
             },
             Harm::SwitchOver | Harm::KillConnections => Ok(()),

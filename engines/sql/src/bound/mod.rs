@@ -753,7 +753,6 @@ async fn keep_clean<D: Dialect>(shared: Weak<Shared<D>>) {
         if (shared.used.swap(busy, Ordering::Relaxed) || busy)
             && let Err(error) = shared.control.sweep().await
         {
-            eprintln!("SWEEP {error}");
             tracing::debug!(store = %shared.dialect, %error, "clearing up failed; trying again later");
         }
     }
