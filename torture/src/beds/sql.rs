@@ -193,7 +193,13 @@ impl<S: Server> Bed for Database<S> {
         match harm {
             Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
             _ if self.strategy != LEASE => match harm {
-                Harm::Restart | Harm::KillConnections | Harm::Reset => (
+                // The last three end with a reset, too.
+                Harm::Restart
+                | Harm::KillConnections
+                | Harm::Reset
+                | Harm::Partition
+                | Harm::LoseRequests
+                | Harm::LoseAnswers => (
                     TWO_HOLDERS.into(),
                     "a lock that hangs on a connection is free before its holder knows that the connection ended",
                 ),
