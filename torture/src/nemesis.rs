@@ -105,6 +105,10 @@ impl Field {
         {
             return None;
         }
+        // Who was killed as the leader is known of one only.
+        if harm == Harm::KillLeader && active.iter().any(|on| on.harm == harm) {
+            return None;
+        }
         let ttl = plan.ttl.as_millis() as u64;
         let lasts = match harm {
             Harm::Reset | Harm::KillConnections | Harm::SwitchOver => 0,

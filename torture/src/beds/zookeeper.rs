@@ -44,9 +44,14 @@ impl Bed for Three {
                 Ok(())
             }
             Harm::KillLeader => {
-                let leader = self.ensemble.leader()?;
-                self.ensemble.kill9(leader);
-                self.dead = Some(leader);
+                // Between two leaders there is none to kill.
+                let leads = |at: &usize| {
+                    let mode = self.ensemble.server(*at).mode();
+                    mode.as_deref() == Some("leader")
+                };
+                self.dead = (0..3).find(leads);
+                let dead = self.dead.into_iter();
+                dead.for_each(|dead| self.ensemble.kill9(dead));
                 Ok(())
             }
             other => Err(unknown(self, other)),
