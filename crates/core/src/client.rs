@@ -23,7 +23,7 @@ use crate::line::Lines;
 use crate::name::LockName;
 use crate::observe::Observer;
 use crate::owner::{Owner, Owners, who_am_i};
-use crate::promises::{Finding, Limit, Promises, Purpose};
+use crate::promises::{Finding, LeaseKind, Limit, Promises, Purpose};
 use crate::token::{ClaimIds, Sequencer, Token};
 use crate::wish::Wish;
 
@@ -287,7 +287,7 @@ impl Client {
     }
 
     /// Whether that very grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
-    /// is held no more, where the store tells what is left of a lease ([`HolderView::ttl_left`](crate::engine::HolderView)).
+    /// is held no more; but where a hold lives as long as a session ([`LeaseKind::Session`]), the store does not tell that.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.
@@ -295,12 +295,15 @@ impl Client {
     /// # Cancel safety
     /// May be dropped.
     pub async fn check(&self, sequencer: &Sequencer) -> Result<bool> {
-        let view = self.inner.engine.look(&sequencer.name, None).await?;
+        let inner = &self.inner;
+        let view = inner.engine.look(&sequencer.name, None).await?;
+        // What is left of a session is not what is left of a lease, and rounded.
+        let leases = inner.promises.lease == LeaseKind::Lease;
         Ok(view.holders.iter().any(|holder| {
             holder.claim == Some(sequencer.claim)
                 && holder.token == Some(sequencer.token)
                 && holder.mode.letter() == sequencer.mode.letter()
-                && holder.ttl_left.is_none_or(|left| left > holder.lock_delay)
+                && (!leases || holder.ttl_left.is_none_or(|left| left > holder.lock_delay))
         }))
     }
 
