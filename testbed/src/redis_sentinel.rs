@@ -18,9 +18,17 @@ pub struct RedisSentinelBuilder {
     down_after: Duration,
     password: String,
     fsync: Option<String>,
+    tls: bool,
 }
 
 impl RedisSentinelBuilder {
+    /// Servers and Sentinels listen with TLS, too, as [`RedisBuilder::tls`](crate::RedisBuilder::tls) says; among
+    /// themselves they speak without.
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
     /// For how long the master must not answer before it is taken for down; half a second otherwise.
     pub fn down_after(mut self, time: Duration) -> Self {
         self.down_after = time;
@@ -54,6 +62,9 @@ impl RedisSentinelBuilder {
             if let Some(fsync) = &self.fsync {
                 builder = builder.append_only(fsync);
             }
+            if self.tls {
+                builder = builder.tls();
+            }
             servers.push(builder.start()?);
         }
         let master = servers[0].port().to_string();
@@ -64,7 +75,11 @@ impl RedisSentinelBuilder {
         let mut sentinels = Vec::new();
         for _ in 0..3 {
             let monitor = format!("monitor {NAME} 127.0.0.1 {master} 2");
-            let builder = Redis::builder()
+            let builder = match self.tls {
+                true => Redis::builder().tls(),
+                false => Redis::builder(),
+            };
+            let builder = builder
                 .sentinel()
                 .password(&self.password)
                 .config("sentinel", &monitor)
@@ -103,6 +118,7 @@ impl RedisSentinel {
             down_after: Duration::from_millis(500),
             password: "testbed".to_owned(),
             fsync: None,
+            tls: false,
         }
     }
 

@@ -75,6 +75,8 @@ const RENEWED_AT_ONCE: usize = 500;
 const SPLITS: u32 = 6;
 /// The other nodes hear of a release as soon as the first does, give or take this.
 const OTHERS_HEAR: Duration = Duration::from_millis(1);
+/// For how long at least a withdrawal waits for its quorum: unlike a grant, it gets no worse by being slow.
+const WITHDRAWING: Duration = Duration::from_millis(500);
 /// The longest pause of one who waits for a lock.
 const LONGEST_PAUSE: u32 = 250;
 
@@ -537,7 +539,7 @@ impl Inner {
         let mut answers = self.withdraw_at(members, command, claim);
         let mut codes = [0usize; 5];
         let mut failed = Vec::new();
-        let timeout = tokio::time::sleep(self.settings.node_timeout);
+        let timeout = tokio::time::sleep(self.settings.node_timeout.max(WITHDRAWING));
         tokio::pin!(timeout);
         while codes[1] < quorum {
             tokio::select! {

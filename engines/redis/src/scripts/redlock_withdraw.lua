@@ -5,13 +5,17 @@
 -- Answers 1 released, 2 left the line, 3 over before, 4 not the owner.
 local name, line = KEYS[1], KEYS[2]
 local mine = redis.call('GETRANGE', name, 0, #ARGV[1] - 1) == ARGV[1]
+if mine and ARGV[2] == 'release' then
+  redis.call('DEL', name)
+  -- The common case ends here.
+  if redis.call('EXISTS', line) == 0 then
+    return 1
+  end
+end
 local waiting = line .. ':who'
 
 -- Tells the one who has waited longest, if its process listens.
 local function ring()
-  if redis.call('EXISTS', line) == 0 then
-    return
-  end
   for _ = 1, 64 do
     local claim = redis.call('ZPOPMIN', line)[1]
     if not claim then
@@ -37,7 +41,9 @@ if mine then
     return 1
   end
   local value = ARGV[2] == 'lost' and redis.call('GET', name)
-  redis.call('DEL', name)
+  if ARGV[2] ~= 'release' then
+    redis.call('DEL', name)
+  end
   if ARGV[2] ~= 'undo' then
     ring()
   end
