@@ -90,6 +90,8 @@ pub(crate) enum Contender {
     BareEtcd(Box<crate::bare::etcd::BareEtcd>),
     #[cfg(feature = "mysql")]
     BareMySql(crate::bare::mysql::BareMySql),
+    #[cfg(feature = "postgres")]
+    BarePostgres(Box<crate::bare::postgres::BarePostgres>),
     #[cfg(feature = "peers")]
     Rslock(rslock::LockManager),
     #[cfg(feature = "peers")]
@@ -138,6 +140,11 @@ impl Contender {
                 "mysql" => {
                     let bare = crate::bare::mysql::BareMySql::open(url).await?;
                     Ok(Self::BareMySql(bare))
+                }
+                #[cfg(feature = "postgres")]
+                "postgres" => {
+                    let bare = crate::bare::postgres::BarePostgres::open(url).await?;
+                    Ok(Self::BarePostgres(Box::new(bare)))
                 }
                 other => Err(failed("the baseline", format!("there is none for {other}"))),
             },
@@ -210,6 +217,8 @@ impl Contender {
             Self::BareEtcd(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "mysql")]
             Self::BareMySql(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "postgres")]
+            Self::BarePostgres(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "peers")]
             Self::Rslock(manager) => {
                 let mut pairs = 0;
@@ -239,6 +248,7 @@ impl Contender {
                 feature = "sqlite",
                 feature = "mysql",
                 feature = "etcd",
+                feature = "postgres",
                 feature = "zookeeper"
             ))]
             _ => Ok(()),
@@ -263,6 +273,7 @@ impl Contender {
                 feature = "redis",
                 feature = "sqlite",
                 feature = "mysql",
+                feature = "postgres",
                 feature = "zookeeper"
             ))]
             _ => Err(failed("the bare client", "it cannot wait")),
@@ -307,6 +318,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
         "zookeeper" => "zookeeper",
         "etcd" => "etcd",
         "mysql" | "mariadb" => "mysql",
+        "postgres" | "postgresql" => "postgres",
         "memory" => "memory",
         _ => "this engine",
     })

@@ -36,12 +36,13 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
         title: format!("Hot lock, closed loop, {}", engine(bench.url)?),
         note: "Waiters spread over processes, each asking again as soon as it has released; medians over rounds. A gap \
                lasts from the begin of a release to the moment when the next holder knows. A round trip is the median \
-               PING of the same run, or a write where there is none. Commands are what clients sent per hand-off. Share: the most served waiter \
+               PING (PostgreSQL: SELECT 1) of the same run, or a write where there is none. Commands are what clients sent per \
+               hand-off. Share: the most served waiter \
                against the least served (inf: somebody was never served). Tokens were checked to increase, and holds not to overlap."
             .into(),
         head: vec![
-            "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p99 in round trips",
-            "commands", "share", "longest wait",
+            "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p50 in round trips",
+            "p99 in round trips", "commands", "share", "longest wait",
         ],
         rows: Vec::new(),
         raw: Vec::new(),
@@ -72,8 +73,8 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
                the honest figure for locks that poll: in a closed loop whoever releases takes a polled lock again."
             .into(),
         head: vec![
-            "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p99 in round trips",
-            "longest wait",
+            "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p50 in round trips",
+            "p99 in round trips", "longest wait",
         ],
         rows: Vec::new(),
         raw: Vec::new(),
@@ -265,10 +266,15 @@ fn add(
     let processes = bench.args.processes.min(waiters);
     let clients = if own_clients { waiters } else { processes };
     let in_round_trips = middle(|r| r.round_trip.map(|ping| r.gap_p99 / ping));
+    let half_in_round_trips = middle(|r| r.round_trip.map(|ping| r.gap_p50 / ping));
     let figures = [
         ("hand-offs/s", or_dash(middle(|r| Some(r.per_s)), rate)),
         ("gap p50", or_dash(middle(|r| Some(r.gap_p50)), nanos)),
         ("gap p99", or_dash(middle(|r| Some(r.gap_p99)), nanos)),
+        (
+            "p50 in round trips",
+            or_dash(half_in_round_trips, |n| format!("{n:.1}")),
+        ),
         (
             "p99 in round trips",
             or_dash(in_round_trips, |n| format!("{n:.1}")),

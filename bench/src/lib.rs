@@ -111,6 +111,13 @@ pub async fn run(
     if engine(url)? == "mysql" {
         bare::mysql::BareMySql::open(url).await?.remove().await?;
     }
+    #[cfg(feature = "postgres")]
+    if engine(url)? == "postgres" {
+        bare::postgres::BarePostgres::open(url)
+            .await?
+            .remove()
+            .await?;
+    }
     Ok(sections)
 }
 
@@ -150,6 +157,16 @@ impl Bench<'_> {
         if engine(self.url)? == "zookeeper" {
             let bare = bare::zookeeper::BareZooKeeper::open(self.url).await?;
             return Ok(stats::median(&bare.round_trips(200).await?));
+        }
+        #[cfg(feature = "mysql")]
+        if engine(self.url)? == "mysql" {
+            let bare = bare::mysql::BareMySql::open(self.url).await?;
+            return Ok(stats::median(&bare.round_trips(2000).await?));
+        }
+        #[cfg(feature = "postgres")]
+        if engine(self.url)? == "postgres" {
+            let bare = bare::postgres::BarePostgres::open(self.url).await?;
+            return Ok(stats::median(&bare.round_trips(2000).await?));
         }
         Ok(None)
     }

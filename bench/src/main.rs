@@ -1,11 +1,12 @@
 //! The benchmark that docs/benchmarks.md was measured with: it starts a redis-server of its own on one core, stays on
-//! another itself, and measures that; or any other store, named with `--store`.
+//! another itself, and measures that; or a MariaDB or PostgreSQL server with `--start`; or any other store, named with
+//! `--store`.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use fencelock_bench::Args;
-use fencelock_testbed::{Redis, Redlock};
+use fencelock_testbed::{MariaDb, Postgres, Redis, Redlock};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Measure a lock beside the bare client of its server, and beside other people's locks.
@@ -20,12 +21,53 @@ struct Command {
     #[arg(long, value_name = "N", conflicts_with = "store")]
     nodes: Option<usize>,
 
+    /// Start a server of this kind instead, and measure that
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with_all = ["store", "nodes"])]
+    start: Option<Kind>,
+
+    /// Options for the URL of that server, such as `strategy=get-lock`
+    #[arg(long, value_name = "OPTIONS", requires = "start")]
+    options: Option<String>,
+
     /// Let the system choose the cores, instead of core 0 for the server and core 1 for everything else
     #[arg(long)]
     unpinned: bool,
 
     #[command(flatten)]
     args: Args,
+}
+
+/// What can be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Mariadb,
+    Postgres,
+}
+
+/// A database server that runs as long as this is kept.
+enum Database {
+    MariaDb(Box<MariaDb>),
+    Postgres(Box<Postgres>),
+}
+
+impl Database {
+    fn start(kind: Kind) -> fencelock_testbed::Result<Self> {
+        Ok(match kind {
+            Kind::Mariadb => Self::MariaDb(Box::new(MariaDb::start()?)),
+            Kind::Postgres => Self::Postgres(Box::new(Postgres::start()?)),
+        })
+    }
+
+    fn url(&self, options: Option<&str>) -> String {
+        let url = match self {
+            Self::MariaDb(server) => server.url(),
+            Self::Postgres(server) => server.url(),
+        };
+        match options {
+            Some(options) => format!("{url}?{options}"),
+            None => url,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -55,20 +97,30 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         .nodes
         .map(|nodes| Redlock::start_each(nodes, |_| builder()));
     let group = group.transpose()?;
-    let server = match (&command.store, &group) {
-        (None, None) => Some(builder().start()?),
+    let server = match (&command.store, &group, command.start) {
+        (None, None, None) => Some(builder().start()?),
         _ => None,
     };
+    if pinned && command.start.is_some() {
+        // What is started now inherits it.
+        pin_to(0)?;
+    }
+    let database = command.start.map(Database::start).transpose()?;
     if pinned {
         // Before any other thread or process is started, so that they inherit it.
-        let mut cores = CpuSet::new();
-        cores.set(1);
-        sched_setaffinity(None, &cores)?;
+        pin_to(1)?;
     }
-    let url = match (&server, &group) {
-        (Some(server), _) => server.url(),
-        (None, Some(group)) => group.url(),
-        (None, None) => command.store.clone().unwrap_or_default(),
+    let url = match (&server, &group, &database) {
+        (Some(server), _, _) => server.url(),
+        (_, Some(group), _) => group.url(),
+        (_, _, Some(database)) => database.url(command.options.as_deref()),
+        (None, None, None) => command.store.clone().unwrap_or_default(),
     };
     Ok(runtime.block_on(fencelock_bench::command(&command.args, &url, &[]))?)
+}
+
+fn pin_to(core: usize) -> rustix::io::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores)
 }

@@ -21,6 +21,8 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &sqlite::InFile,
         &redis::OneRedis,
         &mysql::LEASE,
+        &mysql::FOR_UPDATE,
+        &mysql::GET_LOCK,
         &postgres::LEASE,
         &postgres::FOR_UPDATE,
         &postgres::ADVISORY,

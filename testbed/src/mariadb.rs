@@ -180,9 +180,15 @@ impl MariaDb {
     /// # Errors
     /// As [`MariaDbBuilder::start`].
     pub fn restart_empty(&mut self) -> Result<()> {
-        self.restart()?;
-        self.sql("DROP DATABASE `lock`; CREATE DATABASE `lock`")
-            .map(drop)
+        // Before it answers anybody, so that nobody finds the database missing.
+        let empty = "DROP DATABASE `lock`;\nCREATE DATABASE `lock`;\n";
+        let file = self.dir.join("empty.sql");
+        fs::write(&file, empty).map_err(Failure::to("write a file for mariadbd"))?;
+        let flag = format!("--init-file={file}");
+        self.asked.flags.push(flag);
+        let restarted = self.restart();
+        self.asked.flags.pop();
+        restarted
     }
 
     /// Starts a read-only replica of this server, which must be [replicated](MariaDbBuilder::replicated), and waits until
@@ -341,10 +347,12 @@ fn launch(dir: &Dir, port: &Port, asked: &MariaDbBuilder) -> Result<Process> {
         .arg(format!("--datadir={}", dir.join("data")))
         .arg(format!("--socket={}", dir.join("socket")))
         .arg(format!("--pid-file={}", dir.join("pid")))
+        // In a shared one each server that starts clears away what it takes for its own.
+        .arg(format!("--tmpdir={}", dir.path().display()))
         .arg(format!("--port={}", port.number()))
         .args(["--bind-address=127.0.0.1", "--skip-name-resolve", LOG_SIZE])
         .args(["--innodb-buffer-pool-size=32M", "--performance-schema=OFF"])
-        .args(["--max-connections=300", "--character-set-server=utf8mb4"])
+        .args(["--max-connections=1000", "--character-set-server=utf8mb4"])
         // A killed server loses nothing by it, and a machine that loses power loses its tests as well.
         .arg("--innodb-flush-log-at-trx-commit=2")
         // What was asked for comes last, and so wins.

@@ -4,6 +4,8 @@
 pub(crate) mod etcd;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
@@ -14,6 +16,16 @@ pub(crate) mod sqlite;
 pub(crate) mod zookeeper;
 
 use fencelock::Error;
+
+/// The names in turn, for as long as there is time.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn statements(names: &[String], until: fencelock::BootInstant) -> impl Iterator<Item = &String> {
+    let clock = fencelock::Clock::Boot;
+    names
+        .iter()
+        .cycle()
+        .take_while(move |_| clock.now() < until)
+}
 
 /// A baseline that could not be measured.
 pub(crate) fn failed(what: &str, why: impl std::fmt::Display) -> Error {

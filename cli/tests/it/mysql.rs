@@ -1,31 +1,74 @@
-//! The command on MariaDB.
+//! The command on MariaDB, with each strategy.
 
 use fencelock_testbed::{MariaDb, Port};
 
 use crate::bed::Bed;
 use crate::exit_codes::{self, Described, Server};
 
-#[test]
-fn every_exit_code() {
+fn every_code(strategy: &str) {
     let server = MariaDb::builder().password("right-secret").start().unwrap();
-    let (nobody, port) = (Port::free().unwrap(), server.port());
+    let nobody = Port::free().unwrap();
+    let url = |password: &str, port: u16| {
+        format!("mysql://lock:{password}@127.0.0.1:{port}/lock?strategy={strategy}")
+    };
     exit_codes::all(&Described {
-        url: server.url(),
+        url: url("right-secret", server.port()),
         bad: (
-            format!("mysql://lock@127.0.0.1:{port}/lock?strategy=hope"),
+            "mysql://lock@127.0.0.1/lock?strategy=hope".to_owned(),
             "strategy",
         ),
         server: Some(Server {
-            dead: format!(
-                "mysql://lock@127.0.0.1:{}/lock?connect-timeout=500ms",
-                nobody.number()
-            ),
-            wrong_password: format!("mysql://lock:wrong-secret@127.0.0.1:{port}/lock"),
+            dead: url("right-secret", nobody.number()) + "&connect-timeout=500ms",
+            wrong_password: url("wrong-secret", server.port()),
             silence: &|| server.pause().unwrap(),
             speak: &|| server.resume().unwrap(),
             kill: &|| server.kill9(),
         }),
     });
+}
+
+#[test]
+fn every_code_with_leases() {
+    every_code("lease");
+}
+
+#[test]
+fn every_code_with_rows_for_update() {
+    every_code("for-update");
+}
+
+#[test]
+fn every_code_with_get_lock() {
+    every_code("get-lock");
+}
+
+/// The tables of all strategies, made by somebody who may; and least rights for the rest.
+#[test]
+fn schema_is_for_those_who_may() {
+    let server = MariaDb::start().unwrap();
+    server
+        .sql("CREATE USER 'poor'@'%'; CREATE DATABASE theirs; GRANT SELECT ON theirs.* TO 'poor'@'%'")
+        .unwrap();
+    let url = |strategy: &str| {
+        let port = server.port();
+        format!("mysql://poor@127.0.0.1:{port}/theirs?strategy={strategy}")
+    };
+    for strategy in ["lease", "for-update", "get-lock"] {
+        let refused = Bed::on(url(strategy)).run(&["run", "a", "true"]);
+        assert_eq!(refused.code, 77, "{strategy}: {}", refused.err);
+        assert!(refused.err.contains("CREATE"), "{}", refused.err);
+    }
+    let bed = Bed::on(url("lease"));
+    let schema = bed.run(&["schema", "mysql"]);
+    assert_eq!(schema.code, 0, "{}", schema.err);
+    server.sql(&format!("USE theirs; {}", schema.out)).unwrap();
+    server
+        .sql("GRANT INSERT, UPDATE, DELETE ON theirs.* TO 'poor'@'%'")
+        .unwrap();
+    for strategy in ["lease", "for-update", "get-lock"] {
+        let ran = Bed::on(url(strategy)).run(&["run", "a", "true"]);
+        assert_eq!(ran.code, 0, "{strategy}: {}", ran.err);
+    }
 }
 
 #[test]

@@ -26,6 +26,13 @@ pub(crate) struct OnMariaDb {
 /// Rows that expire.
 pub(crate) static LEASE: OnMariaDb = OnMariaDb::new("mysql", "lease", Duration::from_secs(6));
 
+/// Rows that a transaction keeps locked.
+pub(crate) static FOR_UPDATE: OnMariaDb =
+    OnMariaDb::new("mysql-for-update", "for-update", Duration::from_secs(2));
+/// Locks that the server keeps for a connection.
+pub(crate) static GET_LOCK: OnMariaDb =
+    OnMariaDb::new("mysql-get-lock", "get-lock", Duration::from_secs(2));
+
 impl OnMariaDb {
     const fn new(name: &'static str, strategy: &'static str, claim_window: Duration) -> Self {
         Self {
@@ -89,6 +96,14 @@ impl Subject for OnMariaDb {
     }
 }
 
+/// The options of a store's URL. Where each waiter needs a connection, there is one for all waiters of a case.
+fn options(strategy: &str) -> String {
+    match strategy {
+        "lease" => "strategy=lease".to_owned(),
+        _ => format!("strategy={strategy}&max-connections=64"),
+    }
+}
+
 /// How many rows a database has, apart from the one that stands there however many names were locked.
 fn rows(server: &MariaDb, database: &str) -> Result<u64> {
     let tables = server.sql(&format!(
@@ -116,7 +131,7 @@ struct Database {
 impl Store for Database {
     fn url(&self) -> String {
         let url = self.server.url_at(self.server.port(), &self.database);
-        format!("{url}?strategy={}", self.strategy)
+        format!("{url}?{}", options(self.strategy))
     }
 
     async fn leftovers(&self) -> Result<u64> {
@@ -138,8 +153,8 @@ impl Own {
     }
 
     fn url(&self, port: u16, password: &str) -> String {
-        let strategy = self.strategy;
-        format!("mysql://lock:{password}@127.0.0.1:{port}/lock?strategy={strategy}")
+        let options = options(self.strategy);
+        format!("mysql://lock:{password}@127.0.0.1:{port}/lock?{options}")
     }
 }
 
@@ -181,13 +196,10 @@ impl Server for Own {
 
     fn erase(&self) -> Result<()> {
         let server = self.server();
-        let tables = server.sql(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'lock' AND table_name NOT LIKE '%store'",
+        let emptied = server.sql(
+            "SELECT CONCAT('TRUNCATE TABLE `lock`.', table_name) FROM information_schema.tables WHERE table_schema = 'lock' AND table_name NOT LIKE '%store'",
         )?;
-        let emptied = tables
-            .lines()
-            .map(|table| format!("TRUNCATE TABLE `lock`.{table}"));
-        let emptied = emptied.collect::<Vec<_>>().join("; ");
+        let emptied = emptied.lines().collect::<Vec<_>>().join("; ");
         if emptied.is_empty() {
             return Ok(());
         }

@@ -27,6 +27,9 @@ pub use fencelock_core::*;
 /// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]
 pub use fencelock_fence as fence;
+/// The optimistic way, without a lock: rows with a version.
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+pub use fencelock_sql::versioned;
 pub use schema::{schema, schemas};
 
 /// The engines by themselves, for clients or pools that a program has already.

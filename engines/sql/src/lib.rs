@@ -1,9 +1,10 @@
 //! Locks in SQL databases: a lease is a row, and a line is rows with tickets.
 //!
 //! What the rows mean stands in one place for all dialects; a dialect reads and writes them: SQLite, the embedded default
-//! store, and the servers, which share one engine.
+//! store, and the servers, which share one engine. Beside them stand locks that hang on a connection, and the optimistic way
+//! without a lock: [`versioned`] rows.
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod bound;
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 mod doors;
@@ -17,6 +18,9 @@ mod postgres;
 mod server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+pub mod versioned;
 
 #[cfg(feature = "postgres")]
 pub use postgres::Postgres;

@@ -134,6 +134,12 @@ impl<D: Dialect> Control<D> {
             .lives(session, of))
     }
 
+    pub(super) async fn gone(&self, sessions: &[SessionId]) -> Result<Vec<SessionId>> {
+        call!(self, "look for connections", |session| self
+            .dialect
+            .gone(session, sessions))
+    }
+
     pub(super) async fn end(&self, of: &SessionId) -> Result<()> {
         call!(self, "end a connection that was given up", |session| self
             .dialect

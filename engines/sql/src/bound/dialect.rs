@@ -123,7 +123,7 @@ impl Tie {
 #[async_trait]
 pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// A connection; its end (also by a drop) frees what it holds and waits for.
-    type Session: Send + Sync + 'static;
+    type Session: Send + 'static;
 
     fn settings(&self) -> Settings;
 
@@ -199,6 +199,21 @@ pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Whether that connection is there still.
     async fn lives(&self, control: &mut Self::Session, session: &SessionId) -> Result<bool>;
+
+    /// How often to look whether the connections that hold are there still, where nothing tells that they have ended.
+    fn watch(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Which of these connections have ended.
+    async fn gone(
+        &self,
+        control: &mut Self::Session,
+        sessions: &[SessionId],
+    ) -> Result<Vec<SessionId>> {
+        let _ = (control, sessions);
+        Ok(Vec::new())
+    }
 
     /// Ends that connection, if it is there still, and what was written down of it. Returns when it holds nothing more.
     async fn end(&self, control: &mut Self::Session, session: &SessionId) -> Result<()>;

@@ -97,10 +97,13 @@ impl<D: Dialect> Bound<D> {
             used: AtomicBool::new(true),
             closed: AtomicBool::new(false),
         });
-        let behind = vec![
+        let mut behind = vec![
             tokio::spawn(write_down(Arc::downgrade(&shared), to_write)),
             tokio::spawn(keep_clean(Arc::downgrade(&shared))),
         ];
+        if let Some(every) = shared.dialect.watch() {
+            behind.push(tokio::spawn(watch(Arc::downgrade(&shared), every)));
+        }
         Ok(Self {
             shared,
             told: tokio::sync::Mutex::new(told),
@@ -731,6 +734,36 @@ async fn write_down<D: Dialect>(
             .filter_map(|claim| shared.stand(*claim))
             .collect();
         shared.write_down(stands).await;
+    }
+}
+
+/// Looks whether the connections that hold are there still.
+async fn watch<D: Dialect>(shared: Weak<Shared<D>>, every: Duration) {
+    loop {
+        tokio::time::sleep(every.mul_f32(0.75 + fastrand::f32() / 2.0)).await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let stands: Vec<Stand<D>> = shared.stands().values().map(Arc::clone).collect();
+        let holding = stands.iter().filter_map(|stand| {
+            // Whoever is at work on it finds out.
+            match &*stand.try_lock().ok()? {
+                Seat::Holding(holding) => {
+                    let id = shared.dialect.id(&holding.leased.session);
+                    Some((id, Arc::clone(&holding.leased.tie)))
+                }
+                _ => None,
+            }
+        });
+        let (ids, ties): (Vec<SessionId>, Vec<Arc<Tie>>) = holding.unzip();
+        if ids.is_empty() {
+            continue;
+        }
+        // Without an answer nothing is known of them.
+        let gone = shared.control.gone(&ids).await.unwrap_or_default();
+        for (_, tie) in ids.iter().zip(&ties).filter(|(id, _)| gone.contains(id)) {
+            tie.cut();
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use crate::server::{Host, Settings, hosts};
 const DEFAULT_PORT: u16 = 3306;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-const CONNECTIONS: u64 = 8;
+/// Of the strategy that shares connections, and of those that need one for each claim.
+const CONNECTIONS: (u64, u64) = (8, 32);
 /// What the tables' names begin with.
 const TABLE: &str = "fencelock";
 /// MySQL takes names of 64 bytes, and ours go on after this.
@@ -22,6 +23,10 @@ const LONGEST_TABLE: usize = 48;
 pub(crate) enum Strategy {
     /// Rows that expire.
     Lease,
+    /// A lock that the server keeps for a connection.
+    GetLock,
+    /// A row that a transaction keeps locked.
+    ForUpdate,
 }
 
 /// How to reach the servers, and what to do there.
@@ -51,15 +56,28 @@ impl Config {
         let response_timeout = timeout("response-timeout", RESPONSE_TIMEOUT)?;
         let strategy = match url.take("strategy").as_deref() {
             None | Some("lease") => Strategy::Lease,
+            Some("get-lock") => Strategy::GetLock,
+            Some("for-update") => Strategy::ForUpdate,
             Some(other) => {
-                let why = format!("the strategy {other:?} is unknown; known is lease");
-                return Err(url.refuse(why));
+                return Err(url.refuse(format!(
+                    "strategy={other} is unknown here; known are lease, for-update and get-lock"
+                )));
             }
         };
-        let connections = url.take_number("max-connections")?.unwrap_or(CONNECTIONS);
-        let connections = usize::try_from(connections).ok();
-        let Some(connections) = connections.filter(|n| *n >= 2).and_then(NonZeroUsize::new) else {
-            return Err(url.refuse("max-connections must be 2 at least"));
+        let (default, least) = match strategy {
+            Strategy::Lease => (CONNECTIONS.0, 2),
+            _ => (CONNECTIONS.1, 1),
+        };
+        let connections = url.take_number("max-connections")?.unwrap_or(default);
+        // What a semaphore can count.
+        let connections = usize::try_from(connections)
+            .ok()
+            .map(|n| n.min(usize::MAX >> 3));
+        let Some(connections) = connections
+            .filter(|n| *n >= least)
+            .and_then(NonZeroUsize::new)
+        else {
+            return Err(url.refuse(format!("max-connections must be {least} at least")));
         };
         let table = url.take("table").unwrap_or_else(|| TABLE.to_owned());
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';

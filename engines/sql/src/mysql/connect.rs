@@ -53,7 +53,8 @@ async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Fac
     ));
     let shown = request.push(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'read_only', 'innodb_read_only', \
-         'innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on')",
+         'innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on', \
+         'group_replication_single_primary_mode')",
     );
     let seen = request.push(
         "SELECT CONCAT(id, ' ', host) FROM information_schema.processlist WHERE id = CONNECTION_ID()",
@@ -78,16 +79,54 @@ impl Facts {
         self.get("read_only") == "OFF" && self.get("innodb_read_only") != "ON"
     }
 
-    /// Refuses servers whose AUTO_INCREMENT begins anew when they are restarted with an empty table.
-    fn check(&self, store: &str) -> Result<()> {
+    pub(crate) fn is_mariadb(&self) -> bool {
+        self.get("version").contains("MariaDB")
+    }
+
+    /// The server's version; MariaDB may put 5.5.5- before its own, for the sake of old replicas.
+    fn version(&self) -> (&str, (u32, u32, u32)) {
         let version = self.get("version");
-        // MariaDB may put 5.5.5- before its own, for the sake of old replicas.
         let version = version.strip_prefix("5.5.5-").unwrap_or(version);
         let parts = version.split(|c: char| !c.is_ascii_digit());
         let mut parts = parts.map(|part| part.parse::<u32>().unwrap_or(0));
         let mut next = || parts.next().unwrap_or(0);
-        let found = (next(), next(), next());
-        let least = match version.contains("MariaDB") {
+        (version, (next(), next(), next()))
+    }
+
+    /// Refuses servers on which a lock that hangs on a connection would be none, or of whom it asks too much.
+    pub(crate) fn check_bound(&self, store: &str, strategy: &str) -> Result<()> {
+        let refuse = |why: String| Err(Error::config(store, why));
+        if self.get("wsrep_on") == "ON" {
+            return refuse(format!(
+                "the server is a node of a Galera cluster. strategy={strategy} locks on one node, and another node would \
+                 grant the same lock at the same time; use strategy=lease"
+            ));
+        }
+        if self.get("group_replication_single_primary_mode") == "OFF" {
+            return refuse(format!(
+                "the server's group replication has several primaries. strategy={strategy} locks on one of them, and \
+                 another would grant the same lock at the same time; use strategy=lease"
+            ));
+        }
+        let (version, found) = self.version();
+        let least = match (self.is_mariadb(), strategy) {
+            (true, "for-update") => (10, 6, 0),
+            (true, _) => (10, 3, 0),
+            (false, _) => (8, 0, 1),
+        };
+        if found < least {
+            let (major, minor, _) = least;
+            return refuse(format!(
+                "the server is {version}, and strategy={strategy} needs {major}.{minor} or later; use strategy=lease"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses servers whose AUTO_INCREMENT begins anew when they are restarted with an empty table.
+    fn check(&self, store: &str) -> Result<()> {
+        let (version, found) = self.version();
+        let least = match self.is_mariadb() {
             true => (10, 2, 4),
             false => (8, 0, 0),
         };

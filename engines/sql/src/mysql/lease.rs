@@ -13,15 +13,13 @@ use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::Config;
 use super::connect::{Facts, connect};
-use super::tables::Tables;
-use super::wire::{Answer, Request, bytes, told, trouble};
+use super::tables::{For, Tables};
+use super::wire::{Answer, NOW, Request, bytes, told, trouble};
 use crate::lease::{self, Holder, MOST_TOKENS, Rows, Waiter};
 use crate::server::{
     Change, DbInstant, Dialect, Seen, Trouble, Write, Written, first_version, micros,
 };
 
-/// The database's time in microseconds, as a statement's beginning has it.
-const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 /// A grant's first token is its id times this.
 const PER_ID: u64 = MOST_TOKENS as u64;
 /// A long line is cut in views.
@@ -366,7 +364,7 @@ impl Dialect for MySql {
     }
 
     async fn make_schema(&self, session: &mut Session) -> Tried<()> {
-        for statement in self.tables.schema() {
+        for statement in self.tables.schema(For::Leases) {
             let mut request = Request::default();
             request.push(statement);
             if let Err(error) = request.run(&mut session.conn).await {

@@ -5,9 +5,9 @@
 //!
 //! | option | default | meaning |
 //! | --- | --- | --- |
-//! | `strategy` | `lease` | rows that expire |
+//! | `strategy` | `lease` | `lease`: rows that expire; `get-lock`: locks that the server keeps for a connection; `for-update`: rows that a transaction keeps locked |
 //! | `table` | `fencelock` | what the tables' names begin with |
-//! | `max-connections` | 8 | the most connections of one client |
+//! | `max-connections` | 8 | the most connections of one client; for `get-lock` and `for-update` 32, how many claims may hold or wait in the database at once |
 //! | `connect-timeout` | 5s | how long opening may take |
 //! | `response-timeout` | 2s | how long each call waits for an answer |
 //! | `password-env`, `password-file` | | where the password is, other than in the URL |
@@ -15,9 +15,11 @@
 //! Needs MySQL 8.0 or MariaDB 10.2.4 or later, and for its user SELECT, INSERT, UPDATE and DELETE on the tables; CREATE the
 //! first time, unless [`schema`] was run by somebody else. Not SUPER or READ ONLY ADMIN, which write to a replica.
 
+mod bound;
 mod config;
 mod connect;
 mod lease;
+mod line;
 mod tables;
 mod wire;
 
@@ -27,6 +29,7 @@ use std::time::Duration;
 use fencelock_core::{Engine, Result, StoreUrl};
 use mysql_async::Conn;
 
+use crate::bound::Bound;
 use crate::server::Server;
 use config::{Config, Strategy};
 
@@ -47,10 +50,13 @@ pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
             let server = Server::open(lease::MySql::new(config), settings).await?;
             Ok(Arc::new(server))
         }
+        Strategy::GetLock | Strategy::ForUpdate => {
+            Ok(Arc::new(Bound::open(bound::Ways::new(config)).await?))
+        }
     }
 }
 
-/// The statements that make the tables of the strategy `lease`, for users who may not; `table` is the URL's option of that
+/// The statements that make the tables, for users who may not; `table` is the URL's option of that
 /// name, `fencelock` by default.
 #[must_use]
 pub fn schema(table: &str) -> String {

@@ -7,31 +7,58 @@ pub(crate) struct Tables {
     pub(crate) locks: String,
     pub(crate) holders: String,
     pub(crate) waiters: String,
+    pub(crate) names: String,
+    pub(crate) bound: String,
+    pub(crate) tokens: String,
+}
+
+/// What the tables are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    Leases,
+    /// Locks that hang on a connection.
+    Connections,
 }
 
 impl Tables {
     /// All begin with `table`, which is letters, digits and underscores.
     pub(crate) fn new(table: &str) -> Self {
+        let named = |what: &str| format!("`{table}_{what}`");
         Self {
-            store: format!("`{table}_store`"),
-            locks: format!("`{table}_locks`"),
-            holders: format!("`{table}_holders`"),
-            waiters: format!("`{table}_waiters`"),
+            store: named("store"),
+            locks: named("locks"),
+            holders: named("holders"),
+            waiters: named("waiters"),
+            names: named("names"),
+            bound: named("bound"),
+            tokens: named("tokens"),
         }
     }
 
-    /// The text that makes them, comments and all, to be run by whoever may.
-    pub(crate) fn script(&self) -> String {
-        include_str!("schema.sql")
+    fn fill(&self, script: &str) -> String {
+        script
             .replace("{store}", &self.store)
             .replace("{locks}", &self.locks)
             .replace("{holders}", &self.holders)
             .replace("{waiters}", &self.waiters)
+            .replace("{names}", &self.names)
+            .replace("{bound}", &self.bound)
+            .replace("{tokens}", &self.tokens)
     }
 
-    /// The same, a statement at a time.
-    pub(crate) fn schema(&self) -> Vec<String> {
-        let script = self.script();
+    /// The text that makes them all, comments and all, to be run by whoever may.
+    pub(crate) fn script(&self) -> String {
+        let all = [include_str!("schema.sql"), include_str!("bound_schema.sql")];
+        self.fill(&all.join("\n"))
+    }
+
+    /// The statements for one use, one at a time.
+    pub(crate) fn schema(&self, what: For) -> Vec<String> {
+        let script = match what {
+            For::Leases => include_str!("schema.sql"),
+            For::Connections => include_str!("bound_schema.sql"),
+        };
+        let script = self.fill(script);
         let code = script
             .lines()
             .map(|line| line.split("--").next().unwrap_or_default());

@@ -21,7 +21,21 @@ pub(super) struct Answer {
     pub(super) rows: Vec<Row>,
 }
 
+/// The database's time in microseconds, as a statement's beginning has it.
+pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
 impl Request {
+    /// One that begins with this statement.
+    pub(super) fn of(statement: impl AsRef<str>) -> Self {
+        let mut request = Self::default();
+        request.push(statement);
+        request
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Adds a statement; its answer's place among the answers.
     pub(super) fn push(&mut self, statement: impl AsRef<str>) -> usize {
         if self.count > 0 {
@@ -101,6 +115,11 @@ pub(super) fn told(store: &str, action: &str, error: mysql_async::Error) -> Erro
         1045 | 1698 | 1251 | 1275 | 2061 => {
             Error::refused(store, format!("{action}; check user and password"), error)
         }
+        1095 => Error::refused(
+            store,
+            format!("{action}; the connection is another user's"),
+            error,
+        ),
         1044 | 1142 | 1143 | 1227 | 1370 | 1410 => Error::refused(
             store,
             format!(

@@ -188,20 +188,27 @@ impl<D: Dialect> Shared<D> {
             rules::withdraw(dialect, session, claim, how).await
         });
         self.ring(&done.call);
+        let answer = match done.answer {
+            // An attempt of which no answer came has done it.
+            Withdrawn::NotOwner | Withdrawn::Expired if !call.lost.is_empty() => {
+                Withdrawn::Released
+            }
+            answer => answer,
+        };
         let Some(doubt) = self.doubts().remove(&claim.id) else {
-            return Ok(done.answer);
+            return Ok(answer);
         };
         match self.settle(claim, &doubt.traces).await {
             // What came of it in the meantime is taken back; then nothing more can come.
             Ok(true) => Ok(attempt!(call, Lane::Others, |session| {
                 rules::withdraw(dialect, session, claim, how).await
             })
-            .or(done.answer)),
+            .or(answer)),
             Ok(false) | Err(_) if doubt.until > Clock::Boot.now() => {
                 self.doubts().insert(claim.id, doubt);
                 Ok(Withdrawn::Unknown)
             }
-            _ => Ok(done.answer),
+            _ => Ok(answer),
         }
     }
 

@@ -5,6 +5,9 @@
 mod file;
 mod leases;
 mod line;
+#[path = "../shared/versioned.rs"]
+mod shared;
+mod versioned;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

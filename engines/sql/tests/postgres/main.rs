@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../shared/versioned.rs"]
+mod shared;
+mod versioned;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -227,6 +231,120 @@ async fn the_databases_clock_is_another() {
     clock.back(2 * hour).unwrap();
     let again = two.lock_for("a", LIMIT).await.unwrap();
     assert!(again.token() > last);
+}
+
+/// Locks that hang on a connection do not hang on a clock.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_databases_clock_moves_no_lock_of_a_connection() {
+    let clock = ClockShim::new().unwrap();
+    let hour = Duration::from_secs(3600);
+    let server = Postgres::builder().clock(&clock).start().unwrap();
+    for strategy in ["for-update", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let guard = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+        clock.forward(hour).unwrap();
+        for _ in 0..3 {
+            timeout(LIMIT, guard.prolonged()).await.unwrap();
+            assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
+        }
+        clock.back(2 * hour).unwrap();
+        let last = guard.token();
+        guard.release().await.unwrap();
+        let next = two.lock_for("a", LIMIT).await.unwrap();
+        assert!(next.token() > last, "{} after {last}", next.token());
+    }
+}
+
+/// Twice. Whoever is granted the lock has a higher token than all before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_comes_back_under_load() {
+    for strategy in ["lease", "for-update", "advisory"] {
+        let mut server = Postgres::start().unwrap();
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let mut tasks = Vec::new();
+        for _ in 0..3 {
+            let client = open(&url).await.unwrap();
+            for name in ["a", "b"] {
+                let (client, tell) = (client.clone(), tell.clone());
+                tasks.push(tokio::spawn(async move {
+                    loop {
+                        let wish = client.lock(name).ttl(Duration::from_secs(2));
+                        let Ok(guard) = wish.await else {
+                            continue;
+                        };
+                        let _ = tell.send((name, guard.token(), guard.is_valid()));
+                        let _ = guard.release().await;
+                    }
+                }));
+            }
+        }
+        let mut last = std::collections::HashMap::new();
+        let mut hear = async |count: usize| {
+            for _ in 0..count {
+                let (name, token, valid) = timeout(LIMIT, told.recv()).await.unwrap().unwrap();
+                let before = last.insert(name, token);
+                // Of a connection the server lets go before the holder knows.
+                let known = valid && strategy == "lease";
+                assert!(
+                    !known || before < Some(token),
+                    "{strategy} {name}: {token} after {before:?}"
+                );
+            }
+        };
+        for _ in 0..2 {
+            hear(50).await;
+            server.kill9();
+            server.restart().unwrap();
+        }
+        hear(50).await;
+        for task in tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Two renewals in one statement, and somebody who has one row and wants the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_is_tried_again() {
+    let server = Postgres::start().unwrap();
+    server
+        .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
+        .unwrap();
+    let client = open(&server.url()).await.unwrap();
+    let ttl = Duration::from_secs(6);
+    let one = client.lock("a").ttl(ttl).await.unwrap();
+    let two = client.lock("b").ttl(ttl).await.unwrap();
+    timeout(LIMIT, two.prolonged()).await.unwrap();
+    let other = raw(&server, "other").await;
+    let lock =
+        |name: &str| format!("SELECT 1 FROM fencelock_holders WHERE name = '{name}' FOR UPDATE");
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
+    let before: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
+    // The renewal looks for deadlocks after a second, and is undone.
+    let patient = "SET deadlock_timeout = '5s'; BEGIN";
+    other.batch_execute(patient).await.unwrap();
+    other.batch_execute(&lock("b")).await.unwrap();
+    // The next renewal has a, and waits for b.
+    until("a renewal waits", async || {
+        server.psql("lock", waiting).unwrap() == "1"
+    })
+    .await;
+    // Whichever of the two is undone.
+    let _ = timeout(LIMIT, other.batch_execute(&lock("a")))
+        .await
+        .unwrap();
+    other.batch_execute("ROLLBACK").await.unwrap();
+    timeout(LIMIT, one.prolonged()).await.unwrap();
+    timeout(LIMIT, two.prolonged()).await.unwrap();
+    assert!(one.is_valid() && two.is_valid());
+    until("the deadlock is counted", async || {
+        let now: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
+        now > before
+    })
+    .await;
 }
 
 /// The primary dies, its replica has not heard of the last grants and is promoted: the client finds it, and tokens go on.

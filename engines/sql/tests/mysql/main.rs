@@ -1,6 +1,11 @@
-//! Leases on MariaDB: what the shared suite does not know of. Each test has a server of its own.
+//! MariaDB: what the shared suite does not know of. Here are leases; each test has a server of its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod bound;
+#[path = "../shared/versioned.rs"]
+mod shared;
+mod versioned;
 
 use std::time::{Duration, Instant};
 

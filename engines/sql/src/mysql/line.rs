@@ -1,0 +1,260 @@
+//! A connection of a connection-bound strategy: made, prepared, and kept usable when a call on it is dropped.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::{Error, Result, Token};
+use futures_util::FutureExt;
+use mysql_async::Conn;
+
+use super::bound::WAIT;
+use super::config::Config;
+use super::connect::{Facts, connect};
+use super::tables::{For, Tables};
+use super::wire::{Answer, NOW, Request, told, trouble};
+use crate::bound::{SessionId, Settings, Tie};
+use crate::lease::MOST_TOKENS;
+use crate::server::Trouble;
+
+/// Why a request came to nothing.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// Others were in the way, and a retry may mend it. The transaction may be open still.
+    Again(Error),
+    /// The tables are not there.
+    NoSchema(Error),
+    /// Anything else. The connection is of use unless the error says `Unavailable`.
+    Told(Error),
+}
+
+/// The servers of a store.
+pub(super) struct Line {
+    pub(super) config: Config,
+    pub(super) tables: Tables,
+}
+
+/// A connection that is closed at once when dropped, whatever is under way on it.
+struct Wire(Option<Conn>);
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if let Some(conn) = self.0.take() {
+            // It says goodbye if it can do so now; a server that is busy with it is not waited for.
+            let _ = conn.disconnect().now_or_never();
+        }
+    }
+}
+
+type Asked = (Wire, Result<Vec<Answer>, mysql_async::Error>);
+
+pub(crate) struct Session {
+    wire: Option<Wire>,
+    /// A request of which the call was dropped. Its answer comes before that to the next one.
+    pending: Option<Pin<Box<dyn Future<Output = Asked> + Send>>>,
+    store: String,
+    tie: Arc<Tie>,
+    pub(super) id: SessionId,
+    pub(super) facts: Facts,
+    /// The user as the server knows it.
+    pub(super) login: String,
+    /// Tokens were not below this when it was made.
+    pub(super) floor: Token,
+    /// The idle timeout that was set last, in seconds.
+    idle: Option<u64>,
+    /// Whether statements begin transactions by themselves.
+    begins: bool,
+}
+
+impl Session {
+    /// A request that begins with setting the time after which the server ends this connection when it is silent, unless
+    /// that is set already.
+    pub(super) fn request(&mut self, idle: Duration) -> Request {
+        let seconds = idle.as_secs() + u64::from(idle.subsec_nanos() > 0);
+        let mut request = Request::default();
+        if self.idle != Some(seconds) {
+            request.push(format!("SET SESSION wait_timeout = {}", seconds.max(1)));
+            self.idle = Some(seconds);
+        }
+        request
+    }
+
+    /// From now on each statement begins a transaction, if none is open.
+    pub(super) fn begin_always(&mut self, request: &mut Request) {
+        if !self.begins {
+            request.push("SET SESSION autocommit = 0");
+            self.begins = true;
+        }
+    }
+
+    /// Runs a request. May be dropped: the next one comes after it.
+    pub(super) async fn run(&mut self, request: Request) -> Result<Vec<Answer>, Failed> {
+        if let Some(pending) = &mut self.pending {
+            let (wire, answer) = pending.as_mut().await;
+            (self.wire, self.pending) = (Some(wire), None);
+            if let Err(error) = answer {
+                return Err(self.failed(error));
+            }
+        }
+        let Some(mut wire) = self.wire.take() else {
+            return Err(self.give_up("the connection has ended"));
+        };
+        let asked = async move {
+            let answer = match &mut wire.0 {
+                Some(conn) => request.run(conn).await,
+                None => Ok(Vec::new()),
+            };
+            (wire, answer)
+        };
+        let (wire, answer) = self.pending.insert(Box::pin(asked)).as_mut().await;
+        (self.wire, self.pending) = (Some(wire), None);
+        answer.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&mut self, error: mysql_async::Error) -> Failed {
+        // Of a request that fails nobody knows how far it came.
+        (self.idle, self.begins) = (None, false);
+        let unavailable = |cause| Error::unavailable(&self.store, "ask the server", cause);
+        match trouble(&self.store, error) {
+            Trouble::Again(cause) => Failed::Again(unavailable(cause)),
+            Trouble::NoSchema(cause) => {
+                self.tie.cut();
+                Failed::NoSchema(unavailable(cause))
+            }
+            Trouble::Gone(cause) | Trouble::Moved(cause) => {
+                self.tie.cut();
+                Failed::Told(unavailable(cause))
+            }
+            Trouble::Told(error) => Failed::Told(error),
+            Trouble::Silent => Failed::Told(unavailable("no answer".into())),
+        }
+    }
+
+    /// The connection is not to be used any more.
+    pub(super) fn give_up(&mut self, why: &str) -> Failed {
+        self.tie.cut();
+        (self.wire, self.pending) = (None, None);
+        Failed::Told(Error::unavailable(&self.store, "ask the server", why))
+    }
+}
+
+impl Line {
+    pub(super) fn new(config: Config) -> Self {
+        Self {
+            tables: Tables::new(&config.table),
+            config,
+        }
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        let settings = self.config.settings;
+        Settings {
+            connect_timeout: settings.connect_timeout,
+            response_timeout: settings.response_timeout,
+            max_connections: settings.connections.get(),
+        }
+    }
+
+    pub(super) fn error(&self, action: impl Into<String>, failed: Failed) -> Error {
+        let store = &self.config.store;
+        match failed {
+            Failed::Again(Error::Unavailable { cause, .. })
+            | Failed::NoSchema(Error::Unavailable { cause, .. })
+            | Failed::Told(Error::Unavailable { cause, .. }) => {
+                Error::unavailable(store, action.into(), cause)
+            }
+            Failed::Again(error) | Failed::NoSchema(error) | Failed::Told(error) => error,
+        }
+    }
+
+    pub(super) async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {
+        let (conn, facts, trace) = connect(&self.config).await?;
+        let mut session = Session {
+            wire: Some(Wire(Some(conn))),
+            pending: None,
+            store: self.config.store.clone(),
+            tie,
+            id: SessionId(trace),
+            facts,
+            login: String::new(),
+            floor: Token(0),
+            idle: None,
+            begins: false,
+        };
+        self.prepare(&mut session)
+            .await
+            .map_err(|failed| self.error("prepare a connection", failed))?;
+        Ok(session)
+    }
+
+    async fn prepare(&self, session: &mut Session) -> Result<(), Failed> {
+        // Nothing of the server's own limits may end a wait or a hold.
+        let mut request = Request::of(format!(
+            "SET SESSION innodb_lock_wait_timeout = {WAIT}, lock_wait_timeout = {WAIT}, {}",
+            match session.facts.is_mariadb() {
+                true => "max_statement_time = 0, idle_transaction_timeout = 0",
+                false => "max_execution_time = 0",
+            }
+        ));
+        let who = request.push(format!(
+            "SELECT SUBSTRING_INDEX(USER(), '@', 1), {NOW} DIV 10"
+        ));
+        let answers = session.run(request).await?;
+        let mut row = answers[who].rows.iter().cloned();
+        let row = row.next().map(mysql_async::from_row_opt::<(String, u64)>);
+        let (login, id) = match row {
+            Some(Ok(told)) => told,
+            _ => return Err(session.give_up("no answer to a SELECT")),
+        };
+        session.login = login;
+        match self.find_tables(session).await {
+            Err(Failed::NoSchema(_)) => {
+                self.make_tables(session).await?;
+                self.find_tables(session).await?;
+            }
+            found => found?,
+        }
+        self.lift(session, id).await
+    }
+
+    /// Whether all tables are there.
+    async fn find_tables(&self, session: &mut Session) -> Result<(), Failed> {
+        let Tables {
+            names,
+            bound,
+            tokens,
+            ..
+        } = &self.tables;
+        let mut request = Request::default();
+        for table in [names, bound, tokens] {
+            request.push(format!("SELECT 1 FROM {table} LIMIT 0"));
+        }
+        session.run(request).await.map(drop)
+    }
+
+    async fn make_tables(&self, session: &mut Session) -> Result<(), Failed> {
+        for statement in self.tables.schema(For::Connections) {
+            let Some(Wire(Some(conn))) = &mut session.wire else {
+                return Err(session.give_up("the connection has ended"));
+            };
+            if let Err(error) = Request::of(statement).run(conn).await {
+                let action = format!("make the tables {}_...", self.config.table);
+                return Err(Failed::Told(told(&self.config.store, &action, error)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lifts tokens to the time, if they are below: sixteen for each ten microseconds. Committed, so that a server that is
+    /// killed goes on above.
+    async fn lift(&self, session: &mut Session, id: u64) -> Result<(), Failed> {
+        let tokens = &self.tables.tokens;
+        let mut request = Request::of("START TRANSACTION");
+        request.push(format!("INSERT IGNORE INTO {tokens} (id) VALUES ({id})"));
+        request.push(format!("DELETE FROM {tokens} WHERE id = {id}"));
+        request.push("COMMIT");
+        session.run(request).await?;
+        session.floor = Token(id * u64::from(MOST_TOKENS));
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! The strategies that hang on a connection.
+
+use std::time::{Duration, Instant};
+
+use fencelock_core::{Client, Error, Token};
+use fencelock_testbed::{ClockShim, MariaDb};
+use tokio::time::timeout;
+
+use crate::{LIMIT, number, open, soon, status, take, token_of, until};
+
+const BOTH: [&str; 2] = ["get-lock", "for-update"];
+
+async fn with(server: &MariaDb, options: &str) -> Client {
+    open(&format!("{}?{options}", server.url())).await.unwrap()
+}
+
+fn connections(server: &MariaDb) -> u64 {
+    let used = "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'";
+    number(server, used)
+}
+
+/// Names beside it in the index, names that the server would fold or cut, and the same name in another database.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_name_is_never_blocked() {
+    let server = MariaDb::start().unwrap();
+    server
+        .sql("CREATE DATABASE other; GRANT ALL ON other.* TO 'lock'@'%'")
+        .unwrap();
+    for strategy in BOTH {
+        let options = format!("strategy={strategy}");
+        let (one, two) = (with(&server, &options).await, with(&server, &options).await);
+        let long = "x".repeat(500);
+        let held = [take(&one, "m").await, take(&one, &format!("{long}a")).await];
+        let waiter = tokio::spawn({
+            let two = two.clone();
+            async move { two.lock("m").await }
+        });
+        until("it waits", || status(&server, "Threads_running") > 1).await;
+        let rows_waited = status(&server, "Innodb_row_lock_waits");
+        let long = format!("{long}b");
+        let begun = Instant::now();
+        for name in ["a", "l", "m ", "M", "\u{1e3f}", "ma", "n", &long] {
+            let guard = two.try_lock(name).await.unwrap();
+            let busy = one.try_lock(name).await.unwrap_err();
+            assert!(matches!(busy, Error::Held { .. }), "{name}: {busy}");
+            guard.release().await.unwrap();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert_eq!(status(&server, "Innodb_row_lock_waits"), rows_waited);
+        let elsewhere = format!("{}?{options}", server.url_at(server.port(), "other"));
+        drop(open(&elsewhere).await.unwrap().try_lock("m").await.unwrap());
+        for guard in held {
+            guard.release().await.unwrap();
+        }
+        drop(soon("the waiter", waiter).await.unwrap().unwrap());
+    }
+    // Found by the primary key alone: one row, and no other is locked.
+    let plan = server
+        .sql("EXPLAIN SELECT 1 FROM `lock`.fencelock_names WHERE name = 'm' FOR UPDATE")
+        .unwrap();
+    assert!(!plan.contains("ALL"), "{plan}");
+}
+
+/// Told at once and not when the lease is over; whoever is next has a higher token.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_administrator_ends_the_connections() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        let options = format!("strategy={strategy}");
+        let (one, two) = (with(&server, &options).await, with(&server, &options).await);
+        let ttl = Duration::from_secs(30);
+        let guard = one.lock("a").ttl(ttl).await.unwrap();
+        let waiter = tokio::spawn({
+            let two = two.clone();
+            async move { two.lock("a").await }
+        });
+        until("it waits", || status(&server, "Threads_running") > 1).await;
+        server.sql("KILL USER 'lock'").unwrap();
+        timeout(ttl / 10, guard.lost()).await.unwrap();
+        let next = soon("the waiter", waiter).await.unwrap().unwrap();
+        assert!(next.token() > guard.token());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_frees_all_and_tokens_go_on() {
+    for strategy in BOTH {
+        let mut server = MariaDb::start().unwrap();
+        let client = with(&server, &format!("strategy={strategy}")).await;
+        let mut last = Token(0);
+        for _ in 0..3 {
+            for _ in 0..20 {
+                let token = token_of(&client, "a").await;
+                assert!(token > last, "{token} after {last}");
+                last = token;
+            }
+            let guard = take(&client, "a").await;
+            last = guard.token();
+            server.kill9();
+            server.restart().unwrap();
+            soon("the loss", guard.lost()).await;
+        }
+        let token = token_of(&client, "a").await;
+        assert!(token > last, "{token} after {last}");
+    }
+}
+
+/// So many connections and no more, whatever waits; the rest stands in line in this process.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_beyond_the_bound_queue_in_the_process() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        let one = with(&server, &format!("strategy={strategy}")).await;
+        let many = with(&server, &format!("strategy={strategy}&max-connections=4")).await;
+        let mut held = Vec::new();
+        let mut waiters = Vec::new();
+        for i in 0..16 {
+            let name = format!("job {i}");
+            held.push(take(&one, &name).await);
+            let many = many.clone();
+            waiters.push(tokio::spawn(async move {
+                many.lock(&name).await.unwrap().release().await.unwrap();
+            }));
+        }
+        until("four wait", || status(&server, "Threads_running") >= 5).await;
+        // Each of the two has a control connection.
+        assert!(
+            connections(&server) <= 16 + 4 + 2,
+            "{}",
+            connections(&server)
+        );
+        let busy = timeout(LIMIT, many.try_lock("free"))
+            .await
+            .unwrap()
+            .unwrap_err();
+        assert!(busy.to_string().contains("max-connections"), "{busy}");
+        for guard in held {
+            guard.release().await.unwrap();
+        }
+        for waiter in waiters {
+            soon("a waiter", waiter).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_increase_whatever_the_clock_does() {
+    for strategy in BOTH {
+        let clock = ClockShim::new().unwrap();
+        let server = MariaDb::builder().clock(&clock).start().unwrap();
+        let options = format!("strategy={strategy}");
+        let (one, two) = (with(&server, &options).await, with(&server, &options).await);
+        let guard = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+        clock.forward(Duration::from_secs(3600)).unwrap();
+        // The lock hangs on a connection and not on the clock.
+        for _ in 0..3 {
+            soon("a renewal", guard.prolonged()).await;
+            assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
+        }
+        let mut last = guard.token();
+        guard.release().await.unwrap();
+        let mut above = |token: Token| {
+            assert!(token > last, "{token} after {last}");
+            last = token;
+        };
+        above(token_of(&with(&server, &options).await, "a").await);
+        clock.back(Duration::from_secs(7200)).unwrap();
+        above(token_of(&two, "a").await);
+        above(token_of(&with(&server, &options).await, "a").await);
+    }
+}
+
+/// The replica has not heard of the last grants.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_increase_over_the_promotion_of_a_replica() {
+    let primary = MariaDb::builder().replicated().start().unwrap();
+    let replica = primary.replica().unwrap();
+    let url = |strategy: &str| {
+        format!(
+            "mysql://lock@127.0.0.1:{},127.0.0.1:{}/lock?strategy={strategy}",
+            replica.port(),
+            primary.port()
+        )
+    };
+    let clients = [
+        open(&url(BOTH[0])).await.unwrap(),
+        open(&url(BOTH[1])).await.unwrap(),
+    ];
+    let mut last = [Token(0); 2];
+    for (client, last) in clients.iter().zip(&mut last) {
+        let said = format!("{:?}", client.promises().limits);
+        assert!(said.contains("switch-over"), "{said}");
+        *last = token_of(client, "a").await;
+    }
+    replica.follow(&primary).unwrap();
+    replica.cut_off().unwrap();
+    for (client, last) in clients.iter().zip(&mut last) {
+        for _ in 0..50 {
+            *last = token_of(client, "a").await;
+        }
+    }
+    // A switch-over: the old one takes no more writes, and its connections stay.
+    primary.demote().unwrap();
+    replica.promote().unwrap();
+    for (client, last) in clients.iter().zip(last) {
+        let token = token_of(client, "a").await;
+        assert!(token > last, "{token} after {last}");
+    }
+    assert_eq!(number(&primary, "SELECT @@read_only"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_names_leave_no_row() {
+    let server = MariaDb::start().unwrap();
+    let client = with(&server, "strategy=for-update").await;
+    let mut tasks = Vec::new();
+    for task in 0..16 {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            for i in 0..625 {
+                token_of(&client, &format!("{task}/{i}")).await;
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let held = take(&client, "held").await;
+    client.close().await.unwrap();
+    drop(held);
+    until("the rows are gone", || {
+        number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_names") <= 1
+    })
+    .await;
+    assert_eq!(
+        number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_bound"),
+        0
+    );
+}
+
+/// What is locked on one node of a Galera cluster is free on another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_a_cluster_is_refused() {
+    let server = MariaDb::builder()
+        .flag("wsrep-on=ON")
+        .flag("wsrep-provider=none")
+        .flag("binlog-format=ROW")
+        .start()
+        .unwrap();
+    for strategy in BOTH {
+        let refused = open(&format!("{}?strategy={strategy}", server.url())).await;
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("Galera"), "{refused}");
+    }
+    token_of(&open(&server.url()).await.unwrap(), "a").await;
+}
