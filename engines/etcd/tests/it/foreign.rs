@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fencelock::{Client, Error};
 use fencelock_testbed::Etcd;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 
 use crate::{soon, until, wait_for};
 
@@ -34,13 +34,12 @@ fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
         .expect("etcdctl is installed (Debian: etcd-client)")
 }
 
-async fn holds(child: &mut Child) -> String {
+/// Its key, and its output, which stays open: it would die of a line that nobody reads.
+async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     let stdout = child.stdout.take().unwrap();
     let mut lines = BufReader::new(stdout).lines();
-    soon("etcdctl has the lock", lines.next_line())
-        .await
-        .unwrap()
-        .unwrap()
+    let key = soon("etcdctl has the lock", lines.next_line()).await;
+    (key.unwrap().unwrap(), lines)
 }
 
 #[tokio::test]
@@ -55,7 +54,7 @@ async fn etcdctl_and_we_exclude_each_other() {
     .await;
     assert_eq!(us.list("jobs/").await.unwrap().len(), 1);
     guard.release().await.unwrap();
-    let key = holds(&mut them).await;
+    let (key, _output) = holds(&mut them).await;
     assert!(key.starts_with("jobs/nightly/"), "{key}");
     // And the other way round.
     assert!(matches!(
