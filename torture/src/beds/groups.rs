@@ -11,8 +11,10 @@ use crate::history::Rule;
 /// In milliseconds; how long both kinds take to find a new master is part of it.
 const WINDOW: u64 = 8000;
 
-/// Long enough for a busy machine not to have a master replaced that nobody harmed.
-const DOWN_AFTER: Duration = Duration::from_secs(2);
+/// After so long without an answer the Sentinels replace a master. So that a busy machine has none replaced that nobody
+/// harmed, they are patient until one is killed.
+const PATIENT: Duration = Duration::from_secs(20);
+const IMPATIENT: Duration = Duration::from_millis(500);
 
 /// `address-map` for servers that are reached by other ports than their own.
 fn address_map(servers: &[Redis], ports: &[u16]) -> Option<String> {
@@ -43,13 +45,28 @@ pub(super) fn start_sentinel_async() -> Result<Box<dyn Bed>> {
 fn watched(waits: bool) -> Result<Box<dyn Bed>> {
     let group = RedisSentinel::builder()
         .append_only("always")
-        .down_after(DOWN_AFTER)
+        .down_after(PATIENT)
         .start()?;
     Ok(Box::new(Watched {
         group,
         waits,
         dead: None,
     }))
+}
+
+impl Watched {
+    fn be(&self, patience: Duration) -> Result<()> {
+        let millis = patience.as_millis().to_string();
+        let set = [
+            "SENTINEL",
+            "SET",
+            "main",
+            "down-after-milliseconds",
+            &millis,
+        ];
+        let mut all = self.group.sentinels().iter();
+        all.try_for_each(|sentinel| sentinel.command::<()>(&set))
+    }
 }
 
 impl Bed for Watched {
@@ -93,8 +110,10 @@ impl Bed for Watched {
             Harm::KillLeader => {
                 // While the Sentinels disagree there is none.
                 self.dead = self.group.master().ok();
-                let dead = self.dead.into_iter();
-                dead.for_each(|dead| self.group.servers()[dead].kill9());
+                if let Some(dead) = self.dead {
+                    self.group.servers()[dead].kill9();
+                    self.be(IMPATIENT)?;
+                }
                 Ok(())
             }
             Harm::SwitchOver => {
@@ -116,6 +135,7 @@ impl Bed for Watched {
             Harm::KillLeader => match self.dead.take() {
                 Some(dead) => {
                     self.group.await_failover(dead)?;
+                    self.be(PATIENT)?;
                     self.group.servers_mut()[dead].restart()
                 }
                 None => Ok(()),
