@@ -164,8 +164,15 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
 }
 
 async fn open(url: &str) -> Result<Client> {
-    let opened = fencelock::connect(url).await;
-    opened.map_err(|error| Failure::new(error.to_string()))
+    let begin = Instant::now();
+    loop {
+        match fencelock::connect(url).await {
+            Ok(client) => return Ok(client),
+            // A server that was started a moment ago on a busy machine.
+            Err(fencelock::Error::Unavailable { .. }) if begin.elapsed() < START => {}
+            Err(error) => return Err(Failure::new(error.to_string())),
+        }
+    }
 }
 
 /// A worker's own way to the store: its URL, and the proxies on it.

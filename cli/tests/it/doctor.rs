@@ -183,7 +183,7 @@ fn zookeeper_servers_and_sessions() {
 #[cfg(feature = "mysql")]
 #[test]
 fn a_mariadb_that_may_forget() {
-    let weak = "--innodb-flush-log-at-trx-commit=0";
+    let weak = "innodb-flush-log-at-trx-commit=0";
     let server = fencelock_testbed::MariaDb::builder().flag(weak).start();
     let server = server.unwrap();
     says(&server.url(), 1, &["innodb_flush_log_at_trx_commit is 0"]);
