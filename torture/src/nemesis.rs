@@ -105,8 +105,14 @@ impl Field {
         {
             return None;
         }
-        // Who was killed as the leader is known of one only.
-        if harm == Harm::KillLeader && active.iter().any(|on| on.harm == harm) {
+        // Who was killed as the leader is not known here: nothing else may be done to servers meanwhile.
+        let to_servers = |on: &Active| on.harm.whom() == Whom::Server;
+        let of_leader = |on: &Active| on.harm == Harm::KillLeader;
+        let clash = match harm {
+            Harm::KillLeader => active.iter().any(to_servers),
+            _ => harm.whom() == Whom::Server && active.iter().any(of_leader),
+        };
+        if clash {
             return None;
         }
         let ttl = plan.ttl.as_millis() as u64;

