@@ -31,7 +31,7 @@ fn run(kind: &str, seconds: u32) -> (History, Verdict) {
         verdict.grants, verdict.faults
     );
     assert!(verdict.grants > 20, "{kind}: {} grants", verdict.grants);
-    assert!(verdict.faults > 2, "{kind}: {} faults", verdict.faults);
+    assert!(verdict.faults > 0, "{kind}: {} faults", verdict.faults);
     assert!(verdict.writes > 20, "{kind}: {} writes", verdict.writes);
     let released = history.attempts.iter().filter(|a| a.end == End::Released);
     assert!(released.count() > 10, "{kind}");
