@@ -1,4 +1,4 @@
-//! The command on MariaDB.
+//! The command on MariaDB, with each strategy.
 
 use fencelock_testbed::{MariaDb, Port};
 
@@ -30,6 +30,45 @@ fn every_code(strategy: &str) {
 #[test]
 fn every_code_with_leases() {
     every_code("lease");
+}
+
+#[test]
+fn every_code_with_rows_for_update() {
+    every_code("for-update");
+}
+
+#[test]
+fn every_code_with_get_lock() {
+    every_code("get-lock");
+}
+
+/// The tables of all strategies, made by somebody who may; and least rights for the rest.
+#[test]
+fn schema_is_for_those_who_may() {
+    let server = MariaDb::start().unwrap();
+    server
+        .sql("CREATE USER 'poor'@'%'; CREATE DATABASE theirs; GRANT SELECT ON theirs.* TO 'poor'@'%'")
+        .unwrap();
+    let url = |strategy: &str| {
+        let port = server.port();
+        format!("mysql://poor@127.0.0.1:{port}/theirs?strategy={strategy}")
+    };
+    for strategy in ["lease", "for-update", "get-lock"] {
+        let refused = Bed::on(url(strategy)).run(&["run", "a", "true"]);
+        assert_eq!(refused.code, 77, "{strategy}: {}", refused.err);
+        assert!(refused.err.contains("CREATE"), "{}", refused.err);
+    }
+    let bed = Bed::on(url("lease"));
+    let schema = bed.run(&["schema", "mysql"]);
+    assert_eq!(schema.code, 0, "{}", schema.err);
+    server.sql(&format!("USE theirs; {}", schema.out)).unwrap();
+    server
+        .sql("GRANT INSERT, UPDATE, DELETE ON theirs.* TO 'poor'@'%'")
+        .unwrap();
+    for strategy in ["lease", "for-update", "get-lock"] {
+        let ran = Bed::on(url(strategy)).run(&["run", "a", "true"]);
+        assert_eq!(ran.code, 0, "{strategy}: {}", ran.err);
+    }
 }
 
 #[test]
