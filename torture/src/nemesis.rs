@@ -20,6 +20,8 @@ pub(crate) struct Field {
     pub(crate) proxies: Vec<Vec<Proxy>>,
     pub(crate) crew: Crew,
     pub(crate) record: Record,
+    /// A server's clock was ahead, and has given tokens since.
+    pub(crate) was_ahead: bool,
 }
 
 /// What is to be done.
@@ -115,6 +117,16 @@ impl Field {
         if clash {
             return None;
         }
+        let (excuses, why) = match &self.bed {
+            Some(bed) => bed.excuses(harm),
+            None => (Vec::new(), ""),
+        };
+        // A store that forgot its tokens goes on from its clock, which must not be behind what it showed before.
+        let forgets = matches!(harm, Harm::Restart | Harm::RestartEmpty) && !excuses.is_empty();
+        if forgets && self.was_ahead {
+            return None;
+        }
+        self.was_ahead |= harm == Harm::ClockForward;
         let ttl = plan.ttl.as_millis() as u64;
         let lasts = match harm {
             Harm::Reset | Harm::KillConnections | Harm::SwitchOver => 0,
@@ -127,10 +139,6 @@ impl Field {
         let whom = match harm.whom() {
             Whom::Server => format!("node {target}"),
             _ => format!("worker {target}"),
-        };
-        let (excuses, why) = match &self.bed {
-            Some(bed) => bed.excuses(harm),
-            None => (Vec::new(), ""),
         };
         let from = Clock::Boot.now().as_nanos();
         let done = self.apply(harm, target, true);

@@ -100,6 +100,7 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
         proxies,
         crew: crew.clone(),
         record: record.clone(),
+        was_ahead: false,
     };
     let plan = Plan {
         harms: field.able(&settings.harms),
