@@ -64,14 +64,14 @@ fn of_version(version: &str) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     let known = (major, minor, patch);
-    if (3, 5, 0) <= known && known < (3, 5, 3) {
+    if ((3, 5, 0)..(3, 5, 3)).contains(&known) {
         findings.push(finding(
             Purpose::Correctness,
             format!("etcd {version}: members that were killed may differ in their data afterwards"),
             "upgrade to 3.5.13 or later",
         ));
     }
-    if known < (3, 4, 31) || ((3, 5, 0) <= known && known < (3, 5, 13)) {
+    if known < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&known) {
         findings.push(finding(
             Purpose::Correctness,
             format!(

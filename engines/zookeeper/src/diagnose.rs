@@ -127,7 +127,7 @@ fn of_version(server: &str, version: &str) -> Option<Finding> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(Result::ok);
     let known = (next()?, next()?, next()?);
-    let loses = known < (3, 8, 4) || ((3, 9, 0) <= known && known < (3, 9, 2));
+    let loses = known < (3, 8, 4) || ((3, 9, 0)..(3, 9, 2)).contains(&known);
     loses.then(|| {
         let (major, minor, patch) = known;
         finding(
