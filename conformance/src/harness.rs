@@ -21,7 +21,7 @@ use crate::subject::Subject;
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// How many cases run at once unless the arguments say otherwise: most of them wait most of the time.
-const THREADS: usize = 4;
+const THREADS: usize = 6;
 
 #[derive(Debug)]
 struct Arguments {
