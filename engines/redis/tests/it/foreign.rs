@@ -33,7 +33,7 @@ async fn they_exclude_us_and_we_them() {
     let begin = Instant::now();
     store.lock(&store.claim("x")).await;
     assert!(
-        begin.elapsed() < Duration::from_secs(1),
+        begin.elapsed() < Duration::from_secs(3),
         "{:?}",
         begin.elapsed()
     );
