@@ -1,6 +1,6 @@
 //! Ports of the loopback interface that no two tests share.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::failure::{Failure, Result};
 
@@ -58,8 +58,7 @@ impl Port {
         let name = format!("fencelock-testbed-port-{number}");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name).ok()?;
         let reserved = std::os::unix::net::UnixListener::bind_addr(&name).ok()?;
-        TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
-        Some(Self {
+        is_free(number).then_some(Self {
             number,
             _reserved: reserved,
         })
@@ -67,7 +66,41 @@ impl Port {
 
     #[cfg(not(target_os = "linux"))]
     fn reserve(number: u16) -> Option<Self> {
-        TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
+        std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
         Some(Self { number })
+    }
+}
+
+/// Whether nobody listens there. The probe does not listen either: a process that another thread is about to start has a copy
+/// of it for a moment, and a copy that listens would keep the server from its port.
+#[cfg(target_os = "linux")]
+fn is_free(number: u16) -> bool {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+    let probe = || {
+        let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let probe = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_reuseaddr(&probe, true)?;
+        bind(
+            &probe,
+            &std::net::SocketAddrV4::new(Ipv4Addr::LOCALHOST, number),
+        )
+    };
+    probe().is_ok()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::net::TcpListener;
+
+    use super::{Ipv4Addr, is_free};
+
+    #[test]
+    fn where_somebody_listens_is_not_free() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let number = listener.local_addr().unwrap().port();
+        assert!(!is_free(number));
+        drop(listener);
+        assert!(is_free(number));
     }
 }
