@@ -126,7 +126,7 @@ impl Redis {
         name: &LockName,
         unlike: Option<Option<Token>>,
     ) -> Result<LockView> {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pauses = Pauses::new();
         loop {
             let seen = self.see(name).await?;
             if seen.is_unreadable() {
@@ -137,8 +137,7 @@ impl Redis {
             if unlike.is_none_or(|token| view.token() != token) {
                 return Ok(view);
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+            pauses.next().await;
         }
     }
 
@@ -163,29 +162,9 @@ impl Redis {
             });
         };
         let link = node.link(hub).await?;
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor);
-        scan.arg("MATCH").arg(pattern(prefix));
-        scan.arg("COUNT").arg(limit.clamp(10, 1000));
-        scan.arg("TYPE").arg("string");
         let failed = |error| explain(hub.store(), "listing locks", None, error);
-        let answer = link.send(&scan).await.map_err(failed)?;
-        let (next, keys) = match &answer {
-            Value::Array(parts) => match parts.as_slice() {
-                [next, Value::Array(keys)] => (text(next), keys),
-                _ => return Err(failed(odd(&answer))),
-            },
-            _ => return Err(failed(odd(&answer))),
-        };
-        // A scan may meet a key twice.
-        let names: BTreeSet<LockName> = keys
-            .iter()
-            .filter_map(|key| match key {
-                Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-                _ => None,
-            })
-            .filter_map(|name| LockName::new(name).ok())
-            .collect();
+        let answer = link.send(&scan(prefix, &cursor, limit)).await;
+        let (next, names) = answer.and_then(|answer| scanned(&answer)).map_err(failed)?;
         let seen = names.into_iter().map(|name| async move {
             let seen = self.see(&name).await;
             seen.map(|seen| seen.view(&name, false))
@@ -209,8 +188,51 @@ impl Redis {
     }
 }
 
+/// The pauses of one who waits for a change, each a little longer than the one before.
+pub(crate) struct Pauses(Duration);
+
+impl Pauses {
+    pub(crate) fn new() -> Self {
+        Self(SHORTEST_PAUSE)
+    }
+
+    pub(crate) async fn next(&mut self) {
+        tokio::time::sleep(self.0.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        self.0 = (self.0 * 3 / 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Asks one server for some of the keys that may be locks.
+pub(crate) fn scan(prefix: &str, cursor: &str, limit: usize) -> Cmd {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor);
+    scan.arg("MATCH").arg(pattern(prefix));
+    scan.arg("COUNT").arg(limit.clamp(10, 1000));
+    scan.arg("TYPE").arg("string");
+    scan
+}
+
+/// What came of it: the next cursor, and the names. A scan may meet a key twice.
+pub(crate) fn scanned(answer: &Value) -> Result<(String, BTreeSet<LockName>), RedisError> {
+    let Value::Array(parts) = answer else {
+        return Err(odd(answer));
+    };
+    let [next, Value::Array(keys)] = parts.as_slice() else {
+        return Err(odd(answer));
+    };
+    let names = keys
+        .iter()
+        .filter_map(|key| match key {
+            Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+            _ => None,
+        })
+        .filter_map(|name| LockName::new(name).ok())
+        .collect();
+    Ok((text(next), names))
+}
+
 /// A pattern for all keys that begin with a text.
-pub(crate) fn pattern(prefix: &str) -> String {
+fn pattern(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 8);
     for c in prefix.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {

@@ -10,14 +10,10 @@ use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Value};
 
 use super::{Inner, behind, launch};
-use crate::inspect::{pattern, text};
+use crate::inspect::{Pauses, scan, scanned, text};
 use crate::refusal::{explain, unreadable};
 use crate::slots::line_key;
 use crate::value::{Stored, foreign_view, mark, waiter_view};
-
-/// The pauses between two looks of one who waits for a change.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What one node has.
 struct Seen {
@@ -163,14 +159,13 @@ impl Inner {
         name: &LockName,
         unlike: Option<Option<Token>>,
     ) -> Result<LockView> {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pauses = Pauses::new();
         loop {
             let (view, _) = self.view(name, true).await?;
             if unlike.is_none_or(|token| view.token() != token) {
                 return Ok(view);
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+            pauses.next().await;
         }
     }
 
@@ -194,21 +189,9 @@ impl Inner {
             let (items, next) = (Vec::new(), after(node));
             return Ok(Page { items, next });
         };
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern(prefix));
-        scan.arg("COUNT").arg(limit.clamp(10, 1000));
-        scan.arg("TYPE").arg("string");
         let failed = |error| asked.failed("listing locks", error);
-        let answer = link.ask(&scan).await.map_err(failed)?;
-        let odd = || failed(crate::connection::odd(&answer));
-        let Value::Array(parts) = &answer else {
-            return Err(odd());
-        };
-        let [next, Value::Array(keys)] = parts.as_slice() else {
-            return Err(odd());
-        };
-        let names = keys.iter().filter_map(|key| LockName::new(&text(key)).ok());
-        let names: BTreeSet<LockName> = names.collect();
+        let answer = link.ask(&scan(prefix, cursor, limit)).await;
+        let (next, names) = answer.and_then(|answer| scanned(&answer)).map_err(failed)?;
         let looks = names
             .into_iter()
             .map(|name| async move { self.view(&name, false).await });
@@ -225,7 +208,7 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-        let next = match text(next).as_str() {
+        let next = match next.as_str() {
             "0" => after(node),
             next => Some(Cursor(format!("{node}:{next}"))),
         };
