@@ -12,11 +12,13 @@ class Kazoo:
     def __init__(self, host, port, name):
         self.client = KazooClient(hosts=f"{host}:{port}", timeout=6)
         self.client.start()
+        # Beforehand, and to stay. kazoo looks for this node and then creates one below it; if others made it a container,
+        # it may go between the two, and kazoo raises NoNodeError.
+        self.client.ensure_path(f"/{name}")
         self.path = f"/{name}"
         self.lock = None
 
     def take(self, ttl_ms, wait):
-        # A new one each time: one that was used before does not make the node above it again.
         lock = self.client.Lock(self.path, "kazoo", extra_lock_patterns=["-lock-"])
         if not lock.acquire(blocking=wait):
             return False
