@@ -220,7 +220,8 @@ fn leaks(history: &History, found: &mut Vec<Violation>) {
         {
             found.push(Violation {
                 rule: Rule::Kept,
-                at: attempt.until.unwrap_or(until),
+                // It was taken before this at the latest; a clock may have jumped while the release was under way.
+                at: over,
                 name: Some(attempt.name),
                 attempts: vec![index],
                 what: format!(

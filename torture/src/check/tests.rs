@@ -365,6 +365,16 @@ fn a_lock_that_was_taken_away() {
     // Unless the answer to its release may have been lost, and the release repeated.
     bad.faults = vec![fault("reset", 19, 19, &[])];
     accepts(&bad);
+    // Or a fault that may take it away came while the release was under way; not if it came after that.
+    let under_way = Attempt {
+        over: Some(30 * MS),
+        ..bad.attempts[0].clone()
+    };
+    bad = history(vec![under_way]);
+    bad.faults = vec![fault("clock-forward", 25, 90, &[Rule::Kept])];
+    assert!(check(&bad).holds());
+    bad.faults = vec![fault("clock-forward", 31, 90, &[Rule::Kept])];
+    objects(&bad, Rule::Kept);
     let late = Attempt {
         end: End::NotOwner,
         valid: Some(20 * MS),
