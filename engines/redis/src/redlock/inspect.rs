@@ -1,15 +1,14 @@
 //! Looking at locks over a quorum, and taking them from their holders.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Cursor, Evict, HolderView, LockView, Page};
 use fencelock_core::{ClaimId, LockName, Mode, Result, Token};
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 
-use super::{Inner, behind, launch};
+use super::Inner;
 use crate::inspect::{Pauses, scan, scanned, text};
 use crate::refusal::{explain, unreadable};
 use crate::slots::line_key;
@@ -51,25 +50,27 @@ impl Seen {
 }
 
 impl Inner {
-    /// What each node says, by index. An error if they are fewer than the quorum.
-    async fn see(&self, name: &LockName) -> Result<Vec<(usize, Seen)>> {
+    /// What each node says. An error if they are fewer than the quorum.
+    async fn see(&self, name: &LockName) -> Result<Vec<Seen>> {
         let action = "looking at a lock";
         let mut command = Cmd::with_capacity(5, 200);
         command.arg("EVALSHA").arg(&self.scripts.look.sha).arg(2);
         command.arg(name.as_str()).arg(line_key(name.as_str()));
-        let command = Arc::new(command);
-        let mut answers = launch(self.members().into_iter().map(|(node, link)| {
-            let (command, name) = (Arc::clone(&command), name.clone());
-            async move {
-                let answer = link.ask(&command).await;
-                let seen = answer.and_then(|answer| {
-                    let shown = crate::connection::odd(&answer);
-                    Seen::new(answer).ok_or(shown)
-                });
-                let failed = |error| explain(&node.name, action, Some(&name), error);
-                (node.index, seen.map_err(failed))
-            }
-        }));
+        let mut answers: FuturesUnordered<_> = self
+            .members()
+            .into_iter()
+            .map(|(node, link)| {
+                let answer = link.ask(&command);
+                async move {
+                    let seen = answer.await.and_then(|answer| {
+                        let shown = crate::connection::odd(&answer);
+                        Seen::new(answer).ok_or(shown)
+                    });
+                    let failed = |error| explain(&node.name, action, Some(name), error);
+                    seen.map_err(|error| (node.index, failed(error)))
+                }
+            })
+            .collect();
         let (mut seen, mut failed) = (Vec::new(), Vec::new());
         let timeout = tokio::time::sleep(self.settings.node_timeout);
         tokio::pin!(timeout);
@@ -80,39 +81,37 @@ impl Inner {
                 () = &mut timeout => None,
             };
             match answer {
-                Some((node, Ok(told))) => seen.push((node, told)),
-                Some((node, Err(error))) => failed.push((node, error)),
+                Some(Ok(told)) => seen.push(told),
+                Some(Err(error)) => failed.push(error),
                 None => break,
             }
         }
-        behind(answers);
         if seen.len() < self.settings.quorum {
             return Err(self.too_few(action, failed));
         }
         Ok(seen)
     }
 
-    /// The lock, and at which node the holder is seen first; without others' if only ours are wanted.
-    async fn view(&self, name: &LockName, foreigners: bool) -> Result<(LockView, Option<usize>)> {
+    /// The lock; without others' if only ours are wanted.
+    async fn view(&self, name: &LockName, foreigners: bool) -> Result<LockView> {
         let seen = self.see(name).await?;
         let quorum = self.settings.quorum;
         // Who did not answer may have it, too.
         let silent = self.nodes.len() - seen.len();
         let mut view = LockView::free(name.clone());
-        let mut first = None;
         let mut unreadable_at = 0;
-        let mut by_claim: HashMap<ClaimId, Vec<(usize, HolderView)>> = HashMap::new();
-        let mut others: HashMap<&[u8], Vec<(usize, Option<Duration>)>> = HashMap::new();
-        for (node, seen) in &seen {
+        let mut by_claim: HashMap<ClaimId, Vec<HolderView>> = HashMap::new();
+        let mut others: HashMap<&[u8], Vec<Option<Duration>>> = HashMap::new();
+        for seen in &seen {
             let Some(value) = &seen.value else { continue };
             match Stored::parse(value) {
                 Stored::Alone(hold) => {
                     let hold = hold.view(Mode::Exclusive, seen.left, seen.now);
                     if let Some(claim) = hold.claim {
-                        by_claim.entry(claim).or_default().push((*node, hold));
+                        by_claim.entry(claim).or_default().push(hold);
                     }
                 }
-                Stored::Foreign => others.entry(value).or_default().push((*node, seen.left)),
+                Stored::Foreign => others.entry(value).or_default().push(seen.left),
                 Stored::Readers(_) | Stored::Unreadable => unreadable_at += 1,
             }
         }
@@ -124,34 +123,33 @@ impl Inner {
                 continue;
             }
             let told = |token: &Token| {
-                let same = votes.iter().filter(|(_, hold)| hold.token == Some(*token));
+                let same = votes.iter().filter(|hold| hold.token == Some(*token));
                 same.count() + silent >= quorum
             };
-            let tokens: BTreeSet<Token> = votes.iter().filter_map(|(_, hold)| hold.token).collect();
+            let tokens: BTreeSet<Token> = votes.iter().filter_map(|hold| hold.token).collect();
             let token = tokens.into_iter().rev().find(told);
             // What a quorum keeps it for.
-            votes.sort_by_key(|(_, hold)| std::cmp::Reverse(hold.ttl_left));
-            first = votes.iter().map(|(node, _)| *node).min();
-            let (_, mut hold) = votes.swap_remove(quorum.min(votes.len()) - 1);
+            votes.sort_by_key(|hold| std::cmp::Reverse(hold.ttl_left));
+            let mut hold = votes.swap_remove(quorum.min(votes.len()) - 1);
             hold.token = token;
             view.holders.push(hold);
         }
         if view.holders.is_empty() && foreigners {
             for (value, votes) in others {
                 if votes.len() + silent >= quorum {
-                    let left = votes.iter().filter_map(|(_, left)| *left).max();
+                    let left = votes.into_iter().flatten().max();
                     view.holders.push(foreign_view(value, left));
                 }
             }
         }
-        let lines = seen.iter().map(|(_, seen)| &seen.waiters);
+        let lines = seen.iter().map(|seen| &seen.waiters);
         if let Some(longest) = lines.max_by_key(|line| line.len()) {
             let waiters = longest
                 .iter()
                 .filter_map(|waiter| waiter_view(&text(waiter)));
             view.waiters.extend(waiters);
         }
-        Ok((view, first))
+        Ok(view)
     }
 
     pub(super) async fn look_until(
@@ -161,7 +159,7 @@ impl Inner {
     ) -> Result<LockView> {
         let mut pauses = Pauses::new();
         loop {
-            let (view, _) = self.view(name, true).await?;
+            let view = self.view(name, true).await?;
             if unlike.is_none_or(|token| view.token() != token) {
                 return Ok(view);
             }
@@ -169,38 +167,41 @@ impl Inner {
         }
     }
 
-    /// One node after the other; a lock is listed at the first that has it. The cursor is the node and its own cursor.
+    /// One node after the other, until no quorum can be among the rest; so a lock may be listed more than once. The cursor
+    /// is the node, how many are to be asked from it on, and the node's own cursor.
     pub(super) async fn list_part(
         &self,
         prefix: &str,
         at: Option<Cursor>,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let at = at.map_or_else(|| "0:0".to_owned(), |at| at.0);
-        let (node, cursor) = at.split_once(':').unwrap_or(("0", "0"));
-        let node: usize = node.parse().unwrap_or(0);
-        let members = self.members();
-        if members.len() < self.settings.quorum {
-            return Err(self.too_few("listing locks", Vec::new()));
-        }
-        let after =
-            |node: usize| (node + 1 < self.nodes.len()).then(|| Cursor(format!("{}:0", node + 1)));
-        let Some((asked, link)) = members.iter().find(|(member, _)| member.index == node) else {
-            let (items, next) = (Vec::new(), after(node));
-            return Ok(Page { items, next });
+        let needed = self.nodes.len() - self.settings.quorum + 1;
+        let at = at.map_or_else(|| format!("0:{needed}:0"), |at| at.0);
+        let mut parts = at.splitn(3, ':');
+        let mut number = |default: usize| {
+            let part = parts.next().and_then(|part| part.parse().ok());
+            part.unwrap_or(default)
         };
+        let (node, left) = (number(0), number(needed));
+        let cursor = parts.next().unwrap_or("0");
+        let members = self.members();
+        let mut members = members.iter().filter(|(member, _)| member.index >= node);
+        let Some((asked, link)) = members.next() else {
+            return Err(self.too_few("listing locks", Vec::new()));
+        };
+        let cursor = if asked.index == node { cursor } else { "0" };
         let failed = |error| asked.failed("listing locks", error);
         let answer = link.ask(&scan(prefix, cursor, limit)).await;
         let (next, names) = answer.and_then(|answer| scanned(&answer)).map_err(failed)?;
         let looks = names
             .into_iter()
             .map(|name| async move { self.view(&name, false).await });
-        let mut looks = stream::iter(looks).buffered(16);
+        let mut looks = stream::iter(looks).buffered(64);
         let mut items = Vec::new();
         while let Some(view) = looks.next().await {
             match view {
-                Ok((view, first)) => {
-                    if first == Some(node) && !view.holders.is_empty() {
+                Ok(view) => {
+                    if !view.holders.is_empty() {
                         items.push(view);
                     }
                 }
@@ -209,14 +210,17 @@ impl Inner {
             }
         }
         let next = match next.as_str() {
-            "0" => after(node),
-            next => Some(Cursor(format!("{node}:{next}"))),
+            "0" => (left > 1).then(|| format!("{}:{}:0", asked.index + 1, left - 1)),
+            next => Some(format!("{}:{left}:{next}", asked.index)),
         };
-        Ok(Page { items, next })
+        Ok(Page {
+            items,
+            next: next.map(Cursor),
+        })
     }
 
     pub(super) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        let (view, _) = self.view(name, false).await?;
+        let view = self.view(name, false).await?;
         let holder = view
             .holders
             .iter()

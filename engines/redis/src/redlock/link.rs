@@ -1,14 +1,15 @@
 //! One connection to one node, from its making to its end. It never reconnects by itself.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fencelock_core::{Clock, Error, Result};
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::Notify;
 
+use super::courier::{Courier, Reply};
 use crate::refusal::{Meaning, explain, is_noscript, meaning};
 
 /// Requests that may wait in this process for the socket.
@@ -17,7 +18,8 @@ const BUFFER: usize = 1024;
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Link {
-    connection: MultiplexedConnection,
+    courier: Courier,
+    health: Arc<Health>,
     /// Changes with every start of the server.
     pub(crate) run_id: String,
     /// For how long the server ran when the connection was made; it may be a second more.
@@ -28,8 +30,13 @@ pub(crate) struct Link {
     member: AtomicBool,
     /// No counter of a member is below.
     floor: AtomicU64,
+}
+
+/// Whether a connection can still be used.
+#[derive(Debug)]
+pub(crate) struct Health {
     answer_timeout: Duration,
-    broken: Arc<AtomicBool>,
+    broken: AtomicBool,
     /// Since when requests go unanswered, in ns; 0 if they do not.
     silent_since: AtomicU64,
     /// Rung when the connection breaks.
@@ -64,8 +71,13 @@ impl Link {
         bell: Arc<Notify>,
         hear: impl Fn(&[u8]) + Send + Sync + 'static,
     ) -> Result<Self> {
-        let broken = Arc::new(AtomicBool::new(false));
-        let (gone, rung) = (Arc::clone(&broken), Arc::clone(&bell));
+        let health = Arc::new(Health {
+            answer_timeout,
+            broken: AtomicBool::new(false),
+            silent_since: AtomicU64::new(0),
+            bell,
+        });
+        let heard = Arc::clone(&health);
         let settings = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(Some(connect_timeout))
@@ -77,10 +89,7 @@ impl Link {
                             hear(payload);
                         }
                     }
-                    PushKind::Disconnection => {
-                        gone.store(true, Ordering::SeqCst);
-                        rung.notify_one();
-                    }
+                    PushKind::Disconnection => heard.break_off(),
                     _ => {}
                 }
                 Ok::<(), ()>(())
@@ -123,27 +132,22 @@ impl Link {
         let seconds = field("uptime_in_seconds").and_then(|text| text.parse().ok());
         let capped = field("maxmemory").is_some_and(|text| text != "0");
         Ok(Self {
-            connection,
+            courier: Courier::new(connection, Arc::clone(&health)),
+            health,
             run_id: run_id.to_owned(),
             uptime: Duration::from_secs(seconds.unwrap_or(0)),
             evicts: capped && field("maxmemory_policy") != Some("noeviction"),
             member: AtomicBool::new(false),
             floor: AtomicU64::new(0),
-            answer_timeout,
-            broken,
-            silent_since: AtomicU64::new(0),
-            bell,
         })
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::SeqCst)
+        self.health.broken.load(Ordering::SeqCst)
     }
 
     pub(crate) fn break_off(&self) {
-        if !self.broken.swap(true, Ordering::SeqCst) {
-            self.bell.notify_one();
-        }
+        self.health.break_off();
     }
 
     /// Whether the server votes and has the scripts.
@@ -161,41 +165,67 @@ impl Link {
         self.floor.load(Ordering::SeqCst)
     }
 
-    /// One command; an error that the server answers is an error.
-    pub(crate) async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
-        let mut connection = self.connection.clone();
-        let answer = match connection.send_packed_command(command).await {
-            Ok(Value::ServerError(error)) => Err(error.into()),
-            answer => answer,
-        };
-        self.note(answer.as_ref().err());
-        answer
+    /// One command; an error that the server answers is an error. It is sent even if nobody waits for the answer.
+    pub(crate) fn ask(
+        &self,
+        command: &Cmd,
+    ) -> impl Future<Output = Result<Value, RedisError>> + Send + use<> {
+        let answers = self.ask_all(std::slice::from_ref(command));
+        async move {
+            match answers.await?.pop() {
+                Some(Value::ServerError(error)) => Err(error.into()),
+                Some(value) => Ok(value),
+                None => Err(crate::connection::odd(&Value::Nil)),
+            }
+        }
     }
 
     /// Several commands at once; an error of one is in its place among the answers.
-    pub(crate) async fn ask_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        let mut connection = self.connection.clone();
-        let count = commands.len();
-        let answers = connection.send_packed_commands(commands, 0, count).await;
-        self.note(answers.as_ref().err());
-        answers
+    pub(crate) fn ask_all(
+        &self,
+        commands: &[Cmd],
+    ) -> impl Future<Output = Result<Vec<Value>, RedisError>> + Send + use<> {
+        self.courier.ask(commands)
     }
 
-    /// Draws conclusions about the connection from what came of a request.
-    fn note(&self, error: Option<&RedisError>) {
-        if error.is_some_and(is_noscript) {
+    /// Several commands at once, and what to do with the answers.
+    pub(crate) fn send(&self, commands: &[Cmd], clock: bool, reply: Reply) {
+        self.courier.send(commands, clock, reply);
+    }
+}
+
+impl Health {
+    fn break_off(&self) {
+        if !self.broken.swap(true, Ordering::SeqCst) {
+            self.bell.notify_one();
+        }
+    }
+
+    /// Draws conclusions about the connection from what came of some requests.
+    pub(crate) fn note(&self, answers: &Result<Vec<Value>, RedisError>) {
+        match answers {
+            Ok(values) => {
+                self.silent_since.store(0, Ordering::Relaxed);
+                for value in values {
+                    if let Value::ServerError(error) = value {
+                        self.note_error(&error.clone().into());
+                    }
+                }
+            }
+            Err(error) => self.note_error(error),
+        }
+    }
+
+    fn note_error(&self, error: &RedisError) {
+        if is_noscript(error) {
             // The server was started anew behind a connection that lives, or somebody emptied its scripts: it is looked at
             // again before it has another vote.
             self.break_off();
             return;
         }
-        match error.map(meaning) {
-            None | Some(Meaning::Answered) => {
-                if self.silent_since.load(Ordering::Relaxed) != 0 {
-                    self.silent_since.store(0, Ordering::Relaxed);
-                }
-            }
-            Some(Meaning::Silent) => {
+        match meaning(error) {
+            Meaning::Answered => self.silent_since.store(0, Ordering::Relaxed),
+            Meaning::Silent => {
                 let now = Clock::Boot.now().as_nanos();
                 let since = self.silent_since.load(Ordering::Relaxed);
                 if since == 0 {
@@ -204,7 +234,7 @@ impl Link {
                     self.break_off();
                 }
             }
-            Some(Meaning::Broken) => self.break_off(),
+            Meaning::Broken => self.break_off(),
         }
     }
 }

@@ -30,10 +30,12 @@
 //! * Tokens hold without clocks, but for one case: if a whole quorum loses its memory, they go on from the nodes' time.
 
 mod config;
+mod courier;
 mod diagnose;
 mod inspect;
 mod link;
 mod node;
+mod round;
 mod scripts;
 mod timekeeper;
 mod vote;
@@ -54,17 +56,16 @@ use fencelock_core::{
     BootInstant, ClaimId, ClaimIds, Clock, Durability, Engine, Error, Finding, LeaseKind, Limit,
     LockName, Order, Promises, Purpose, Result, StoreUrl, Token, Wake,
 };
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{Cmd, Value};
+use futures_util::future::join_all;
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::{Mutex, mpsc, watch};
 
 use self::config::Settings;
-use self::link::Link;
+use self::courier::Told;
 use self::node::{Abstains, BUCKETS, MEMORY, Node};
+use self::round::{Round, Tally};
 use self::scripts::Scripts;
-use self::vote::{Manner, Outcome, whose};
+use self::vote::{Asked, Manner, Outcome, whose};
 use crate::hot::Hot;
 use crate::value::{Message, millis, px};
 use crate::waiters::{Waiter, Waiters};
@@ -428,7 +429,7 @@ impl Inner {
         }
     }
 
-    fn members(&self) -> Vec<(Arc<Node>, Arc<Link>)> {
+    fn members(&self) -> Asked {
         let nodes = self.nodes.iter();
         nodes
             .filter_map(|node| Some((Arc::clone(node), node.member()?)))
@@ -452,53 +453,30 @@ impl Inner {
                 .arg(token.get())
                 .arg(px(claim));
         }
-        let command = Arc::new(command);
+        let members = self.members();
         let counted_from = Clock::Boot.now();
-        let mut answers = launch(self.members().into_iter().map(|(_, link)| {
-            let command = Arc::clone(&command);
-            async move {
-                let Ok(Value::Array(codes)) = link.ask(&command).await else {
-                    return None;
+        let round = Round::new(Renewed {
+            tallies: vec![(0, 0, false); held.len()],
+            count,
+            quorum,
+            left: members.len(),
+        });
+        for (_, link) in members {
+            let round = Arc::clone(&round);
+            let reply = move |told: Result<Told<'_>, RedisError>| {
+                let codes = match told.as_ref().map(|told| &*told.values) {
+                    Ok([Value::Array(codes)]) => &codes[..],
+                    _ => &[],
                 };
-                let codes = codes.into_iter().map(|code| match code {
-                    Value::Int(code) => code,
-                    _ => 3,
-                });
-                Some(codes.collect::<Vec<i64>>())
-            }
-        }));
-        // Of each: kept, lost, asked.
-        let mut tallies = vec![(0, 0, false); held.len()];
-        let timeout = tokio::time::sleep(self.settings.node_timeout);
-        tokio::pin!(timeout);
-        let is_decided =
-            |&(kept, lost, _): &(usize, usize, bool)| kept >= quorum || lost > count - quorum;
-        while !tallies.iter().all(is_decided) {
-            let codes = tokio::select! {
-                biased;
-                codes = answers.next() => codes,
-                () = &mut timeout => None,
+                round.count(|renewed| renewed.count(codes));
             };
-            match codes {
-                Some(Some(codes)) => {
-                    for (tally, code) in tallies.iter_mut().zip(codes) {
-                        match code {
-                            0 => tally.1 += 1,
-                            1 | 2 => {
-                                tally.0 += 1;
-                                tally.2 |= code == 2;
-                            }
-                            _ => {}
-                        }
-                    }
-                }
-                Some(None) => {}
-                None => break,
-            }
+            link.send(std::slice::from_ref(&command), false, Box::new(reply));
         }
-        behind(answers);
+        round.enough(self.settings.node_timeout).await;
+        let renewed = round.tally();
+        let tallies = &renewed.tallies;
         let renewals = tallies.iter().map(|tally @ (kept, _, asked)| {
-            if !is_decided(tally) {
+            if !renewed.is_decided(tally) {
                 return Renewal::Unknown(self.too_few("renewing", Vec::new()));
             }
             if *kept < quorum {
@@ -536,33 +514,29 @@ impl Inner {
                 node.owe(Clock::Boot.now() + lease, command.clone());
             }
         }
-        let mut answers = self.withdraw_at(members, command, claim);
-        let mut codes = [0usize; 5];
-        let mut failed = Vec::new();
-        let timeout = tokio::time::sleep(self.settings.node_timeout.max(WITHDRAWING));
-        tokio::pin!(timeout);
-        while codes[1] < quorum {
-            tokio::select! {
-                biased;
-                answer = answers.next() => match answer {
-                    Some((_, Ok(code))) => {
-                        if let Some(count) = usize::try_from(code).ok().and_then(|at| codes.get_mut(at)) {
-                            *count += 1;
-                        }
-                    }
-                    Some((node, Err(error))) => {
-                        let error = self.nodes[node].failed("withdrawing a claim", error);
-                        failed.push((node, error));
-                    }
-                    None => break,
-                },
-                () = &mut timeout => break,
-            }
-        }
-        behind(answers);
+        let round = Round::new(Withdrawals {
+            quorum,
+            left: members.len(),
+            codes: [0; 5],
+            failed: Vec::new(),
+        });
+        let told = Arc::clone(&round);
+        self.withdraw_at(members, command, claim, move |node, answer| {
+            told.count(|withdrawals| withdrawals.count(node, answer));
+        });
+        let patience = self.settings.node_timeout.max(WITHDRAWING);
+        round.enough(patience).await;
+        let (codes, failed) = {
+            let mut withdrawals = round.tally();
+            (withdrawals.codes, std::mem::take(&mut withdrawals.failed))
+        };
         let answered: usize = codes.iter().sum();
         if answered < quorum {
-            return Err(self.too_few("withdrawing a claim", failed));
+            let failed = failed.into_iter().map(|(node, error)| {
+                let error = self.nodes[node].failed("withdrawing a claim", error);
+                (node, error)
+            });
+            return Err(self.too_few("withdrawing a claim", failed.collect()));
         }
         Ok(if codes[1] >= quorum {
             Withdrawn::Released
@@ -651,30 +625,73 @@ fn read_survey(answer: &Value) -> Option<Survey> {
     })
 }
 
-/// Calls that are under way.
-type Calls<T> = FuturesUnordered<BoxFuture<'static, T>>;
-
-/// Sends calls, at once and in this order: a later call of the same claim must not overtake one of these at its node.
-fn launch<T, F>(calls: impl IntoIterator<Item = F>) -> Calls<T>
-where
-    T: Send + 'static,
-    F: Future<Output = T> + Send + 'static,
-{
-    let under_way = calls.into_iter().map(|call| {
-        // A call is sent when it is polled first, if nothing tells it to yield before.
-        let mut call: BoxFuture<'static, T> = Box::pin(tokio::task::unconstrained(call));
-        match (&mut call).now_or_never() {
-            Some(done) => Box::pin(std::future::ready(done)),
-            None => call,
-        }
-    });
-    under_way.collect()
+/// What the nodes say of some renewals.
+#[derive(Debug)]
+struct Renewed {
+    /// Of each: how many kept it, and lost it; whether somebody asked for it.
+    tallies: Vec<(usize, usize, bool)>,
+    count: usize,
+    quorum: usize,
+    /// How many nodes have not answered.
+    left: usize,
 }
 
-/// Finishes what is under way behind the caller's back.
-fn behind<T: Send + 'static>(mut rest: Calls<T>) {
-    if !rest.is_empty() {
-        tokio::spawn(async move { while rest.next().await.is_some() {} });
+impl Renewed {
+    /// One node has answered: a code for each, or nothing.
+    fn count(&mut self, codes: &[Value]) {
+        self.left -= 1;
+        for (tally, code) in self.tallies.iter_mut().zip(codes) {
+            match code {
+                Value::Int(0) => tally.1 += 1,
+                Value::Int(code @ (1 | 2)) => {
+                    tally.0 += 1;
+                    tally.2 |= *code == 2;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn is_decided(&self, &(kept, lost, _): &(usize, usize, bool)) -> bool {
+        kept >= self.quorum || lost > self.count - self.quorum
+    }
+}
+
+impl Tally for Renewed {
+    fn is_enough(&self) -> bool {
+        self.left == 0 || self.tallies.iter().all(|tally| self.is_decided(tally))
+    }
+}
+
+/// What the nodes say of a withdrawal.
+#[derive(Debug)]
+struct Withdrawals {
+    quorum: usize,
+    /// How many nodes have not answered.
+    left: usize,
+    /// How many said which code.
+    codes: [usize; 5],
+    failed: Vec<(usize, RedisError)>,
+}
+
+impl Withdrawals {
+    fn count(&mut self, node: usize, answer: std::result::Result<i64, RedisError>) {
+        self.left -= 1;
+        match answer {
+            Ok(code) => {
+                let at = usize::try_from(code).ok();
+                if let Some(count) = at.and_then(|at| self.codes.get_mut(at)) {
+                    *count += 1;
+                }
+            }
+            Err(error) => self.failed.push((node, error)),
+        }
+    }
+}
+
+impl Tally for Withdrawals {
+    fn is_enough(&self) -> bool {
+        self.left == 0 || self.codes[1] >= self.quorum
     }
 }
 

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
-use redis::{Cmd, FromRedisValue, Pipeline, RedisError, Value};
+use redis::{Cmd, FromRedisValue, RedisError, Value};
 use tokio::sync::Notify;
 
 use super::Inner;
 use super::link::Link;
 use super::timekeeper::Timekeeper;
 use crate::refusal::explain;
+use crate::scripts::Script;
 
 /// What a node remembers beside the locks, a hash.
 pub(crate) const MEMORY: &str = "fencelock:redlock";
@@ -189,10 +190,7 @@ impl Node {
         let now = Clock::Boot.now();
         let owed: Vec<_> = owed.into_iter().filter(|(until, _)| *until > now).collect();
         for part in owed.chunks(200) {
-            let mut commands = Pipeline::with_capacity(part.len());
-            for (_, command) in part {
-                commands.add_command(command.clone());
-            }
+            let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
             if link.ask_all(&commands).await.is_err() {
                 // They may not have arrived; the next connection tries again.
                 for (until, command) in owed {
@@ -275,11 +273,12 @@ impl Node {
     }
 
     async fn give_scripts(&self, inner: &Inner, link: &Link) -> Result<()> {
-        let kept = inner.scripts.kept();
-        let mut commands = Pipeline::with_capacity(kept.len());
-        for script in kept {
-            commands.cmd("SCRIPT").arg("LOAD").arg(&script.text);
-        }
+        let load = |script: &Script| {
+            let mut command = redis::cmd("SCRIPT");
+            command.arg("LOAD").arg(&script.text);
+            command
+        };
+        let commands: Vec<_> = inner.scripts.kept().into_iter().map(load).collect();
         let answers = link.ask_all(&commands).await;
         let answers = answers.map_err(|error| self.failed("giving the node its scripts", error))?;
         for answer in answers {

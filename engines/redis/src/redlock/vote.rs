@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
-use fencelock_core::{BootInstant, Clock, Error, LockName, Token, Tokens};
-use futures_util::stream::StreamExt;
-use redis::{Cmd, Pipeline, RedisError, Value};
+use fencelock_core::{Clock, Error, LockName, Token, Tokens};
+use redis::{Cmd, RedisError, Value};
 
+use super::Inner;
+use super::courier::Told;
 use super::link::Link;
-use super::node::{BUCKETS, MEMORY, Node, micros};
-use super::{Calls, Inner, behind, launch};
+use super::node::{BUCKETS, MEMORY, Node};
+use super::round::{Round, Tally};
 use crate::refusal::explain;
 use crate::slots::line_key;
 use crate::value::{mark, push_number, push_rest, px};
@@ -53,11 +54,13 @@ enum Vote {
     Failed(Error),
 }
 
-type Votes = Calls<(usize, Vote)>;
-
 /// What was said so far.
 #[derive(Debug, Default)]
 struct Ballot {
+    quorum: usize,
+    /// How many may vote, and how many of them were asked.
+    voters: usize,
+    asked: usize,
     /// By node: the counter.
     yes: Vec<(usize, u64)>,
     taken: Vec<usize>,
@@ -88,6 +91,42 @@ impl Ballot {
     }
 }
 
+impl Tally for Ballot {
+    fn is_enough(&self) -> bool {
+        let (yes, against) = (self.yes.len(), self.against());
+        let hopeless = self.voters.saturating_sub(self.quorum);
+        yes >= self.quorum || against > hopeless || yes + against >= self.asked
+    }
+}
+
+/// Who marked.
+#[derive(Debug)]
+struct Marks {
+    quorum: usize,
+    yes: usize,
+    /// From how many nothing was heard.
+    left: usize,
+}
+
+impl Tally for Marks {
+    fn is_enough(&self) -> bool {
+        self.yes >= self.quorum || self.yes + self.left < self.quorum
+    }
+}
+
+/// How many have not undone an attempt yet.
+#[derive(Debug)]
+struct Left(usize);
+
+impl Tally for Left {
+    fn is_enough(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// Nodes that may be asked, with the connections over which they are.
+pub(crate) type Asked = Vec<(Arc<Node>, Arc<Link>)>;
+
 /// The counter that a name uses.
 fn bucket(name: &LockName) -> usize {
     // FNV-1a.
@@ -116,7 +155,7 @@ impl Inner {
     pub(crate) async fn attempt(self: &Arc<Self>, claim: &Claim, manner: Manner) -> Outcome {
         let quorum = self.settings.quorum;
         let asked_at = Clock::Boot.now();
-        let voters: Vec<_> = self
+        let voters: Asked = self
             .nodes
             .iter()
             .filter_map(|node| Some((Arc::clone(node), node.voter(asked_at)?)))
@@ -125,32 +164,28 @@ impl Inner {
             return Outcome::Failed(self.too_few("placing a claim", Vec::new()));
         }
         let attempt = self.next_attempt();
-        let mut ballot = Ballot::default();
-        let mut votes = Votes::new();
-        let mut rest = &voters[..];
-        if manner.gate {
-            let (first, others) = (&voters[0], &voters[1..]);
-            rest = others;
-            let one = self.votes(std::slice::from_ref(first), claim, attempt, manner);
-            votes = one;
-            self.gather(&mut votes, &mut ballot, |ballot| ballot.against() > 0)
-                .await;
+        let round = Round::new(Ballot {
+            quorum,
+            voters: voters.len(),
+            ..Ballot::default()
+        });
+        let (first, others) = voters.split_at(usize::from(manner.gate));
+        if !first.is_empty() {
+            self.ask_for_votes(first, &round, claim, attempt, manner);
+            round.enough(self.settings.node_timeout).await;
+            let ballot = round.tally();
             if !ballot.taken.is_empty() {
                 return Outcome::Taken(ballot.left);
             }
         }
-        votes.extend(self.votes(rest, claim, attempt, manner));
-        let hopeless = voters.len() - quorum;
-        self.gather(&mut votes, &mut ballot, |ballot| {
-            ballot.yes.len() >= quorum || ballot.against() > hopeless
-        })
-        .await;
+        self.ask_for_votes(others, &round, claim, attempt, manner);
+        round.enough(self.settings.node_timeout).await;
+        let mut ballot = std::mem::take(&mut *round.tally());
         if let Some((token, agreed)) = agreed(&mut ballot.yes, quorum) {
             #[cfg(fencelock_planted)]
             let agreed = agreed || fencelock_core::planted::is("token-before-write-back");
             let marked = agreed || self.mark(&voters, &ballot, claim, attempt, token).await;
             if marked {
-                behind(votes);
                 return Outcome::Granted(Grant {
                     tokens: Tokens::one(Token(token)),
                     counted_from: asked_at,
@@ -159,8 +194,7 @@ impl Inner {
                 });
             }
         }
-        behind(votes);
-        let undone: Vec<_> = voters
+        let undone: Asked = voters
             .iter()
             .filter(|(node, _)| !ballot.taken.contains(&node.index))
             .cloned()
@@ -186,151 +220,107 @@ impl Inner {
         attempt: u64,
         token: u64,
     ) -> bool {
-        let asked = voters
-            .iter()
-            .filter(|(node, _)| !ballot.taken.contains(&node.index));
-        let mut marks = launch(asked.map(|(node, link)| {
+        let asked = || {
+            let nodes = voters.iter();
+            nodes.filter(|(node, _)| !ballot.taken.contains(&node.index))
+        };
+        let round = Round::new(Marks {
+            quorum: self.settings.quorum,
+            yes: 0,
+            left: asked().count(),
+        });
+        for (node, link) in asked() {
             let mut command = Cmd::with_capacity(10, 256);
             command.arg("EVALSHA").arg(&self.scripts.mark.sha).arg(2);
             command.arg(claim.name.as_str()).arg(MEMORY);
             command.arg(&whose(claim, Some(attempt))[..]).arg(token);
             command.arg(bucket(&claim.name)).arg(px(claim));
             command.arg(u8::from(ballot.yes.contains(&(node.index, token))));
-            let link = Arc::clone(link);
-            async move { matches!(link.ask(&command).await, Ok(Value::Int(1))) }
-        }));
-        let timeout = tokio::time::sleep(self.settings.node_timeout);
-        tokio::pin!(timeout);
-        let (mut yes, mut left) = (0, marks.len());
-        while yes < self.settings.quorum && yes + left >= self.settings.quorum {
-            tokio::select! {
-                biased;
-                mark = marks.next() => match mark {
-                    Some(mark) => {
-                        yes += usize::from(mark);
-                        left -= 1;
-                    }
-                    None => break,
-                },
-                () = &mut timeout => break,
-            }
+            let round = Arc::clone(&round);
+            let count = move |told: Result<Told<'_>, RedisError>| {
+                let marked = told.is_ok_and(|told| matches!(told.values, [Value::Int(1)]));
+                round.count(|marks| {
+                    marks.yes += usize::from(marked);
+                    marks.left -= 1;
+                });
+            };
+            link.send(&[command], false, Box::new(count));
         }
-        behind(marks);
+        round.enough(self.settings.node_timeout).await;
+        let yes = round.tally().yes;
         yes >= self.settings.quorum
     }
 
-    /// Counts votes until it is enough, or the time for an answer is over.
-    async fn gather(
-        &self,
-        votes: &mut Votes,
-        ballot: &mut Ballot,
-        enough: impl Fn(&Ballot) -> bool,
-    ) {
-        let timeout = tokio::time::sleep(self.settings.node_timeout);
-        tokio::pin!(timeout);
-        while !enough(ballot) {
-            tokio::select! {
-                biased;
-                vote = votes.next() => match vote {
-                    Some((node, vote)) => ballot.count(node, vote),
-                    None => return,
-                },
-                () = &mut timeout => return,
-            }
-        }
-    }
-
-    fn votes(
+    fn ask_for_votes(
         self: &Arc<Self>,
         voters: &[(Arc<Node>, Arc<Link>)],
+        round: &Arc<Round<Ballot>>,
         claim: &Claim,
         attempt: u64,
         manner: Manner,
-    ) -> Votes {
-        if manner.plain {
-            let commands = Arc::new(self.plainly(claim, attempt));
-            return launch(voters.iter().map(|(node, link)| {
-                let (inner, node, link) = (Arc::clone(self), Arc::clone(node), Arc::clone(link));
-                let (commands, name) = (Arc::clone(&commands), claim.name.clone());
-                async move {
-                    let asked = Clock::Boot.now();
-                    let answers = link.ask_all(&commands).await;
-                    let vote = read_plain(&inner, &node, &link, asked, answers);
+    ) {
+        round.tally().asked += voters.len();
+        let plain = manner.plain.then(|| plainly(self, claim, attempt));
+        let read = if manner.plain {
+            read_plain
+        } else {
+            read_script
+        };
+        let name = Arc::new(claim.name.clone());
+        for (node, link) in voters {
+            let (inner, round) = (Arc::clone(self), Arc::clone(round));
+            let (node, votes) = (Arc::clone(node), Arc::clone(link));
+            let name = Arc::clone(&name);
+            let count = {
+                let node = Arc::clone(&node);
+                move |told: Result<Told<'_>, RedisError>| {
+                    let vote = told.and_then(|told| read(&inner, &node, &votes, &told));
                     let vote = vote.unwrap_or_else(|error| failed(&node, &name, error));
-                    (node.index, vote)
+                    round.count(|ballot| ballot.count(node.index, vote));
                 }
-            }));
+            };
+            match &plain {
+                Some(commands) => link.send(commands, true, Box::new(count)),
+                None => {
+                    let command = self.by_script(&node, claim, attempt, manner);
+                    link.send(&[command], false, Box::new(count));
+                }
+            }
         }
+    }
+
+    /// A vote by the script, which also makes room for a later attempt, and stands in line.
+    fn by_script(&self, node: &Node, claim: &Claim, attempt: u64, manner: Manner) -> Cmd {
         let mut rest = Vec::with_capacity(64 + claim.owner.len());
         push_rest(&mut rest, claim, &self.channel);
-        let line = line_key(claim.name.as_str());
-        launch(voters.iter().map(|(node, link)| {
-            let deadline = node.clock.at_most(Clock::Boot.now());
-            let patience = self.settings.node_timeout.as_millis() as i64 * 4;
-            let deadline = deadline.map_or(1 << 52, |micros| micros / 1000 + patience);
-            let mut command = Cmd::with_capacity(14, 512);
-            command.arg("EVALSHA").arg(&self.scripts.acquire.sha).arg(3);
-            command.arg(claim.name.as_str()).arg(&line).arg(MEMORY);
-            command
-                .arg(&mark(&claim.id)[4..])
-                .arg(attempt)
-                .arg(px(claim));
-            command.arg(manner.hint).arg(bucket(&claim.name));
-            command
-                .arg(u8::from(manner.waits))
-                .arg(deadline)
-                .arg(&rest[..]);
-            let (inner, node, link) = (Arc::clone(self), Arc::clone(node), Arc::clone(link));
-            let name = claim.name.clone();
-            async move {
-                let asked = Clock::Boot.now();
-                let answer = link.ask(&command).await;
-                let vote =
-                    answer.and_then(|answer| read_script(&inner, &node, &link, asked, &answer));
-                let vote = vote.unwrap_or_else(|error| failed(&node, &name, error));
-                (node.index, vote)
-            }
-        }))
+        let deadline = node.clock.at_most(Clock::Boot.now());
+        let patience = self.settings.node_timeout.as_millis() as i64 * 4;
+        let deadline = deadline.map_or(1 << 52, |micros| micros / 1000 + patience);
+        let mut command = Cmd::with_capacity(14, 512);
+        command.arg("EVALSHA").arg(&self.scripts.acquire.sha).arg(3);
+        command.arg(claim.name.as_str());
+        command.arg(line_key(claim.name.as_str())).arg(MEMORY);
+        command
+            .arg(&mark(&claim.id)[4..])
+            .arg(attempt)
+            .arg(px(claim));
+        command.arg(manner.hint).arg(bucket(&claim.name));
+        command
+            .arg(u8::from(manner.waits))
+            .arg(deadline)
+            .arg(&rest[..]);
+        command
     }
 
-    /// The lock if it is free, the counter whether or not, and the time.
-    fn plainly(&self, claim: &Claim, attempt: u64) -> Pipeline {
-        let mut value = whose(claim, Some(attempt));
-        value.extend_from_slice(b"1:0:");
-        push_number(&mut value, px(claim));
-        value.extend_from_slice(b":0:0:");
-        push_rest(&mut value, claim, &self.channel);
-        let mut commands = Pipeline::with_capacity(3);
-        let mut set = Cmd::with_capacity(6, claim.name.as_str().len() + value.len() + 80);
-        set.arg("SET").arg(claim.name.as_str()).arg(&value[..]);
-        set.arg("NX").arg("PX").arg(px(claim));
-        commands.add_command(set);
-        let mut draw = Cmd::with_capacity(4, 64);
-        draw.arg("HINCRBY")
-            .arg(MEMORY)
-            .arg(bucket(&claim.name))
-            .arg(1);
-        commands.add_command(draw);
-        commands.add_command(redis::cmd("TIME"));
-        commands
-    }
-
-    /// Takes back an attempt, and waits for that as long as for any answer.
-    async fn undo(
-        self: &Arc<Self>,
-        nodes: Vec<(Arc<Node>, Arc<Link>)>,
-        claim: &Claim,
-        attempt: u64,
-    ) {
+    /// Takes back an attempt, and waits for that as long as for any answer. What has no answer by then goes on behind.
+    async fn undo(self: &Arc<Self>, nodes: Asked, claim: &Claim, attempt: u64) {
         let command = self.withdrawal(claim, Some(attempt), b"undo");
-        let mut undone = self.withdraw_at(nodes, command, claim);
-        let all = async { while undone.next().await.is_some() {} };
-        let timeout = self.settings.node_timeout;
-        // What has no answer by then goes on behind.
-        let late = tokio::time::timeout(timeout, all).await.is_err();
-        if late {
-            behind(undone);
-        }
+        let round = Round::new(Left(nodes.len()));
+        let told = Arc::clone(&round);
+        self.withdraw_at(nodes, command, claim, move |_, _| {
+            told.count(|left| left.0 -= 1);
+        });
+        round.enough(self.settings.node_timeout).await;
     }
 
     /// The call that withdraws a claim, or one attempt of it.
@@ -346,31 +336,52 @@ impl Inner {
         command
     }
 
-    /// Withdraws at these nodes; each answers with its code, or what went wrong. What had no answer is sent again when the
-    /// node is back.
+    /// Withdraws at these nodes; `told` gets the index of each with its code, or what went wrong. What had no answer is sent
+    /// again when the node is back.
     pub(crate) fn withdraw_at(
         &self,
-        nodes: Vec<(Arc<Node>, Arc<Link>)>,
+        nodes: Asked,
         command: Cmd,
         claim: &Claim,
-    ) -> Calls<(usize, Result<i64, RedisError>)> {
-        let command = Arc::new(command);
+        told: impl Fn(usize, Result<i64, RedisError>) + Send + Sync + 'static,
+    ) {
+        let shared = Arc::new((command, told));
         let lease = claim.ttl.saturating_add(claim.lock_delay);
-        launch(nodes.into_iter().map(|(node, link)| {
-            let command = Arc::clone(&command);
-            async move {
-                let answer = match link.ask(&command).await {
-                    Ok(Value::Int(code)) => Ok(code),
-                    Ok(other) => Err(crate::connection::odd(&other)),
-                    Err(error) => Err(error),
-                };
+        for (node, link) in nodes {
+            let asked = Arc::clone(&shared);
+            let reply = move |answer: Result<Told<'_>, RedisError>| {
+                let (command, told) = &*asked;
+                let answer = answer.and_then(|answer| match answer.values {
+                    [Value::Int(code)] => Ok(*code),
+                    [Value::ServerError(error)] => Err(error.clone().into()),
+                    other => Err(odd(other)),
+                });
                 if answer.is_err() {
-                    node.owe(Clock::Boot.now() + lease, Cmd::clone(&command));
+                    node.owe(Clock::Boot.now() + lease, command.clone());
                 }
-                (node.index, answer)
-            }
-        }))
+                told(node.index, answer);
+            };
+            link.send(std::slice::from_ref(&shared.0), false, Box::new(reply));
+        }
     }
+}
+
+/// A vote without a script: the lock if it is free, and the counter whether or not.
+fn plainly(inner: &Inner, claim: &Claim, attempt: u64) -> [Cmd; 2] {
+    let mut value = whose(claim, Some(attempt));
+    value.extend_from_slice(b"1:0:");
+    push_number(&mut value, px(claim));
+    value.extend_from_slice(b":0:0:");
+    push_rest(&mut value, claim, &inner.channel);
+    let mut set = Cmd::with_capacity(6, claim.name.as_str().len() + value.len() + 80);
+    set.arg("SET").arg(claim.name.as_str()).arg(&value[..]);
+    set.arg("NX").arg("PX").arg(px(claim));
+    let mut draw = Cmd::with_capacity(4, 64);
+    draw.arg("HINCRBY")
+        .arg(MEMORY)
+        .arg(bucket(&claim.name))
+        .arg(1);
+    [set, draw]
 }
 
 /// Whether so many votes are there, and for which token: the highest of those that say the least, and whether they all say
@@ -406,43 +417,36 @@ fn read_plain(
     inner: &Inner,
     node: &Node,
     link: &Link,
-    asked: BootInstant,
-    answers: Result<Vec<Value>, RedisError>,
+    told: &Told<'_>,
 ) -> Result<Vote, RedisError> {
-    let heard = Clock::Boot.now();
-    let answers = answers?;
-    let [set, drawn, time] = &answers[..] else {
-        return Err(crate::connection::odd(&Value::Array(answers)));
+    let [set, drawn] = &*told.values else {
+        return Err(odd(told.values));
     };
     for answer in [set, drawn] {
         if let Value::ServerError(error) = answer {
             return Err(error.clone().into());
         }
     }
-    let (Value::Int(counter), Some(micros)) = (drawn, micros(time)) else {
-        return Err(crate::connection::odd(&Value::Array(answers)));
+    let (Value::Int(counter), Some(micros)) = (drawn, told.micros) else {
+        return Err(odd(told.values));
     };
-    Ok(
-        judge(inner, node, link, (asked, heard), micros, *counter).unwrap_or_else(|counter| {
-            match set {
-                Value::Okay => Vote::Yes(counter),
-                _ => Vote::Taken { counter, left: -1 },
-            }
-        }),
-    )
+    let judged = judge(inner, node, link, told, micros, *counter);
+    Ok(judged.unwrap_or_else(|counter| match set {
+        Value::Okay => Vote::Yes(counter),
+        _ => Vote::Taken { counter, left: -1 },
+    }))
 }
 
 fn read_script(
     inner: &Inner,
     node: &Node,
     link: &Link,
-    asked: BootInstant,
-    answer: &Value,
+    told: &Told<'_>,
 ) -> Result<Vote, RedisError> {
-    let heard = Clock::Boot.now();
-    let odd = || Err(crate::connection::odd(answer));
-    let Value::Array(parts) = answer else {
-        return odd();
+    let parts = match &*told.values {
+        [Value::Array(parts)] => parts,
+        [Value::ServerError(error)] => return Err(error.clone().into()),
+        other => return Err(odd(other)),
     };
     let [
         Value::BulkString(word),
@@ -451,13 +455,13 @@ fn read_script(
         Value::Int(left),
     ] = &parts[..]
     else {
-        return odd();
+        return Err(odd(parts));
     };
     if &word[..] == b"late" {
-        node.told_time(inner, *micros, asked, heard);
+        node.told_time(inner, *micros, told.asked, told.heard);
         return Ok(void(node, "it took the request too late"));
     }
-    let judged = judge(inner, node, link, (asked, heard), *micros, *counter);
+    let judged = judge(inner, node, link, told, *micros, *counter);
     Ok(judged.unwrap_or_else(|counter| match &word[..] {
         b"ok" => Vote::Yes(counter),
         _ => Vote::Taken {
@@ -467,16 +471,20 @@ fn read_script(
     }))
 }
 
+fn odd(answers: &[Value]) -> RedisError {
+    crate::connection::odd(&Value::Array(answers.to_vec()))
+}
+
 /// Why an answer does not count as a vote; else its counter.
 fn judge(
     inner: &Inner,
     node: &Node,
     link: &Link,
-    (asked, heard): (BootInstant, BootInstant),
+    told: &Told<'_>,
     micros: i64,
     counter: i64,
 ) -> Result<Vote, u64> {
-    if !node.told_time(inner, micros, asked, heard) {
+    if !node.told_time(inner, micros, told.asked, told.heard) {
         return Ok(void(node, WAS_SET));
     }
     let counter = u64::try_from(counter).unwrap_or(0);
