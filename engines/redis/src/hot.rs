@@ -7,7 +7,9 @@ use fencelock_core::LockName;
 /// Which names were found taken of late: for those the way by script is the shorter one. A guess, shared by names of
 /// the same hash; wrong guesses cost a command and nothing else.
 #[derive(Debug)]
-pub(crate) struct Hot(Box<[Heat; 1024]>);
+pub(crate) struct Hot(Box<[Heat; NAMES]>);
+
+const NAMES: usize = 1024;
 
 /// How contended a name was lately.
 #[derive(Debug)]
@@ -44,19 +46,43 @@ impl Heat {
 
 impl Default for Hot {
     fn default() -> Self {
-        Self(Box::new([const { Heat(AtomicU8::new(0)) }; 1024]))
+        Self(Box::new([const { Heat(AtomicU8::new(0)) }; NAMES]))
     }
 }
 
 impl Hot {
     pub(crate) fn of(&self, name: &LockName) -> &Heat {
-        // FNV-1a.
-        let hash = name
-            .as_str()
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            });
-        &self.0[(hash >> 32) as usize % 1024]
+        &self.0[spread(name, NAMES)]
+    }
+}
+
+/// A number below `count` for a name.
+pub(crate) fn spread(name: &LockName, count: usize) -> usize {
+    // FNV-1a, and the end of MurmurHash3: the former alone leaves names that differ in their last bytes together.
+    let fnv = name
+        .as_str()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let factors = [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53];
+    let hash = factors.into_iter().fold(fnv, |hash, factor| {
+        (hash ^ (hash >> 33)).wrapping_mul(factor)
+    });
+    (hash >> 33) as usize % count
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_that_are_alike_are_spread() {
+        let of = |number: i32| spread(&LockName::new(&format!("order/{number}")).unwrap(), 4096);
+        let used: HashSet<_> = (0..1000).map(of).collect();
+        // 887 are to be expected if they are spread evenly.
+        assert!(used.len() > 850, "{}", used.len());
     }
 }

@@ -19,6 +19,7 @@ use super::courier::Told;
 use super::link::Link;
 use super::node::{BUCKETS, MEMORY, Node};
 use super::round::{Round, Tally};
+use crate::hot::spread;
 use crate::refusal::explain;
 use crate::slots::line_key;
 use crate::value::{mark, push_number, push_rest, px};
@@ -127,16 +128,9 @@ impl Tally for Left {
 /// Nodes that may be asked, with the connections over which they are.
 pub(crate) type Asked = Vec<(Arc<Node>, Arc<Link>)>;
 
-/// The counter that a name uses.
+/// The counter that a name uses. The same for all clients of a store, so never to be changed.
 fn bucket(name: &LockName) -> usize {
-    // FNV-1a.
-    let hash = name
-        .as_str()
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-    (hash >> 32) as usize % BUCKETS
+    spread(name, BUCKETS)
 }
 
 /// What scripts compare: the claim, or one attempt of it.

@@ -3,7 +3,7 @@
 use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Error, Token};
 
-use crate::support::{Store, ms, open, server};
+use crate::support::{Store, calls, ms, open, server};
 
 #[tokio::test]
 async fn takes_and_releases_by_either_way() {
@@ -119,21 +119,12 @@ async fn a_thousand_holds_are_renewed_in_two_commands() {
         held.push(fencelock_core::engine::HeldClaim { claim, token });
     }
     store.engine.renew(&held[..1]).await;
-    let before = evalsha_calls(&server);
+    let before = calls(&server, "evalsha");
     let renewed = store.engine.renew(&held).await;
     assert_eq!(renewed.len(), 1000);
     let kept = |renewal: &Renewal| matches!(renewal, Renewal::Kept { .. });
     assert!(renewed.iter().all(kept));
-    assert_eq!(evalsha_calls(&server) - before, 2);
-}
-
-fn evalsha_calls(server: &fencelock_testbed::Redis) -> u64 {
-    let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
-    let line = stats
-        .lines()
-        .find(|line| line.starts_with("cmdstat_evalsha:"));
-    let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
-    calls.map_or(0, |calls| calls.parse().unwrap())
+    assert_eq!(calls(&server, "evalsha") - before, 2);
 }
 
 #[tokio::test]

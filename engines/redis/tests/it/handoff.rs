@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Token};
 
-use crate::support::{Store, ms, one_listens, open, open_with, server};
+use crate::support::{Store, calls, ms, one_listens, open, open_with, server};
 
 #[tokio::test]
 async fn the_line_is_served_in_order_by_pushes() {
@@ -351,13 +351,5 @@ async fn store_cycle(stores: &[Store; 2], turns: usize) {
 }
 
 fn commands(server: &fencelock_testbed::Redis) -> u64 {
-    let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
-    let calls = |name: &str| {
-        let line = stats
-            .lines()
-            .find(|line| line.starts_with(&format!("cmdstat_{name}:")));
-        let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
-        calls.map_or(0, |calls| calls.parse::<u64>().unwrap())
-    };
-    calls("evalsha") + calls("eval")
+    calls(server, "evalsha") + calls(server, "eval")
 }

@@ -9,8 +9,10 @@ use fencelock_redis::Redlock;
 use fencelock_testbed::{
     ClockShim, Flow, Proxy, Redis, RedisBuilder, Redlock as Group, seen_long_ago,
 };
+use futures_util::FutureExt;
+use futures_util::future::join_all;
 
-use crate::support::ms;
+use crate::support::{calls, ms};
 
 /// Where a node keeps what it remembers.
 const MEMORY: &str = "fencelock:redlock";
@@ -204,6 +206,41 @@ async fn takes_renews_and_releases_with_growing_tokens() {
 }
 
 /// Nodes out of step need the second round, and are in step then.
+#[tokio::test]
+async fn what_is_asked_at_once_goes_out_together_and_in_order() {
+    let nodes = Nodes::start();
+    let store = nodes.open().await;
+    let claims: Vec<_> = (0..64)
+        .map(|number| store.claim(&number.to_string()))
+        .collect();
+    // The first time brings the nodes' counters in step.
+    for first in [true, false] {
+        let before = calls(&nodes.servers[0], "time");
+        let placed = join_all(claims.iter().map(|claim| store.engine.place(claim))).await;
+        for standing in placed {
+            assert!(matches!(standing, Ok(Standing::Held(_))), "{standing:?}");
+        }
+        // One look at the clock for all, and one now and then besides.
+        let looked = calls(&nodes.servers[0], "time") - before;
+        assert!(first || (1..=8).contains(&looked), "{looked}");
+        let released = claims
+            .iter()
+            .map(|claim| store.engine.withdraw(claim, Leave::Release));
+        for withdrawn in join_all(released).await {
+            assert_eq!(withdrawn.unwrap(), Withdrawn::Released);
+        }
+    }
+    // Nobody waits for these, and what withdraws them does not come before them.
+    for claim in &claims {
+        assert!(store.engine.place(claim).now_or_never().is_none());
+        let withdrawn = store.engine.withdraw(claim, Leave::Abandon).await;
+        assert_eq!(withdrawn.unwrap(), Withdrawn::Released);
+    }
+    for name in (0..64).map(|number| number.to_string()) {
+        nodes.await_free(&name, &[0, 1, 2, 3, 4]).await;
+    }
+}
+
 #[tokio::test]
 async fn a_second_round_agrees_where_counters_differ() {
     let nodes = Nodes::start();

@@ -42,6 +42,15 @@ pub(crate) fn server() -> fencelock_testbed::Redis {
     fencelock_testbed::Redis::start().unwrap()
 }
 
+/// How often the server was given a command.
+pub(crate) fn calls(server: &fencelock_testbed::Redis, command: &str) -> u64 {
+    let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
+    let begin = format!("cmdstat_{command}:calls=");
+    let count = stats.lines().find_map(|line| line.strip_prefix(&begin));
+    let count = count.and_then(|rest| rest.split(',').next());
+    count.map_or(0, |count| count.parse().unwrap())
+}
+
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
