@@ -1,12 +1,11 @@
 //! The benchmark that docs/benchmarks.md was measured with: it starts a redis-server of its own on one core, stays on
-//! another itself, and measures that; or a MariaDB or PostgreSQL server with `--start`; or any other store, named with
-//! `--store`.
+//! another itself, and measures that; or a server of another kind with `--start`; or any other store, named with `--store`.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use fencelock_bench::Args;
-use fencelock_testbed::{MariaDb, Postgres, Redis, Redlock};
+use fencelock_testbed::{Etcd, MariaDb, Postgres, Redis, Redlock, ZooKeeper};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Measure a lock beside the bare client of its server, and beside other people's locks.
@@ -42,19 +41,25 @@ struct Command {
 enum Kind {
     Mariadb,
     Postgres,
+    Etcd,
+    Zookeeper,
 }
 
-/// A database server that runs as long as this is kept.
-enum Database {
+/// A server that runs as long as this is kept.
+enum Server {
     MariaDb(Box<MariaDb>),
     Postgres(Box<Postgres>),
+    Etcd(Box<Etcd>),
+    ZooKeeper(Box<ZooKeeper>),
 }
 
-impl Database {
+impl Server {
     fn start(kind: Kind) -> fencelock_testbed::Result<Self> {
         Ok(match kind {
             Kind::Mariadb => Self::MariaDb(Box::new(MariaDb::start()?)),
             Kind::Postgres => Self::Postgres(Box::new(Postgres::start()?)),
+            Kind::Etcd => Self::Etcd(Box::new(Etcd::start()?)),
+            Kind::Zookeeper => Self::ZooKeeper(Box::new(ZooKeeper::start()?)),
         })
     }
 
@@ -62,6 +67,8 @@ impl Database {
         let url = match self {
             Self::MariaDb(server) => server.url(),
             Self::Postgres(server) => server.url(),
+            Self::Etcd(server) => server.url(),
+            Self::ZooKeeper(server) => server.url(),
         };
         match options {
             Some(options) => format!("{url}?{options}"),
@@ -97,7 +104,7 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         .nodes
         .map(|nodes| Redlock::start_each(nodes, |_| builder()));
     let group = group.transpose()?;
-    let server = match (&command.store, &group, command.start) {
+    let redis = match (&command.store, &group, command.start) {
         (None, None, None) => Some(builder().start()?),
         _ => None,
     };
@@ -105,15 +112,15 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         // What is started now inherits it.
         pin_to(0)?;
     }
-    let database = command.start.map(Database::start).transpose()?;
+    let other = command.start.map(Server::start).transpose()?;
     if pinned {
         // Before any other thread or process is started, so that they inherit it.
         pin_to(1)?;
     }
-    let url = match (&server, &group, &database) {
-        (Some(server), _, _) => server.url(),
+    let url = match (&redis, &group, &other) {
+        (Some(redis), _, _) => redis.url(),
         (_, Some(group), _) => group.url(),
-        (_, _, Some(database)) => database.url(command.options.as_deref()),
+        (_, _, Some(other)) => other.url(command.options.as_deref()),
         (None, None, None) => command.store.clone().unwrap_or_default(),
     };
     Ok(runtime.block_on(fencelock_bench::command(&command.args, &url, &[]))?)

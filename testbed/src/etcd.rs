@@ -297,6 +297,35 @@ impl Etcd {
         count.parse().map_err(Failure::to("count keys"))
     }
 
+    /// The keys that begin with `prefix`, in base64.
+    ///
+    /// # Errors
+    /// If the cluster does not answer.
+    pub fn encoded_keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let mut end = prefix.as_bytes().to_vec();
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        let range = json!({
+            "key": base64(prefix.as_bytes()), "range_end": base64(&end), "keys_only": true,
+        });
+        let answer = self.call("kv/range", &range)?;
+        let kvs = answer["kvs"].as_array().cloned().unwrap_or_default();
+        let keys = kvs.iter().filter_map(|kv| kv["key"].as_str());
+        Ok(keys.map(str::to_owned).collect())
+    }
+
+    /// Makes the cluster forget its history, as an administrator might.
+    ///
+    /// # Errors
+    /// If the cluster does not answer.
+    pub fn compact(&self) -> Result<()> {
+        let answer = self.call("kv/range", &json!({ "key": base64(b"any") }))?;
+        let revision = &answer["header"]["revision"];
+        let compact = json!({ "revision": revision, "physical": true });
+        self.call("kv/compaction", &compact).map(drop)
+    }
+
     /// Ends a lease, as an administrator might.
     ///
     /// # Errors

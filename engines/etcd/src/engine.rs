@@ -1,6 +1,5 @@
 //! The engine: what it promises, and what its parts share.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,10 +18,10 @@ use fencelock_core::{
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use crate::claims::Claims;
 use crate::config::Config;
 use crate::layout::{BASE, Layout};
 use crate::link::Store;
-use crate::place::Placed;
 use crate::refusal::Trouble;
 use crate::session::Sessions;
 
@@ -40,7 +39,7 @@ pub struct Etcd {
 pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) sessions: Sessions,
-    claims: Mutex<HashMap<ClaimId, Placed>>,
+    claims: Mutex<Claims>,
     base: Mutex<Option<u64>>,
     /// Under which this client gets mail.
     pub(crate) client: String,
@@ -79,7 +78,7 @@ impl Etcd {
 }
 
 impl Shared {
-    pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<ClaimId, Placed>> {
+    pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,14 +167,17 @@ impl Shared {
         Ok(deleted.succeeded())
     }
 
-    /// Deletes a key that is this client's own whenever it was created; false if there was none.
-    pub(crate) async fn delete_any(&self, key: &[u8]) -> Result<bool, Trouble> {
-        let there = Compare::create_revision(key, CompareOp::Greater, 0);
-        let delete = Txn::new()
-            .when([there])
-            .and_then([TxnOp::delete(key, None)]);
-        let deleted = self.store.txn(|| "releasing".into(), delete).await?;
-        Ok(deleted.succeeded())
+    /// Deletes a key whenever it was created; false if there was none.
+    pub(crate) async fn delete_any(&self, key: &str) -> Result<bool, Trouble> {
+        self.store.delete(|| "releasing".into(), key).await
+    }
+
+    /// Deletes a key if it is on this lease.
+    pub(crate) async fn delete_on(&self, key: &[u8], lease: i64) -> Result<(), Trouble> {
+        let same = Compare::lease(key, CompareOp::Equal, lease);
+        let delete = Txn::new().when([same]).and_then([TxnOp::delete(key, None)]);
+        self.store.txn(|| "releasing".into(), delete).await?;
+        Ok(())
     }
 
     pub(crate) fn promises(&self) -> Promises {

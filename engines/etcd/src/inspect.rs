@@ -38,7 +38,7 @@ impl Shared {
         loop {
             let prefix = self.layout().line(name);
             let options = WatchOptions::new().with_range(end_of(&prefix));
-            let (link, mut watch, _) = self.store.watch(prefix.as_bytes(), options).await?;
+            let (link, mut watch) = self.store.watch(prefix.as_bytes(), options).await?;
             loop {
                 let line = self.line(name).await?;
                 let view = self.view(name, &line, &mut Leases::new()).await?;
@@ -49,9 +49,8 @@ impl Shared {
                     told = watch.message() => told,
                     () = link.gone() => break,
                 };
-                match told {
-                    Ok(Some(told)) if !told.canceled() => {}
-                    _ => break,
+                if told.is_none() {
+                    break;
                 }
             }
         }

@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use fencelock_core::engine::Claim;
 use fencelock_core::{ClaimId, LockName};
 
+use crate::claims::Number;
+
 /// What everything but the locks of `layout=concurrency` stands under.
 const ROOT: &str = "fencelock/";
 
@@ -45,11 +47,14 @@ impl Layout {
         }
     }
 
-    /// The key of a claim. In Go's layout it is named after a lease.
-    pub(crate) fn key(self, claim: &Claim, lease: i64) -> String {
+    /// The key of a claim of this client. In Go's layout it is named after a lease.
+    pub(crate) fn key(self, claim: &Claim, client: &str, number: Number, lease: i64) -> String {
         let line = self.line(&claim.name);
+        let Number { series, at } = number;
         match self {
-            Self::Fencelock => format!("{line}{}{}", claim.mode.letter(), claim.id),
+            Self::Fencelock => {
+                format!("{line}{}{client}-{series:x}-{at:x}", claim.mode.letter())
+            }
             Self::Concurrency => format!("{line}{lease:x}"),
         }
     }

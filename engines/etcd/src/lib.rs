@@ -21,8 +21,9 @@
 //! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format: the authority to trust (else the system's), and this client's certificate |
 //!
 //! # Layout
-//! `fencelock/lock/<name>/<mode><claim id>`, with `%` and `/` of the name percent-encoded, so that no lock stands within
-//! another; `fencelock/base`, one key for the whole store, from which tokens are counted; `fencelock/mail/<client>/<claim
+//! `fencelock/lock/<name>/<mode><client>-<number>`, with `%` and `/` of the name percent-encoded, so that no lock stands within
+//! another, and the claim's id in the value. A client uses its keys again, because etcd remembers all that it ever had until it is
+//! compacted; `fencelock/base`, one key for the whole store, from which tokens are counted; `fencelock/mail/<client>/<claim
 //! id>`, while a holder is being told that it was evicted or is asked to let go.
 //!
 //! With `layout=concurrency` the keys are `<name>/<lease in hex>` as in Go, so that they and we exclude each other. Then
@@ -43,6 +44,7 @@
 //! * A claim waits in a session with the lease `claim-window`, and holds in it until its first renewal.
 //! * A change of the leader prolongs all leases by one lease.
 
+mod claims;
 mod config;
 mod diagnose;
 mod engine;
@@ -55,6 +57,8 @@ mod refusal;
 mod renew;
 mod session;
 mod value;
+mod wait;
+mod watches;
 
 pub use engine::Etcd;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use etcd_client::{
     Client, ClusterClient, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient,
-    MaintenanceClient, Txn, TxnResponse, WatchClient, WatchOptions, WatchStream,
+    MaintenanceClient, Txn, TxnResponse, WatchFilterType, WatchOptions,
 };
 use fencelock_core::{Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::config::Config;
 use crate::layout::BASE;
 use crate::refusal::{Trouble, explain, is_lease_gone, is_refusal, whole};
+use crate::watches::{Watch, Watches};
 
 /// The pause before members that have no leader are asked again.
 const ELECTION: Duration = Duration::from_millis(100);
@@ -38,7 +39,7 @@ pub(crate) struct Store {
 pub(crate) struct Link {
     pub(crate) kv: KvClient,
     pub(crate) lease: LeaseClient,
-    watch: WatchClient,
+    watches: Watches,
     cluster: ClusterClient,
     maintenance: MaintenanceClient,
     broken: watch::Sender<bool>,
@@ -161,14 +162,17 @@ impl Store {
             Ok(client)
         };
         match opened.await {
-            Ok(client) => Ok(Arc::new(Link {
-                kv: client.kv_client(),
-                lease: client.lease_client(),
-                watch: client.watch_client(),
-                cluster: client.cluster_client(),
-                maintenance: client.maintenance_client(),
-                broken: watch::Sender::new(false),
-            })),
+            Ok(client) => {
+                let broken = watch::Sender::new(false);
+                Ok(Arc::new(Link {
+                    kv: client.kv_client(),
+                    lease: client.lease_client(),
+                    watches: Watches::new(client.watch_client(), broken.subscribe()),
+                    cluster: client.cluster_client(),
+                    maintenance: client.maintenance_client(),
+                    broken,
+                }))
+            }
             Err(error) => Err(self.cannot_connect(endpoint, &error).await),
         }
     }
@@ -311,19 +315,38 @@ impl Store {
         }
     }
 
-    /// A watch that sees everything after the revision returned with it, over the connection returned with it.
+    /// Deletes a key; false if it was not there.
+    pub(crate) async fn delete(
+        &self,
+        action: impl Fn() -> String,
+        key: &str,
+    ) -> Result<bool, Trouble> {
+        let delete = |link: Arc<Link>| async move { link.kv.clone().delete(key, None).await };
+        Ok(self.ask(action, delete).await?.deleted() > 0)
+    }
+
+    /// A watch that sees everything from now on, over the connection returned with it.
     pub(crate) async fn watch(
         &self,
         key: &[u8],
         options: WatchOptions,
-    ) -> Result<(Arc<Link>, WatchStream, i64)> {
+    ) -> Result<(Arc<Link>, Watch)> {
         let open = |link: Arc<Link>| async move {
-            let mut stream = link.watch.clone().watch(key, Some(options)).await?;
-            let told = stream.message().await?;
-            let told = told.filter(|told| told.created() && !told.canceled());
-            let told = told.ok_or_else(|| Driver::WatchError("it was refused".into()))?;
-            let revision = told.header().map_or(0, |header| header.revision());
-            Ok((link, stream, revision))
+            let watch = link.watches.open(key, options, false).await?;
+            Ok((link, watch))
+        };
+        Ok(self.ask(|| "watching".into(), open).await?)
+    }
+
+    /// A watch on the end of each of these keys, in their order, all over one connection. May have been there before.
+    pub(crate) async fn watch_each(&self, keys: &[&[u8]]) -> Result<(Arc<Link>, Vec<Watch>)> {
+        let open = |link: Arc<Link>| async move {
+            let ends = WatchOptions::new().with_filters([WatchFilterType::NoPut]);
+            let all = keys
+                .iter()
+                .map(|key| link.watches.open(key, ends.clone(), true));
+            let watches = futures_util::future::try_join_all(all).await?;
+            Ok((link, watches))
         };
         Ok(self.ask(|| "watching".into(), open).await?)
     }

@@ -31,7 +31,7 @@ impl Shared {
         let options = WatchOptions::new()
             .with_range(end_of(&prefix))
             .with_filters([WatchFilterType::NoDelete]);
-        let (link, mut watch, _) = self.store.watch(prefix.as_bytes(), options).await?;
+        let (link, mut watch) = self.store.watch(prefix.as_bytes(), options).await?;
         // What came before the watch.
         let all = GetOptions::new().with_range(end_of(&prefix));
         let got = self
@@ -46,10 +46,7 @@ impl Shared {
                 told = watch.message() => told,
                 () = link.gone() => return Ok(()),
             };
-            let Ok(Some(told)) = told else { return Ok(()) };
-            if told.canceled() {
-                return Ok(());
-            }
+            let Some(told) = told else { return Ok(()) };
             let put = told
                 .events()
                 .iter()
@@ -61,11 +58,13 @@ impl Shared {
     }
 
     async fn open_letter(&self, prefix: &str, key: &[u8], letter: &[u8]) -> Result<()> {
-        let id = key.strip_prefix(prefix.as_bytes());
-        let id = id.and_then(|id| std::str::from_utf8(id).ok());
+        let Ok(key) = std::str::from_utf8(key) else {
+            return Ok(());
+        };
+        let id = key.strip_prefix(prefix);
         if let Some(id) = id.and_then(|id| id.parse::<ClaimId>().ok()) {
             if letter == EVICTED.as_bytes() {
-                let on = self.claims().get(&id).map(|placed| Arc::clone(&placed.on));
+                let on = self.claims().get(id).map(|placed| Arc::clone(&placed.on));
                 if let Some(on) = on {
                     on.leave(id);
                 }

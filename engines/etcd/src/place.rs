@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
-    TxnOpResponse, TxnResponse, WatchFilterType, WatchOptions, WatchStream,
+    TxnOpResponse, TxnResponse,
 };
-use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use fencelock_core::engine::{Claim, Leave, Place, Standing, Withdrawn};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
 
+use crate::claims::{Number, Placed, Wanted};
 use crate::engine::{Shared, base_in};
 use crate::layout::{BASE, Layout, end_of};
 use crate::refusal::Trouble;
@@ -22,39 +23,8 @@ const RECHECK: Duration = Duration::from_secs(30);
 /// How often a claim is placed anew when what was known turns out to be over.
 const TRIES: u32 = 5;
 
-/// What this client knows of a claim that it sent.
-#[derive(Clone, Debug)]
-pub(crate) struct Placed {
-    pub(crate) key: String,
-    /// The create revision of its key and its tokens, once known.
-    pub(crate) there: Option<(i64, Tokens)>,
-    /// On whose lease its key is.
-    pub(crate) on: Arc<Session>,
-    /// Which of its tokens the store has.
-    pub(crate) at: u32,
-    pub(crate) base: Option<u64>,
-    pub(crate) holds: bool,
-    mode: Mode,
-    /// What it waits for the end of.
-    waits_for: Option<Wanted>,
-    /// Sessions in which a request without an answer may put it still.
-    doubtful: Vec<Arc<Session>>,
-    /// It was withdrawn, and that is not certain yet.
-    undone: bool,
-    /// Sessions that are kept alive for it.
-    pins: Vec<Arc<Pin>>,
-}
-
-/// The end of what may change a waiter's standing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Wanted {
-    Key(Vec<u8>),
-    /// Any of the line.
-    Any,
-}
-
 /// How a claim stands according to the store.
-enum Stands {
+pub(crate) enum Stands {
     Held,
     Waits(Wanted),
     /// Its key is not there.
@@ -68,7 +38,7 @@ impl Shared {
     }
 
     pub(crate) async fn place(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
-        let known = self.claims().get(&claim.id).cloned();
+        let known = self.claims().get(claim.id).cloned();
         if let Some(placed) = &known
             && placed.there.is_some()
         {
@@ -119,11 +89,14 @@ impl Shared {
         let base = self.base().await?;
         let own = self.layout() == Layout::Fencelock;
         let mut hold = self.session(Class::of(claim, Self::alone(claim))).await?;
-        let mut key = self.layout().key(claim, hold.0.lease);
-        if !own && self.is_taken(claim, &key) {
+        let key_of = |number, hold: &Pin| {
+            let lease = hold.0.lease;
+            self.layout().key(claim, &self.client, number, lease)
+        };
+        let any = Number { series: 0, at: 0 };
+        if !own && self.claims().is_anothers(claim.id, &key_of(any, &hold)) {
             // Go's keys are named after the session: another claim of this client has that name.
             hold = self.session(Class::of(claim, true)).await?;
-            key = self.layout().key(claim, hold.0.lease);
         }
         let class = Class::line(self.store.config.window);
         let counted = stands_in_line(claim) || (taken && claim.mode == Mode::Shared);
@@ -132,22 +105,30 @@ impl Shared {
             (true, false) => self.sessions.usable(class),
             (false, _) => None,
         };
-        let earlier = self.claims().get(&claim.id).cloned();
-        let mut doubtful = earlier.map_or_else(Vec::new, |placed| placed.doubtful);
-        let placed = Placed {
-            key: key.clone(),
-            there: None,
-            on: Arc::clone(&hold.0),
-            at: 0,
-            base,
-            holds: false,
-            mode: claim.mode,
-            waits_for: None,
-            doubtful: doubtful.clone(),
-            undone: false,
-            pins: line.iter().chain([&hold]).cloned().collect(),
+        let (key, mut doubtful) = {
+            // Numbered and noted at once: no other claim is to have this key.
+            let mut claims = self.claims();
+            let number = claims.number(claim);
+            let key = key_of(number, &hold);
+            let earlier = claims.get(claim.id).cloned();
+            let doubtful = earlier.map_or_else(Vec::new, |placed| placed.doubtful);
+            let placed = Placed {
+                key: key.clone(),
+                number,
+                there: None,
+                on: Arc::clone(&hold.0),
+                at: 0,
+                base,
+                holds: false,
+                mode: claim.mode,
+                waits_for: None,
+                doubtful: doubtful.clone(),
+                undone: false,
+                pins: line.iter().chain([&hold]).cloned().collect(),
+            };
+            claims.insert(claim, placed);
+            (key, doubtful)
         };
-        self.claims().insert(claim.id, placed);
         let leases = (hold.0.lease, line.as_ref().map(|line| line.0.lease));
         let txn = self.placing(claim, &key, base, leases);
         let asked = Clock::Boot.now();
@@ -160,6 +141,7 @@ impl Shared {
                         pin.0.retire();
                         doubtful.push(Arc::clone(&pin.0));
                     }
+                    self.claims().begin_series();
                 }
                 self.update(claim, |placed| {
                     placed.doubtful = doubtful;
@@ -174,7 +156,7 @@ impl Shared {
                     }
                     return Ok(None);
                 }
-                self.forget_unless_doubtful(claim);
+                self.claims().remove_unless_doubtful(claim.id);
                 return Err(trouble.error);
             }
         };
@@ -223,14 +205,14 @@ impl Shared {
         Txn::new().when(free).and_then([put(hold)]).or_else(taken)
     }
 
-    /// Reads what is needed to know how a new claim stands: the last two, or everybody.
+    /// Reads what is needed to know how a new claim stands: the last three, or everybody.
     fn reading_line(&self, claim: &Claim, prefix: &str) -> TxnOp {
         let options = GetOptions::new().with_range(end_of(prefix));
         let options = match claim.mode {
             Mode::Exclusive => options
                 .with_sort(SortTarget::Create, SortOrder::Descend)
                 .with_keys_only()
-                .with_limit(2),
+                .with_limit(3),
             Mode::Shared | Mode::Permit { .. } => {
                 options.with_sort(SortTarget::Create, SortOrder::Ascend)
             }
@@ -268,7 +250,7 @@ impl Shared {
             if line.is_some() || stands_in_line(claim) || readers()? {
                 return Ok(None);
             }
-            self.forget_unless_doubtful(claim);
+            self.claims().remove_unless_doubtful(claim.id);
             return Ok(Some(Standing::Busy));
         };
         if !self.is_mine(claim, own) {
@@ -277,15 +259,15 @@ impl Shared {
         let on = self.sessions.on(own.lease());
         let Some(on) = on else {
             // Put by an earlier request, in a session that is over for this client: it is about to vanish.
-            self.delete_any(own.key()).await?;
+            self.delete(own.key(), own.create_revision()).await?;
             return Ok(None);
         };
         self.note_there(claim, own.create_revision(), &on);
         let stands = match claim.mode {
             Mode::Exclusive => match &others[..] {
                 [last] if last.key() == own.key() => Stands::Held,
-                [last, before] if last.key() == own.key() => {
-                    Stands::Waits(Wanted::Key(before.key().to_vec()))
+                [last, before, second @ ..] if last.key() == own.key() => {
+                    Stands::Waits(Wanted::end_of(before, second.first()))
                 }
                 // Placed earlier, and others have come since.
                 _ => return self.standing(claim, asked, None).await,
@@ -310,12 +292,6 @@ impl Shared {
         stored.is_ok_and(|stored| stored.id == Some(claim.id))
     }
 
-    fn is_taken(&self, claim: &Claim, key: &str) -> bool {
-        let claims = self.claims();
-        let mut others = claims.iter().filter(|(id, _)| **id != claim.id);
-        others.any(|(_, placed)| placed.key == key)
-    }
-
     /// Whether a claim of this client has this key.
     pub(crate) fn is_known(&self, key: &[u8]) -> bool {
         let claims = self.claims();
@@ -323,25 +299,9 @@ impl Shared {
         known.any(|placed| placed.key.as_bytes() == key)
     }
 
-    /// Forgets the claim that was withdrawn and had this key.
-    pub(crate) fn forget_undone(&self, key: &[u8]) {
-        let undone = |placed: &Placed| placed.undone && placed.key.as_bytes() == key;
-        let ended = |placed: &Placed| placed.doubtful.iter().all(|session| session.has_ended());
-        self.claims()
-            .retain(|_, placed| !(undone(placed) && ended(placed)));
-    }
-
     pub(crate) fn update(&self, claim: &Claim, change: impl FnOnce(&mut Placed)) {
-        if let Some(placed) = self.claims().get_mut(&claim.id) {
+        if let Some(placed) = self.claims().get_mut(claim.id) {
             change(placed);
-        }
-    }
-
-    fn forget_unless_doubtful(&self, claim: &Claim) {
-        let mut claims = self.claims();
-        let doubtful = |placed: &Placed| placed.doubtful.iter().any(|s| !s.has_ended());
-        if !claims.get(&claim.id).is_some_and(doubtful) {
-            claims.remove(&claim.id);
         }
     }
 
@@ -357,7 +317,7 @@ impl Shared {
     }
 
     /// How a claim whose key was put stands now; asked of the store unless that is known. `None` if its key is gone.
-    async fn standing(
+    pub(crate) async fn standing(
         self: &Arc<Self>,
         claim: &Claim,
         asked: BootInstant,
@@ -365,14 +325,14 @@ impl Shared {
     ) -> Result<Option<Standing>> {
         let stands = match known {
             Some(stands) => stands,
-            None => self.ask(claim).await?,
+            None => self.ask(claim, false).await?,
         };
         match stands {
             Stands::Held => self.grant(claim, asked).await,
             Stands::Gone => Ok(None),
             Stands::Waits(_) if !claim.wait => {
                 // It had to be put to be counted.
-                let placed = self.claims().get(&claim.id).cloned();
+                let placed = self.claims().get(claim.id).cloned();
                 if let Some(Placed {
                     key,
                     there: Some((revision, _)),
@@ -381,7 +341,7 @@ impl Shared {
                 {
                     self.delete(key.as_bytes(), revision).await?;
                 }
-                self.forget_unless_doubtful(claim);
+                self.claims().remove_unless_doubtful(claim.id);
                 Ok(Some(Standing::Busy))
             }
             Stands::Waits(wanted) => {
@@ -396,9 +356,10 @@ impl Shared {
         }
     }
 
-    /// Reads how a claim stands whose key was put.
-    async fn ask(&self, claim: &Claim) -> Result<Stands> {
-        let placed = self.claims().get(&claim.id).cloned();
+    /// Reads how a claim stands whose key was put: as the quorum has it, or as the member has it that is asked. A member that
+    /// is behind may still see somebody before the claim, but who is first once stays so.
+    pub(crate) async fn ask(&self, claim: &Claim, of_the_member: bool) -> Result<Stands> {
+        let placed = self.claims().get(claim.id).cloned();
         let Some(Placed {
             key,
             there: Some((revision, _)),
@@ -411,17 +372,29 @@ impl Shared {
         let before = GetOptions::new()
             .with_range(end_of(&prefix))
             .with_max_create_revision(revision - 1);
-        let before = match claim.mode {
-            Mode::Exclusive => before
-                .with_sort(SortTarget::Create, SortOrder::Descend)
-                .with_keys_only()
-                .with_limit(1),
-            _ => before.with_sort(SortTarget::Create, SortOrder::Ascend),
+        let (own, before) = match claim.mode {
+            Mode::Exclusive => (
+                GetOptions::new().with_keys_only(),
+                before
+                    .with_sort(SortTarget::Create, SortOrder::Descend)
+                    .with_keys_only()
+                    .with_limit(2),
+            ),
+            _ => (
+                GetOptions::new(),
+                before.with_sort(SortTarget::Create, SortOrder::Ascend),
+            ),
         };
-        let mine = Compare::create_revision(key.clone(), CompareOp::Equal, revision);
-        let read = Txn::new()
-            .when([mine])
-            .and_then([TxnOp::get(key, None), TxnOp::get(prefix, Some(before))]);
+        let gets = [(key.clone(), own), (prefix, before)];
+        let gets = gets.map(|(key, options)| {
+            let options = match of_the_member {
+                true => options.with_serializable(),
+                false => options,
+            };
+            TxnOp::get(key, Some(options))
+        });
+        let mine = Compare::create_revision(key, CompareOp::Equal, revision);
+        let read = Txn::new().when([mine]).and_then(gets);
         let action = || format!("waiting for lock {}", claim.name);
         let answer = self.store.txn(action, read).await?;
         let mut got = answer.op_responses().into_iter().filter_map(|op| match op {
@@ -437,7 +410,7 @@ impl Shared {
         match claim.mode {
             Mode::Exclusive => Ok(match others.first() {
                 None => Stands::Held,
-                Some(before) => Stands::Waits(Wanted::Key(before.key().to_vec())),
+                Some(before) => Stands::Waits(Wanted::end_of(before, others.get(1))),
             }),
             _ => {
                 others.push(own.clone());
@@ -452,7 +425,7 @@ impl Shared {
         for kv in line {
             let stored = value::read(self.layout(), kv);
             let stored = stored.map_err(|why| self.not_a_lock(&claim.name, why))?;
-            before.push((kv.key().to_vec(), stored.mode));
+            before.push((kv, stored.mode));
             if kv.key() == own.key() {
                 break;
             }
@@ -464,18 +437,18 @@ impl Shared {
         // The last that may not stand beside this one; or, where it is their number, any of them.
         let same = |mode: &Mode| mode.letter() == claim.mode.letter();
         let other = before.into_iter().rev().find(|(_, mode)| !same(mode));
-        let wanted = other.map_or(Wanted::Any, |(key, _)| Wanted::Key(key));
+        let wanted = other.map_or(Wanted::Any, |(kv, _)| Wanted::end_of(kv, None));
         Ok(Stands::Waits(wanted))
     }
 
     /// The claim is at the head of the line. What it may believe; moved to a session of its own kind first if it has to be.
-    async fn grant(
+    pub(crate) async fn grant(
         self: &Arc<Self>,
         claim: &Claim,
         asked: BootInstant,
     ) -> Result<Option<Standing>> {
         self.read_mail();
-        let Some(placed) = self.claims().get(&claim.id).cloned() else {
+        let Some(placed) = self.claims().get(claim.id).cloned() else {
             return Ok(None);
         };
         let Some((revision, tokens)) = placed.there else {
@@ -540,71 +513,28 @@ impl Shared {
         Ok(None)
     }
 
-    /// Waits until the predecessor is gone: watches first, then reads, so that nothing between is missed and etcd need not
-    /// look anything up in its history (which it does every 100 ms only).
-    pub(crate) async fn changed(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
-        loop {
-            let placed = self.claims().get(&claim.id).cloned();
-            let Some(Placed {
-                waits_for: Some(wanted),
-                on,
-                ..
-            }) = placed
-            else {
-                return Ok(None);
-            };
-            let prefix = self.layout().line(&claim.name);
-            let options = match claim.mode {
-                // A writer that is downgraded lets readers in.
-                Mode::Shared => WatchOptions::new(),
-                _ => WatchOptions::new().with_filters([WatchFilterType::NoPut]),
-            };
-            let (link, mut watch, _) = match &wanted {
-                Wanted::Key(key) => self.store.watch(key, options).await?,
-                Wanted::Any => {
-                    let options = options.with_range(end_of(&prefix));
-                    self.store.watch(prefix.as_bytes(), options).await?
-                }
-            };
-            loop {
-                let asked = Clock::Boot.now();
-                match self.standing(claim, asked, None).await? {
-                    Some(Standing::Held(grant)) => return Ok(Some(grant)),
-                    Some(Standing::Waiting(_)) => {}
-                    Some(Standing::Busy) | None => return Ok(None),
-                }
-                let now = self
-                    .claims()
-                    .get(&claim.id)
-                    .and_then(|p| p.waits_for.clone());
-                if now.as_ref() != Some(&wanted) {
-                    break;
-                }
-                let told = tokio::select! {
-                    told = told(&mut watch) => told,
-                    () = link.gone() => false,
-                    () = on.ended() => return Ok(None),
-                };
-                if !told {
-                    break;
-                }
-            }
-        }
-    }
-
     pub(crate) async fn withdraw(self: &Arc<Self>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        let Some(placed) = self.claims().get(&claim.id).cloned() else {
+        let Some(placed) = self.claims().get(claim.id).cloned() else {
             return Ok(Withdrawn::NotOwner);
         };
         let expired = placed.on.has_ended();
         if how == Leave::Abandon && placed.holds && !claim.lock_delay.is_zero() {
             placed.on.abandon(claim);
-            self.claims().remove(&claim.id);
+            // Its key stays for a while.
+            self.claims().begin_series();
+            self.claims().remove(claim.id);
             return Ok(Withdrawn::Expired);
         }
         let deleted = match placed.there {
             Some((revision, _)) => {
-                let deleted = self.delete(placed.key.as_bytes(), revision).await;
+                let deleted = match self.layout() {
+                    // No other claim has had this key meanwhile, nor will one if there is no answer.
+                    Layout::Fencelock => self.delete_any(&placed.key).await,
+                    Layout::Concurrency => self.delete(placed.key.as_bytes(), revision).await,
+                };
+                if deleted.is_err() {
+                    self.claims().begin_series();
+                }
                 if deleted.is_err() && !placed.holds {
                     // Its session may live for as long as this client: its key must not, whether or not anybody asks
                     // again. A hold ends when nobody renews it.
@@ -622,7 +552,7 @@ impl Shared {
         if !self.is_settled(claim, &placed).await {
             return Ok(Withdrawn::Unknown);
         }
-        self.claims().remove(&claim.id);
+        self.claims().remove(claim.id);
         Ok(match (deleted, placed.holds) {
             (true, true) => Withdrawn::Released,
             (true, false) => Withdrawn::LeftLine,
@@ -637,7 +567,7 @@ impl Shared {
             placed.undone = true;
             placed.pins.clear();
         });
-        self.delete_any(placed.key.as_bytes()).await
+        self.delete_any(&placed.key).await
     }
 
     /// Whether no request that had no answer can put the claim any more: the sessions that it would be put in are over.
@@ -646,6 +576,9 @@ impl Shared {
             placed.pins.clear();
             placed.undone = true;
         });
+        if placed.doubtful.is_empty() {
+            return true;
+        }
         let ended = placed.doubtful.iter().map(|session| session.ended());
         let ended = futures_util::future::join_all(ended);
         let limit = self.store.config.response_timeout;
@@ -664,24 +597,4 @@ impl Shared {
 /// Whether the claim is put although it does not hold: to wait, or to be counted.
 fn stands_in_line(claim: &Claim) -> bool {
     claim.wait || matches!(claim.mode, Mode::Permit { .. })
-}
-
-/// Waits for a change; false if the watch is over.
-async fn told(watch: &mut WatchStream) -> bool {
-    loop {
-        match watch.message().await {
-            Ok(Some(told)) if told.canceled() => return false,
-            Ok(Some(told)) if told.events().is_empty() => {}
-            Ok(Some(_)) => return true,
-            Ok(None) | Err(_) => return false,
-        }
-    }
-}
-
-impl Placed {
-    /// The token that the store has.
-    pub(crate) fn recorded(&self) -> Option<Token> {
-        let (_, tokens) = self.there?;
-        Some(at_token(tokens.first, self.at))
-    }
 }

@@ -7,8 +7,8 @@ use fencelock_core::engine::{HeldClaim, Renewal};
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::stream::{self, StreamExt};
 
+use crate::claims::Placed;
 use crate::engine::Shared;
-use crate::place::Placed;
 use crate::session::Session;
 
 /// How many transactions go to the server at once.
@@ -94,7 +94,7 @@ impl Shared {
     }
 
     fn holding(&self, held: &HeldClaim) -> Option<Placed> {
-        let placed = self.claims().get(&held.claim.id).cloned()?;
+        let placed = self.claims().get(held.claim.id).cloned()?;
         (placed.holds && placed.on.is_member(held.claim.id)).then_some(placed)
     }
 

@@ -371,8 +371,9 @@ impl Shared {
         }
         if retired {
             for key in keys.iter().filter(|key| !self.is_known(key)) {
-                self.delete_any(key).await?;
-                self.forget_undone(key);
+                // A claim on another session may have the key by now.
+                self.delete_on(key, session.lease).await?;
+                self.claims().remove_undone(key);
             }
         }
         Ok(())

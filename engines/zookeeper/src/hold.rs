@@ -333,11 +333,13 @@ impl Store {
         });
         join_all(ended).await;
         self.drop_parents(IDLE).await;
-        let state = self.state();
+        let mut state = self.state();
         let end = state.ends.peek().map(|Reverse((at, _))| *at);
         let idle = state.parents.values().any(|parent| parent.uses == 0);
         let soon = idle.then(|| Clock::Boot.now() + TIDY);
-        end.into_iter().chain(soon).min()
+        let next = end.into_iter().chain(soon).min();
+        state.tidies = next.is_some();
+        next
     }
 
     /// The holds whose time is over, no more than can be asked for at once.
@@ -377,17 +379,18 @@ impl Store {
             let unused = |_: &LockName, parent: &mut Parent| {
                 parent.uses == 0 && moment.since(parent.idle_since) >= idle
             };
-            state.parents.extract_if(unused).collect()
+            let unused = state.parents.extract_if(unused);
+            unused.map(|(name, parent)| (name, parent.ours)).collect()
         };
         for names in names.chunks(AT_ONCE) {
             let Ok(link) = self.line.link().await else {
                 // The servers delete them themselves in the end: they are containers.
                 return;
             };
-            let deleted = names.iter().map(|(name, parent)| {
+            let deleted = names.iter().map(|(name, ours)| {
                 let (path, link) = (self.parent(name), &link);
                 async move {
-                    if !parent.ours {
+                    if !ours {
                         let stat = link.read(link.client().check_stat(&path)).await;
                         let stat = stat.ok().flatten();
                         if stat.is_none_or(|stat| stat.ephemeral_owner != CONTAINER) {

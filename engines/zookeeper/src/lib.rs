@@ -48,6 +48,7 @@ mod inspect;
 mod line;
 mod names;
 mod place;
+mod quiet;
 mod session;
 mod store;
 mod vouch;

@@ -6,11 +6,12 @@ use std::time::Duration;
 use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 use futures_util::TryFutureExt;
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{join_all, join3, select_all};
 use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError};
 
 use crate::data::{self, Data};
 use crate::line::{self, Turn};
+use crate::quiet::Ask;
 use crate::session::{Life, Link, Session, Trouble};
 use crate::store::{Node, Spot, Store};
 
@@ -135,25 +136,60 @@ impl Store {
         for _ in 0..TRIES {
             let sent = Clock::Boot.now();
             if made {
-                let create = link.client().create(&prefix, &data, &options);
-                let list = link.client().list_children(&parent);
-                let (created, children) =
-                    tokio::join!(link.write(sent, create), self.children(&link, list));
-                match created {
-                    Ok((stat, sequence)) => {
-                        let node = format!("{}{sequence}", line::prefix(claim.id, claim.mode));
-                        let found = Node {
-                            name: node,
-                            czxid: stat.czxid,
-                            version: 0,
-                        };
-                        self.made(spot, &link, found);
-                        return Ok((link, children?, sent));
+                let ask = self.what_to_ask(&claim.name, &link);
+                let alarm = async {
+                    match ask {
+                        Ask::SetAlarm => {
+                            let watch = link.client().check_and_watch_stat(&parent);
+                            link.read(watch).await.map(Some)
+                        }
+                        Ask::Look | Ask::Unless(_) => Ok(None),
                     }
-                    Err(Trouble::Answered(Refusal::NoNode)) => made = false,
+                };
+                // Polled in this order, so sent in this order.
+                let create = async {
+                    let create = link.client().create(&prefix, &data, &options);
+                    link.write(sent, create).await
+                };
+                let list = async {
+                    match ask {
+                        Ask::Unless(_) => Ok(None),
+                        Ask::Look | Ask::SetAlarm => {
+                            self.children_now(&link, &parent).await.map(Some)
+                        }
+                    }
+                };
+                let (watched, created, children) = join3(alarm, create, list).await;
+                let (stat, sequence) = match created {
+                    Ok(created) => created,
+                    Err(Trouble::Answered(Refusal::NoNode)) => {
+                        made = false;
+                        continue;
+                    }
                     Err(trouble) => return Err(self.if_answered(spot, trouble)),
+                };
+                let node = format!("{}{sequence}", line::prefix(claim.id, claim.mode));
+                let found = Node {
+                    name: node.clone(),
+                    czxid: stat.czxid,
+                    version: 0,
+                };
+                self.made(spot, &link, found);
+                if let Ok(Some((Some(_), watcher))) = watched {
+                    self.set_alarm(&claim.name, &link, watcher);
                 }
-                continue;
+                let children = match children? {
+                    Some(children) => children,
+                    None => {
+                        let hoped = ask == Ask::Unless(sequence.into_i64());
+                        match hoped && self.is_still_quiet(&claim.name, &link) {
+                            true => vec![node.clone()],
+                            false => self.children_now(&link, &parent).await?,
+                        }
+                    }
+                };
+                self.note_line(&claim.name, &node, &link, &children);
+                return Ok((link, children, sent));
             }
             // The node above it in the same breath, so that none is ever left without children but by its server.
             let mut writer = link.client().new_multi_writer();
@@ -191,8 +227,10 @@ impl Store {
                         czxid: stat.czxid,
                         version: stat.version,
                     };
-                    self.made(spot, &link, found);
-                    return Ok((link, children?, sent));
+                    self.made(spot, &link, found.clone());
+                    let children = children?;
+                    self.note_line(&claim.name, &found.name, &link, &children);
+                    return Ok((link, children, sent));
                 }
                 Err(Trouble::Answered(Refusal::NodeExists)) => {
                     self.parent_made(&claim.name, false);
@@ -205,6 +243,12 @@ impl Store {
         Err(Trouble::Silent(
             "the node of its name comes and goes".into(),
         ))
+    }
+
+    /// The children of a name's node, by its path; none if it is gone.
+    async fn children_now(&self, link: &Link, parent: &str) -> Result<Vec<String>, Trouble> {
+        self.children(link, link.client().list_children(parent))
+            .await
     }
 
     /// A claim's node is there, whatever becomes of the answers to come.
@@ -697,6 +741,7 @@ impl Store {
             }
             Err(trouble) => return Err(trouble),
         }
+        self.note_gone(&spot.name, &node.name);
         spot.now().node = None;
         Ok(true)
     }

@@ -82,6 +82,12 @@ impl Link {
         drop(self.ended.subscribe().wait_for(|ended| *ended).await);
     }
 
+    /// Does this if the connection is not lost; it is not given up meanwhile. What does not wait may ask a watcher then.
+    pub(crate) fn while_open<T>(&self, what: impl FnOnce() -> T) -> Option<T> {
+        let ended = self.ended.borrow();
+        (!*ended).then(what)
+    }
+
     /// The answer to a request that changes nothing.
     pub(crate) async fn read<T>(
         &self,

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::data::Data;
 use crate::line::Line;
 use crate::names;
+use crate::quiet::Quiet;
 use crate::session::{Life, Link, Session, Trouble};
 
 /// How many sessions one client keeps at most. Each ttl and lock-delay may want one of its own.
@@ -45,6 +46,8 @@ pub(crate) struct State {
     pub(crate) ends: BinaryHeap<Reverse<(BootInstant, ClaimId)>>,
     /// The nodes of names that this client used.
     pub(crate) parents: HashMap<LockName, Parent>,
+    /// Whether it will be tidied up before long, without a word.
+    pub(crate) tidies: bool,
 }
 
 /// The node of a name.
@@ -57,6 +60,7 @@ pub(crate) struct Parent {
     /// Whether this client made it.
     pub(crate) ours: bool,
     pub(crate) idle_since: BootInstant,
+    pub(crate) quiet: Quiet,
 }
 
 /// A claim's place at the servers.
@@ -267,6 +271,7 @@ impl Store {
             made: false,
             ours: false,
             idle_since: Clock::Boot.now(),
+            quiet: Quiet::default(),
         });
         parent.uses += 1;
         parent.made
@@ -282,7 +287,7 @@ impl Store {
             Some(parent) => {
                 parent.uses -= 1;
                 parent.idle_since = Clock::Boot.now();
-                parent.uses == 0
+                parent.uses == 0 && !state.tidies
             }
             None => false,
         };

@@ -8,6 +8,7 @@ mod cluster;
 mod foreign;
 mod line;
 mod sessions;
+mod turns;
 
 use std::time::Duration;
 

@@ -4,6 +4,7 @@
 
 mod ensemble;
 mod orphans;
+mod quiet;
 mod sessions;
 mod tls;
 mod watches;

@@ -1,0 +1,150 @@
+//! A turn that is taken without a look at the line, and its bad days.
+
+use std::time::Duration;
+
+use fencelock::{Client, Error};
+use fencelock_testbed::{Etcd, Flow, Proxy};
+use tokio::task::JoinHandle;
+
+use crate::{client, soon, wait_for, waiters};
+
+/// Long enough for a turn that is not to be taken.
+const WHILE: Duration = Duration::from_millis(300);
+
+type Waiting = JoinHandle<fencelock::Result<fencelock::Guard>>;
+
+/// Waits in line as the last of so many.
+async fn stand(etcd: &Etcd, sees: &Client, count: usize) -> Waiting {
+    let waiting = wait_for(&client(etcd).await, "a");
+    waiters(sees, "a", count).await;
+    waiting
+}
+
+/// One who waited has the lock, and the store says so.
+async fn takes_its_turn(sees: &Client, waiting: Waiting) {
+    let guard = soon("a turn", waiting).await.unwrap().unwrap();
+    let view = sees.look("a").await.unwrap();
+    assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_that_gave_up_gives_its_turn_to_nobody() {
+    let etcd = Etcd::start().unwrap();
+    let sees = client(&etcd).await;
+    let guard = sees.lock("a").await.unwrap();
+    let second = stand(&etcd, &sees, 1).await;
+    let third = stand(&etcd, &sees, 2).await;
+    let last = stand(&etcd, &sees, 3).await;
+    // Whoever stands right before it goes, and then whoever does by then; the holder stays.
+    for (gone, left) in [(third, 2), (second, 1)] {
+        gone.abort();
+        waiters(&sees, "a", left).await;
+        tokio::time::sleep(WHILE).await;
+        assert!(!last.is_finished() && guard.is_valid());
+    }
+    guard.release().await.unwrap();
+    takes_its_turn(&sees, last).await;
+}
+
+#[tokio::test]
+async fn a_writer_behind_readers_waits_for_them_all() {
+    let etcd = Etcd::start().unwrap();
+    let sees = client(&etcd).await;
+    let mut readers = Vec::new();
+    for _ in 0..3 {
+        readers.push(client(&etcd).await.lock("a").shared().await.unwrap());
+    }
+    let writer = stand(&etcd, &sees, 1).await;
+    // The last first: it stands right before the writer.
+    while let Some(reader) = readers.pop() {
+        tokio::time::sleep(WHILE).await;
+        assert!(!writer.is_finished());
+        reader.release().await.unwrap();
+    }
+    takes_its_turn(&sees, writer).await;
+}
+
+#[tokio::test]
+async fn a_turn_that_was_told_over_a_lost_connection_is_not_missed() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let near = client(&etcd).await;
+    let guard = near.lock("a").await.unwrap();
+    let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
+        .await
+        .unwrap();
+    let waiting = wait_for(&far, "a");
+    waiters(&near, "a", 1).await;
+    proxy.answers(Flow::Lose);
+    guard.release().await.unwrap();
+    tokio::time::sleep(WHILE).await;
+    assert!(!waiting.is_finished());
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    takes_its_turn(&near, waiting).await;
+}
+
+#[tokio::test]
+async fn waiters_are_served_though_history_is_forgotten() {
+    let etcd = Etcd::start().unwrap();
+    let sees = client(&etcd).await;
+    let guard = sees.lock("a").await.unwrap();
+    let second = stand(&etcd, &sees, 1).await;
+    let last = stand(&etcd, &sees, 2).await;
+    for _ in 0..20 {
+        sees.lock("b").await.unwrap().release().await.unwrap();
+    }
+    etcd.compact().unwrap();
+    guard.release().await.unwrap();
+    takes_its_turn(&sees, second).await;
+    takes_its_turn(&sees, last).await;
+}
+
+/// A late request could hit it: then its name is given up.
+#[tokio::test]
+async fn a_key_is_used_again_unless_a_request_about_it_had_no_answer() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let one = fencelock::connect(&url).await.unwrap();
+    let key = || etcd.encoded_keys("fencelock/lock/a/").unwrap();
+    let first = one.lock("a").await.unwrap();
+    let named = key();
+    first.release().await.unwrap();
+    let second = one.lock("a").await.unwrap();
+    assert_eq!(key(), named);
+    proxy.both(Flow::Hold);
+    let error = soon("an error", second.release()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    proxy.both(Flow::Pass);
+    let third = soon("the lock", one.lock("a")).await.unwrap();
+    assert_ne!(key(), named);
+    tokio::time::sleep(WHILE).await;
+    assert_eq!(key().len(), 1);
+    third.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_of_one_client_at_one_lock_have_keys_of_their_own() {
+    const CLAIMS: usize = 20;
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    for _ in 0..3 {
+        let reader = |_| {
+            let one = one.clone();
+            tokio::spawn(async move { one.lock("a").shared().await })
+        };
+        let waiting: Vec<Waiting> = (0..CLAIMS).map(reader).collect();
+        let mut guards = Vec::new();
+        for reader in waiting {
+            guards.push(soon("a reader", reader).await.unwrap().unwrap());
+        }
+        let view = one.look("a").await.unwrap();
+        assert_eq!(view.holders.len(), CLAIMS);
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        assert_eq!(etcd.keys("fencelock/lock/").unwrap(), 0);
+    }
+}
