@@ -30,14 +30,6 @@ impl Doors {
         }
     }
 
-    /// Something may have been missed: all look.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
-    pub(crate) fn ring_all(&self) {
-        for door in self.doors().values() {
-            door.notify_one();
-        }
-    }
-
     fn doors(&self) -> MutexGuard<'_, HashMap<ClaimId, Arc<Notify>>> {
         // Each change is a single call to the map.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -6,7 +6,7 @@
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod bound;
-#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+#[cfg(feature = "sqlite")]
 mod doors;
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 mod lease;

@@ -474,6 +474,7 @@ impl Dialect for MySql {
         Ok(gate.map(|(version, now)| Seen {
             now,
             version,
+            drawn: Token(0),
             rows: Rows { holders, line },
         }))
     }

@@ -23,11 +23,13 @@ const OLDEST: u32 = 140_000;
 /// Serializes those that make the tables. Any number that others are unlikely to use.
 const SETUP_KEY: i64 = 0x0066_656e_6365_6c6b;
 
-/// Prepares a connection, and asks who is there. Nothing of the server's own limits may end a wait or a hold.
+/// Prepares a connection, and asks who is there. Nothing of the server's own limits may end a wait or a hold. A plain scan of
+/// an index clears away the entries of deleted rows that it meets; another kind would read all of a hot lock's past each time.
 const PREPARE: &str = "\
     SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
     SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
     SET default_transaction_read_only = off; SET client_connection_check_interval = '1s'; \
+    SET enable_bitmapscan = off; SET enable_seqscan = off; SET jit = off; \
     SELECT pg_backend_pid(), \
         (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid()), \
         pg_is_in_recovery()";

@@ -23,8 +23,8 @@ use super::limits;
 use crate::bound::Tie;
 use crate::lease::{Holder, MOST_TOKENS, Rows, Waiter, mode_from, mode_text};
 use crate::server::{
-    CLAIM_WINDOW, Change, DbInstant, Dialect, News, Seen, Trouble, Write, Written, first_version,
-    micros,
+    CLAIM_WINDOW, Change, DbInstant, Dialect, News, Pushed, Queued, REACH, Seen, Trouble, Write,
+    Written, first_version, micros,
 };
 
 /// A long line is cut in views.
@@ -33,14 +33,17 @@ const MOST_WAITERS_SHOWN: usize = 1000;
 const DEAF: Duration = Duration::from_millis(200);
 
 const TAKE: &str = "SELECT fencelock_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-const RELEASE: &str = "SELECT fencelock_release($1, $2, $3)";
-const WRITE: &str = "SELECT fencelock_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)";
+const QUEUE: &str = "\
+    SELECT version_, ahead_, left_, drawn_ FROM fencelock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+const RELEASE: &str = "SELECT fencelock_let_go($1, $2, $3)";
+const WRITE: &str = "SELECT fencelock_change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)";
 /// One statement, so of one moment: the gate with the time, the holders, the line.
 const READ: &str = "\
     SELECT 0 AS kind, version AS number, fencelock_now() AS expiry, '' AS mode, ''::bytea AS claim, 0 AS count, \
-    false AS abandoned, '' AS bell FROM fencelock_locks WHERE name = $1 UNION ALL \
-    SELECT 1, first, expiry, mode, claim, count, state = 'abandoned', bell FROM fencelock_holders WHERE name = $1 UNION ALL \
-    SELECT 2, ticket, expiry, mode, claim, 0, false, bell FROM fencelock_waiters WHERE name = $1 ORDER BY 1, 2";
+    false AS abandoned, '' AS bell, (SELECT last_value FROM fencelock_tokens) AS drawn FROM fencelock_locks \
+    WHERE name = $1 UNION ALL \
+    SELECT 1, first, expiry, mode, claim, count, state = 'abandoned', bell, 0 FROM fencelock_holders WHERE name = $1 UNION ALL \
+    SELECT 2, ticket, expiry, mode, claim, 0, false, bell, 0 FROM fencelock_waiters WHERE name = $1 ORDER BY 1, 2";
 const LOOK: &str = "\
     SELECT name, 1 AS kind, token AS number, mode, owner, claim, expiry - fencelock_now() AS left, lock_delay, \
     fencelock_now() - since AS held, label FROM fencelock_holders WHERE name = ANY($1) UNION ALL \
@@ -232,9 +235,21 @@ impl Leases {
 
 /// What a notification says.
 fn news(text: &str) -> Option<News> {
-    let (what, claim) = text.split_once(' ')?;
-    let claim = claim.parse().ok()?;
+    let mut parts = text.split(' ');
+    let (what, claim) = (parts.next()?, parts.next()?.parse().ok()?);
     match what {
+        "held" => {
+            let first = Token(parts.next()?.parse().ok()?);
+            let count = parts.next()?.parse().ok()?;
+            let reach = Duration::from_micros(parts.next()?.parse().ok()?);
+            let tokens = Tokens { first, count };
+            let pushed = Pushed {
+                claim,
+                tokens,
+                reach,
+            };
+            Some(News::Granted(pushed))
+        }
         "turn" => Some(News::Turn(claim)),
         "lost" => Some(News::Held(Event::Lost(claim))),
         "asked" => Some(News::Held(Event::Asked(claim))),
@@ -313,6 +328,33 @@ impl Dialect for Leases {
         Ok(first.map(|first| tokens(first, claim)))
     }
 
+    async fn queue(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Queued>> {
+        let values: Values<'_> = &[
+            &claim.name.as_str(),
+            &id(claim),
+            &&*mode_text(claim.mode),
+            &(count(claim) as i32),
+            &length(REACH),
+            &length(CLAIM_WINDOW),
+            &&*claim.owner,
+            &claim.label.as_deref(),
+            &self.bell,
+        ];
+        let rows = self
+            .query(session, "wait for a lock", QUEUE, values)
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let number = |at: usize| row.get::<_, Option<i64>>(at).map(i64::unsigned_abs);
+        Ok(number(0).map(|version| Queued {
+            version,
+            ahead: number(1).unwrap_or(0),
+            left: number(2).map(Duration::from_micros),
+            drawn: Token(number(3).unwrap_or(u64::MAX)),
+        }))
+    }
+
     async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
         let values: Values<'_> = &[
             &claim.name.as_str(),
@@ -338,7 +380,8 @@ impl Dialect for Leases {
             let number: i64 = row.get(1);
             let expiry = DbInstant(row.get::<_, i64>(2).unsigned_abs());
             if row.get::<_, i32>(0) == 0 {
-                gate = Some((number.unsigned_abs(), expiry));
+                let drawn = Token(row.get::<_, i64>(8).unsigned_abs());
+                gate = Some((number.unsigned_abs(), expiry, drawn));
                 continue;
             }
             let (Some(mode), Some(claim)) = (mode_from(row.get(3)), claim(row, 4)) else {
@@ -366,9 +409,10 @@ impl Dialect for Leases {
                 });
             }
         }
-        Ok(gate.map(|(version, now)| Seen {
+        Ok(gate.map(|(version, now, drawn)| Seen {
             now,
             version,
+            drawn,
             rows: found,
         }))
     }
@@ -393,7 +437,7 @@ impl Dialect for Leases {
                 ("grant", Some(claim))
             }
             Change::Stand { claim, ticket } => {
-                place = Some(ticket);
+                (place, delay) = (Some(ticket), REACH);
                 ("stand", Some(claim))
             }
             Change::LeaveLine { ticket } => {

@@ -67,7 +67,14 @@ CREATE TABLE IF NOT EXISTS fencelock_waiters (
     bell text NOT NULL,
     PRIMARY KEY (name, ticket)
 );
+-- With this a releaser grants to the next in line: how many tokens, and for how long before a sign of life. Without tokens
+-- (an older version of this library put it there) a waiter is told that it is its turn.
+ALTER TABLE fencelock_waiters
+    ADD COLUMN IF NOT EXISTS tokens integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS reach bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS label text;
 
+-- A function that comes to do something else gets another name: clients of several versions may use one database.
 CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
@@ -89,10 +96,47 @@ BEGIN
     RETURN token_;
 END $$;
 
--- Whether it held. Those who come next hear it: the first in line, and all readers behind a reader.
-CREATE OR REPLACE FUNCTION fencelock_release(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Puts a claim in line if it certainly has to wait, and is not here already: the gate's version by then, how many stand
+-- before it, how long the first of those who hold has left, and the last token drawn.
+CREATE OR REPLACE FUNCTION fencelock_queue(of text, who bytea, how text, count integer, reach_ bigint, place bigint, whose text,
+    note text, ring text, OUT version_ bigint, OUT ahead_ bigint, OUT left_ bigint, OUT drawn_ bigint) LANGUAGE plpgsql AS $$
+DECLARE
+    now_ bigint;
+    last_ bigint;
+    line_ record;
+    hold_ record;
+BEGIN
+    UPDATE fencelock_locks SET version = version + 1 WHERE name = of RETURNING version INTO version_;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    now_ := fencelock_now();
+    SELECT count(*) FILTER (WHERE expiry > now_) AS ahead, max(ticket) AS last, bool_or(claim = who) AS mine,
+        bool_or(expiry > now_ AND (mode = 'x' OR how = 'x')) AS bars INTO line_ FROM fencelock_waiters WHERE name = of;
+    SELECT min(expiry) AS expiry, bool_or(claim = who) AS mine, bool_or(mode = 'x' OR how = 'x') AS bars
+        INTO hold_ FROM fencelock_holders WHERE name = of AND expiry > now_;
+    IF line_.mine OR hold_.mine OR NOT coalesce(line_.bars OR hold_.bars, false) THEN
+        version_ := NULL;
+        RETURN;
+    END IF;
+    ahead_ := line_.ahead;
+    left_ := hold_.expiry - now_;
+    SELECT last_value INTO drawn_ FROM fencelock_tokens;
+    INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell, tokens, reach, label)
+        VALUES (of, coalesce(line_.last, 0) + 1, who, how, now_ + place, whose, ring, count, reach_, note);
+END $$;
+
+-- Whether it held. Those who come next are granted the lock, the first in line, and all readers behind a reader: for a
+-- moment, until their processes give a sign of life.
+CREATE OR REPLACE FUNCTION fencelock_let_go(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     held_ boolean;
+    now_ bigint;
+    beside_ integer;
+    most_ integer;
+    shared_ boolean;
+    dead_ boolean;
+    token_ bigint;
     next_ record;
 BEGIN
     DELETE FROM fencelock_locks WHERE name = of AND version = gate;
@@ -102,27 +146,52 @@ BEGIN
         RETURN coalesce(held_, false);
     END IF;
     UPDATE fencelock_locks SET version = version + 1 WHERE name = of;
-    DELETE FROM fencelock_holders WHERE name = of AND claim = who AND state <> 'abandoned' AND expiry > fencelock_now();
-    held_ := FOUND;
-    IF NOT held_ THEN
+    now_ := fencelock_now();
+    DELETE FROM fencelock_holders WHERE name = of AND claim = who AND state <> 'abandoned' AND expiry > now_;
+    IF NOT FOUND THEN
         RETURN false;
     END IF;
-    DELETE FROM fencelock_locks WHERE name = of
-        AND NOT EXISTS (SELECT 1 FROM fencelock_holders WHERE name = of)
-        AND NOT EXISTS (SELECT 1 FROM fencelock_waiters WHERE name = of);
-    IF NOT FOUND THEN
-        FOR next_ IN SELECT claim, mode, bell FROM fencelock_waiters WHERE name = of AND expiry > fencelock_now() ORDER BY ticket
-        LOOP
+    LOOP
+        -- Permits have their number in the mode, as in p:5.
+        SELECT count(*), bool_and(mode = 's'), min(CASE WHEN mode LIKE 'p:%' THEN substr(mode, 3)::integer ELSE 0 END),
+            bool_or(expiry <= now_) INTO beside_, shared_, most_, dead_ FROM fencelock_holders WHERE name = of;
+        EXIT WHEN dead_ IS NOT TRUE;
+        -- One that is renewed at this moment stays.
+        DELETE FROM fencelock_holders WHERE name = of AND expiry <= now_;
+    END LOOP;
+    FOR next_ IN SELECT * FROM fencelock_waiters WHERE name = of AND expiry > now_ ORDER BY ticket LOOP
+        IF beside_ = 0 THEN
+            shared_ := next_.mode = 's';
+            most_ := CASE WHEN next_.mode LIKE 'p:%' THEN substr(next_.mode, 3)::integer ELSE 0 END;
+        ELSIF next_.mode LIKE 'p:%' THEN
+            most_ := least(most_, substr(next_.mode, 3)::integer);
+            EXIT WHEN beside_ >= most_;
+        ELSE
+            EXIT WHEN NOT (shared_ AND next_.mode = 's');
+        END IF;
+        beside_ := beside_ + 1;
+        IF next_.tokens = 0 THEN
             PERFORM pg_notify(next_.bell, 'turn ' || encode(next_.claim, 'hex'));
-            EXIT WHEN next_.mode = 'x';
-        END LOOP;
+        ELSE
+            DELETE FROM fencelock_waiters WHERE name = of AND ticket = next_.ticket;
+            token_ := nextval('fencelock_tokens') - 15;
+            INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
+                VALUES (of, token_, next_.tokens, token_, next_.claim, next_.mode, now_ + next_.reach, 0, now_, 'held',
+                    next_.owner, next_.label, next_.bell);
+            PERFORM pg_notify(next_.bell, 'held ' || encode(next_.claim, 'hex') || ' ' || token_ || ' ' || next_.tokens
+                || ' ' || next_.reach);
+        END IF;
+        EXIT WHEN next_.mode = 'x';
+    END LOOP;
+    IF beside_ = 0 THEN
+        DELETE FROM fencelock_locks WHERE name = of AND NOT EXISTS (SELECT 1 FROM fencelock_waiters WHERE name = of);
     END IF;
     RETURN true;
 END $$;
 
 -- -1 if the gate is not at this version any more, or a hold that was dead is not; else the first token of a grant, or 0.
-CREATE OR REPLACE FUNCTION fencelock_write(of text, gate bigint, dead_holders bigint[], dead_waiters bigint[], what text,
-    what_first bigint, what_ticket bigint, who bytea, how text, tokens integer, lease bigint, delay bigint, whose text,
+CREATE OR REPLACE FUNCTION fencelock_change(of text, gate bigint, dead_holders bigint[], dead_waiters bigint[], what text,
+    what_first bigint, what_ticket bigint, who bytea, how text, count_ integer, lease bigint, delay bigint, whose text,
     note text, ring text, last boolean, next_claims bytea[], next_bells text[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     token_ bigint := 0;
@@ -152,11 +221,12 @@ BEGIN
         END IF;
         token_ := nextval('fencelock_tokens') - 15;
         INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
-            VALUES (of, token_, tokens, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
+            VALUES (of, token_, count_, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
     ELSIF what = 'stand' THEN
-        INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell)
-            VALUES (of, what_ticket, who, how, now_ + lease, whose, ring)
-            ON CONFLICT (name, ticket) DO UPDATE SET mode = how, expiry = now_ + lease, owner = whose, bell = ring;
+        INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell, tokens, reach, label)
+            VALUES (of, what_ticket, who, how, now_ + lease, whose, ring, count_, delay, note)
+            ON CONFLICT (name, ticket) DO UPDATE SET mode = how, expiry = now_ + lease, owner = whose, bell = ring,
+                tokens = count_, reach = delay, label = note;
     ELSIF what = 'leave' THEN
         DELETE FROM fencelock_waiters WHERE name = of AND ticket = what_ticket;
     ELSIF what = 'release' THEN

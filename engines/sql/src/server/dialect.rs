@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Event, HeldClaim, LockView, Page};
 use fencelock_core::{Cause, ClaimId, Error, LockName, Promises, Token, Tokens};
 
+use super::waiters::Pushed;
 use crate::lease::Rows;
 
 /// An instant on the database's clock: microseconds since the beginning of 1970, UTC.
@@ -46,7 +47,22 @@ pub(crate) struct Seen {
     pub(crate) now: DbInstant,
     /// Of the gate.
     pub(crate) version: u64,
+    /// The last token drawn, of any lock; 0 where nobody is granted a lock by another.
+    pub(crate) drawn: Token,
     pub(crate) rows: Rows<DbInstant>,
+}
+
+/// A place in line, at its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queued {
+    /// Of the gate, by then.
+    pub(crate) version: u64,
+    /// As in [`Seen`].
+    pub(crate) drawn: Token,
+    /// How many stand before it.
+    pub(crate) ahead: u64,
+    /// How long the first of those who hold has left.
+    pub(crate) left: Option<Duration>,
 }
 
 /// A change of a lock's rows, beside the removal of the dead.
@@ -107,6 +123,8 @@ pub(crate) enum Written {
 pub(crate) enum News {
     /// It may be this waiter's turn.
     Turn(ClaimId),
+    /// This waiter was granted the lock by whoever released it.
+    Granted(Pushed),
     /// Something was done to a holder.
     Held(Event),
     /// Any of it may have been missed.
@@ -164,9 +182,20 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
         claim: &Claim,
     ) -> Result<Option<Tokens>, Trouble>;
 
+    /// Puts a claim in line in one request, if it is not here already and certainly has to wait. `None` if that is not so,
+    /// or not known.
+    async fn queue(
+        &self,
+        session: &mut Self::Session,
+        claim: &Claim,
+    ) -> Result<Option<Queued>, Trouble> {
+        let _ = (session, claim);
+        Ok(None)
+    }
+
     /// Deletes a claim's hold that is live and not abandoned, and the gate if nothing else stands behind it, in one
     /// request whatever else stands there: what was sent takes effect even if no answer comes back. Databases that can
-    /// pass something on call the next in line. Whether it held.
+    /// pass something on grant the lock to the next in line, for a moment, and tell it. Whether it held.
     async fn release(&self, session: &mut Self::Session, claim: &Claim) -> Result<bool, Trouble>;
 
     /// The rows of a lock, all of one moment, without locking any; `None` if there is no gate.

@@ -5,6 +5,7 @@ mod dialect;
 mod hosts;
 mod pool;
 mod rules;
+mod waiters;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,17 +30,12 @@ pub(crate) use dialect::{
 pub(crate) use hosts::{Host, hosts};
 use pool::{Lane, Pool, attempt};
 pub(crate) use rules::CLAIM_WINDOW;
-
-use crate::doors::Doors;
+use waiters::{FIRST_NAP, LONGEST_NAP, Waiters};
+#[cfg(feature = "postgres")]
+pub(crate) use {dialect::Queued, rules::REACH, waiters::Pushed};
 
 /// How many holds are renewed in one request.
 const RENEWED_AT_ONCE: usize = 500;
-/// A waiter asks after this time, then after ever longer ones.
-const FIRST_NAP: Duration = Duration::from_millis(5);
-/// The longest time between two questions of a waiter that has just seen a change.
-const MIDDLE_NAP: Duration = Duration::from_millis(100);
-/// The longest time between two questions of one waiter.
-const LONGEST_NAP: Duration = Duration::from_millis(500);
 /// How often each engine looks for the rows of those that vanished and whose names nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(30);
 
@@ -62,9 +58,7 @@ pub(crate) struct Server<D: Dialect> {
 
 struct Shared<D: Dialect> {
     pool: Pool<D>,
-    doors: Doors,
-    /// The next nap of each waiter here.
-    naps: Mutex<HashMap<ClaimId, Duration>>,
+    waiters: Waiters,
     /// Claims with requests of unknown outcome.
     doubts: Mutex<HashMap<ClaimId, Doubt>>,
     tell: mpsc::UnboundedSender<Event>,
@@ -94,8 +88,7 @@ impl<D: Dialect> Server<D> {
         let connections = settings.connections.get();
         let shared = Arc::new(Shared {
             pool: Pool::new(dialect, settings.response_timeout, connections),
-            doors: Doors::default(),
-            naps: Mutex::default(),
+            waiters: Waiters::default(),
             doubts: Mutex::default(),
             tell,
         });
@@ -114,10 +107,11 @@ impl<D: Dialect> Shared<D> {
     async fn listen(self: Arc<Self>) {
         loop {
             match self.pool.dialect.hear().await {
-                News::Turn(claim) => self.doors.ring(claim),
+                News::Turn(claim) => self.waiters.ring(claim),
+                News::Granted(pushed) => self.waiters.push(pushed),
                 // Nobody listens once the engine is dropped.
                 News::Held(event) => drop(self.tell.send(event)),
-                News::Gap => self.doors.ring_all(),
+                News::Gap => self.waiters.ring_all(),
             }
         }
     }
@@ -149,20 +143,29 @@ impl<D: Dialect> Shared<D> {
     /// Those in this process hear it here; others as the dialect has it.
     fn ring(&self, claims: &[ClaimId]) {
         for claim in claims {
-            self.doors.ring(*claim);
+            self.waiters.ring(*claim);
         }
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(about("take", &claim.name));
-        let stood = self.doors.of(claim.id).is_some();
+        let stood = self.waiters.of(claim.id);
+        let fresh = stood.is_none();
+        let waiter = stood.unwrap_or_else(|| self.waiters.register(claim.id));
         let done = async {
             Ok(attempt!(call, Lane::Others, |session| {
-                rules::place(dialect, session, claim, stood).await
+                rules::place(dialect, session, claim, &waiter, fresh).await
             }))
         };
         let done = done.await;
+        // After an error that may pass it is placed again, or withdrawn.
+        if done
+            .as_ref()
+            .is_err_and(|error: &Error| fresh && !error.is_transient())
+        {
+            self.waiters.forget(claim.id);
+        }
         if !call.lost.is_empty() {
             let until = Clock::Boot.now() + claim.ttl.saturating_add(claim.lock_delay);
             let traces = Vec::new();
@@ -172,16 +175,15 @@ impl<D: Dialect> Shared<D> {
             doubt.until = until;
         }
         let done = done?;
-        match &done.answer {
-            Standing::Waiting(_) => self.doors.put_up(claim.id),
-            Standing::Held(_) | Standing::Busy => self.forget(claim.id),
+        if !matches!(done.answer, Standing::Waiting(_)) {
+            self.waiters.forget(claim.id);
         }
         self.ring(&done.call);
         Ok(done.answer)
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        self.forget(claim.id);
+        self.waiters.forget(claim.id);
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(about("release", &claim.name));
         let done = attempt!(call, Lane::Others, |session| {
@@ -228,55 +230,39 @@ impl<D: Dialect> Shared<D> {
         }))
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<()> {
-        let Some(door) = self.doors.of(claim.id) else {
-            return Ok(());
+    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        let Some(waiter) = self.waiters.of(claim.id) else {
+            return Ok(None);
         };
         let dialect = &self.pool.dialect;
         loop {
-            let nap = self.next_nap(claim.id);
+            let nap = waiter.next_nap();
             let wake_at = match dialect.rings() {
                 true => place.recheck,
                 false => (Clock::Boot.now() + jitter(nap)).min(place.recheck),
             };
             tokio::select! {
-                () = door.notified() => return Ok(()),
+                () = waiter.rung() => {
+                    let granted = waiter.granted(claim, place);
+                    if granted.is_some() {
+                        self.waiters.forget(claim.id);
+                    }
+                    return Ok(granted);
+                }
                 () = Clock::Boot.sleep_until(wake_at) => {}
             }
             if wake_at == place.recheck {
-                return Ok(());
+                return Ok(None);
             }
             let mut call = self.pool.call(about("look at", &claim.name));
             let version = attempt!(call, Lane::Others, |session| {
                 dialect.version(session, &claim.name).await
             });
             if version != Some(place.mark) {
-                // Something goes on here: ask sooner again, the sooner the fewer stand before.
-                let ahead = u32::try_from(place.ahead.unwrap_or(0)).unwrap_or(u32::MAX);
-                let nap = FIRST_NAP.saturating_mul(ahead.max(1)).min(MIDDLE_NAP);
-                self.naps().insert(claim.id, nap);
-                return Ok(());
+                waiter.stir(place);
+                return Ok(None);
             }
         }
-    }
-
-    /// How long a waiter sleeps now; it grows with each question.
-    fn next_nap(&self, claim: ClaimId) -> Duration {
-        let mut naps = self.naps();
-        let nap = naps.entry(claim).or_insert(FIRST_NAP);
-        let now = *nap;
-        *nap = nap.mul_f32(1.5).min(LONGEST_NAP);
-        now
-    }
-
-    fn forget(&self, claim: ClaimId) {
-        self.doors.take_down(claim);
-        self.naps().remove(&claim);
-    }
-
-    fn naps(&self) -> MutexGuard<'_, HashMap<ClaimId, Duration>> {
-        // Each change is a single call to the map.
-        self.naps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn doubts(&self) -> MutexGuard<'_, HashMap<ClaimId, Doubt>> {
@@ -329,10 +315,10 @@ impl<D: Dialect> Engine for Server<D> {
         self.shared.place(claim).await
     }
 
-    /// Rung by whoever ends a hold in this process, and by others where the database passes it on; asks by itself with
-    /// growing, random naps as well.
+    /// Rung by whoever ends a hold in this process, and by others where the database passes it on, with the grant; asks by
+    /// itself with growing, random naps as well.
     async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        self.shared.changed(claim, place).await.map(|()| None)
+        self.shared.changed(claim, place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {

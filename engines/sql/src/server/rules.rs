@@ -7,12 +7,16 @@ use fencelock_core::engine::{Claim, Event, Evict, Grant, Leave, Place, Standing,
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Token, Tokens};
 
 use super::dialect::{Change, DbInstant, Dialect, Seen, Trouble, Write, Written};
+use super::waiters::Waiter;
 use crate::lease::{Holder, Rows, Step};
 
 /// How long a place in line stands unless its process places again.
 pub(crate) const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
 /// When a process in line places again at the latest.
 const RECHECK: Duration = Duration::from_secs(2);
+/// How long a lock that was granted by whoever released it waits for a sign of life.
+#[cfg(feature = "postgres")]
+pub(crate) const REACH: Duration = Duration::from_secs(2);
 
 /// A change that others got before: read again after this time at most, so that they are out of each other's way.
 const STALE_PAUSE: Duration = Duration::from_millis(3);
@@ -44,16 +48,17 @@ impl Done<Withdrawn> {
     }
 }
 
-/// Take the lock, or a place in line. `stood` tells whether the claim may be in line already.
+/// Take the lock, or a place in line. `fresh`: the claim was not placed before.
 pub(super) async fn place<D: Dialect>(
     dialect: &D,
     session: &mut D::Session,
     claim: &Claim,
-    stood: bool,
+    waiter: &Waiter,
+    fresh: bool,
 ) -> Tried<Done<Standing>> {
-    let mut free = !stood;
+    let mut free = fresh;
     loop {
-        let asked_at = Clock::Boot.now();
+        let mut asked_at = Clock::Boot.now();
         if free && let Some(tokens) = dialect.take_free(session, claim).await? {
             if tokens.first >= dialect.floor(session) {
                 return Ok(Done::quietly(held(claim, tokens, asked_at)));
@@ -62,6 +67,15 @@ pub(super) async fn place<D: Dialect>(
             give_up(dialect, session, claim).await?;
             dialect.seed(session).await?;
             continue;
+        }
+        if free && claim.wait {
+            asked_at = Clock::Boot.now();
+            if let Some(queued) = dialect.queue(session, claim).await? {
+                waiter.stands(queued.drawn);
+                let left = queued.left.filter(|_| queued.ahead == 0);
+                let place = waiting(asked_at, queued.ahead, left, queued.version);
+                return Ok(Done::quietly(place));
+            }
         }
         let Some(seen) = dialect.read(session, &claim.name).await? else {
             free = true;
@@ -117,16 +131,9 @@ pub(super) async fn place<D: Dialect>(
                 ahead,
                 until,
             } => {
-                let until = until.map(|until| until.since(seen.now) + Duration::from_millis(1));
-                let asked_until = asked_at + until.unwrap_or(RECHECK).min(RECHECK);
-                let waiting = |version| {
-                    Standing::Waiting(Place {
-                        ahead: Some(ahead),
-                        recheck: asked_until,
-                        asked_at,
-                        mark: version,
-                    })
-                };
+                let left = until.map(|until| until.since(seen.now));
+                let waiting = |version| waiting(asked_at, ahead, left, version);
+                waiter.stands(seen.drawn);
                 if let Some(ticket) = ticket
                     && keep(dialect, session, claim, ticket, &seen).await?
                 {
@@ -364,6 +371,17 @@ fn prepare<'a>(name: &'a LockName, seen: &Seen, change: Change<'a>) -> Write<'a>
         last: !comes && after.holders.is_empty() && after.line.is_empty(),
         call: call.collect(),
     }
+}
+
+/// In line; `left` is what the holder has left of its lease, if only it is in the way.
+fn waiting(asked_at: BootInstant, ahead: u64, left: Option<Duration>, version: u64) -> Standing {
+    let over = left.map_or(RECHECK, |left| left + Duration::from_millis(1));
+    Standing::Waiting(Place {
+        ahead: Some(ahead),
+        recheck: asked_at + over.min(RECHECK),
+        asked_at,
+        mark: version,
+    })
 }
 
 fn held(claim: &Claim, tokens: Tokens, asked_at: BootInstant) -> Standing {

@@ -77,7 +77,7 @@ async fn tokens_are_drawn_after_the_row_is_won() {
         (
             ours("01"),
             ours("02"),
-            "SELECT fencelock_release('a', 1, '\\x02')".to_owned(),
+            "SELECT fencelock_let_go('a', 1, '\\x02')".to_owned(),
             false,
         ),
     ] {
@@ -347,10 +347,109 @@ async fn a_deadlock_is_tried_again() {
     .await;
 }
 
+/// A waiter that has just got its row, and is to draw a token from somebody who wants the row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_in_the_line_for_a_row_is_tried_again() {
+    let server = Postgres::start().unwrap();
+    server
+        .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
+        .unwrap();
+    let url = format!("{}?strategy=for-update", server.url());
+    let client = open(&url).await.unwrap();
+    client.lock("a").await.unwrap().release().await.unwrap();
+    let (holder, other) = (raw(&server, "holder").await, raw(&server, "other").await);
+    let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
+    holder.batch_execute("BEGIN").await.unwrap();
+    holder.batch_execute(lock).await.unwrap();
+    // The waiter looks for deadlocks after a second, and is undone.
+    let patient = "SET deadlock_timeout = '5s'; BEGIN";
+    other.batch_execute(patient).await.unwrap();
+    let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
+    other.batch_execute(tokens).await.unwrap();
+    let waits = tokio::spawn({
+        let client = client.clone();
+        async move { client.lock("a").await }
+    });
+    let waiting = async |what: &str| {
+        let count = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND {what}"
+        );
+        server.psql("lock", &count).unwrap() == "1"
+    };
+    until("it waits for the row", async || {
+        waiting("wait_event_type = 'Lock'").await
+    })
+    .await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    until("it waits for a token", async || {
+        waiting("wait_event = 'relation'").await
+    })
+    .await;
+    timeout(LIMIT, other.batch_execute(lock))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(!waits.is_finished());
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let guard = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
+    guard.release().await.unwrap();
+    until("the deadlock is counted", async || {
+        let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
+        server.psql("lock", deadlocks).unwrap() == "1"
+    })
+    .await;
+}
+
+/// Whoever is next has the lock as soon as it is released, without asking; if its process does not hear of it, because it
+/// has vanished or because the news was lost, the lock waits for one claim window and no longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_in_line_is_granted_the_lock_by_its_releaser() {
+    let server = Postgres::start().unwrap();
+    let (one, two) = (
+        open(&server.url()).await.unwrap(),
+        open(&server.url()).await.unwrap(),
+    );
+    let held = one.lock("a").await.unwrap();
+    let deaf = format!(
+        "SELECT (fencelock_queue('a', '\\x{:032x}', 'x', 1, 2000000, 60000000, 'deaf', NULL, 'nobody')).ahead_",
+        1
+    );
+    let admin = raw(&server, "admin").await;
+    let ahead: i64 = admin.query_one(&deaf, &[]).await.unwrap().get(0);
+    assert_eq!(ahead, 0);
+    let next = tokio::spawn({
+        let two = two.clone();
+        async move { two.lock("a").await }
+    });
+    until("both stand in line", async || {
+        one.look("a").await.unwrap().waiters.len() == 2
+    })
+    .await;
+    let (last, released) = (held.token(), Instant::now());
+    held.release().await.unwrap();
+    let view = one.look("a").await.unwrap();
+    assert_eq!(view.holders[0].owner, "deaf");
+    assert!(view.token() > Some(last));
+    let next = timeout(LIMIT, next).await.unwrap().unwrap().unwrap();
+    assert!(released.elapsed() < Duration::from_secs(5));
+    assert!(Some(next.token()) > view.token());
+    // One of an older version is told that it is its turn, and granted nothing.
+    let old = format!(
+        "INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell) \
+         VALUES ('a', 9, '\\x{:032x}', 'x', fencelock_now() + 60000000, 'old', 'old')",
+        2
+    );
+    admin.batch_execute(&old).await.unwrap();
+    next.release().await.unwrap();
+    let view = one.look("a").await.unwrap();
+    assert!(view.holders.is_empty(), "{view:?}");
+    assert_eq!(view.waiters.len(), 1);
+}
+
 /// The primary dies, its replica has not heard of the last grants and is promoted: the client finds it, and tokens go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promoted_replica_goes_on_above() {
-    for strategy in ["lease", "advisory"] {
+    for strategy in ["lease", "advisory", "for-update"] {
         let primary = Postgres::start().unwrap();
         let replica = primary.replica().unwrap();
         let url = format!(
@@ -368,7 +467,9 @@ async fn a_promoted_replica_goes_on_above() {
         let mut last = Token(0);
         replica.pause().unwrap();
         for _ in 0..100 {
-            let guard = client.lock("a").await.unwrap();
+            // What the replica heard of last may be that it is held.
+            let wish = client.lock("a").ttl(Duration::from_secs(2));
+            let guard = wish.await.unwrap();
             assert!(guard.token() > last);
             last = guard.token();
             guard.release().await.unwrap();
