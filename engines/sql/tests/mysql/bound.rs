@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use fencelock_core::{Client, Error, Token};
 use fencelock_testbed::{ClockShim, MariaDb};
+use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
-use crate::{LIMIT, number, open, soon, status, take, token_of, until};
+use crate::{LIMIT, bare, number, open, soon, status, take, token_of, until};
 
 const BOTH: [&str; 2] = ["get-lock", "for-update"];
 
@@ -103,6 +104,46 @@ async fn a_killed_server_frees_all_and_tokens_go_on() {
         let token = token_of(&client, "a").await;
         assert!(token > last, "{token} after {last}");
     }
+}
+
+/// A waiter that has just got its row, and is to draw a token from somebody who wants the row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_is_tried_again() {
+    let server = MariaDb::start().unwrap();
+    let client = with(&server, "strategy=for-update").await;
+    let before = token_of(&client, "a").await;
+    let (mut holder, mut other) = (bare(&server).await, bare(&server).await);
+    let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
+    holder.query_drop("START TRANSACTION").await.unwrap();
+    holder.query_drop(lock).await.unwrap();
+    // Whoever has changed more rows is spared.
+    for sql in [
+        "CREATE TABLE heavy (a INT)",
+        "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "START TRANSACTION",
+        "INSERT INTO heavy SELECT seq FROM seq_1_to_500",
+        "SELECT id FROM fencelock_tokens FOR UPDATE",
+    ] {
+        other.query_drop(sql).await.unwrap();
+    }
+    let waits = tokio::spawn({
+        let client = client.clone();
+        async move { client.lock("a").await }
+    });
+    let waiting = |table: &str| {
+        let locks = "SELECT COUNT(*) FROM information_schema.innodb_locks WHERE lock_table LIKE";
+        number(&server, &format!("{locks} '%fencelock_{table}%'")) > 0
+    };
+    until("it waits for the row", || waiting("names")).await;
+    holder.query_drop("ROLLBACK").await.unwrap();
+    until("it waits for a token", || waiting("tokens")).await;
+    let deadlocks = status(&server, "Innodb_deadlocks");
+    soon("the deadlock", other.query_drop(lock)).await.unwrap();
+    assert!(status(&server, "Innodb_deadlocks") > deadlocks);
+    assert!(!waits.is_finished());
+    other.query_drop("ROLLBACK").await.unwrap();
+    let guard = soon("the lock", waits).await.unwrap().unwrap();
+    assert!(guard.token() > before);
 }
 
 /// So many connections and no more, whatever waits; the rest stands in line in this process.
