@@ -6,7 +6,7 @@ use fencelock::{Client, Error};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 use tokio::task::JoinHandle;
 
-use crate::{client, soon, wait_for, waiters};
+use crate::{client, soon, until, wait_for, waiters};
 
 /// Long enough for a turn that is not to be taken.
 const WHILE: Duration = Duration::from_millis(300);
@@ -118,6 +118,9 @@ async fn a_key_is_used_again_unless_a_request_about_it_had_no_answer() {
     let error = soon("an error", second.release()).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     proxy.both(Flow::Pass);
+    until("the release is done", async || key().is_empty()).await;
+    // And its answer is there.
+    tokio::time::sleep(WHILE).await;
     let third = soon("the lock", one.lock("a")).await.unwrap();
     assert_ne!(key(), named);
     tokio::time::sleep(WHILE).await;
