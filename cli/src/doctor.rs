@@ -62,7 +62,8 @@ fn of_url(url: &StoreUrl) -> Vec<Finding> {
     let scheme = url.scheme.as_str();
     let plain = !matches!(scheme, "redlocks" | "etcds")
         && !scheme.starts_with("rediss")
-        && !scheme.ends_with("+tls");
+        && !scheme.ends_with("+tls")
+        && url.clone().take("tls-ca").is_none();
     if plain && let Some(host) = away.first() {
         findings.push(Finding {
             purpose: Purpose::Correctness,
@@ -70,7 +71,13 @@ fn of_url(url: &StoreUrl) -> Vec<Finding> {
                 "{host} is another machine, and what goes there is not encrypted: whoever sits between can read the \
                  password and take every lock"
             ),
-            change: "use the scheme or the option with TLS (rediss://, etcds://, tls-ca), or a tunnel".into(),
+            change: match scheme {
+                "mysql" | "mariadb" | "postgres" | "postgresql" => "use a tunnel (this engine speaks no TLS)",
+                "etcd" => "use etcds://, or a tunnel",
+                "zookeeper" => "use tls-ca=FILE, or a tunnel",
+                _ => "use the scheme with TLS (rediss://, redlocks://), or a tunnel",
+            }
+            .into(),
         });
     }
     if several {
@@ -254,5 +261,8 @@ mod tests {
         assert_eq!(found("redlocks://:p@a:1,:q@b:1,:r@c:1"), 0);
         assert_eq!(found("redlocks://:p@a:1,:q@b:1,:r@a:2"), 1);
         assert_eq!(found("rediss+sentinel://a:1,b:1,c:1/main"), 0);
+        assert_eq!(found("zookeeper://a:1?tls-ca=x"), 0);
+        assert_eq!(found("zookeeper://a:1"), 1);
+        assert_eq!(found("postgres://a/lock"), 1);
     }
 }

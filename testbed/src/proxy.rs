@@ -1,6 +1,6 @@
 //! A TCP proxy in front of a port of 127.0.0.1 that delays, holds, loses and cuts.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
@@ -75,6 +75,19 @@ impl Proxy {
     /// # Errors
     /// As [`Proxy::start`].
     pub fn start_all(targets: &[u16]) -> Result<Self> {
+        let here = |port: &u16| SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
+        Self::before(&targets.iter().map(here).collect::<Vec<_>>())
+    }
+
+    /// Starts a proxy in front of a server that may be on another machine.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub fn to(target: SocketAddr) -> Result<Self> {
+        Self::before(&[target])
+    }
+
+    fn before(targets: &[SocketAddr]) -> Result<Self> {
         let ports: Vec<Port> = targets
             .iter()
             .map(|_| Port::free())
@@ -83,7 +96,7 @@ impl Proxy {
         let (orders, ordered) = mpsc::unbounded_channel();
         let counters = Arc::new(Counters::default());
         let numbers = ports.iter().map(Port::number);
-        let ways: Vec<(u16, u16)> = numbers.zip(targets.iter().copied()).collect();
+        let ways: Vec<(u16, SocketAddr)> = numbers.zip(targets.iter().copied()).collect();
         let proxy = Self {
             ports,
             rules,
@@ -187,12 +200,12 @@ impl Drop for Proxy {
 
 /// Accepts and obeys until the proxy is dropped.
 async fn serve(
-    ways: Vec<(u16, u16)>,
+    ways: Vec<(u16, SocketAddr)>,
     rules: watch::Receiver<Rules>,
     mut orders: mpsc::UnboundedReceiver<Order>,
     counters: Arc<Counters>,
 ) {
-    let mut listeners: Vec<(TcpListener, u16)> = Vec::new();
+    let mut listeners: Vec<(TcpListener, SocketAddr)> = Vec::new();
     loop {
         let accepted = std::future::poll_fn(|context| {
             for (listener, target) in &listeners {
@@ -231,7 +244,7 @@ async fn serve(
     }
 }
 
-async fn listen(ways: &[(u16, u16)]) -> std::io::Result<Vec<(TcpListener, u16)>> {
+async fn listen(ways: &[(u16, SocketAddr)]) -> std::io::Result<Vec<(TcpListener, SocketAddr)>> {
     let mut listeners = Vec::new();
     for (port, target) in ways {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).await?;
@@ -243,11 +256,11 @@ async fn listen(ways: &[(u16, u16)]) -> std::io::Result<Vec<(TcpListener, u16)>>
 /// One connection from its beginning to its end, or until it is cut.
 async fn connection(
     mut client: TcpStream,
-    target: u16,
+    target: SocketAddr,
     rules: watch::Receiver<Rules>,
     counters: Arc<Counters>,
 ) {
-    let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await else {
+    let Ok(mut server) = TcpStream::connect(target).await else {
         // Nobody listens: the client sees what it would see without a proxy, a reset.
         drop(client.set_zero_linger());
         return;

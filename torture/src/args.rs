@@ -1,5 +1,6 @@
 //! The command line of `torture`, and what it does.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::process::ExitCode;
@@ -44,7 +45,7 @@ pub async fn program() -> ExitCode {
 /// What to torture, how, and what to tell of it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Start a store of this kind and harm its servers, too; without it the store is --store's, and only clients and
+    /// Start a store of this kind and harm its servers, too; without it the store is --store's, and only clients and their
     /// connections suffer
     #[arg(long, value_name = "ENGINE", conflicts_with_all = ["check", "list"])]
     start: Option<String>,
@@ -108,6 +109,16 @@ pub struct Args {
     /// Run each fault by itself and then all together, on the store of --start or else on every kind, and print a table
     #[arg(long, conflicts_with_all = ["check", "scenario", "json", "html"])]
     table: bool,
+
+    /// Write the table of --table into this page, in the place of the one that it has between `<!-- table -->` and
+    /// `<!-- end of the table -->`
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "table",
+        conflicts_with = "start"
+    )]
+    into: Option<String>,
 
     /// How many stores --table has under faults at once
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -196,29 +207,44 @@ async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
     let begin = Instant::now();
     let relaunch = relaunch(subcommand)?;
     let wanted = |word: &&str| args.start.as_deref().is_none_or(|start| start == *word);
-    let mut kinds = beds::kinds().map(|(word, _)| word).filter(wanted);
+    let mut kinds = beds::kinds()
+        .map(|(word, _)| word)
+        .filter(wanted)
+        .enumerate();
     let mut running = JoinSet::new();
     let mut sum = report::table::Sum::default();
+    let mut told = BTreeMap::new();
     println!("{}", report::table::HEAD);
     loop {
         while running.len() < args.jobs.max(1)
-            && let Some(kind) = kinds.next()
+            && let Some((place, kind)) = kinds.next()
         {
-            running.spawn(rows(kind, args.clone(), relaunch.clone()));
+            let (args, relaunch) = (args.clone(), relaunch.clone());
+            running.spawn(async move { (place, rows(kind, args, relaunch).await) });
         }
         let Some(done) = running.join_next().await else {
             break;
         };
-        let rows = done.map_err(|error| Failed::Other(error.to_string()))??;
-        for (row, verdict) in rows {
+        let (place, rows) = done.map_err(|error| Failed::Other(error.to_string()))?;
+        for (row, verdict) in rows? {
             println!("{row}");
             sum.add(&verdict);
+            told.entry(place).or_insert_with(Vec::new).push(row);
         }
     }
-    println!(
-        "\n{sum}, in {:.0} min",
-        begin.elapsed().as_secs_f64() / 60.0
-    );
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let minutes = begin.elapsed().as_secs_f64() / 60.0;
+    let sum_up = format!("On {cores} cores, in {minutes:.0} minutes: {sum}.");
+    println!("\n{sum_up}");
+    if let Some(file) = &args.into {
+        let failed = |why: &dyn fmt::Display| Failed::Other(format!("{file}: {why}"));
+        let page = fs::read_to_string(file).map_err(|error| failed(&error))?;
+        let rows: Vec<String> = told.into_values().flatten().collect();
+        let table = format!("{sum_up}\n\n{}\n{}\n", report::table::HEAD, rows.join("\n"));
+        let page = report::table::place(&page, &table)
+            .ok_or_else(|| failed(&"it has no place for a table"))?;
+        fs::write(file, page).map_err(|error| failed(&error))?;
+    }
     Ok(sum.holds())
 }
 

@@ -45,6 +45,9 @@ pub struct History {
     pub writes: Vec<Write>,
     /// The faults.
     pub faults: Vec<Fault>,
+    /// What befell the store by itself, as far as it is known and matters to what it promises.
+    #[serde(default)]
+    pub befell: Vec<Fault>,
     /// What was left on the server at the end.
     pub left: Vec<String>,
     /// What kept the run itself from being complete, such as a worker that did not start.

@@ -13,6 +13,7 @@ mod crew;
 mod harm;
 pub mod history;
 mod nemesis;
+mod own;
 mod record;
 mod register;
 mod report;

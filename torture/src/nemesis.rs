@@ -7,7 +7,7 @@ use fastrand::Rng;
 use fencelock::Clock;
 use fencelock_testbed::{Flow, Proxy, Result};
 
-use crate::beds::Bed;
+use crate::beds::{Bed, of_connections};
 use crate::crew::Crew;
 use crate::harm::{Harm, Whom};
 use crate::history::Fault;
@@ -22,6 +22,8 @@ pub(crate) struct Field {
     pub(crate) record: Record,
     /// A server's clock was ahead, and has given tokens since.
     pub(crate) was_ahead: bool,
+    /// Locks hang on connections.
+    pub(crate) bound: bool,
 }
 
 /// What is to be done.
@@ -119,6 +121,7 @@ impl Field {
         }
         let (excuses, why) = match &self.bed {
             Some(bed) => bed.excuses(harm),
+            None if self.bound => of_connections(harm),
             None => (Vec::new(), ""),
         };
         // A store that forgot its tokens goes on from its clock, which must not be behind what it showed before.

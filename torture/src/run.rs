@@ -3,15 +3,16 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use fencelock::{Client, Clock, Order};
+use fencelock::{Client, Clock, LeaseKind, Order};
 use fencelock_testbed::{Failure, Proxy, Result};
 
 use crate::Relaunch;
 use crate::beds::{Bed, JUMP};
 use crate::crew::Crew;
 use crate::harm::Harm;
-use crate::history::{FORMAT, History, Promised};
+use crate::history::{FORMAT, Fault, History, Promised};
 use crate::nemesis::{Field, Plan};
+use crate::own;
 use crate::record::Record;
 use crate::register::Resource;
 use crate::worker::Job;
@@ -91,6 +92,12 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
     }
     let crew = Crew::new(jobs, relaunch.clone(), record.clone());
     let mut window = Duration::from_millis(bed.as_ref().map_or(6000, |bed| bed.window()));
+    let limits = promises.limits.iter();
+    let limits: Vec<String> = limits.map(|limit| limit.what.clone()).collect();
+    let mut bed = bed;
+    if let Some(bed) = &mut bed {
+        bed.hear(&limits);
+    }
     let engine = bed
         .as_ref()
         .map_or(promises.engine, |bed| bed.name())
@@ -101,6 +108,7 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
         crew: crew.clone(),
         record: record.clone(),
         was_ahead: false,
+        bound: promises.lease == LeaseKind::Connection,
     };
     let plan = Plan {
         harms: field.able(&settings.harms),
@@ -129,11 +137,7 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
             fifo: promises.order == Order::Fifo,
             shared: promises.shared,
             clock: promises.clock.to_owned(),
-            limits: promises
-                .limits
-                .iter()
-                .map(|limit| limit.what.clone())
-                .collect(),
+            limits,
         },
         aftermath: (2 * ttl + window).as_nanos() as u64,
         recovery: (RECOVERY + 2 * ttl + window * settings.workers).as_nanos() as u64,
@@ -149,6 +153,18 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
     let (mut field, began, ended) = acted.map_err(Failure::to("run"))??;
     history.began = began;
     history.ended = ended;
+    let befell = field.bed.as_mut().and_then(|bed| bed.befell());
+    history.befell = befell
+        .into_iter()
+        .map(|(what, excuses, why)| Fault {
+            what,
+            whom: "the store".into(),
+            from: began,
+            to: ended,
+            excuses,
+            why: why.into(),
+        })
+        .collect();
     let forgets = field.bed.as_ref().map_or(0, |bed| bed.forgets_after());
     let wait = Duration::from_nanos(history.aftermath).max(Duration::from_millis(forgets));
     history.left = left(&client, &run, &mut field, wait).await;
@@ -179,7 +195,7 @@ async fn open(url: &str) -> Result<Client> {
 /// A worker's own way to the store: its URL, and the proxies on it.
 fn way(bed: Option<&dyn Bed>, direct: &str) -> Result<(String, Vec<Proxy>)> {
     let Some(bed) = bed else {
-        return Ok((direct.to_owned(), Vec::new()));
+        return own::way(direct);
     };
     let proxies = bed.ports().into_iter().map(Proxy::start);
     let proxies: Vec<Proxy> = proxies.collect::<Result<_>>()?;

@@ -18,6 +18,27 @@ fn says(url: &str, code: i32, told: &[&str]) {
     }
 }
 
+/// The same while the server's clock jumps forward again and again.
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
+fn says_that_it_jumps(url: &str, clock: &fencelock_testbed::ClockShim) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    let watched = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !watched.load(Ordering::SeqCst) {
+                clock.forward(Duration::from_secs(2)).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let said = Bed::on(url.to_owned()).run(&["doctor"]);
+        watched.store(true, Ordering::SeqCst);
+        assert_eq!(said.code, 1, "{said:?}");
+        assert!(said.out.contains(" jumped forward by "), "{said:?}");
+    });
+}
+
 #[test]
 fn a_file_of_this_machine_is_fit() {
     let bed = Bed::new();
@@ -115,6 +136,7 @@ fn a_redis_with_a_wrong_clock_and_few_rights() {
             "and may have forgotten locks",
         ],
     );
+    says_that_it_jumps(&url, &clock);
 }
 
 #[cfg(feature = "redis")]
@@ -183,23 +205,111 @@ fn zookeeper_servers_and_sessions() {
 #[cfg(feature = "mysql")]
 #[test]
 fn a_mariadb_that_may_forget() {
-    let weak = "innodb-flush-log-at-trx-commit=0";
-    let server = fencelock_testbed::MariaDb::builder().flag(weak).start();
-    let server = server.unwrap();
-    says(&server.url(), 1, &["innodb_flush_log_at_trx_commit is 0"]);
+    use std::time::Duration;
+
+    use fencelock_testbed::{ClockShim, MariaDb};
+
+    let clock = ClockShim::new().unwrap();
+    let server = MariaDb::builder()
+        .clock(&clock)
+        .flag("innodb-flush-log-at-trx-commit=0")
+        // Connections set these for themselves.
+        .flag("wait-timeout=20")
+        .flag("transaction-isolation=SERIALIZABLE");
+    let server = server.start().unwrap();
+    let makes = Bed::on(server.url()).run(&["run", "a", "true"]);
+    assert_eq!(makes.code, 0, "{makes:?}");
+    server
+        .sql(
+            "CREATE USER 'poor'@'%'; GRANT SELECT, INSERT ON `lock`.* TO 'poor'@'%'; \
+             GRANT UPDATE, DELETE ON `lock`.fencelock_holders TO 'poor'@'%'; \
+             GRANT DELETE ON `lock`.fencelock_locks TO 'poor'@'%'; \
+             GRANT UPDATE ON `lock`.fencelock_waiters TO 'poor'@'%'",
+        )
+        .unwrap();
+    clock.back(Duration::from_secs(3600)).unwrap();
+    let poor = format!("mysql://poor@127.0.0.1:{}/lock", server.port());
+    says(
+        &poor,
+        1,
+        &[
+            "innodb_flush_log_at_trx_commit is 0",
+            "may not UPDATE on `fencelock_locks`",
+            "may not DELETE on `fencelock_waiters`",
+            "s behind this machine's",
+            "for efficiency: 2 in the way",
+        ],
+    );
+    says_that_it_jumps(&server.url(), &clock);
+    for strategy in ["get-lock", "for-update"] {
+        says(
+            &format!("{}?strategy={strategy}", server.url()),
+            1,
+            &["with the connection of its client", "this machine's"],
+        );
+    }
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn a_mariadb_whose_replica_is_not_waited_for() {
+    let primary = fencelock_testbed::MariaDb::builder().replicated();
+    let primary = primary
+        .flag("innodb-flush-log-at-trx-commit=1")
+        .flag("sync-binlog=1")
+        .start()
+        .unwrap();
+    let alone = Bed::on(primary.url()).run(&["doctor"]);
+    assert_eq!(alone.code, 0, "{alone:?}");
+    let replica = primary.replica().unwrap();
+    says(&primary.url(), 1, &["follows without being waited for"]);
+    replica
+        .sql("SET GLOBAL rpl_semi_sync_slave_enabled = ON; STOP SLAVE; START SLAVE")
+        .unwrap();
+    replica.follow(&primary).unwrap();
+    primary
+        .sql("SET GLOBAL rpl_semi_sync_master_enabled = ON")
+        .unwrap();
+    says(&primary.url(), 1, &["after 10s without a replica's answer"]);
+    primary
+        .sql("SET GLOBAL rpl_semi_sync_master_timeout = 86400000")
+        .unwrap();
+    says(&primary.url(), 0, &["for correctness: nothing"]);
 }
 
 #[cfg(feature = "postgres")]
 #[test]
 fn a_postgres_that_may_forget() {
-    let server = fencelock_testbed::Postgres::start().unwrap();
+    use fencelock_testbed::{ClockShim, Postgres};
+
+    let clock = ClockShim::new().unwrap();
+    let server = Postgres::builder().clock(&clock).start().unwrap();
     says(&server.url(), 1, &["fsync is off"]);
-    let kept = fencelock_testbed::Postgres::builder()
+    says_that_it_jumps(&server.url(), &clock);
+    let kept = Postgres::builder()
         .config("fsync", "on")
-        .config("full_page_writes", "on");
-    says(
-        &kept.start().unwrap().url(),
-        0,
-        &["for correctness: nothing"],
-    );
+        .config("full_page_writes", "on")
+        // Connections set these for themselves.
+        .config("idle_session_timeout", "20s")
+        .config("default_transaction_isolation", "serializable")
+        .start()
+        .unwrap();
+    says(&kept.url(), 0, &["for correctness: nothing"]);
+    let of_poor = "\
+        CREATE ROLE poor LOGIN; GRANT SELECT, UPDATE ON fencelock_store TO poor; \
+        GRANT USAGE, SELECT, UPDATE ON fencelock_tokens TO poor; \
+        GRANT SELECT, INSERT, UPDATE, DELETE ON fencelock_locks, fencelock_holders TO poor; \
+        GRANT SELECT, INSERT, UPDATE ON fencelock_waiters TO poor";
+    kept.psql("lock", of_poor).unwrap();
+    let poor = format!("postgres://poor@127.0.0.1:{}/lock", kept.port());
+    says(&poor, 1, &["has no DELETE on fencelock_waiters"]);
+    let replica = kept.replica().unwrap();
+    says(&kept.url(), 1, &["streams without being waited for"]);
+    drop(replica);
+    let standbys = "ALTER SYSTEM SET synchronous_standby_names = 'x'";
+    kept.psql("lock", standbys).unwrap();
+    kept.psql("lock", "ALTER SYSTEM SET synchronous_commit = 'local'")
+        .unwrap();
+    kept.psql("lock", "SELECT pg_reload_conf()").unwrap();
+    says(&kept.url(), 1, &["synchronous_commit is local"]);
 }

@@ -5,6 +5,7 @@
 mod all;
 mod client;
 mod clock;
+mod clock_watch;
 mod downgrade;
 mod drive;
 mod duration;
@@ -36,6 +37,7 @@ mod wish;
 pub use all::{Guards, WishAll};
 pub use client::{Client, ClientBuilder, DEFAULT_BATCH, DEFAULT_TTL};
 pub use clock::{BootInstant, Clock};
+pub use clock_watch::{Asked, ClockWatch};
 pub use duration::parse_duration;
 pub use election::{Campaign, Election, Leader, Leaders, Leadership};
 pub use engine::{Engine, Evict, HolderView, LockView, Mode, WaiterView};

@@ -1,18 +1,24 @@
 //! What stands between a cluster, as it is set up, and what locks are for.
 
-use fencelock_core::{Finding, Purpose, Result};
+use fencelock_core::{Finding, Limit, Purpose, Result};
 
 use crate::engine::Shared;
+use crate::refusal::Trouble;
 
 impl Shared {
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
         let limits = self.promises().limits.into_iter().map(Finding::from);
         let mut findings: Vec<Finding> = limits.collect();
-        let (members, version) = self.store.about().await?;
+        let (members, _) = self.store.about().await?;
         let named = self.store.config.endpoints.len();
         findings.extend(of_members(members, named));
-        findings.extend(of_version(&version));
         Ok(findings)
+    }
+
+    /// What the version and the number of members leave to be desired.
+    pub(crate) async fn limits(&self) -> Result<Vec<Limit>, Trouble> {
+        let (members, version) = self.store.about().await?;
+        Ok(of_version(members, &version))
     }
 }
 
@@ -55,33 +61,35 @@ fn of_members(members: usize, named: usize) -> Vec<Finding> {
     findings
 }
 
-/// What is known to be wrong with locks on a version.
-fn of_version(version: &str) -> Vec<Finding> {
+/// What is known to be wrong with locks on a version, as long as one member can follow another as the leader.
+fn of_version(members: usize, version: &str) -> Vec<Limit> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(std::result::Result::ok);
     let (Some(major), Some(minor), Some(patch)) = (next(), next(), next()) else {
         return Vec::new();
     };
-    let mut findings = Vec::new();
+    let mut limits = Vec::new();
+    let mut limit = |what: &str, change: &str| {
+        limits.push(Limit {
+            what: format!("etcd {version}: {what}"),
+            change: change.to_owned(),
+        });
+    };
     let known = (major, minor, patch);
-    if ((3, 5, 0)..(3, 5, 3)).contains(&known) {
-        findings.push(finding(
-            Purpose::Correctness,
-            format!("etcd {version}: members that were killed may differ in their data afterwards"),
+    if members > 1 && ((3, 5, 0)..(3, 5, 3)).contains(&known) {
+        limit(
+            "members that were killed may differ in their data afterwards",
             "upgrade to 3.5.13 or later",
-        ));
+        );
     }
-    if known < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&known) {
-        findings.push(finding(
-            Purpose::Correctness,
-            format!(
-                "etcd {version}: a leader that was stopped for a while and has been succeeded may end leases that were kept \
-                 alive, and give away their locks while the holders believe (etcd-io/etcd#15247)"
-            ),
+    if members > 1 && (known < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&known)) {
+        limit(
+            "a leader that was stuck for a while (its disk, its processor) and has been succeeded may end leases that were \
+             kept alive, and give away their locks while the holders believe (etcd-io/etcd#15247)",
             "upgrade to 3.4.31, 3.5.13 or later",
-        ));
+        );
     }
-    findings
+    limits
 }
 
 #[cfg(test)]
@@ -94,12 +102,13 @@ mod tests {
         assert_eq!(of_members(1, 1).len(), 1);
         assert_eq!(of_members(4, 4).len(), 1);
         assert_eq!(of_members(3, 1).len(), 1);
-        assert_eq!(of_version("3.5.1").len(), 2);
+        assert_eq!(of_version(3, "3.5.1").len(), 2);
         for old in ["3.4.23", "3.4.30", "3.5.12", "3.3.1"] {
-            assert_eq!(of_version(old).len(), 1, "{old}");
+            assert_eq!(of_version(3, old).len(), 1, "{old}");
+            assert_eq!(of_version(1, old), [], "{old}");
         }
         for good in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "", "x"] {
-            assert_eq!(of_version(good), [], "{good}");
+            assert_eq!(of_version(3, good), [], "{good}");
         }
     }
 }

@@ -12,8 +12,8 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    ClaimId, Clock, Durability, Engine, Error, Finding, LeaseKind, LockName, Order, Promises,
-    Result, StoreUrl, Token, Wake,
+    ClaimId, Clock, Durability, Engine, Error, Finding, LeaseKind, Limit, LockName, Order,
+    Promises, Result, StoreUrl, Token, Wake,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: Sessions,
     claims: Mutex<Claims>,
     base: Mutex<Option<u64>>,
+    /// What the cluster leaves to be desired, as far as it told at open.
+    limits: Vec<Limit>,
     /// Under which this client gets mail.
     pub(crate) client: String,
     pub(crate) tell: mpsc::UnboundedSender<Event>,
@@ -61,17 +63,27 @@ impl Etcd {
     pub async fn connect(url: StoreUrl) -> Result<Self> {
         let store = Store::open(Config::from_url(url)?).await?;
         let (tell, told) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared {
+        let mut shared = Shared {
             store,
             sessions: Sessions::default(),
             claims: Mutex::default(),
             base: Mutex::default(),
+            limits: Vec::new(),
             client: format!("{:032x}", fastrand::u128(..)),
             tell,
             reads_mail: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             tasks: Mutex::default(),
-        });
+        };
+        match shared.limits().await {
+            Ok(limits) => shared.limits = limits,
+            // What it does not tell now, `diagnose` may be told.
+            Err(trouble) => {
+                let (store, error) = (&shared.store.config.store, Error::from(trouble));
+                tracing::debug!(%store, %error, "the cluster's version is not known");
+            }
+        }
+        let shared = Arc::new(shared);
         let events = tokio::sync::Mutex::new(told);
         Ok(Self { shared, events })
     }
@@ -195,7 +207,7 @@ impl Shared {
             clock: "the members' clocks run at about the right rate; leases are whole seconds, at least the shortest that the servers take",
             min_ttl: Duration::from_secs(1),
             max_ttl: Duration::from_secs(10 * 365 * 86_400),
-            limits: Vec::new(),
+            limits: self.limits.clone(),
         }
     }
 

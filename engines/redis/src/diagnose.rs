@@ -1,17 +1,17 @@
 //! What stands between a store, as it is now, and what locks are for: beyond the limits of its promises.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::pin::Pin;
+use std::time::Duration;
 
-use fencelock_core::{DEFAULT_TTL, Durability, Engine, Finding, Purpose, Result};
-use redis::{Cmd, Value};
+use fencelock_core::{
+    Asked, ClockWatch, DEFAULT_TTL, Durability, Engine, Finding, Purpose, Result,
+};
+use redis::{Cmd, RedisError, Value};
 
 use crate::config::Servers;
 use crate::connection::Link;
 use crate::engine::Redis;
 use crate::facts::Facts;
-
-/// A clock that differs by more is worth a word.
-const APART: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
@@ -41,6 +41,7 @@ impl Redis {
             )),
             Servers::Cluster(_) => {}
         }
+        let mut links = Vec::new();
         for node in nodes {
             let link = match node.link(hub).await {
                 Ok(link) => link,
@@ -52,7 +53,6 @@ impl Redis {
             };
             let whole = matches!(config.servers, Servers::One);
             let name = link.client.get_connection_info().addr().to_string();
-            clock(&link, &name, &mut findings).await;
             rights(&link, &mut findings).await;
             let info = link.send(Cmd::new().arg("INFO")).await.ok();
             let facts = Facts::new(info.as_ref(), None);
@@ -82,7 +82,9 @@ impl Redis {
                     "CONFIG SET min-replicas-to-write 1; or open the store with replicas=N",
                 ));
             }
+            links.push((name, link));
         }
+        findings.extend(clocks(links, |link, time| Box::pin(link.send(time))).await);
         Ok(findings)
     }
 }
@@ -95,43 +97,37 @@ pub(crate) fn finding(purpose: Purpose, what: String, change: &str) -> Finding {
     }
 }
 
-/// By how much the server's clock differs from this machine's.
-async fn clock(link: &Link, name: &str, findings: &mut Vec<Finding>) {
-    let before = wall();
-    let Ok(answer) = link.send(Cmd::new().arg("TIME")).await else {
-        return;
-    };
-    findings.extend(apart(name, &answer, before, wall()));
-}
+/// A question to a server.
+pub(crate) type Asking<'a> = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send + 'a>>;
 
-/// What to say of a clock that said `answer` to TIME between two instants of this machine's.
-pub(crate) fn apart(
-    name: &str,
-    answer: &Value,
-    before: Duration,
-    after: Duration,
-) -> Option<Finding> {
-    let there = seconds(answer)?;
-    let (ahead, off) = match (there.checked_sub(after), before.checked_sub(there)) {
-        (Some(ahead), _) if ahead > APART => ("ahead of", ahead),
-        (_, Some(behind)) if behind > APART => ("behind", behind),
-        _ => return None,
-    };
-    Some(finding(
-        Purpose::Correctness,
-        format!(
-            "the clock of {name} is {} s {ahead} this machine's: when it is set right, leases end early or late, and a \
-             server that lost its data counts tokens from its clock",
-            off.as_secs()
-        ),
-        "keep all clocks right with NTP, and have it slew them, not step",
-    ))
-}
-
-/// This machine's time of day.
-pub(crate) fn wall() -> Duration {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default()
+/// Watches the clocks of these servers for a second, all at once; `time` asks one of them for TIME.
+pub(crate) async fn clocks<L: Send + Sync>(
+    servers: Vec<(String, L)>,
+    time: impl for<'a> Fn(&'a L, &'a Cmd) -> Asking<'a> + Send + Sync,
+) -> Vec<Finding> {
+    let mut command = Cmd::new();
+    command.arg("TIME");
+    let mut watched: Vec<_> = servers
+        .into_iter()
+        .map(|(name, server)| (ClockWatch::new(name), server))
+        .collect();
+    for round in 0..ClockWatch::TIMES {
+        if round > 0 {
+            tokio::time::sleep(ClockWatch::PAUSE).await;
+        }
+        for (watch, server) in &mut watched {
+            let asked = Asked::now();
+            if let Ok(answer) = time(server, &command).await
+                && let Some(there) = seconds(&answer)
+            {
+                watch.told(asked, there);
+            }
+        }
+    }
+    watched
+        .iter()
+        .flat_map(|(watch, _)| watch.findings())
+        .collect()
 }
 
 fn seconds(answer: &Value) -> Option<Duration> {

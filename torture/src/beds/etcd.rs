@@ -3,14 +3,25 @@
 use fencelock_testbed::{Etcd, Result};
 
 use crate::beds::{Bed, TWO_HOLDERS, unknown};
-use crate::harm::Harm;
+use crate::harm::{Harm, Whom};
 use crate::history::Rule;
 
 struct Cluster {
     etcd: Etcd,
     /// Who was killed as the leader.
     dead: Option<usize>,
+    /// Its version has the bug.
+    revokes: bool,
+    /// A server was harmed.
+    harmed: bool,
+    /// How many changes of the leader its members had seen before.
+    changes: u64,
 }
+
+/// What the engine's limits call a bug of old versions, and what it comes to.
+const REVOKES: &str = "etcd-io/etcd#15247";
+const WHY: &str = "this version of etcd ends leases that were kept alive when a leader that was stuck is succeeded \
+                   (etcd-io/etcd#15247)";
 
 pub(super) fn start_one() -> Result<Box<dyn Bed>> {
     launch(1)
@@ -21,8 +32,24 @@ pub(super) fn start_three() -> Result<Box<dyn Bed>> {
 }
 
 fn launch(members: usize) -> Result<Box<dyn Bed>> {
-    let (etcd, dead) = (Etcd::cluster(members).start()?, None);
-    Ok(Box::new(Cluster { etcd, dead }))
+    Ok(Box::new(Cluster {
+        etcd: Etcd::cluster(members).start()?,
+        dead: None,
+        revokes: false,
+        harmed: false,
+        changes: 0,
+    }))
+}
+
+impl Cluster {
+    /// How many changes of the leader its members have seen, all together.
+    fn changes(&self) -> u64 {
+        let seen = |member| {
+            let counter = "etcd_server_leader_changes_seen_total";
+            self.etcd.counter(member, counter, "").unwrap_or(0)
+        };
+        (0..self.etcd.size()).map(seen).sum()
+    }
 }
 
 impl Bed for Cluster {
@@ -52,6 +79,7 @@ impl Bed for Cluster {
     }
 
     fn begin(&mut self, harm: Harm, node: usize) -> Result<()> {
+        self.harmed = true;
         match harm {
             Harm::Pause => self.etcd.pause(node),
             Harm::Restart | Harm::RestartEmpty => {
@@ -86,8 +114,20 @@ impl Bed for Cluster {
     fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
         match harm {
             Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
+            _ if self.revokes && harm.whom() == Whom::Server => (TWO_HOLDERS.into(), WHY),
             _ => (Vec::new(), ""),
         }
+    }
+
+    fn hear(&mut self, limits: &[String]) {
+        self.revokes = limits.iter().any(|limit| limit.contains(REVOKES));
+        self.changes = self.changes();
+    }
+
+    fn befell(&mut self) -> Option<(String, Vec<Rule>, &'static str)> {
+        // Of what is done to servers each fault says it; a busy machine makes leaders change without.
+        let changed = self.revokes && !self.harmed && self.changes() > self.changes;
+        changed.then(|| ("a change of the leader".into(), TWO_HOLDERS.into(), WHY))
     }
 
     fn window(&self) -> u64 {

@@ -24,6 +24,23 @@ pub(crate) const TWO_HOLDERS: &[Rule] = &[
     Rule::FenceOpen,
 ];
 
+/// What a lock that hangs on a connection does not promise, and why.
+pub(crate) fn of_connections(harm: Harm) -> (Vec<Rule>, &'static str) {
+    match harm {
+        // The last three end with a reset, too.
+        Harm::Restart
+        | Harm::KillConnections
+        | Harm::Reset
+        | Harm::Partition
+        | Harm::LoseRequests
+        | Harm::LoseAnswers => (
+            TWO_HOLDERS.into(),
+            "a lock that hangs on a connection is free before its holder knows that the connection ended",
+        ),
+        _ => (Vec::new(), ""),
+    }
+}
+
 /// How far a clock jumps: past every lease.
 pub(crate) const JUMP: Duration = Duration::from_secs(10);
 
@@ -87,6 +104,16 @@ pub(crate) trait Bed: Send {
     /// What the engine does not promise under such a fault, and why. Nothing, if it promises everything.
     fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str);
 
+    /// What the engine says of the store's limits, before anything is done to it.
+    fn hear(&mut self, limits: &[String]) {
+        let _ = limits;
+    }
+
+    /// What befell the store by itself and what the engine does not promise then, and why: asked when all is over.
+    fn befell(&mut self) -> Option<(String, Vec<Rule>, &'static str)> {
+        None
+    }
+
     /// For how long a waiter that died may hold up the line, in milliseconds.
     fn window(&self) -> u64 {
         2000
@@ -134,6 +161,12 @@ const KINDS: &[(&str, &str, Start)] = &[
         redlock::start,
     ),
     ("mysql", "a MariaDB, rows that expire", sql::start_mariadb),
+    (
+        "mysql-for-update",
+        "a MariaDB, rows locked by transactions",
+        sql::start_mysql_for_update,
+    ),
+    ("mysql-get-lock", "a MariaDB, GET_LOCK", sql::start_get_lock),
     (
         "postgres",
         "a PostgreSQL, rows that expire",

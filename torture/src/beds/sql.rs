@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fencelock_testbed::{ClockShim, MariaDb, Postgres, Result};
 
-use crate::beds::{Bed, TWO_HOLDERS, jump, unknown};
+use crate::beds::{Bed, TWO_HOLDERS, jump, of_connections, unknown};
 use crate::harm::Harm;
 use crate::history::Rule;
 
@@ -33,14 +33,15 @@ struct Database<S> {
 }
 
 pub(super) fn start_mariadb() -> Result<Box<dyn Bed>> {
-    let clock = ClockShim::new()?;
-    let server = MariaDb::builder().clock(&clock).start()?;
-    Ok(Box::new(Database {
-        name: "mysql",
-        server,
-        clock,
-        strategy: LEASE,
-    }))
+    mariadb("mysql", LEASE)
+}
+
+pub(super) fn start_get_lock() -> Result<Box<dyn Bed>> {
+    mariadb("mysql-get-lock", "get-lock")
+}
+
+pub(super) fn start_mysql_for_update() -> Result<Box<dyn Bed>> {
+    mariadb("mysql-for-update", "for-update")
 }
 
 pub(super) fn start_postgres() -> Result<Box<dyn Bed>> {
@@ -55,15 +56,30 @@ pub(super) fn start_advisory() -> Result<Box<dyn Bed>> {
     postgres("postgres-advisory", "advisory")
 }
 
+fn mariadb(name: &'static str, strategy: &'static str) -> Result<Box<dyn Bed>> {
+    let clock = ClockShim::new()?;
+    let server = MariaDb::builder().clock(&clock).start()?;
+    Ok(database(name, server, clock, strategy))
+}
+
 fn postgres(name: &'static str, strategy: &'static str) -> Result<Box<dyn Bed>> {
     let clock = ClockShim::new()?;
     let server = Postgres::builder().clock(&clock).start()?;
-    Ok(Box::new(Database {
+    Ok(database(name, server, clock, strategy))
+}
+
+fn database<S: Server + 'static>(
+    name: &'static str,
+    server: S,
+    clock: Arc<ClockShim>,
+    strategy: &'static str,
+) -> Box<dyn Bed> {
+    Box::new(Database {
         name,
         server,
         clock,
         strategy,
-    }))
+    })
 }
 
 impl Server for MariaDb {
@@ -192,19 +208,7 @@ impl<S: Server> Bed for Database<S> {
     fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
         match harm {
             Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
-            _ if self.strategy != LEASE => match harm {
-                // The last three end with a reset, too.
-                Harm::Restart
-                | Harm::KillConnections
-                | Harm::Reset
-                | Harm::Partition
-                | Harm::LoseRequests
-                | Harm::LoseAnswers => (
-                    TWO_HOLDERS.into(),
-                    "a lock that hangs on a connection is free before its holder knows that the connection ended",
-                ),
-                _ => (Vec::new(), ""),
-            },
+            _ if self.strategy != LEASE => of_connections(harm),
             Harm::ClockForward => (
                 TWO_HOLDERS.into(),
                 "its clock must not be set forward while a lock is held",

@@ -168,7 +168,7 @@ fn excuse(history: &History, violation: &Violation) -> Option<String> {
         true => Rule::Exclusion,
         false => violation.rule,
     };
-    let fault = history.faults.iter().find(|fault| {
+    let fault = history.faults.iter().chain(&history.befell).find(|fault| {
         fault.excuses.contains(&rule)
             && (fault.from..=fault.to.saturating_add(history.aftermath)).contains(&violation.at)
     })?;

@@ -401,6 +401,12 @@ fn what_is_not_promised_is_reported_as_such() {
         broken.aftermath = 100 * MS;
         assert!(!check(&broken).holds());
     }
+    // What befell the store by itself excuses like what was done to it.
+    broken.faults.clear();
+    broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Exclusion])];
+    assert!(check(&broken).holds());
+    broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Line])];
+    objects(&broken, Rule::Exclusion);
     // Tokens are promised all the same.
     let mut twice = history(vec![grant(0, 1, 10, 20), grant(1, 1, 30, 40)]);
     twice.faults = vec![fault("restart-empty", 21, 25, &[Rule::Exclusion])];

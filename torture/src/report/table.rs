@@ -21,6 +21,17 @@ pub(crate) fn row(store: &str, fault: &str, verdict: &Verdict) -> String {
     )
 }
 
+/// Between these a page has the table.
+const MARKS: [&str; 2] = ["<!-- table -->\n", "<!-- end of the table -->\n"];
+
+/// A page with `table` in the place of the one that it had.
+pub(crate) fn place(page: &str, table: &str) -> Option<String> {
+    let [begin, end] = MARKS;
+    let (before, rest) = page.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    Some(format!("{before}{begin}{table}{end}{after}"))
+}
+
 /// All rows together.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
@@ -52,5 +63,29 @@ impl fmt::Display for Sum {
             "{} runs: {} grants checked, {} faults injected, {} violations of a promise, {} without a promise",
             self.runs, self.grants, self.faults, self.broken, self.excused
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place;
+
+    #[test]
+    fn a_table_takes_the_place_of_the_one_before() {
+        let page =
+            |table: &str| format!("a\n<!-- table -->\n{table}<!-- end of the table -->\nb\n");
+        let placed = place(&page("old\nold\n"), "new\n");
+        assert_eq!(placed, Some(page("new\n")));
+        assert_eq!(place("a\nb\n", "new\n"), None);
+        assert_eq!(
+            place("<!-- end of the table -->\n<!-- table -->\n", "new\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn the_documented_page_has_a_place_for_it() {
+        let page = include_str!("../../../docs/torture.md");
+        assert!(place(page, "new\n").is_some());
     }
 }

@@ -1,10 +1,11 @@
 //! Recipes for a database.
 
 use fencelock::Release;
+use fencelock::versioned::{Dialect, Version, Versioned};
 use fencelock_testbed::{Failure, MariaDb, Result};
 
 use crate::scenario::redis::after_a_crash;
-use crate::scenario::{LOCK, PAST, Scenario, Side, Sides, let_go, open, take};
+use crate::scenario::{LOCK, PAST, Scenario, Side, Sides, let_go, open};
 
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
@@ -28,7 +29,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
 fn say(db: &MariaDb, side: &mut Side, who: &'static str, sql: &str) -> Option<String> {
     let answer = db.sql(&format!("USE shop; {sql}"));
     let told = match &answer {
-        Ok(rows) => rows.trim().replace('\n', "; "),
+        Ok(rows) => rows.trim().replace('\n', "; ").replace('\t', " "),
         Err(error) => last_line(error),
     };
     side.note(who, format!("{sql} -> {told}"));
@@ -119,10 +120,12 @@ async fn for_update_no_index() -> Result<Sides> {
 }
 
 async fn aba() -> Result<Sides> {
-    let db = start(
-        "CREATE TABLE orders (id INT PRIMARY KEY, state VARCHAR(16), token BIGINT NOT NULL DEFAULT 0); \
-         INSERT INTO orders (id, state) VALUES (1, 'open'), (2, 'open')",
-    )?;
+    let orders = Versioned::new("orders").map_err(|error| Failure::new(error.to_string()))?;
+    let column = orders.column();
+    let db = start(&format!(
+        "CREATE TABLE orders (id INT PRIMARY KEY, state VARCHAR(16), {column}); \
+         INSERT INTO orders (id, state) VALUES (1, 'open'), (2, 'open')"
+    ))?;
     let mut naive = Side::begin();
     let set = |to: &str, from: &str| {
         format!(
@@ -146,33 +149,36 @@ async fn aba() -> Result<Sides> {
     );
 
     let mut ours = Side::begin();
-    let clients = [open(&db.url()).await?, open(&db.url()).await?];
-    let fenced = |to: &str, token: u64| {
-        format!(
-            "UPDATE orders SET state = '{to}', token = {token} WHERE id = 2 AND token <= {token}; SELECT ROW_COUNT()"
-        )
-    };
-    let a = take(&clients[0], &mut ours, "A").await?;
-    say(&db, &mut ours, "A", "SELECT state FROM orders WHERE id = 2");
-    tokio::time::sleep(PAST).await;
-    ours.note(
-        "A",
-        format!(
-            "decides to ship it, and stalls; is_valid() says {}",
-            a.is_valid()
-        ),
-    );
-    let told = !a.is_valid();
-    for (who, state) in [("B", "paid"), ("C", "open")] {
-        let guard = take(&clients[1], &mut ours, who).await?;
-        say(&db, &mut ours, who, &fenced(state, guard.token().get()));
-        let_go(guard, &mut ours, who).await?;
+    for trigger in orders.triggers(Dialect::Mysql) {
+        db.sql(&format!("USE shop; {trigger}"))?;
     }
-    let late = say(&db, &mut ours, "A", &fenced("shipped", a.token().get()));
-    let_go(a, &mut ours, "A").await?;
+    let read = |side: &mut Side, who| {
+        let row = say(&db, side, who, &orders.select("state", "id = 2"))?;
+        row.split_whitespace().next()?.parse().ok().map(Version)
+    };
+    let set = |to: &str, seen: Version| {
+        let update = orders.update(&format!("state = '{to}'"), "id = 2", seen);
+        format!("{update}; SELECT ROW_COUNT()")
+    };
+    let unread = || Failure::new("a row has no version");
+    let seen = read(&mut ours, "A").ok_or_else(unread)?;
+    ours.note("A", "decides to ship it, and stalls");
+    let paid = set("paid", read(&mut ours, "B").ok_or_else(unread)?);
+    say(&db, &mut ours, "B", &paid);
+    // C knows of no versions: the table's triggers count for it.
+    say(
+        &db,
+        &mut ours,
+        "C",
+        "UPDATE orders SET state = 'open' WHERE id = 2",
+    );
+    ours.note("C", "has given the money back: it is open again");
+    let late = say(&db, &mut ours, "A", &set("shipped", seen));
+    let again = read(&mut ours, "A").ok_or_else(unread)?;
+    ours.note("A", "reads again, and decides anew");
     let ours = ours.end(
-        told && late.is_some_and(|rows| rows.trim() == "0"),
-        "a token never comes back: the row has seen a newer one than A's",
+        late.is_some_and(|rows| rows.trim() == "0") && again > seen,
+        "a version never comes back: the row is not the one that A read",
     );
     Ok([naive, ours])
 }

@@ -49,7 +49,7 @@ fn every_kind_of_store_keeps_its_promises() {
     let kinds: Vec<String> = kinds
         .map(|line| line.split_whitespace().next().unwrap().to_owned())
         .collect();
-    assert!(kinds.len() >= 14, "{kinds:?}");
+    assert!(kinds.len() >= 16, "{kinds:?}");
     // Four at a time: they are mostly waiting, and the machine has other tests to run.
     let queue = Mutex::new(kinds.iter());
     std::thread::scope(|scope| {
@@ -75,6 +75,39 @@ fn without_faults_nothing_is_lost() {
     assert_eq!(verdict["faults"], 0, "{verdict}");
     assert!(verdict["grants"].as_u64().unwrap() > 100, "{verdict}");
     assert_eq!(verdict["violations"].as_array().unwrap().len(), 0);
+}
+
+/// A store that was not started here: its servers are left alone, clients and their connections are not.
+#[test]
+fn a_store_of_ones_own_suffers_in_its_clients_only() {
+    let redis = fencelock_testbed::Redis::start().unwrap();
+    let up = redis.command::<String>(&["PING"]).unwrap();
+    assert_eq!(up, "PONG");
+    let ran = torture(&[
+        "--store",
+        &redis.url(),
+        "--time",
+        "3s",
+        "--seed",
+        "3",
+        "--json",
+    ]);
+    let told: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{}", told["verdict"]);
+    let faults = told["history"]["faults"].as_array().unwrap();
+    assert!(faults.len() > 2, "{faults:?}");
+    let of_workers = |fault: &Value| fault["whom"].as_str().unwrap().starts_with("worker");
+    assert!(faults.iter().all(of_workers), "{faults:?}");
+    let cut = [
+        "reset",
+        "partition",
+        "hold",
+        "delay",
+        "lose-requests",
+        "lose-answers",
+    ];
+    let of_network = |fault: &&Value| cut.contains(&fault["what"].as_str().unwrap());
+    assert!(faults.iter().any(|fault| of_network(&fault)), "{faults:?}");
 }
 
 /// The same history is judged again, and a doctored one is found out.

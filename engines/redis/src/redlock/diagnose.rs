@@ -1,10 +1,9 @@
 //! What stands between the nodes, as they are now, and what locks are for.
 
 use fencelock_core::{Finding, Purpose};
-use redis::Cmd;
 
 use super::Inner;
-use crate::diagnose::{apart, finding, wall};
+use crate::diagnose::{clocks, finding};
 
 impl Inner {
     pub(super) async fn findings(&self) -> Vec<Finding> {
@@ -23,17 +22,10 @@ impl Inner {
             ));
         }
         findings.extend(self.abstainers());
-        for node in &self.nodes {
-            let (name, Some(link)) = (&node.name, node.link()) else {
-                continue;
-            };
-            let before = wall();
-            let mut time = Cmd::new();
-            time.arg("TIME");
-            if let Ok(answer) = link.ask(&time).await {
-                findings.extend(apart(name, &answer, before, wall()));
-            }
-        }
+        let nodes = self.nodes.iter();
+        let links = nodes.filter_map(|node| Some((node.name.clone(), node.link()?)));
+        let links: Vec<_> = links.collect();
+        findings.extend(clocks(links, |link, time| Box::pin(link.ask(time))).await);
         findings
     }
 }

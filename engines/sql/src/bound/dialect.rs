@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Event, Evict, LockView, Page};
-use fencelock_core::{BootInstant, ClaimId, LockName, Mode, Promises, Result, Token, Tokens};
+use fencelock_core::{
+    BootInstant, ClaimId, Finding, LockName, Mode, Promises, Result, Token, Tokens,
+};
 use tokio::sync::mpsc;
 
 /// Times and bounds of a store, from its URL.
@@ -129,6 +131,9 @@ pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// What this store promises, asked of the server.
     async fn promises(&self, control: &mut Self::Session) -> Result<Promises>;
+
+    /// What stands between the server, as it is now, and what locks are for, beside the limits of its promises.
+    async fn findings(&self) -> Result<Vec<Finding>>;
 
     /// A connection that is ready for all calls below: the store's tables are there, and tokens are above all of before.
     async fn connect(&self, tie: Arc<Tie>) -> Result<Self::Session>;

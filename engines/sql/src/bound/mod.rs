@@ -30,7 +30,8 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    BootInstant, ClaimId, Clock, Engine, Error, LockName, Mode, Promises, Result, Token, Tokens,
+    BootInstant, ClaimId, Clock, Engine, Error, Finding, LockName, Mode, Promises, Result, Token,
+    Tokens,
 };
 use futures_util::future::join_all;
 use tokio::sync::{OwnedMutexGuard, mpsc};
@@ -652,6 +653,14 @@ impl<D: Dialect> Engine for Bound<D> {
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.shared.see(name).await?;
         self.shared.control.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.shared.check_open()?;
+        let limits = self.promises().limits.into_iter().map(Finding::from);
+        let mut findings: Vec<Finding> = limits.collect();
+        findings.extend(self.shared.dialect.findings().await?);
+        Ok(findings)
     }
 
     async fn close(&self) -> Result<()> {

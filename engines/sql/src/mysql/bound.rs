@@ -16,13 +16,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Evict, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
-    ClaimId, Clock, Durability, Error, LeaseKind, Limit, LockName, Mode, Order, Promises, Result,
-    Token, Tokens, Wake,
+    ClaimId, Clock, Durability, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises,
+    Result, Token, Tokens, Wake,
 };
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 
 use super::config::{Config, Strategy};
+use super::diagnose;
 use super::line::{Failed, Line, Session};
 use super::tables::Tables;
 use super::wire::{Answer, NOW, Request, bytes};
@@ -585,6 +586,10 @@ impl Dialect for Ways {
             max_ttl: MAX_TTL,
             limits,
         })
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>> {
+        diagnose::findings(&self.line.config, &self.line.tables).await
     }
 
     async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {

@@ -7,12 +7,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, HeldClaim, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
-    ClaimId, Error, LeaseKind, Limit, LockName, Mode, Order, Promises, Result, Token, Tokens, Wake,
+    ClaimId, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises, Result, Token,
+    Tokens, Wake,
 };
 use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::Config;
 use super::connect::{Facts, connect};
+use super::diagnose;
 use super::tables::{For, Tables};
 use super::wire::{Answer, NOW, Request, bytes, told, trouble};
 use crate::lease::{self, Holder, MOST_TOKENS, Rows, Waiter};
@@ -361,6 +363,10 @@ impl Dialect for MySql {
             max_ttl: Duration::from_secs(100 * 365 * 86_400),
             limits,
         }
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>> {
+        diagnose::findings(&self.config, &self.tables).await
     }
 
     async fn make_schema(&self, session: &mut Session) -> Tried<()> {

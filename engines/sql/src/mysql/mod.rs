@@ -18,6 +18,7 @@
 mod bound;
 mod config;
 mod connect;
+mod diagnose;
 mod lease;
 mod line;
 mod tables;

@@ -13,15 +13,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Evict, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
-    ClaimId, Clock, Durability, Error, LeaseKind, LockName, Mode, Order, Promises, Result, Token,
-    Tokens, Wake,
+    ClaimId, Clock, Durability, Error, Finding, LeaseKind, LockName, Mode, Order, Promises, Result,
+    Token, Tokens, Wake,
 };
 use futures_util::future::try_join_all;
 use tokio_postgres::{Row, Statement};
 
 use super::config::Strategy;
 use super::connection::{Server, Session, Values, may_be_retried};
-use super::limits;
+use super::{diagnose, limits};
 use crate::bound::{Dialect, Record, SessionId, Settings, Tie};
 use crate::lease::{MOST_TOKENS, mode_from, mode_text};
 
@@ -242,6 +242,10 @@ impl Dialect for Ways {
             max_ttl: MAX_TTL,
             limits: limits::found(&self.server, control, self.server.config.strategy).await?,
         })
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>> {
+        diagnose::findings(&self.server).await
     }
 
     async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {

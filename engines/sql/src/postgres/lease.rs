@@ -11,15 +11,15 @@ use fencelock_core::engine::{
     Claim, Cursor, Event, HeldClaim, HolderView, LockView, Page, WaiterView,
 };
 use fencelock_core::{
-    ClaimId, Durability, Error, LeaseKind, LockName, Mode, Order, Promises, Result, Token, Tokens,
-    Wake,
+    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Mode, Order, Promises, Result, Token,
+    Tokens, Wake,
 };
 use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Notification, Row};
 
 use super::connection::{Hear, Server, Session, Values};
-use super::limits;
+use super::{diagnose, limits};
 use crate::bound::Tie;
 use crate::lease::{Holder, MOST_TOKENS, Rows, Waiter, mode_from, mode_text};
 use crate::server::{
@@ -295,6 +295,10 @@ impl Dialect for Leases {
     fn promises(&self) -> Promises {
         let promises = self.promises.lock().unwrap_or_else(PoisonError::into_inner);
         promises.clone().unwrap_or_else(promises_unknown)
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>> {
+        diagnose::findings(&self.server).await
     }
 
     async fn make_schema(&self, session: &mut Session) -> Tried<()> {

@@ -13,6 +13,7 @@
 mod bound;
 mod config;
 mod connection;
+mod diagnose;
 mod lease;
 mod limits;
 
@@ -23,7 +24,7 @@ use fencelock_core::engine::{
     Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
     Withdrawn,
 };
-use fencelock_core::{Clock, Engine, LockName, Promises, Result, StoreUrl, Token};
+use fencelock_core::{Clock, Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
 
 use crate::bound::Bound;
 use crate::server::{Server as LeaseEngine, Settings};
@@ -105,6 +106,10 @@ impl Engine for Postgres {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.0.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.0.diagnose().await
     }
 
     async fn close(&self) -> Result<()> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Event, HeldClaim, LockView, Page};
-use fencelock_core::{Cause, ClaimId, Error, LockName, Promises, Token, Tokens};
+use fencelock_core::{Cause, ClaimId, Error, Finding, LockName, Promises, Token, Tokens};
 
 use super::waiters::Pushed;
 use crate::lease::Rows;
@@ -163,6 +163,9 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
 
     /// What the store promises, as the newest connection found it.
     fn promises(&self) -> Promises;
+
+    /// What stands between the server, as it is now, and what locks are for, beside the limits of its promises.
+    async fn findings(&self) -> Result<Vec<Finding>, Error>;
 
     /// Makes the tables, where they are missing.
     async fn make_schema(&self, session: &mut Self::Session) -> Result<(), Trouble>;

@@ -19,7 +19,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{
-    BootInstant, ClaimId, Clock, Engine, Error, LockName, Promises, Result, Token,
+    BootInstant, ClaimId, Clock, Engine, Error, Finding, LockName, Promises, Result, Token,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -384,6 +384,13 @@ impl<D: Dialect> Engine for Server<D> {
             let _ = self.shared.tell.send(event);
         }
         Ok(done.answer.is_some())
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let limits = self.promises().limits.into_iter().map(Finding::from);
+        let mut findings: Vec<Finding> = limits.collect();
+        findings.extend(self.shared.pool.dialect.findings().await?);
+        Ok(findings)
     }
 
     async fn close(&self) -> Result<()> {

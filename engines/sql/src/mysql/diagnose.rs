@@ -1,0 +1,234 @@
+//! What stands between a server, as it is now, and what locks are for: beyond the limits of its promises, which its
+//! settings decide at open.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fencelock_core::{Asked, ClockWatch, Error, Finding, Purpose, Result};
+use mysql_async::{Conn, Row, from_row_opt};
+
+use super::config::{Config, Strategy};
+use super::connect::connect;
+use super::tables::Tables;
+use super::wire::{NOW, Request, told};
+
+/// Semi-synchronous replication of MySQL 8.0.26 and later has new names.
+const ASK: &str = "\
+    SHOW VARIABLES WHERE Variable_name IN ('wait_timeout', 'tx_isolation', 'transaction_isolation', \
+    'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', \
+    'rpl_semi_sync_master_timeout', 'rpl_semi_sync_source_timeout')";
+/// Replicas that follow at present: as MariaDB tells everybody, and as far as this user may see their connections.
+const REPLICAS: [&str; 2] = [
+    "SHOW GLOBAL STATUS LIKE 'Slaves_connected'",
+    "SELECT '', CAST(COUNT(*) AS CHAR) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'",
+];
+/// A replica that answers no sooner is not waited for: with less than this, a fail-over may forget grants.
+const LONG: Duration = Duration::from_secs(3600);
+
+pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Finding>> {
+    let (mut conn, ..) = connect(config).await?;
+    let failed = |error| told(&config.store, "ask for its settings", error);
+    let mut request = Request::of(ASK);
+    REPLICAS.into_iter().for_each(|ask| {
+        request.push(ask);
+    });
+    let answers = request.run(&mut conn).await.map_err(failed)?;
+    let pairs = answers[0].rows.iter().cloned();
+    let variables: HashMap<String, String> =
+        pairs.filter_map(|row| from_row_opt(row).ok()).collect();
+    let count = |row: &Row| row.get::<String, _>(1)?.parse::<u64>().ok();
+    let counted = answers[1..].iter().flat_map(|answer| &answer.rows);
+    let replicas = counted.filter_map(count).max().unwrap_or(0);
+    let mut findings = Vec::from_iter(of_session(&variables));
+    if config.strategy == Strategy::Lease {
+        findings.extend(of_replicas(replicas, &variables));
+    }
+    rights(&mut conn, config, tables, &mut findings).await?;
+    let (host, port) = (
+        conn.opts().ip_or_hostname().to_owned(),
+        conn.opts().tcp_port(),
+    );
+    let mut watch = ClockWatch::new(format!("{host}:{port}"));
+    for round in 0..ClockWatch::TIMES {
+        if round > 0 {
+            tokio::time::sleep(ClockWatch::PAUSE).await;
+        }
+        let asked = Asked::now();
+        let time = Request::of(format!("SELECT {NOW}"));
+        let answers = time.run(&mut conn).await.map_err(failed)?;
+        if let Some(micros) = answers[0].rows.first().and_then(|row| row.get(0)) {
+            watch.told(asked, Duration::from_micros(micros));
+        }
+    }
+    findings.extend(watch.findings());
+    super::hang_up(conn);
+    Ok(findings)
+}
+
+fn finding(purpose: Purpose, what: impl Into<String>, change: &str) -> Finding {
+    Finding {
+        purpose,
+        what: what.into(),
+        change: change.to_owned(),
+    }
+}
+
+/// Each connection sets these for itself, whatever the server's own are.
+fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
+    let get = |name: &str| variables.get(name).map(String::as_str);
+    let isolation = get("transaction_isolation").or(get("tx_isolation"));
+    let other = match (isolation, get("wait_timeout")) {
+        (Some(isolation), _) if isolation != "READ-COMMITTED" => {
+            format!("works at {isolation}, not at READ COMMITTED")
+        }
+        (_, Some(seconds)) if seconds != "28800" => {
+            format!("ends when it is silent for {seconds} s")
+        }
+        _ => return None,
+    };
+    Some(finding(
+        Purpose::Correctness,
+        format!(
+            "a connection {other}, although fencelock has just set that: something between here and the server shares its \
+             connections or resets them"
+        ),
+        "connect to the server itself, or have the proxy give each client a connection of its own",
+    ))
+}
+
+/// Whether those that may be promoted have all grants.
+fn of_replicas(replicas: u64, variables: &HashMap<String, String>) -> Option<Finding> {
+    let either = |what: &str| {
+        ["master", "source"].into_iter().find_map(|word| {
+            variables
+                .get(&format!("rpl_semi_sync_{word}_{what}"))
+                .map(String::as_str)
+        })
+    };
+    if replicas == 0 {
+        return None;
+    }
+    if either("enabled") != Some("ON") {
+        return Some(finding(
+            Purpose::Correctness,
+            "a replica follows without being waited for: promoted, it may not have heard of the last grants, and grant a \
+             lock twice (with a higher token)",
+            "use semi-synchronous replication (rpl_semi_sync_master_enabled = ON, or source for master)",
+        ));
+    }
+    let waits = either("timeout").and_then(|ms| ms.parse().ok());
+    let waits = Duration::from_millis(waits.unwrap_or(0));
+    (waits < LONG).then(|| {
+        finding(
+            Purpose::Correctness,
+            format!(
+                "after {waits:?} without a replica's answer the server goes on granting without it (rpl_semi_sync_..._timeout): \
+                 promoted then, it may grant a lock twice (with a higher token)"
+            ),
+            "set rpl_semi_sync_master_timeout (or source for master) to an hour or more, or never promote a replica that was behind",
+        )
+    })
+}
+
+/// Rights that are missed later only, in the middle of something.
+async fn rights(
+    conn: &mut Conn,
+    config: &Config,
+    tables: &Tables,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let tables = match config.strategy {
+        Strategy::Lease => &[&tables.locks, &tables.holders, &tables.waiters][..],
+        Strategy::ForUpdate => &[&tables.names, &tables.bound, &tables.tokens],
+        Strategy::GetLock => &[&tables.bound, &tables.tokens],
+    };
+    for table in tables {
+        let column = match table.as_str() {
+            tokens if tokens.ends_with("_tokens`") => "id",
+            _ => "name",
+        };
+        for (right, statement) in [
+            ("SELECT", format!("SELECT 1 FROM {table} WHERE 1 = 0")),
+            (
+                "INSERT",
+                format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),
+            ),
+            (
+                "UPDATE",
+                format!("UPDATE {table} SET {column} = {column} WHERE 1 = 0"),
+            ),
+            ("DELETE", format!("DELETE FROM {table} WHERE 1 = 0")),
+        ] {
+            let Err(error) = Request::of(statement).run(conn).await else {
+                continue;
+            };
+            match told(&config.store, "try its rights", error) {
+                Error::Refused { .. } => findings.push(finding(
+                    Purpose::Efficiency,
+                    format!("this user may not {right} on {table}, so locks cannot be waited for, kept or released"),
+                    &format!("GRANT {right} ON {table} to this user"),
+                )),
+                error if error.is_transient() => return Err(error),
+                // A table that nobody has made yet.
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn a_proxy_that_shares_connections_is_noticed() {
+        let own = [
+            ("wait_timeout", "28800"),
+            ("tx_isolation", "READ-COMMITTED"),
+        ];
+        assert_eq!(of_session(&variables(&own)), None);
+        assert_eq!(of_session(&variables(&[])), None);
+        for other in [
+            ("wait_timeout", "60"),
+            ("transaction_isolation", "SERIALIZABLE"),
+        ] {
+            let found = of_session(&variables(&[own[0], own[1], other])).unwrap();
+            assert!(found.what.contains("resets them"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn replicas_are_to_be_waited_for() {
+        assert_eq!(of_replicas(0, &variables(&[])), None);
+        for (pairs, said) in [
+            (&[][..], "without being waited for"),
+            (
+                &[("rpl_semi_sync_master_enabled", "OFF")],
+                "without being waited for",
+            ),
+            (
+                &[
+                    ("rpl_semi_sync_source_enabled", "ON"),
+                    ("rpl_semi_sync_source_timeout", "10000"),
+                ],
+                "after 10s without",
+            ),
+        ] {
+            let found = of_replicas(1, &variables(pairs)).unwrap();
+            assert!(found.what.contains(said), "{found:?}");
+        }
+        let good = [
+            ("rpl_semi_sync_master_enabled", "ON"),
+            ("rpl_semi_sync_master_timeout", "4000000"),
+        ];
+        assert_eq!(of_replicas(1, &variables(&good)), None);
+    }
+}

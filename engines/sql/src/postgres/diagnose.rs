@@ -1,0 +1,146 @@
+//! What stands between a server, as it is now, and what locks are for: beyond the limits of its promises.
+
+use std::time::Duration;
+
+use fencelock_core::{Asked, ClockWatch, Finding, Purpose, Result};
+
+use super::config::Strategy;
+use super::connection::Server;
+use crate::bound::Tie;
+
+/// The timeout is of PostgreSQL 17 and later; older ones know none.
+const ASK: &str = "\
+    SELECT current_setting('transaction_isolation'), current_setting('synchronous_commit'), \
+    current_setting('synchronous_standby_names') <> '', coalesce(current_setting('transaction_timeout', true), '0')";
+/// Rights that are missed later only, in the middle of something.
+const MISSING: &str = "\
+    SELECT privilege || ' on ' || of FROM unnest($1::text[]) AS of, \
+        unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege \
+        WHERE NOT has_table_privilege(of, privilege) UNION ALL \
+    SELECT 'EXECUTE on ' || proname FROM pg_proc \
+        WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) AND NOT has_function_privilege(oid, 'EXECUTE')";
+const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+
+pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
+    let mut session = server.connect(&Tie::new(None), None).await?;
+    let strategy = server.config.strategy;
+    let rows = session
+        .query(server, "ask for its settings", ASK, &[])
+        .await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| server.internal("no answer to a SELECT"))?;
+    let settings = Settings {
+        isolation: row.get(0),
+        commit: row.get(1),
+        standbys: row.get(2),
+        longest: row.get(3),
+    };
+    let mut findings = settings.findings(strategy);
+    let tables: &[&str] = match strategy {
+        Strategy::Lease => &["fencelock_locks", "fencelock_holders", "fencelock_waiters"],
+        Strategy::ForUpdate => &["fencelock_names", "fencelock_bound"],
+        Strategy::Advisory => &["fencelock_bound"],
+    };
+    let missing = session
+        .query(server, "ask for its rights", MISSING, &[&tables])
+        .await?;
+    for row in missing {
+        let right: &str = row.get(0);
+        findings.push(finding(
+            Purpose::Efficiency,
+            format!("this user has no {right}, so locks cannot be waited for, kept or released"),
+            &format!("GRANT {right} to this user"),
+        ));
+    }
+    let mut watch = ClockWatch::new(server.to_string());
+    for round in 0..ClockWatch::TIMES {
+        if round > 0 {
+            tokio::time::sleep(ClockWatch::PAUSE).await;
+        }
+        let asked = Asked::now();
+        let rows = session.query(server, "ask for the time", NOW, &[]).await?;
+        if let Some(row) = rows.first() {
+            let micros = row.get::<_, i64>(0).unsigned_abs();
+            watch.told(asked, Duration::from_micros(micros));
+        }
+    }
+    findings.extend(watch.findings());
+    Ok(findings)
+}
+
+fn finding(purpose: Purpose, what: impl Into<String>, change: &str) -> Finding {
+    Finding {
+        purpose,
+        what: what.into(),
+        change: change.to_owned(),
+    }
+}
+
+/// Settings as a connection of ours has them.
+struct Settings<'a> {
+    isolation: &'a str,
+    commit: &'a str,
+    standbys: bool,
+    longest: &'a str,
+}
+
+impl Settings<'_> {
+    fn findings(&self, strategy: Strategy) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        if self.isolation != "read committed" {
+            findings.push(finding(
+                Purpose::Correctness,
+                format!(
+                    "a connection works at {}, although fencelock has just set read committed: something between here and \
+                     the server shares its connections or resets them",
+                    self.isolation
+                ),
+                "connect to the server itself, or to a pool with pool_mode = session",
+            ));
+        }
+        if strategy == Strategy::Lease && self.standbys && self.commit == "local" {
+            findings.push(finding(
+                Purpose::Correctness,
+                "synchronous_commit is local: the standbys are not waited for, and one that is promoted may have forgotten who \
+                 holds, and grant a lock twice (its tokens do not go back)",
+                "set synchronous_commit = on for this user (ALTER ROLE)",
+            ));
+        }
+        if strategy == Strategy::ForUpdate && self.longest != "0" {
+            findings.push(finding(
+                Purpose::Efficiency,
+                format!(
+                    "transaction_timeout is {}: the server ends every hold that lasts longer, and its holder loses the lock",
+                    self.longest
+                ),
+                "set transaction_timeout = 0 for this user (ALTER ROLE)",
+            ));
+        }
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_judged_by_strategy() {
+        let good = Settings {
+            isolation: "read committed",
+            commit: "on",
+            standbys: true,
+            longest: "0",
+        };
+        let all = [Strategy::Lease, Strategy::ForUpdate, Strategy::Advisory];
+        let count = |settings: &Settings<'_>| all.map(|strategy| settings.findings(strategy).len());
+        assert_eq!(count(&good), [0, 0, 0]);
+        let isolation = "repeatable read";
+        assert_eq!(count(&Settings { isolation, ..good }), [1, 1, 1]);
+        let commit = "local";
+        assert_eq!(count(&Settings { commit, ..good }), [1, 0, 0]);
+        let longest = "1min";
+        assert_eq!(count(&Settings { longest, ..good }), [0, 1, 0]);
+    }
+}
