@@ -75,6 +75,7 @@ impl Tie {
     }
 
     /// One that calls this when the connection has ended.
+    #[cfg(feature = "postgres")]
     pub(crate) fn with(on_cut: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),

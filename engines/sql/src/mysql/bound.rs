@@ -48,15 +48,20 @@ const MOST_SHOWN: usize = 1000;
 pub(crate) struct Ways {
     line: Line,
     get_lock: bool,
+    /// Releases a lock of the server's own.
+    release: String,
 }
 
 impl Ways {
     pub(crate) fn new(config: Config) -> Self {
         let get_lock = config.strategy == Strategy::GetLock;
-        Self {
+        let mut this = Self {
             line: Line::new(config),
             get_lock,
-        }
+            release: String::new(),
+        };
+        this.release = format!("SELECT RELEASE_LOCK({})", this.key("", "?"));
+        this
     }
 
     const fn strategy(&self) -> &'static str {
@@ -70,22 +75,21 @@ impl Ways {
         &self.line.tables
     }
 
-    /// The server's name of something, as an expression.
-    fn key(&self, kind: &str, name: &[u8]) -> String {
+    /// The server's name of something, as an expression; `name` is one, too.
+    fn key(&self, kind: &str, name: &str) -> String {
         let table = bytes(self.line.config.table.as_bytes());
         format!(
-            "CONCAT('fencelock-{kind}', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), 0x00, {table}, 0x00, {}), 256), 48))",
-            bytes(name)
+            "CONCAT('fencelock-{kind}', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), 0x00, {table}, 0x00, {name}), 256), 48))"
         )
     }
 
     fn lock_key(&self, name: &LockName) -> String {
-        self.key("", name.as_str().as_bytes())
+        self.key("", &bytes(name.as_str().as_bytes()))
     }
 
     /// Held by whoever deletes unused rows, for a moment, and by whoever must know whether a row is in use.
     fn sweep_key(&self) -> String {
-        self.key("s", b"")
+        self.key("s", "x''")
     }
 
     /// Runs a request, and draws a token if there is a row in `from`: that the lock was had.
@@ -647,10 +651,10 @@ impl Dialect for Ways {
 
     async fn give_back(&self, session: &mut Session, claim: &Claim) -> Result<bool> {
         let release = match self.get_lock {
-            true => format!("SELECT RELEASE_LOCK({})", self.lock_key(&claim.name)),
-            false => "ROLLBACK".to_owned(),
+            true => Request::prepared(&self.release, vec![claim.name.as_str().into()]),
+            false => Request::of("ROLLBACK"),
         };
-        let released = session.run(Request::of(release)).await;
+        let released = session.run(release).await;
         let action = || format!("release lock {}", claim.name);
         let answers = released.map_err(|failed| self.line.error(action(), failed))?;
         let one = |row: &Row| row.get::<Option<u64>, _>(0).flatten() == Some(1);

@@ -343,7 +343,8 @@ impl Dialect for MySql {
         let mut limits = facts.map(Facts::limits).unwrap_or_default();
         if self.config.hosts.len() > 1 {
             limits.push(Limit {
-                what: "a replica that is promoted may not have heard of the last grants: it may grant a lock that is held                        (with a higher token)"
+                what: "a replica that is promoted may not have heard of the last grants: it may grant a lock that is held \
+                 (with a higher token)"
                     .into(),
                 change: "use semi-synchronous replication, or protect what the lock guards by its token".into(),
             });
@@ -389,7 +390,8 @@ impl Dialect for MySql {
         request.push(format!("SET @fencelock_id = {NOW} DIV 10"));
         request.push("START TRANSACTION");
         request.push(format!(
-            "INSERT IGNORE INTO {holders} (id, name, claim, mode, tokens, current, expiry, lock_delay, since, state, owner)              VALUES (@fencelock_id, '', LPAD(CONNECTION_ID(), 16, '0'), 'x', 1, 0, 0, 0, 0, 'seed', '')"
+            "INSERT IGNORE INTO {holders} (id, name, claim, mode, tokens, current, expiry, lock_delay, since, state, owner) \
+             VALUES (@fencelock_id, '', LPAD(CONNECTION_ID(), 16, '0'), 'x', 1, 0, 0, 0, 0, 'seed', '')"
         ));
         request.push(format!(
             "DELETE FROM {holders} WHERE id = @fencelock_id AND state = 'seed'"
@@ -553,7 +555,8 @@ impl Dialect for MySql {
             }
             Change::Stand { claim, ticket } => {
                 request.push(format!(
-                    "INSERT INTO {waiters} (name, ticket, claim, mode, expiry, owner)                      SELECT {of}, {ticket}, {}, '{}', {NOW} + {}, {} FROM DUAL WHERE {go}",
+                    "INSERT INTO {waiters} (name, ticket, claim, mode, expiry, owner) \
+                     SELECT {of}, {ticket}, {}, '{}', {NOW} + {}, {} FROM DUAL WHERE {go}",
                     bytes(claim.id.as_bytes()),
                     lease::mode_text(claim.mode),
                     micros(crate::server::CLAIM_WINDOW),
@@ -569,7 +572,8 @@ impl Dialect for MySql {
             Change::Abandon { first, lock_delay } => {
                 let (id, delay) = (first.get() / PER_ID, micros(lock_delay));
                 request.push(format!(
-                    "UPDATE {holders} SET state = 'abandoned', expiry = LEAST(expiry, {NOW} + {delay}),                      lock_delay = {delay} WHERE id = {id} AND {go}"
+                    "UPDATE {holders} SET state = 'abandoned', expiry = LEAST(expiry, {NOW} + {delay}), \
+                     lock_delay = {delay} WHERE id = {id} AND {go}"
                 ));
             }
             Change::Ask { first } => {
@@ -603,7 +607,8 @@ impl Dialect for MySql {
     ) -> Tried<bool> {
         let mut request = Request::default();
         request.push(format!(
-            "UPDATE {} SET expiry = {NOW} + {}, mode = '{}' WHERE name = {} AND ticket = {ticket} AND claim = {}              AND expiry > {NOW}",
+            "UPDATE {} SET expiry = {NOW} + {}, mode = '{}' WHERE name = {} AND ticket = {ticket} AND claim = {} \
+             AND expiry > {NOW}",
             self.tables.waiters,
             micros(for_),
             lease::mode_text(claim.mode),
@@ -636,7 +641,8 @@ impl Dialect for MySql {
             let label = claim.label.as_deref();
             let label = label.map_or_else(|| "NULL".to_owned(), |label| bytes(label.as_bytes()));
             request.push(format!(
-                "UPDATE {holders} SET expiry = @fencelock_now + {length}, lock_delay = {delay}, current = {current},                  owner = {}, label = {label} WHERE id = {} AND {live}",
+                "UPDATE {holders} SET expiry = @fencelock_now + {length}, lock_delay = {delay}, current = {current}, \
+                 owner = {}, label = {label} WHERE id = {} AND {live}",
                 bytes(claim.owner.as_bytes()),
                 id(held),
             ));
@@ -644,7 +650,8 @@ impl Dialect for MySql {
         for ((length, delay), ids) in alike {
             let ids = ids.join(",");
             request.push(format!(
-                "UPDATE {holders} SET expiry = @fencelock_now + {length}, lock_delay = {delay}                  WHERE id IN ({ids}) AND {live}"
+                "UPDATE {holders} SET expiry = @fencelock_now + {length}, lock_delay = {delay} \
+                 WHERE id IN ({ids}) AND {live}"
             ));
         }
         let ids = held.iter().map(|held| id(held).to_string());
@@ -744,7 +751,8 @@ impl Dialect for MySql {
         } = &self.tables;
         let mut request = Request::default();
         request.push(format!(
-            "(SELECT name FROM {holders} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE}) UNION              (SELECT name FROM {waiters} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE})"
+            "(SELECT name FROM {holders} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE}) UNION \
+             (SELECT name FROM {waiters} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE})"
         ));
         let answers = self.run(session, &request).await?;
         let names = answers[0].rows.iter().filter_map(|row| {

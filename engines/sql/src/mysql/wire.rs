@@ -1,16 +1,18 @@
 //! Requests of several statements, their answers, and what the server's errors mean.
 
 use fencelock_core::Error;
-use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, DriverError, IoError, Row};
+use mysql_async::prelude::{Protocol, Queryable};
+use mysql_async::{Conn, DriverError, IoError, Params, QueryResult, Row, Value};
 
 use crate::server::Trouble;
 
-/// Several statements that go to the server in one request. It stops at the first that fails.
+/// Several statements that go to the server in one request, which stops at the first that fails; or a prepared one.
 #[derive(Debug, Default)]
 pub(super) struct Request {
     text: String,
     count: usize,
+    /// What stands for the question marks of a prepared statement.
+    values: Option<Vec<Value>>,
 }
 
 /// What one statement came to.
@@ -32,6 +34,15 @@ impl Request {
         request
     }
 
+    /// One statement with question marks, which the connection prepares the first time: the server need not read it again.
+    pub(super) fn prepared(statement: impl Into<String>, values: Vec<Value>) -> Self {
+        Self {
+            text: statement.into(),
+            count: 1,
+            values: Some(values),
+        }
+    }
+
     pub(super) const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -48,7 +59,23 @@ impl Request {
 
     /// Sends it and reads all answers.
     pub(super) async fn run(&self, conn: &mut Conn) -> Result<Vec<Answer>, mysql_async::Error> {
-        let mut result = conn.query_iter(self.text.as_str()).await?;
+        match &self.values {
+            Some(values) => {
+                let values = Params::Positional(values.clone());
+                let result = conn.exec_iter(self.text.as_str(), values).await?;
+                self.read(result).await
+            }
+            None => {
+                let result = conn.query_iter(self.text.as_str()).await?;
+                self.read(result).await
+            }
+        }
+    }
+
+    async fn read<P: Protocol>(
+        &self,
+        mut result: QueryResult<'_, '_, P>,
+    ) -> Result<Vec<Answer>, mysql_async::Error> {
         let mut answers = Vec::with_capacity(self.count);
         for _ in 0..self.count {
             let (affected, last_id) = (result.affected_rows(), result.last_insert_id());

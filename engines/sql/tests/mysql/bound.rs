@@ -114,8 +114,11 @@ async fn a_deadlock_is_tried_again() {
     let before = token_of(&client, "a").await;
     let (mut holder, mut other) = (bare(&server).await, bare(&server).await);
     let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
-    holder.query_drop("START TRANSACTION").await.unwrap();
-    holder.query_drop(lock).await.unwrap();
+    // Whoever clears up may have deleted the row, or be about to.
+    let make = "INSERT INTO fencelock_names (name) VALUES ('a') ON DUPLICATE KEY UPDATE name = 'a'";
+    for sql in ["START TRANSACTION", make] {
+        holder.query_drop(sql).await.unwrap();
+    }
     // Whoever has changed more rows is spared.
     for sql in [
         "CREATE TABLE heavy (a INT)",
@@ -130,13 +133,20 @@ async fn a_deadlock_is_tried_again() {
         let client = client.clone();
         async move { client.lock("a").await }
     });
-    let waiting = |table: &str| {
-        let locks = "SELECT COUNT(*) FROM information_schema.innodb_locks WHERE lock_table LIKE";
-        number(&server, &format!("{locks} '%fencelock_{table}%'")) > 0
+    // What takes so long waits.
+    let waiting = |statement: &str| {
+        let running = "SELECT COUNT(*) FROM information_schema.processlist WHERE time_ms > 100";
+        number(&server, &format!("{running} AND info LIKE '{statement}%'")) > 0
     };
-    until("it waits for the row", || waiting("names")).await;
-    holder.query_drop("ROLLBACK").await.unwrap();
-    until("it waits for a token", || waiting("tokens")).await;
+    until("it waits for the row", || {
+        waiting("SELECT 1 INTO @fencelock_got FROM `fencelock_names`")
+    })
+    .await;
+    holder.query_drop("COMMIT").await.unwrap();
+    until("it waits for a token", || {
+        waiting("INSERT INTO `fencelock_tokens` (id) SELECT NULL FROM DUAL")
+    })
+    .await;
     let deadlocks = status(&server, "Innodb_deadlocks");
     soon("the deadlock", other.query_drop(lock)).await.unwrap();
     assert!(status(&server, "Innodb_deadlocks") > deadlocks);
