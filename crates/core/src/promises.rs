@@ -103,6 +103,18 @@ pub struct Finding {
     pub change: String,
 }
 
+impl Finding {
+    /// What stands in the way of this purpose, and what to change.
+    #[must_use]
+    pub fn new(purpose: Purpose, what: impl Into<String>, change: impl Into<String>) -> Self {
+        Self {
+            purpose,
+            what: what.into(),
+            change: change.into(),
+        }
+    }
+}
+
 impl From<Limit> for Finding {
     fn from(limit: Limit) -> Self {
         let Limit { what, change } = limit;

@@ -22,27 +22,18 @@ impl Shared {
     }
 }
 
-fn finding(purpose: Purpose, what: String, change: &str) -> Finding {
-    Finding {
-        purpose,
-        what,
-        change: change.to_owned(),
-    }
-}
-
 fn of_members(members: usize, named: usize) -> Vec<Finding> {
     let mut findings = Vec::new();
     if members == 1 {
-        findings.push(finding(
+        findings.push(Finding::new(
             Purpose::Correctness,
             "the cluster has one member: while that is away nothing is granted or kept, and without its disk every lock is \
-             forgotten"
-                .into(),
+             forgotten",
             "add two members",
         ));
     } else if members.is_multiple_of(2) {
         let survives = (members - 1) / 2;
-        findings.push(finding(
+        findings.push(Finding::new(
             Purpose::Efficiency,
             format!(
                 "{members} members survive the loss of {survives}, as {} would",
@@ -52,7 +43,7 @@ fn of_members(members: usize, named: usize) -> Vec<Finding> {
         ));
     }
     if named == 1 && members > 1 {
-        findings.push(finding(
+        findings.push(Finding::new(
             Purpose::Efficiency,
             format!("the URL names one of {members} members: without that one nothing goes on"),
             "name all of them",

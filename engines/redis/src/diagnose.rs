@@ -22,7 +22,7 @@ impl Redis {
         let nodes = hub.nodes();
         match &config.servers {
             Servers::One => {}
-            Servers::Sentinel { sentinels, .. } if sentinels.len() < 3 => findings.push(finding(
+            Servers::Sentinel { sentinels, .. } if sentinels.len() < 3 => findings.push(Finding::new(
                 Purpose::Efficiency,
                 format!(
                     "the URL names {} Sentinels: when they are away, a fail-over goes unnoticed",
@@ -31,7 +31,7 @@ impl Redis {
                 "name three Sentinels or more",
             )),
             Servers::Sentinel { .. } => {}
-            Servers::Cluster(_) if nodes.len() < 3 => findings.push(finding(
+            Servers::Cluster(_) if nodes.len() < 3 => findings.push(Finding::new(
                 Purpose::Efficiency,
                 format!(
                     "the cluster has {} masters, and it takes three to replace one that dies",
@@ -47,7 +47,7 @@ impl Redis {
                 Ok(link) => link,
                 Err(error) => {
                     let what = format!("a server cannot be asked: {error}");
-                    findings.push(finding(Purpose::Efficiency, what, "see why"));
+                    findings.push(Finding::new(Purpose::Efficiency, what, "see why"));
                     continue;
                 }
             };
@@ -60,7 +60,7 @@ impl Redis {
                 && promises.durability != Durability::Durable
                 && config.restart_delay.is_zero()
             {
-                findings.push(finding(
+                findings.push(Finding::new(
                     Purpose::Correctness,
                     format!("{name} started {up:?} ago, and may have forgotten locks whose holders still believe"),
                     "wait until the longest ttl in use is over, or open the store with restart-delay=TTL",
@@ -68,7 +68,7 @@ impl Redis {
             }
             let replicas = facts.count("connected_slaves");
             if !whole && replicas == Some(0) {
-                findings.push(finding(
+                findings.push(Finding::new(
                     Purpose::Efficiency,
                     format!("{name} has no replica: nobody takes over from it"),
                     "add a replica, or see why it is not connected",
@@ -76,7 +76,7 @@ impl Redis {
             }
             let least = setting(&link, "min-replicas-to-write").await;
             if !whole && least.as_deref() == Some("0") && config.replicas == 0 {
-                findings.push(finding(
+                findings.push(Finding::new(
                     Purpose::Correctness,
                     format!("{name} goes on granting when it is cut off from its replicas (min-replicas-to-write is 0)"),
                     "CONFIG SET min-replicas-to-write 1; or open the store with replicas=N",
@@ -86,14 +86,6 @@ impl Redis {
         }
         findings.extend(clocks(links, |link, time| Box::pin(link.send(time))).await);
         Ok(findings)
-    }
-}
-
-pub(crate) fn finding(purpose: Purpose, what: String, change: &str) -> Finding {
-    Finding {
-        purpose,
-        what,
-        change: change.to_owned(),
     }
 }
 
@@ -165,7 +157,7 @@ async fn rights(link: &Link, findings: &mut Vec<Finding>) {
         let what = format!("this user may not {} {}, {missing}", words[0], words[1]);
         let change = format!("ACL SETUSER ... +{}|{}", words[0], words[1]).to_lowercase();
         if refused {
-            findings.push(finding(Purpose::Correctness, what, &change));
+            findings.push(Finding::new(Purpose::Correctness, what, &change));
         }
     }
 }

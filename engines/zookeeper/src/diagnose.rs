@@ -20,14 +20,6 @@ enum Said {
     Srvr { version: String, mode: String },
 }
 
-fn finding(purpose: Purpose, what: String, change: &str) -> Finding {
-    Finding {
-        purpose,
-        what,
-        change: change.to_owned(),
-    }
-}
-
 pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
     let servers: Vec<&str> = config.servers.split(',').collect();
     let mut findings = Vec::new();
@@ -45,7 +37,7 @@ pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
         findings.extend(of_server(server, said, servers.len()));
     }
     if servers.len() > 1 && servers.len().is_multiple_of(2) {
-        findings.push(finding(
+        findings.push(Finding::new(
             Purpose::Efficiency,
             format!(
                 "{} servers survive the loss of {}, as {} would",
@@ -87,19 +79,19 @@ fn read(text: &str) -> Said {
 fn of_server(server: &str, said: Said, named: usize) -> Vec<Finding> {
     let mut findings = Vec::new();
     match said {
-        Said::Nothing => findings.push(finding(
+        Said::Nothing => findings.push(Finding::new(
             Purpose::Efficiency,
             format!("{server} does not answer"),
             "see why",
         )),
-        Said::Other(text) => findings.push(finding(
+        Said::Other(text) => findings.push(Finding::new(
             Purpose::Correctness,
             format!("{server} does not tell its version and how it serves: {text}"),
             "allow it the word srvr (4lw.commands.whitelist)",
         )),
         Said::Srvr { version, mode } => {
             if mode == "standalone" {
-                findings.push(finding(
+                findings.push(Finding::new(
                     Purpose::Correctness,
                     format!(
                         "{server} stands alone: while it is away nothing is granted or kept, and without its disk every \
@@ -108,7 +100,7 @@ fn of_server(server: &str, said: Said, named: usize) -> Vec<Finding> {
                     "run three servers",
                 ));
             } else if named == 1 {
-                findings.push(finding(
+                findings.push(Finding::new(
                     Purpose::Efficiency,
                     format!(
                         "the URL names one server of an ensemble: without {server} nothing goes on"
@@ -130,7 +122,7 @@ fn of_version(server: &str, version: &str) -> Option<Finding> {
     let loses = known < (3, 8, 4) || ((3, 9, 0)..(3, 9, 2)).contains(&known);
     loses.then(|| {
         let (major, minor, patch) = known;
-        finding(
+        Finding::new(
             Purpose::Correctness,
             format!(
                 "ZooKeeper {major}.{minor}.{patch} at {server}: a follower that is killed while it catches up may come back \

@@ -3,7 +3,7 @@
 use fencelock_core::{Finding, Purpose};
 
 use super::Inner;
-use crate::diagnose::{clocks, finding};
+use crate::diagnose::clocks;
 
 impl Inner {
     pub(super) async fn findings(&self) -> Vec<Finding> {
@@ -11,7 +11,7 @@ impl Inner {
         let mut findings: Vec<Finding> = limits.collect();
         let (count, quorum) = (self.nodes.len(), self.settings.quorum);
         if count.is_multiple_of(2) && quorum == count / 2 + 1 {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Purpose::Efficiency,
                 format!(
                     "{count} nodes survive the loss of {}, as {} would",

@@ -65,14 +65,6 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     Ok(findings)
 }
 
-fn finding(purpose: Purpose, what: impl Into<String>, change: &str) -> Finding {
-    Finding {
-        purpose,
-        what: what.into(),
-        change: change.to_owned(),
-    }
-}
-
 /// Each connection sets these for itself, whatever the server's own are.
 fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
     let get = |name: &str| variables.get(name).map(String::as_str);
@@ -86,7 +78,7 @@ fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
         }
         _ => return None,
     };
-    Some(finding(
+    Some(Finding::new(
         Purpose::Correctness,
         format!(
             "a connection {other}, although fencelock has just set that: something between here and the server shares its \
@@ -109,7 +101,7 @@ fn of_replicas(replicas: u64, variables: &HashMap<String, String>) -> Option<Fin
         return None;
     }
     if either("enabled") != Some("ON") {
-        return Some(finding(
+        return Some(Finding::new(
             Purpose::Correctness,
             "a replica follows without being waited for: promoted, it may not have heard of the last grants, and grant a \
              lock twice (with a higher token)",
@@ -119,7 +111,7 @@ fn of_replicas(replicas: u64, variables: &HashMap<String, String>) -> Option<Fin
     let waits = either("timeout").and_then(|ms| ms.parse().ok());
     let waits = Duration::from_millis(waits.unwrap_or(0));
     (waits < LONG).then(|| {
-        finding(
+        Finding::new(
             Purpose::Correctness,
             format!(
                 "after {waits:?} without a replica's answer the server goes on granting without it (rpl_semi_sync_..._timeout): \
@@ -163,10 +155,10 @@ async fn rights(
                 continue;
             };
             match told(&config.store, "try its rights", error) {
-                Error::Refused { .. } => findings.push(finding(
+                Error::Refused { .. } => findings.push(Finding::new(
                     Purpose::Efficiency,
                     format!("this user may not {right} on {table}, so locks cannot be waited for, kept or released"),
-                    &format!("GRANT {right} ON {table} to this user"),
+                    format!("GRANT {right} ON {table} to this user"),
                 )),
                 error if error.is_transient() => return Err(error),
                 // A table that nobody has made yet.

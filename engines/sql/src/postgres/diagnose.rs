@@ -47,10 +47,10 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
         .await?;
     for row in missing {
         let right: &str = row.get(0);
-        findings.push(finding(
+        findings.push(Finding::new(
             Purpose::Efficiency,
             format!("this user has no {right}, so locks cannot be waited for, kept or released"),
-            &format!("GRANT {right} to this user"),
+            format!("GRANT {right} to this user"),
         ));
     }
     let mut watch = ClockWatch::new(server.to_string());
@@ -69,14 +69,6 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn finding(purpose: Purpose, what: impl Into<String>, change: &str) -> Finding {
-    Finding {
-        purpose,
-        what: what.into(),
-        change: change.to_owned(),
-    }
-}
-
 /// Settings as a connection of ours has them.
 struct Settings<'a> {
     isolation: &'a str,
@@ -89,7 +81,7 @@ impl Settings<'_> {
     fn findings(&self, strategy: Strategy) -> Vec<Finding> {
         let mut findings = Vec::new();
         if self.isolation != "read committed" {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Purpose::Correctness,
                 format!(
                     "a connection works at {}, although fencelock has just set read committed: something between here and \
@@ -100,7 +92,7 @@ impl Settings<'_> {
             ));
         }
         if strategy == Strategy::Lease && self.standbys && self.commit == "local" {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Purpose::Correctness,
                 "synchronous_commit is local: the standbys are not waited for, and one that is promoted may have forgotten who \
                  holds, and grant a lock twice (its tokens do not go back)",
@@ -108,7 +100,7 @@ impl Settings<'_> {
             ));
         }
         if strategy == Strategy::ForUpdate && self.longest != "0" {
-            findings.push(finding(
+            findings.push(Finding::new(
                 Purpose::Efficiency,
                 format!(
                     "transaction_timeout is {}: the server ends every hold that lasts longer, and its holder loses the lock",
