@@ -111,6 +111,18 @@ impl ZooKeeperBuilder {
     }
 }
 
+fn copy_files(from: &str, to: &str) -> Result<()> {
+    let copy = || {
+        fs::create_dir(to)?;
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            fs::copy(entry.path(), Path::new(to).join(entry.file_name()))?;
+        }
+        Ok::<_, std::io::Error>(())
+    };
+    copy().map_err(Failure::to(format!("copy {from} to {to}")))
+}
+
 /// What a server needs to listen with TLS.
 fn secure_config(port: u16, dir: &Dir) -> Result<String> {
     make_certificates(dir)?;
@@ -226,6 +238,26 @@ impl ZooKeeper {
         self.kill9();
         let data = self.dir.join("data/version-2");
         fs::remove_dir_all(&data).map_err(Failure::to(format!("remove {data}")))?;
+        self.restart()
+    }
+
+    /// Copies all that it knows now, for [`ZooKeeper::restart_as_saved`].
+    ///
+    /// # Errors
+    /// If the files cannot be copied.
+    pub fn save(&self) -> Result<()> {
+        copy_files(&self.dir.join("data/version-2"), &self.dir.join("saved"))
+    }
+
+    /// Starts it again with what it knew when that was saved: whatever it acknowledged since is undone.
+    ///
+    /// # Errors
+    /// If nothing was saved, and as [`ZooKeeperBuilder::start`].
+    pub fn restart_as_saved(&mut self) -> Result<()> {
+        self.kill9();
+        let data = self.dir.join("data/version-2");
+        fs::remove_dir_all(&data).map_err(Failure::to(format!("remove {data}")))?;
+        copy_files(&self.dir.join("saved"), &data)?;
         self.restart()
     }
 

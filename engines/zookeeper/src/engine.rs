@@ -21,8 +21,9 @@ use zookeeper_client::{CreateMode, Error as Refusal};
 
 use crate::config::Config;
 use crate::hold;
-use crate::session::{self, Life, Session, Trouble};
+use crate::session::{self, Life, Listeners, Session, Trouble};
 use crate::store::{self, Store};
+use crate::undone;
 
 /// A ttl beyond this is a mistake.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
@@ -35,7 +36,7 @@ pub struct ZooKeeper {
     store: Arc<Store>,
     promises: Promises,
     told: Mutex<Told>,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 /// What the servers tell of their own accord.
@@ -77,17 +78,20 @@ impl ZooKeeper {
             .await
             .map_err(failed)?;
         let (ended, ends) = mpsc::unbounded_channel();
+        let (resumed, resumes) = mpsc::unbounded_channel();
+        let listeners = Listeners { ended, resumed };
         let window = config.window.clamp(limits.0, limits.1);
-        let line = retry(|| Box::pin(Session::open(config, window, ended.clone()))).await;
+        let line = retry(|| Box::pin(Session::open(config, window, listeners.clone()))).await;
         let line = line.map_err(failed)?;
         prepare(config, &line).await?;
         let (tell, events) = mpsc::unbounded_channel();
         let (watch, watched) = mpsc::unbounded_channel();
-        let store = Store::new(Arc::clone(config), line, limits, ended, tell, watch);
+        let store = Store::new(Arc::clone(config), line, limits, listeners, tell, watch);
         let store = Arc::new(store);
         let tasks = [
             tokio::spawn(hold::watch(Arc::clone(&store), watched)).abort_handle(),
             tokio::spawn(hold::tidy(Arc::clone(&store))).abort_handle(),
+            tokio::spawn(undone::watch(Arc::clone(&store), resumes)).abort_handle(),
         ];
         Ok(Self {
             promises: promises(limits),

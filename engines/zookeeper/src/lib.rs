@@ -51,6 +51,7 @@ mod place;
 mod quiet;
 mod session;
 mod store;
+mod undone;
 mod vouch;
 
 pub use engine::ZooKeeper;

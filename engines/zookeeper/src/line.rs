@@ -44,6 +44,12 @@ pub(crate) fn is_of(node: &str, id: ClaimId) -> bool {
     rest.is_some_and(|rest| rest.starts_with('-'))
 }
 
+/// The claim whose node this is; none if it is another library's.
+pub(crate) fn claim(node: &str) -> Option<ClaimId> {
+    let (id, _) = node.strip_prefix("_c_")?.split_once('-')?;
+    id.parse().ok()
+}
+
 /// A node's name without its sequence number, and the number as it is written.
 pub(crate) fn split(node: &str) -> Option<(&str, &str)> {
     let kept = node.trim_end_matches(|c: char| c.is_ascii_digit());

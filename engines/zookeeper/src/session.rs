@@ -259,6 +259,15 @@ async fn close(served: Served) {
     }
 }
 
+/// Whom sessions tell what becomes of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Listeners {
+    /// Of lives that the servers ended.
+    pub(crate) ended: mpsc::UnboundedSender<Arc<Life>>,
+    /// Of connections over which a life goes on.
+    pub(crate) resumed: mpsc::UnboundedSender<Arc<Link>>,
+}
+
 /// A session that is kept up: when its life is over it begins another.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -272,11 +281,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens one. `ended` is told of lives that the servers ended.
+    /// Opens one.
     pub(crate) async fn open(
         config: &Arc<Config>,
         timeout: Duration,
-        ended: mpsc::UnboundedSender<Arc<Life>>,
+        listeners: Listeners,
     ) -> Result<Arc<Self>, Error> {
         let (served, info) = connect_once(config, timeout, None, None).await?;
         let (sender, link) = watch::channel(Some(Arc::clone(&served.link)));
@@ -287,7 +296,7 @@ impl Session {
             timeout,
             link: sender,
             why: Arc::clone(&why),
-            ended,
+            listeners,
         };
         let task = tokio::spawn(keeper.run(served, info, ordered)).abort_handle();
         Ok(Arc::new(Self {
@@ -353,7 +362,7 @@ struct Keeper {
     timeout: Duration,
     link: watch::Sender<Option<Arc<Link>>>,
     why: Arc<Mutex<String>>,
-    ended: mpsc::UnboundedSender<Arc<Life>>,
+    listeners: Listeners,
 }
 
 /// Ends the serving task with the keeper's own, however that ends.
@@ -401,10 +410,15 @@ impl Keeper {
             serving.give_up();
             let again = tokio::select! {
                 _ = orders.recv() => return,
-                again = self.connect_again(info, life) => again,
+                again = self.connect_again(info, Arc::clone(&life)) => again,
             };
             info = again.1;
-            self.link.send_replace(Some(Arc::clone(&again.0.link)));
+            let link = Arc::clone(&again.0.link);
+            if Arc::ptr_eq(&link.life, &life) {
+                // Nobody listens any more if the engine is gone.
+                let _ = self.listeners.resumed.send(Arc::clone(&link));
+            }
+            self.link.send_replace(Some(link));
             serving.0 = Some(again.0);
         }
     }
@@ -426,7 +440,7 @@ impl Keeper {
                         tracing::debug!(session = life.id, "the servers ended a session");
                         life.over.store(true, SeqCst);
                         // Nobody listens any more if the engine is gone.
-                        let _ = self.ended.send(life);
+                        let _ = self.listeners.ended.send(life);
                     }
                 }
                 Err(error) => {

@@ -15,7 +15,7 @@ use crate::data::Data;
 use crate::line::Line;
 use crate::names;
 use crate::quiet::Quiet;
-use crate::session::{Life, Link, Session, Trouble};
+use crate::session::{Life, Link, Listeners, Session, Trouble};
 
 /// How many sessions one client keeps at most. Each ttl and lock-delay may want one of its own.
 const SESSIONS: usize = 16;
@@ -29,8 +29,7 @@ pub(crate) struct Store {
     pub(crate) limits: (Duration, Duration),
     /// Those of holds, by what was asked for.
     sessions: tokio::sync::Mutex<HashMap<Duration, Arc<Session>>>,
-    /// Lives that the servers ended.
-    pub(crate) ended: mpsc::UnboundedSender<Arc<Life>>,
+    listeners: Listeners,
     pub(crate) tell: mpsc::UnboundedSender<Event>,
     pub(crate) watch: mpsc::UnboundedSender<(Arc<Spot>, Arc<Link>)>,
     pub(crate) state: Mutex<State>,
@@ -166,7 +165,7 @@ impl Store {
         config: Arc<Config>,
         line: Arc<Session>,
         limits: (Duration, Duration),
-        ended: mpsc::UnboundedSender<Arc<Life>>,
+        listeners: Listeners,
         tell: mpsc::UnboundedSender<Event>,
         watch: mpsc::UnboundedSender<(Arc<Spot>, Arc<Link>)>,
     ) -> Self {
@@ -175,7 +174,7 @@ impl Store {
             line,
             limits,
             sessions: tokio::sync::Mutex::default(),
-            ended,
+            listeners,
             tell,
             watch,
             state: Mutex::default(),
@@ -238,7 +237,7 @@ impl Store {
                     return Ok(Arc::clone(fit));
                 }
             }
-            let opened = Session::open(&self.config, wanted, self.ended.clone()).await;
+            let opened = Session::open(&self.config, wanted, self.listeners.clone()).await;
             let opened = opened.map_err(|error| Trouble::Silent(error.to_string()))?;
             sessions.insert(wanted, Arc::clone(&opened));
             Ok(opened)

@@ -7,6 +7,7 @@ mod orphans;
 mod quiet;
 mod sessions;
 mod tls;
+mod undone;
 mod watches;
 
 use std::sync::Arc;

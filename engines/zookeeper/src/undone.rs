@@ -1,0 +1,114 @@
+//! What servers undid although they had acknowledged it.
+//!
+//! That must not happen, and does: when a leader changes, versions before 3.8.4 and 3.9.2 may go on without their latest
+//! transactions (ZOOKEEPER-4785), and so does an ensemble that was restored from a backup. Then a node that was deleted
+//! is there again, and stands in line for as long as its session lives, with nobody to delete it; or the node of a hold
+//! is gone. Such a change breaks all connections. So whoever takes a session up again compares that session's nodes
+//! with what it knows of them.
+
+use std::sync::Arc;
+
+use fencelock_core::Clock;
+use fencelock_core::engine::Event;
+use futures_util::future::join_all;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::line;
+use crate::session::{Link, Trouble};
+use crate::store::{Spot, Store};
+
+/// How many nodes are deleted at once.
+const AT_ONCE: usize = 256;
+
+/// The task that compares, over each connection that a session was taken up with.
+pub(crate) async fn watch(store: Arc<Store>, mut resumed: mpsc::UnboundedReceiver<Arc<Link>>) {
+    let mut comparing = JoinSet::new();
+    loop {
+        tokio::select! {
+            link = resumed.recv() => match link {
+                Some(link) => {
+                    let store = Arc::clone(&store);
+                    comparing.spawn(async move {
+                        if let Err(trouble) = store.compare(&link).await {
+                            // Silence ends a connection, and the next one is compared again.
+                            tracing::debug!(?trouble, session = link.life.id, "not compared");
+                        }
+                    });
+                }
+                None => return,
+            },
+            Some(_) = comparing.join_next() => {}
+        }
+    }
+}
+
+impl Store {
+    /// Deletes the nodes of this session that no claim knows, and tells of the holds whose nodes are gone.
+    async fn compare(&self, link: &Arc<Link>) -> Result<(), Trouble> {
+        // Before it is asked for: what is made meanwhile need not be in the answer.
+        let held = self.held_over(link);
+        let sync = link.client().sync(self.root());
+        let list = link.client().list_ephemerals(self.root());
+        // Both are on their way before the first answer is awaited.
+        let (synced, nodes) = tokio::join!(link.read(sync), link.read(list));
+        synced?;
+        let nodes = nodes?;
+        for (spot, path) in held {
+            if !nodes.contains(&path) && self.stands_at(&spot, &path) {
+                // Nobody listens any more if the client is gone.
+                let _ = self.tell.send(Event::Lost(spot.id));
+            }
+        }
+        let strange: Vec<_> = nodes.iter().filter(|path| self.is_strange(path)).collect();
+        for paths in strange.chunks(AT_ONCE) {
+            let deleted = paths.iter().map(|path| async move {
+                tracing::warn!(%path, "the servers undid a deletion that they had acknowledged; it is deleted again");
+                let delete = link.client().delete(path, None);
+                link.write(Clock::Boot.now(), delete).await
+            });
+            for deleted in join_all(deleted).await {
+                match deleted {
+                    Ok(()) | Err(Trouble::Answered(_)) => {}
+                    Err(silent) => return Err(silent),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The holds of this connection's session, with the paths of their nodes.
+    fn held_over(&self, link: &Link) -> Vec<(Arc<Spot>, String)> {
+        let spots: Vec<_> = self.state().spots.values().map(Arc::clone).collect();
+        let held = spots.into_iter().filter_map(|spot| {
+            let path = {
+                let now = spot.now();
+                let here = now.held && !now.unsure && Arc::ptr_eq(&now.life, &link.life);
+                let node = now.node.as_ref().filter(|_| here && !now.over)?;
+                self.path(&spot.name, &node.name)
+            };
+            Some((spot, path))
+        });
+        held.collect()
+    }
+
+    /// Whether a claim still believes to hold by this node.
+    fn stands_at(&self, spot: &Spot, path: &str) -> bool {
+        let now = spot.now();
+        let node = now.node.as_ref().filter(|_| !now.over && !now.unsure);
+        node.is_some_and(|node| self.path(&spot.name, &node.name) == path)
+    }
+
+    /// Whether this is a claim's node that no claim of this client knows. No two ever have the same path.
+    fn is_strange(&self, path: &str) -> bool {
+        let node = path.rsplit('/').next().unwrap_or_default();
+        let Some(spot) = line::claim(node).map(|id| self.spot(id)) else {
+            return false;
+        };
+        let Some(spot) = spot else { return true };
+        let now = spot.now();
+        // One that was asked for without an answer may be any.
+        let known = now.unsure || now.node.as_ref().is_some_and(|known| known.name == node);
+        !known
+    }
+}
