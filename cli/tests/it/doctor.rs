@@ -181,6 +181,15 @@ fn redlock_nodes_without_a_vote() {
     says(&url, 1, &[&format!("{} does not vote", hosts[3])]);
 }
 
+#[cfg(feature = "redis")]
+#[test]
+fn a_redlock_node_whose_clock_jumps() {
+    use fencelock_testbed::Redlock;
+
+    let nodes = Redlock::start_with_clocks(3).unwrap();
+    says_that_it_jumps(&nodes.url(), &nodes.clocks()[1]);
+}
+
 #[cfg(feature = "etcd")]
 #[test]
 fn etcd_members_and_versions() {
