@@ -30,7 +30,7 @@ pub(crate) struct Keeper {
     state: Mutex<State>,
     /// The earliest entry moved forward.
     sooner: Notify,
-    /// For when the task sleeps, in nanoseconds; `u64::MAX` while nothing is held.
+    /// Until when the task sleeps at most, in nanoseconds; `u64::MAX` if nothing is to come.
     sleeps_until: AtomicU64,
 }
 
@@ -83,7 +83,8 @@ impl Keeper {
     }
 
     fn wake_before(&self, due: BootInstant) {
-        if due.as_nanos() < self.sleeps_until.load(Ordering::SeqCst) {
+        let due = due.as_nanos();
+        if due < self.sleeps_until.fetch_min(due, Ordering::SeqCst) {
             self.sooner.notify_one();
         }
     }
@@ -185,10 +186,12 @@ impl Keeper {
             due.insert((ends, id));
         }
         let next = due.first().map(|(at, _)| *at);
-        self.sleeps_until.store(
-            next.map_or(u64::MAX, BootInstant::as_nanos),
-            Ordering::SeqCst,
-        );
+        // With nothing held it keeps to its last appointment, in vain, lest each of many short holds wake it.
+        let before = BootInstant::from_nanos(self.sleeps_until.load(Ordering::SeqCst));
+        let never = BootInstant::from_nanos(u64::MAX);
+        let next = next.or((now < before && before < never).then_some(before));
+        let until = next.unwrap_or(never);
+        self.sleeps_until.store(until.as_nanos(), Ordering::SeqCst);
         (lost, renew, next)
     }
 
@@ -328,4 +331,73 @@ async fn renew_batch(inner: &Arc<Inner>, batch: Vec<Arc<Hold>>) {
         inner.keeper.note(inner, hold, renewal, held.token);
     }
     inner.observe(|observer| observer.renewed(kept, lost, unknown));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::engine::{Claim, Grant, Mode};
+    use crate::hold::Terms;
+    use crate::name::LockName;
+    use crate::token::Tokens;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    /// Held no longer than it takes.
+    fn hold_shortly(keeper: &Keeper, number: u8) {
+        let claim = Claim {
+            id: ClaimId::from_bytes([number; 16]),
+            owner: "somebody".into(),
+            name: LockName::new("a").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: TTL,
+            lock_delay: Duration::ZERO,
+            wait: true,
+            reserve: 1,
+            record: false,
+            label: None,
+        };
+        let grant = Grant {
+            tokens: Tokens::one(Token(u64::from(number))),
+            counted_from: keeper.clock.now(),
+            lease: TTL,
+            recorded: true,
+        };
+        let terms = Terms {
+            renews: true,
+            max_hold: None,
+            healthy: None,
+        };
+        let hold = Arc::new(Hold::new(claim, &grant, keeper.clock, terms));
+        keeper.keep(&hold, grant.counted_from, TTL);
+        assert!(keeper.forget(hold.claim.id));
+    }
+
+    async fn is_woken(keeper: &Keeper) -> bool {
+        tokio::select! {
+            biased;
+            () = keeper.sooner.notified() => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_of_many_short_holds_wakes_the_keeper() {
+        let keeper = Keeper::new(Clock::Tokio(tokio::time::Instant::now()));
+        for round in 0..2 {
+            hold_shortly(&keeper, 10 * round);
+            assert!(is_woken(&keeper).await);
+            // Only to find that it is over.
+            let next = keeper.collect().2.unwrap();
+            assert!(next > keeper.clock.now());
+            for number in 1..10 {
+                tokio::time::advance(Duration::from_millis(1)).await;
+                hold_shortly(&keeper, 10 * round + number);
+                assert!(!is_woken(&keeper).await);
+            }
+            tokio::time::advance(TTL / 3).await;
+            assert_eq!(keeper.collect().2, None, "it sleeps until it is woken");
+        }
+    }
 }

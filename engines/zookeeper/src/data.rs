@@ -67,14 +67,19 @@ impl Data {
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {
-        let mut text = format!("fl1\nowner={}\n", self.owner);
-        if let Some(label) = &self.label {
-            text += &format!("label={label}\n");
-        }
+        let mut text = String::with_capacity(192);
         // Writing to a string does not fail.
-        let _ = writeln!(text, "ttl-ms={}", self.ttl.as_millis());
-        let _ = writeln!(text, "lock-delay-ms={}", self.lock_delay.as_millis());
-        let _ = writeln!(text, "count={}", self.count);
+        let _ = writeln!(text, "fl1\nowner={}", self.owner);
+        if let Some(label) = &self.label {
+            let _ = writeln!(text, "label={label}");
+        }
+        // Far below 2^64, and shorter numbers are quicker to write.
+        let (ttl, delay) = (
+            self.ttl.as_millis() as u64,
+            self.lock_delay.as_millis() as u64,
+        );
+        let count = self.count;
+        let _ = writeln!(text, "ttl-ms={ttl}\nlock-delay-ms={delay}\ncount={count}");
         if let Some((first, token)) = self.tokens {
             let _ = writeln!(text, "first={first}\ntoken={token}");
         }

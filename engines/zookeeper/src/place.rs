@@ -7,7 +7,9 @@ use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 use futures_util::TryFutureExt;
 use futures_util::future::{join_all, join3, select_all};
-use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError};
+use zookeeper_client::{
+    CreateMode, CreateOptions, Error as Refusal, MultiWriteError, MultiWriteResult,
+};
 
 use crate::data::{self, Data};
 use crate::line::{self, Turn};
@@ -21,8 +23,16 @@ const RECHECK: Duration = Duration::from_secs(30);
 /// How often the nodes above may vanish while a claim's is made.
 const TRIES: usize = 10;
 
-/// The line as it was when a claim's node had been made, over which connection, and when that was asked for.
-type Entered = (Arc<Link>, Vec<String>, BootInstant);
+/// Over which connection a claim's node was made, the line then, and when that was asked for.
+type Entered = (Arc<Link>, Seen, BootInstant);
+
+/// What is known of the line that a claim stands in.
+enum Seen {
+    /// There is nobody else in it.
+    Alone,
+    /// The children of the node above it.
+    Line(Vec<String>),
+}
 
 /// Where a claim stands.
 enum Stood {
@@ -36,32 +46,33 @@ impl Store {
     pub(crate) async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.check_delay(claim)?;
         let spot = match self.spot(claim.id) {
-            Some(spot) => match self.again(&spot, claim).await? {
+            // Boxed, as all that is rare, so that the future of an uncontended lock stays small.
+            Some(spot) => match Box::pin(self.again(&spot, claim)).await? {
                 Stood::Held(grant) => return Ok(Standing::Held(grant)),
-                Stood::Waiting(place) => return self.wait_or_leave(&spot, claim, place).await,
+                Stood::Waiting(place) => {
+                    return Box::pin(self.wait_or_leave(&spot, claim, place)).await;
+                }
                 Stood::Gone => spot,
             },
             None => {
                 let trouble = |trouble| self.error(taking(claim), trouble);
                 let session = self.line_session(claim).await.map_err(trouble)?;
                 let link = session.link().await.map_err(trouble)?;
-                if !claim.wait && !self.is_free(&link, claim).await? {
+                if !claim.wait && !Box::pin(self.is_free(&link, claim)).await? {
                     return Ok(Standing::Busy);
                 }
-                let life = Arc::clone(&link.life);
-                let spot = Arc::new(Spot::new(claim, session, life));
-                self.add(&spot);
-                spot
+                self.add(claim, session, Arc::clone(&link.life))
             }
         };
         for _ in 0..TRIES {
             let entered = self.enter(&spot, claim).await;
-            let (link, children, sent) =
+            let (link, seen, sent) =
                 entered.map_err(|trouble| self.error(taking(claim), trouble))?;
-            let seen = (&link, children);
-            match self.judge(&spot, claim, seen, sent).await? {
+            match self.judge(&spot, claim, (&link, seen), sent).await? {
                 Stood::Held(grant) => return Ok(Standing::Held(grant)),
-                Stood::Waiting(place) => return self.wait_or_leave(&spot, claim, place).await,
+                Stood::Waiting(place) => {
+                    return Box::pin(self.wait_or_leave(&spot, claim, place)).await;
+                }
                 // Deleted as soon as it was there; by an administrator, one must think.
                 Stood::Gone => {}
             }
@@ -125,124 +136,126 @@ impl Store {
             };
         }
         let data = Data::of(claim, spot.now().count).write();
-        let parent = self.parent(&claim.name);
-        let prefix = format!("{parent}/{}", line::prefix(claim.id, claim.mode));
+        let above = &*spot.above;
+        let before = line::prefix(claim.id, claim.mode);
+        let prefix = above.below(&before);
         let options = CreateMode::EphemeralSequential.with_acls(self.config.acls());
-        let mut made = self
-            .state()
-            .parents
-            .get(&claim.name)
-            .is_some_and(|parent| parent.made);
         for _ in 0..TRIES {
+            if !above.is_made() {
+                let first = self.enter_first(spot, &link, (&prefix, &data, &options));
+                if let Some(entered) = Box::pin(first).await? {
+                    return Ok(entered);
+                }
+                continue;
+            }
             let sent = Clock::Boot.now();
-            if made {
-                let ask = self.what_to_ask(&claim.name, &link);
-                let alarm = async {
-                    match ask {
-                        Ask::SetAlarm => {
-                            let watch = link.client().check_and_watch_stat(&parent);
-                            link.read(watch).await.map(Some)
+            let ask = above.what_to_ask(&link);
+            let create = async {
+                let create = link.client().create(&prefix, &data, &options);
+                link.write(sent, create).await
+            };
+            let (watched, created, children) = match ask {
+                Ask::Unless(_) => (Ok(None), create.await, Ok(None)),
+                Ask::Look | Ask::SetAlarm => {
+                    let alarm = async {
+                        if ask != Ask::SetAlarm {
+                            return Ok(None);
                         }
-                        Ask::Look | Ask::Unless(_) => Ok(None),
-                    }
-                };
-                // Polled in this order, so sent in this order.
-                let create = async {
-                    let create = link.client().create(&prefix, &data, &options);
-                    link.write(sent, create).await
-                };
-                let list = async {
-                    match ask {
-                        Ask::Unless(_) => Ok(None),
-                        Ask::Look | Ask::SetAlarm => {
-                            self.children_now(&link, &parent).await.map(Some)
-                        }
-                    }
-                };
-                let (watched, created, children) = join3(alarm, create, list).await;
-                let (stat, sequence) = match created {
-                    Ok(created) => created,
-                    Err(Trouble::Answered(Refusal::NoNode)) => {
-                        made = false;
-                        continue;
-                    }
-                    Err(trouble) => return Err(self.if_answered(spot, trouble)),
-                };
-                let node = format!("{}{sequence}", line::prefix(claim.id, claim.mode));
-                let found = Node {
-                    name: node.clone(),
-                    czxid: stat.czxid,
-                    version: 0,
-                };
-                self.made(spot, &link, found);
-                if let Ok(Some((Some(_), watcher))) = watched {
-                    self.set_alarm(&claim.name, &link, watcher);
-                }
-                let children = match children? {
-                    Some(children) => children,
-                    None => {
-                        let hoped = ask == Ask::Unless(sequence.into_i64());
-                        match hoped && self.is_still_quiet(&claim.name, &link) {
-                            true => vec![node.clone()],
-                            false => self.children_now(&link, &parent).await?,
-                        }
-                    }
-                };
-                self.note_line(&claim.name, &node, &link, &children);
-                return Ok((link, children, sent));
-            }
-            // The node above it in the same breath, so that none is ever left without children but by its server.
-            let mut writer = link.client().new_multi_writer();
-            let container = CreateMode::Container.with_acls(self.config.acls());
-            let written = writer
-                .add_create(&parent, b"", &container)
-                .and_then(|()| writer.add_create(&prefix, &data, &options));
-            written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
-            let commit = writer.commit();
-            let committed = link.write(sent, commit.map_err(Refusal::from)).await;
-            match committed {
-                Ok(results) => {
-                    let path = results.into_iter().find_map(|result| match result {
-                        zookeeper_client::MultiWriteResult::Create { path, .. }
-                            if path.starts_with(&prefix) =>
-                        {
-                            Some(path)
-                        }
-                        _ => None,
-                    });
-                    let path = path.ok_or_else(|| {
-                        Trouble::Silent("the server did not say what it made".into())
-                    })?;
-                    self.parent_made(&claim.name, true);
-                    // Servers before 3.8.2 do not say here when it was made.
-                    let stat = link.client().check_stat(&path);
-                    let list = link.client().list_children(&parent);
-                    let (stat, children) =
-                        tokio::join!(link.read(stat), self.children(&link, list));
-                    let Some(stat) = stat? else {
-                        continue;
+                        let watch = link.client().check_and_watch_stat(&above.path);
+                        link.read(watch).await.map(Some)
                     };
-                    let found = Node {
-                        name: path[parent.len() + 1..].to_owned(),
-                        czxid: stat.czxid,
-                        version: stat.version,
-                    };
-                    self.made(spot, &link, found.clone());
-                    let children = children?;
-                    self.note_line(&claim.name, &found.name, &link, &children);
-                    return Ok((link, children, sent));
+                    let list = self.children_now(&link, &above.path).map_ok(Some);
+                    // Polled in this order, so sent in this order.
+                    Box::pin(join3(alarm, create, list)).await
                 }
-                Err(Trouble::Answered(Refusal::NodeExists)) => {
-                    self.parent_made(&claim.name, false);
-                    made = true;
+            };
+            let (stat, sequence) = match created {
+                Ok(created) => created,
+                Err(Trouble::Answered(Refusal::NoNode)) => {
+                    above.set_made(false);
+                    continue;
                 }
-                Err(Trouble::Answered(Refusal::NoNode)) => self.make_root(&link).await?,
                 Err(trouble) => return Err(self.if_answered(spot, trouble)),
+            };
+            let node = format!("{before}{sequence}");
+            let found = Node {
+                name: node.clone(),
+                czxid: stat.czxid,
+                version: 0,
+            };
+            self.made(spot, &link, found);
+            if let Ok(Some((Some(_), watcher))) = watched {
+                above.set_alarm(&link, watcher);
             }
+            let number = sequence.into_i64();
+            if ask == Ask::Unless(number) && above.is_still_quiet(number, &link) {
+                return Ok((link, Seen::Alone, sent));
+            }
+            let children = match children? {
+                Some(children) => children,
+                None => Box::pin(self.children_now(&link, &above.path)).await?,
+            };
+            above.note_line(&node, &link, &children);
+            return Ok((link, Seen::Line(children), sent));
         }
         Err(Trouble::Silent(
             "the node of its name comes and goes".into(),
         ))
+    }
+
+    /// Makes a claim's node and the one above it in the same breath, so that none is ever left without children but by its
+    /// server. `None` if something else is to be tried now.
+    async fn enter_first(
+        &self,
+        spot: &Arc<Spot>,
+        link: &Arc<Link>,
+        (prefix, data, options): (&str, &[u8], &CreateOptions<'_>),
+    ) -> Result<Option<Entered>, Trouble> {
+        let above = &*spot.above;
+        let mut writer = link.client().new_multi_writer();
+        let container = CreateMode::Container.with_acls(self.config.acls());
+        let written = writer
+            .add_create(&above.path, b"", &container)
+            .and_then(|()| writer.add_create(prefix, data, options));
+        written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
+        let sent = Clock::Boot.now();
+        let commit = writer.commit();
+        let results = match link.write(sent, commit.map_err(Refusal::from)).await {
+            Ok(results) => results,
+            Err(Trouble::Answered(Refusal::NodeExists)) => {
+                self.parent_made(spot, false);
+                return Ok(None);
+            }
+            Err(Trouble::Answered(Refusal::NoNode)) => {
+                self.make_root(link).await?;
+                return Ok(None);
+            }
+            Err(trouble) => return Err(self.if_answered(spot, trouble)),
+        };
+        let path = results.into_iter().find_map(|result| match result {
+            MultiWriteResult::Create { path, .. } if path.starts_with(prefix) => Some(path),
+            _ => None,
+        });
+        let path =
+            path.ok_or_else(|| Trouble::Silent("the server did not say what it made".into()))?;
+        self.parent_made(spot, true);
+        // Servers before 3.8.2 do not say here when it was made.
+        let stat = link.client().check_stat(&path);
+        let list = self.children_now(link, &above.path);
+        let (stat, children) = tokio::join!(link.read(stat), list);
+        let Some(stat) = stat? else {
+            return Ok(None);
+        };
+        let found = Node {
+            name: path[above.path.len() + 1..].to_owned(),
+            czxid: stat.czxid,
+            version: stat.version,
+        };
+        let node = found.name.clone();
+        self.made(spot, link, found);
+        let children = children?;
+        above.note_line(&node, link, &children);
+        Ok(Some((Arc::clone(link), Seen::Line(children), sent)))
     }
 
     /// The children of a name's node, by its path; none if it is gone.
@@ -298,58 +311,40 @@ impl Store {
             Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
             Err(other) => return Err(trouble(other)),
         };
-        let parent = self.parent(&claim.name);
         let sent = Clock::Boot.now();
-        let confirm = confirm(&link, &self.path(&claim.name, &node.name));
-        let list = link.client().list_children(&parent);
-        let (confirmed, children) =
-            tokio::join!(link.write(sent, confirm), self.children(&link, list));
+        let confirm = confirm(&link, &spot.above.below(&node.name));
+        let list = self.children_now(&link, &spot.above.path);
+        let (confirmed, children) = tokio::join!(link.write(sent, confirm), list);
         match confirmed {
             Ok(()) => {}
             Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
             Err(other) => return Err(trouble(other)),
         }
-        let children = children.map_err(trouble)?;
-        self.judge(spot, claim, (&link, children), sent).await
+        let seen = Seen::Line(children.map_err(trouble)?);
+        self.judge(spot, claim, (&link, seen), sent).await
     }
 
-    /// Whether it is a claim's turn in the line that these children are. `sent`: when its session was last confirmed.
+    /// Whether it is a claim's turn in the line that was seen. `sent`: when its session was last confirmed.
     async fn judge(
         &self,
         spot: &Arc<Spot>,
         claim: &Claim,
-        (link, children): (&Arc<Link>, Vec<String>),
+        (link, seen): (&Arc<Link>, Seen),
         sent: BootInstant,
     ) -> Result<Stood> {
-        let line = self.sorted(&claim.name, children)?;
-        let node = spot.now().node.clone();
-        let Some((node, at)) = node.and_then(|node| {
-            let at = line.find(&node.name)?;
-            Some((node, at))
-        }) else {
+        if let Seen::Line(children) = seen
+            && let Some(stood) = self.not_held(spot, claim, children, sent)?
+        {
+            return Ok(stood);
+        }
+        let Some(czxid) = spot.now().node.as_ref().map(|node| node.czxid) else {
             return Ok(Stood::Gone);
         };
-        if let Turn::Behind(others) = line.turn(at) {
-            let behind = others
-                .into_iter()
-                .map(|other| self.path(&claim.name, &line.0[other].node));
-            spot.now().behind = behind.collect();
-            return Ok(Stood::Waiting(Place {
-                ahead: Some((at - line.holding()) as u64),
-                recheck: Clock::Boot.now() + RECHECK,
-                asked_at: sent,
-                mark: 0,
-            }));
-        }
         let (life, held, from) = {
             let now = spot.now();
             (Arc::clone(&now.life), now.held, now.first)
         };
-        let first = if held {
-            from
-        } else {
-            data::first_token(node.czxid)
-        };
+        let first = if held { from } else { data::first_token(czxid) };
         {
             let mut now = spot.now();
             now.first = first;
@@ -361,7 +356,7 @@ impl Store {
         // With a lock-delay it holds only in a session that lasts for it.
         let wanted = self.wanted(claim);
         if !claim.lock_delay.is_zero() && spot.now().session.timeout < wanted {
-            match self.move_to(spot, claim, wanted, first).await {
+            match Box::pin(self.move_to(spot, claim, wanted, first)).await {
                 Ok(moved) => granted = moved,
                 Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
                 Err(trouble) => return Err(self.error(taking(claim), trouble)),
@@ -378,6 +373,34 @@ impl Store {
             lease,
             recorded: true,
         }))
+    }
+
+    /// Where a claim stands in the line that these children are, unless it holds.
+    fn not_held(
+        &self,
+        spot: &Spot,
+        claim: &Claim,
+        children: Vec<String>,
+        sent: BootInstant,
+    ) -> Result<Option<Stood>> {
+        let line = self.sorted(&claim.name, children)?;
+        let node = spot.now().node.as_ref().map(|node| node.name.clone());
+        let Some(at) = node.and_then(|node| line.find(&node)) else {
+            return Ok(Some(Stood::Gone));
+        };
+        let Turn::Behind(others) = line.turn(at) else {
+            return Ok(None);
+        };
+        let behind = others
+            .into_iter()
+            .map(|other| spot.above.below(&line.0[other].node));
+        spot.now().behind = behind.collect();
+        Ok(Some(Stood::Waiting(Place {
+            ahead: Some((at - line.holding()) as u64),
+            recheck: Clock::Boot.now() + RECHECK,
+            asked_at: sent,
+            mark: 0,
+        })))
     }
 
     /// Waits until it may be a claim's turn.
@@ -400,21 +423,19 @@ impl Store {
                 Ok(false) => return Ok(None),
                 Err(trouble) => return Err(self.error(waiting(claim), trouble)),
             }
-            let parent = self.parent(&claim.name);
+            let parent = &spot.above.path;
             // A session that was confirmed lately need not be confirmed again.
             let sent = Clock::Boot.now();
             let lease = self.lease(claim, &link.life);
             let stale = sent.since(link.life.confirmed()) > lease / 4;
             let (confirmed, children) = if stale {
-                let confirm = confirm(&link, &self.path(&claim.name, &node.name));
-                let list = link.client().list_children(&parent);
-                let (confirmed, children) =
-                    tokio::join!(link.write(sent, confirm), self.children(&link, list));
+                let confirm = confirm(&link, &spot.above.below(&node.name));
+                let list = self.children_now(&link, parent);
+                let (confirmed, children) = tokio::join!(link.write(sent, confirm), list);
                 (confirmed.map(|()| sent), children)
             } else {
                 let confirmed = link.life.confirmed();
-                let list = link.client().list_children(&parent);
-                (Ok(confirmed), self.children(&link, list).await)
+                (Ok(confirmed), self.children_now(&link, parent).await)
             };
             let confirmed = match confirmed {
                 Ok(confirmed) => confirmed,
@@ -422,7 +443,7 @@ impl Store {
                 Err(trouble) => return Err(self.error(waiting(claim), trouble)),
             };
             let children = children.map_err(|trouble| self.error(waiting(claim), trouble))?;
-            let seen = (&link, children);
+            let seen = (&link, Seen::Line(children));
             match self.judge(&spot, claim, seen, confirmed).await? {
                 Stood::Held(grant) => return Ok(Some(grant)),
                 Stood::Waiting(_) => {}
@@ -521,10 +542,7 @@ impl Store {
         name: &str,
         token: Token,
     ) -> Result<BootInstant, Trouble> {
-        let (old, new) = (
-            self.path(&claim.name, &node.name),
-            self.path(&claim.name, name),
-        );
+        let (old, new) = (spot.above.below(&node.name), spot.above.below(name));
         for _ in 0..TRIES {
             let data = spot.now().data(claim, token);
             let options = CreateMode::Ephemeral.with_acls(self.config.acls());
@@ -594,7 +612,7 @@ impl Store {
             if !line::is_of(&name, spot.id) {
                 continue;
             }
-            let path = self.path(&spot.name, &name);
+            let path = spot.above.below(&name);
             if let Some(stat) = link.read(link.client().check_stat(&path)).await? {
                 mine.push((name, stat));
             }
@@ -640,7 +658,7 @@ impl Store {
             self.error(action, trouble)
         };
         let Some(spot) = self.spot(claim.id) else {
-            return self.absent(claim).await.map_err(trouble);
+            return Box::pin(self.absent(claim)).await.map_err(trouble);
         };
         let withdrawn = self.withdraw_from(&spot, claim, how).await;
         if withdrawn.is_err() && (how == Leave::Release || !spot.now().held) {
@@ -657,7 +675,7 @@ impl Store {
         how: Leave,
     ) -> Result<Withdrawn, Trouble> {
         if spot.now().unsure {
-            self.settle(spot).await?;
+            Box::pin(self.settle(spot)).await?;
         }
         let (held, over, stands) = {
             let now = spot.now();
@@ -686,7 +704,7 @@ impl Store {
             (true, true) if over => Ok(Withdrawn::Expired),
             (true, true) => Ok(Withdrawn::Released),
             (_, false) => Ok(Withdrawn::LeftLine),
-            (false, true) => self.absent(claim).await,
+            (false, true) => Box::pin(self.absent(claim)).await,
         }
     }
 
@@ -716,21 +734,22 @@ impl Store {
 
     /// Deletes a claim's own node, and never another one: no two claims have nodes of the same name.
     pub(crate) async fn delete(&self, spot: &Arc<Spot>) -> Result<bool, Trouble> {
-        let now = {
+        let (node, session, life) = {
             let mut now = spot.now();
             // Nobody is to be told of its end.
             now.over |= now.held;
-            now.clone()
+            let node = now.node.as_ref().map(|node| node.name.clone());
+            (node, Arc::clone(&now.session), Arc::clone(&now.life))
         };
-        let Some(node) = now.node else {
+        let Some(node) = node else {
             return Ok(false);
         };
-        if now.life.is_over() {
+        if life.is_over() {
             spot.now().node = None;
             return Ok(false);
         }
-        let link = now.session.link().await?;
-        let path = self.path(&spot.name, &node.name);
+        let link = session.link().await?;
+        let path = spot.above.below(&node);
         let sent = Clock::Boot.now();
         let deleted = link.write(sent, link.client().delete(&path, None)).await;
         match deleted {
@@ -741,7 +760,7 @@ impl Store {
             }
             Err(trouble) => return Err(trouble),
         }
-        self.note_gone(&spot.name, &node.name);
+        spot.above.note_gone(&node);
         spot.now().node = None;
         Ok(true)
     }

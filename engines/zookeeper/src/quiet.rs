@@ -9,13 +9,12 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
-use fencelock_core::LockName;
 use futures_util::FutureExt;
 use zookeeper_client::OneshotWatcher;
 
 use crate::line;
 use crate::session::Link;
-use crate::store::Store;
+use crate::store::Above;
 
 /// What is known of how quiet it is at a name.
 #[derive(Debug, Default)]
@@ -60,7 +59,7 @@ impl Quiet {
     /// Whether the alarm is set over this connection, and has not gone off.
     fn is_guarded(&mut self, link: &Arc<Link>) -> bool {
         let still = match &mut self.alarm {
-            Some(alarm) if alarm.link.ptr_eq(&Arc::downgrade(link)) => {
+            Some(alarm) if std::ptr::eq(alarm.link.as_ptr(), &**link) => {
                 link.while_open(|| (&mut alarm.off).now_or_never().is_none())
             }
             _ => None,
@@ -73,65 +72,61 @@ impl Quiet {
     }
 }
 
-impl Store {
-    fn quiet<T>(&self, name: &LockName, with: impl FnOnce(&mut Quiet) -> T) -> Option<T> {
-        let mut state = self.state();
-        state
-            .parents
-            .get_mut(name)
-            .map(|parent| with(&mut parent.quiet))
-    }
-
+impl Above {
     /// What a claim that is about to be made over this connection is to do.
-    pub(crate) fn what_to_ask(&self, name: &LockName, link: &Arc<Link>) -> Ask {
-        let ask = |quiet: &mut Quiet| match (quiet.is_guarded(link), quiet.last) {
+    pub(crate) fn what_to_ask(&self, link: &Arc<Link>) -> Ask {
+        let mut quiet = self.quiet();
+        match (quiet.is_guarded(link), quiet.last) {
             (true, Some(Last { number, gone: true })) => Ask::Unless(number + 1),
             (false, _) if quiet.alone => Ask::SetAlarm,
             _ => Ask::Look,
-        };
-        self.quiet(name, ask).unwrap_or(Ask::Look)
+        }
     }
 
     /// Whether a claim that got the number that was hoped for is alone.
-    pub(crate) fn is_still_quiet(&self, name: &LockName, link: &Arc<Link>) -> bool {
-        self.quiet(name, |quiet| quiet.is_guarded(link)) == Some(true)
+    pub(crate) fn is_still_quiet(&self, number: i64, link: &Arc<Link>) -> bool {
+        let mut quiet = self.quiet();
+        let guarded = quiet.is_guarded(link);
+        if guarded {
+            let gone = false;
+            quiet.last = Some(Last { number, gone });
+        }
+        guarded
     }
 
     /// The alarm was set before the line was looked at.
-    pub(crate) fn set_alarm(&self, name: &LockName, link: &Arc<Link>, watcher: OneshotWatcher) {
+    pub(crate) fn set_alarm(&self, link: &Arc<Link>, watcher: OneshotWatcher) {
         let link = Arc::downgrade(link);
         let off = Box::pin(watcher.changed().map(drop));
         let alarm = Alarm { link, off };
         // Dropped outside the lock: the one before, if there was one.
-        let before = self.quiet(name, |quiet| {
+        let before = {
+            let mut quiet = self.quiet();
             quiet.last = None;
             quiet.alarm.replace(alarm)
-        });
+        };
         drop(before);
     }
 
     /// What the line was when this claim had been made in it.
-    pub(crate) fn note_line(&self, name: &LockName, node: &str, link: &Arc<Link>, line: &[String]) {
+    pub(crate) fn note_line(&self, node: &str, link: &Arc<Link>, line: &[String]) {
         let alone = matches!(line, [only] if only == node);
-        self.quiet(name, |quiet| {
-            quiet.alone = alone;
-            let number = number(node).filter(|_| alone && quiet.is_guarded(link));
-            quiet.last = number.map(|number| Last {
-                number,
-                gone: false,
-            });
+        let mut quiet = self.quiet();
+        quiet.alone = alone;
+        let number = number(node).filter(|_| alone && quiet.is_guarded(link));
+        quiet.last = number.map(|number| Last {
+            number,
+            gone: false,
         });
     }
 
     /// A claim's node is gone for certain.
-    pub(crate) fn note_gone(&self, name: &LockName, node: &str) {
-        self.quiet(name, |quiet| {
-            if let Some(last) = &mut quiet.last
-                && number(node) == Some(last.number)
-            {
-                last.gone = true;
-            }
-        });
+    pub(crate) fn note_gone(&self, node: &str) {
+        if let Some(last) = &mut self.quiet().last
+            && number(node) == Some(last.number)
+        {
+            last.gone = true;
+        }
     }
 }
 

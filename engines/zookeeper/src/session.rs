@@ -88,17 +88,20 @@ impl Link {
         (!*ended).then(what)
     }
 
-    /// The answer to a request that changes nothing.
+    /// The answer to a request that changes nothing. It ends with the connection: then nobody keeps its other end.
     pub(crate) async fn read<T>(
         &self,
         request: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Trouble> {
-        tokio::select! {
-            biased;
-            () = self.ended() => Err(Trouble::Silent("the connection was lost".into())),
-            answer = request => answer.map_err(sort),
-            () = tokio::time::sleep(self.limit) => {
-                Err(Trouble::Silent(format!("no answer within {:?}", self.limit)))
+        match tokio::time::timeout(self.limit, request).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) if *self.ended.borrow() => {
+                Err(Trouble::Silent("the connection was lost".into()))
+            }
+            Ok(Err(error)) => Err(sort(error)),
+            Err(_) => {
+                let why = format!("no answer within {:?}", self.limit);
+                Err(Trouble::Silent(why))
             }
         }
     }

@@ -2,11 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Token};
+use foldhash::fast::RandomState;
 use tokio::sync::{Notify, mpsc};
 use zookeeper_client::{CreateMode, Error as Refusal};
 
@@ -40,11 +42,11 @@ pub(crate) struct Store {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) closed: bool,
-    pub(crate) spots: HashMap<ClaimId, Arc<Spot>>,
+    pub(crate) spots: HashMap<ClaimId, Arc<Spot>, RandomState>,
     /// When holds end unless they were prolonged meanwhile.
     pub(crate) ends: BinaryHeap<Reverse<(BootInstant, ClaimId)>>,
     /// The nodes of names that this client used.
-    pub(crate) parents: HashMap<LockName, Parent>,
+    pub(crate) parents: HashMap<LockName, Parent, RandomState>,
     /// Whether it will be tidied up before long, without a word.
     pub(crate) tidies: bool,
 }
@@ -54,12 +56,49 @@ pub(crate) struct State {
 pub(crate) struct Parent {
     /// How many claims of this client are there.
     pub(crate) uses: usize,
-    /// Whether it was seen.
-    pub(crate) made: bool,
     /// Whether this client made it.
     pub(crate) ours: bool,
     pub(crate) idle_since: BootInstant,
-    pub(crate) quiet: Quiet,
+    above: Arc<Above>,
+}
+
+/// What the claims at one name share.
+#[derive(Debug)]
+pub(crate) struct Above {
+    /// The node that theirs are below.
+    pub(crate) path: String,
+    /// Whether it was seen.
+    made: AtomicBool,
+    quiet: Mutex<Quiet>,
+}
+
+impl Above {
+    fn new(path: String) -> Self {
+        Self {
+            path,
+            made: AtomicBool::new(false),
+            quiet: Mutex::default(),
+        }
+    }
+
+    /// Whether the node was there when it was asked for last.
+    pub(crate) fn is_made(&self) -> bool {
+        self.made.load(SeqCst)
+    }
+
+    pub(crate) fn set_made(&self, made: bool) {
+        self.made.store(made, SeqCst);
+    }
+
+    pub(crate) fn quiet(&self) -> MutexGuard<'_, Quiet> {
+        // Every change under this lock is whole before anything can panic.
+        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The path of a node below it.
+    pub(crate) fn below(&self, node: &str) -> String {
+        [&self.path, "/", node].concat()
+    }
 }
 
 /// A claim's place at the servers.
@@ -67,6 +106,7 @@ pub(crate) struct Parent {
 pub(crate) struct Spot {
     pub(crate) id: ClaimId,
     pub(crate) name: LockName,
+    pub(crate) above: Arc<Above>,
     now: Mutex<Now>,
 }
 
@@ -111,7 +151,7 @@ pub(crate) struct Node {
 }
 
 impl Spot {
-    pub(crate) fn new(claim: &Claim, session: Arc<Session>, life: Arc<Life>) -> Self {
+    fn new(claim: &Claim, above: Arc<Above>, session: Arc<Session>, life: Arc<Life>) -> Self {
         let now = Now {
             session,
             life,
@@ -133,6 +173,7 @@ impl Spot {
         Self {
             id: claim.id,
             name: claim.name.clone(),
+            above,
             now: Mutex::new(now),
         }
     }
@@ -260,20 +301,20 @@ impl Store {
         self.state().spots.get(&id).map(Arc::clone)
     }
 
-    /// Notes that a claim has a place, or may have one soon; says whether the name's node was seen.
-    pub(crate) fn add(&self, spot: &Arc<Spot>) -> bool {
+    /// Notes that a claim has a place, or may have one soon.
+    pub(crate) fn add(&self, claim: &Claim, session: Arc<Session>, life: Arc<Life>) -> Arc<Spot> {
         let mut state = self.state();
-        state.spots.insert(spot.id, Arc::clone(spot));
-        let parent = state.parents.entry(spot.name.clone());
+        let parent = state.parents.entry(claim.name.clone());
         let parent = parent.or_insert_with(|| Parent {
             uses: 0,
-            made: false,
             ours: false,
             idle_since: Clock::Boot.now(),
-            quiet: Quiet::default(),
+            above: Arc::new(Above::new(self.parent(&claim.name))),
         });
         parent.uses += 1;
-        parent.made
+        let spot = Arc::new(Spot::new(claim, Arc::clone(&parent.above), session, life));
+        state.spots.insert(spot.id, Arc::clone(&spot));
+        spot
     }
 
     /// Notes that a claim has no place any more.
@@ -297,9 +338,9 @@ impl Store {
     }
 
     /// Notes that the node of a name is there; whether this client made it.
-    pub(crate) fn parent_made(&self, name: &LockName, ours: bool) {
-        if let Some(parent) = self.state().parents.get_mut(name) {
-            parent.made = true;
+    pub(crate) fn parent_made(&self, spot: &Spot, ours: bool) {
+        spot.above.set_made(true);
+        if let Some(parent) = self.state().parents.get_mut(&spot.name) {
             parent.ours = ours;
         }
     }
