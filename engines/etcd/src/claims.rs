@@ -101,7 +101,15 @@ pub(crate) struct Claims {
     /// Those that are in use, by lock.
     numbers: HashMap<LockName, Vec<Number>>,
     series: u64,
+    /// Locks that were found taken of late, and how many grants without anybody else it takes to forget that.
+    hot: HashMap<LockName, u8>,
 }
+
+/// How many grants it takes for a lock to cool down.
+const HOT: u8 = 8;
+
+/// How many hot locks are remembered. To forget one costs a request and nothing else.
+const MOST_HOT: usize = 4096;
 
 impl Claims {
     pub(crate) fn get(&self, id: ClaimId) -> Option<&Placed> {
@@ -150,6 +158,29 @@ impl Claims {
             numbers.retain(|number| *number != placed.number);
             if numbers.is_empty() {
                 self.numbers.remove(&name);
+            }
+        }
+    }
+
+    /// Whether a lock was found taken of late: then it is asked at once who stands in line.
+    pub(crate) fn is_hot(&self, name: &LockName) -> bool {
+        self.hot.contains_key(name)
+    }
+
+    /// A lock was found taken.
+    pub(crate) fn heat(&mut self, name: &LockName) {
+        if self.hot.len() >= MOST_HOT && !self.hot.contains_key(name) {
+            self.hot.clear();
+        }
+        self.hot.insert(name.clone(), HOT);
+    }
+
+    /// A claim had the lock at once.
+    pub(crate) fn cool(&mut self, name: &LockName) {
+        if let Some(left) = self.hot.get_mut(name) {
+            *left -= 1;
+            if *left == 0 {
+                self.hot.remove(name);
             }
         }
     }

@@ -56,6 +56,7 @@ mod place;
 mod refusal;
 mod renew;
 mod session;
+mod txns;
 mod value;
 mod wait;
 mod watches;

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
-    TxnOpResponse, TxnResponse,
+    TxnResponse,
 };
 use fencelock_core::engine::{Claim, Leave, Place, Standing, Withdrawn};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
 
 use crate::claims::{Number, Placed, Wanted};
 use crate::engine::{Shared, base_in};
-use crate::layout::{BASE, Layout, end_of};
+use crate::layout::{Layout, end_of};
 use crate::refusal::Trouble;
 use crate::session::{Class, Pin, Session};
+use crate::txns::{found, revision};
 use crate::value::{self, DOWNGRADED, admitted, at_token};
 
 /// A waiter is woken by its predecessor's end. Should that ever be missed, it looks by itself this often.
@@ -44,16 +45,31 @@ impl Shared {
         {
             let asked = Clock::Boot.now();
             if placed.holds && placed.mode == Mode::Exclusive && claim.mode == Mode::Shared {
-                return self.downgrade(claim, placed, asked).await;
+                return Box::pin(self.downgrade(claim, placed, asked)).await;
             }
-            let standing = self.standing(claim, asked, None).await?;
+            let standing = Box::pin(self.standing(claim, asked, None)).await?;
             if let Some(standing) = standing {
                 return Ok(standing);
             }
             // The session ended, or somebody deleted the key. Its place is lost; what is in doubt stays so.
         }
+        let mut taken = false;
+        if known.is_none() && !self.claims().is_hot(&claim.name) {
+            if let Some(standing) = self.take(claim).await? {
+                return Ok(standing);
+            }
+            // Of readers only the line can tell whether they are in the way.
+            taken = claim.mode != Mode::Shared;
+        }
+        // Boxed, here and below, so that the future of an uncontended lock stays small.
+        Box::pin(self.take_or_join(claim, taken)).await
+    }
+
+    /// Takes the lock, or a place in line. For a lock that is free no line session is needed, so none is begun before it was
+    /// found `taken`.
+    async fn take_or_join(self: &Arc<Self>, claim: &Claim, taken: bool) -> Result<Standing> {
         for tried in 0..TRIES {
-            if let Some(standing) = self.put(claim, tried > 0).await? {
+            if let Some(standing) = self.put(claim, taken || tried > 0).await? {
                 return Ok(standing);
             }
         }
@@ -82,22 +98,32 @@ impl Shared {
         Ok(grant.map_or(Standing::Busy, Standing::Held))
     }
 
-    /// Puts the claim's key unless it is there already. `None`: again, with what is known by now.
+    /// Takes the lock if nobody is there: then this is all that is asked. `None` if somebody is, or in doubt.
     ///
-    /// For a lock that is free no line session is needed, so none is begun before it was found `taken`.
+    /// For claims that were not sent before: it does not look for what an earlier request may have put.
+    async fn take(self: &Arc<Self>, claim: &Claim) -> Result<Option<Standing>> {
+        let base = self.base().await?;
+        let hold = self.session_to_hold(claim).await?;
+        let key = self.note(claim, base, [&hold]);
+        let txn = self.taking(claim, &key, base, &hold);
+        let asked = Clock::Boot.now();
+        let action = || format!("taking lock {}", claim.name);
+        let answer = match self.store.txn(action, txn).await {
+            Ok(answer) => answer,
+            Err(trouble) => return Box::pin(self.not_put(claim, trouble, vec![hold])).await,
+        };
+        if !answer.succeeded() {
+            self.claims().heat(&claim.name);
+            return Ok(None);
+        }
+        self.note_there(claim, revision(&answer), &hold.0);
+        self.grant(claim, asked).await
+    }
+
+    /// Puts the claim's key unless it is there already. `None`: again, with what is known by now.
     async fn put(self: &Arc<Self>, claim: &Claim, taken: bool) -> Result<Option<Standing>> {
         let base = self.base().await?;
-        let own = self.layout() == Layout::Fencelock;
-        let mut hold = self.session(Class::of(claim, Self::alone(claim))).await?;
-        let key_of = |number, hold: &Pin| {
-            let lease = hold.0.lease;
-            self.layout().key(claim, &self.client, number, lease)
-        };
-        let any = Number { series: 0, at: 0 };
-        if !own && self.claims().is_anothers(claim.id, &key_of(any, &hold)) {
-            // Go's keys are named after the session: another claim of this client has that name.
-            hold = self.session(Class::of(claim, true)).await?;
-        }
+        let hold = self.session_to_hold(claim).await?;
         let class = Class::line(self.store.config.window);
         let counted = stands_in_line(claim) || (taken && claim.mode == Mode::Shared);
         let line = match (counted, taken) {
@@ -105,119 +131,136 @@ impl Shared {
             (true, false) => self.sessions.usable(class),
             (false, _) => None,
         };
-        let (key, mut doubtful) = {
-            // Numbered and noted at once: no other claim is to have this key.
-            let mut claims = self.claims();
-            let number = claims.number(claim);
-            let key = key_of(number, &hold);
-            let earlier = claims.get(claim.id).cloned();
-            let doubtful = earlier.map_or_else(Vec::new, |placed| placed.doubtful);
-            let placed = Placed {
-                key: key.clone(),
-                number,
-                there: None,
-                on: Arc::clone(&hold.0),
-                at: 0,
-                base,
-                holds: false,
-                mode: claim.mode,
-                waits_for: None,
-                doubtful: doubtful.clone(),
-                undone: false,
-                pins: line.iter().chain([&hold]).cloned().collect(),
-            };
-            claims.insert(claim, placed);
-            (key, doubtful)
+        let key = self.note(claim, base, line.iter().chain([&hold]));
+        let joins = line.as_ref().filter(|_| self.joins(claim));
+        let txn = match joins {
+            Some(line) => self.joining(claim, &key, base, line),
+            None => self.placing(claim, &key, base, (&hold, line.as_ref())),
         };
-        let leases = (hold.0.lease, line.as_ref().map(|line| line.0.lease));
-        let txn = self.placing(claim, &key, base, leases);
         let asked = Clock::Boot.now();
         let action = || format!("taking lock {}", claim.name);
         let answer = match self.store.txn(action, txn).await {
             Ok(answer) => answer,
             Err(trouble) => {
-                if trouble.maybe_done {
-                    for pin in [Some(&hold), line.as_ref()].into_iter().flatten() {
-                        pin.0.retire();
-                        doubtful.push(Arc::clone(&pin.0));
-                    }
-                    self.claims().begin_series();
-                }
-                self.update(claim, |placed| {
-                    placed.doubtful = doubtful;
-                    // Nothing but the request itself needs them.
-                    placed.pins.clear();
-                });
-                if trouble.lease_gone {
-                    let now = Clock::Boot.now();
-                    self.check(&hold.0, now).await?;
-                    if let Some(line) = &line {
-                        self.check(&line.0, now).await?;
-                    }
-                    return Ok(None);
-                }
-                self.claims().remove_unless_doubtful(claim.id);
-                return Err(trouble.error);
+                let used = match joins {
+                    Some(line) => vec![Arc::clone(line)],
+                    None => line.into_iter().chain([hold]).collect(),
+                };
+                return self.not_put(claim, trouble, used).await;
             }
         };
-        let revision = answer.header().map_or(0, |header| header.revision());
-        if answer.succeeded() {
-            self.note_there(claim, revision, &hold.0);
-            return self.grant(claim, asked).await;
+        match joins {
+            Some(line) if answer.succeeded() => {
+                self.note_there(claim, revision(&answer), &line.0);
+                let others = found(&answer).next().unwrap_or_default();
+                let stands = stands_last(key.as_bytes(), &others);
+                match stands {
+                    Some(Stands::Held) => self.claims().cool(&claim.name),
+                    _ => self.claims().heat(&claim.name),
+                }
+                self.standing(claim, asked, stands).await
+            }
+            None if answer.succeeded() => {
+                self.claims().cool(&claim.name);
+                self.note_there(claim, revision(&answer), &hold.0);
+                self.grant(claim, asked).await
+            }
+            _ => {
+                self.claims().heat(&claim.name);
+                self.not_free(claim, base, asked, &answer, line).await
+            }
         }
-        self.not_free(claim, base, asked, &answer, line).await
     }
 
-    /// The transaction: if the line is empty (of those that matter), take the lock; else join the line, and look at it.
-    fn placing(
+    /// The session that a hold of this claim is to be on.
+    async fn session_to_hold(self: &Arc<Self>, claim: &Claim) -> Result<Arc<Pin>> {
+        let hold = self.session(Class::of(claim, Self::alone(claim))).await?;
+        if self.layout() == Layout::Concurrency {
+            // Go's keys are named after the session: another claim of this client may have that name.
+            let any = Number { series: 0, at: 0 };
+            let key = self.key(claim, any, &hold);
+            if self.claims().is_anothers(claim.id, &key) {
+                return self.session(Class::of(claim, true)).await;
+            }
+        }
+        Ok(hold)
+    }
+
+    fn key(&self, claim: &Claim, number: Number, hold: &Pin) -> String {
+        let lease = hold.0.lease;
+        self.layout().key(claim, &self.client, number, lease)
+    }
+
+    /// Notes a claim that is about to be sent, the session for its hold last among those that it needs; its key.
+    fn note<'a>(
         &self,
         claim: &Claim,
-        key: &str,
         base: Option<u64>,
-        (hold, line): (i64, Option<i64>),
-    ) -> Txn {
-        let value = value::write(claim, base, &self.client, 0);
-        let put = |lease| {
-            let options = PutOptions::new().with_lease(lease);
-            TxnOp::put(key, value.clone(), Some(options))
+        pins: impl IntoIterator<Item = &'a Arc<Pin>>,
+    ) -> String {
+        let pins: Vec<_> = pins.into_iter().cloned().collect();
+        // Numbered and noted at once: no other claim is to have this key.
+        let mut claims = self.claims();
+        let number = claims.number(claim);
+        let (Some(hold), earlier) = (pins.last(), claims.get(claim.id)) else {
+            return String::new();
         };
-        let prefix = self.layout().line(&claim.name);
-        let absent = |from: String| {
-            let end = end_of(&from);
-            Compare::create_revision(from, CompareOp::Equal, 0).with_range(end)
+        let key = self.key(claim, number, hold);
+        let placed = Placed {
+            key: key.clone(),
+            number,
+            there: None,
+            on: Arc::clone(&hold.0),
+            at: 0,
+            base,
+            holds: false,
+            mode: claim.mode,
+            waits_for: None,
+            doubtful: earlier.map_or_else(Vec::new, |placed| placed.doubtful.clone()),
+            undone: false,
+            pins,
         };
-        let counted = base.map(|base| Compare::value(BASE, CompareOp::Equal, base.to_string()));
-        let mut free: Vec<_> = counted.iter().cloned().collect();
-        match claim.mode {
-            Mode::Shared => free.extend(["p", "x"].map(|mode| absent(format!("{prefix}{mode}")))),
-            Mode::Exclusive | Mode::Permit { .. } => free.push(absent(prefix.clone())),
-        }
-        let mut taken = Vec::new();
-        if let Some(line) = line {
-            let mut new: Vec<_> = counted.into_iter().collect();
-            new.push(Compare::create_revision(key, CompareOp::Equal, 0));
-            let join = Txn::new().when(new).and_then([put(line)]);
-            taken.push(TxnOp::txn(join));
-        }
-        taken.push(TxnOp::get(BASE, None));
-        taken.push(TxnOp::get(key, None));
-        taken.push(self.reading_line(claim, &prefix));
-        Txn::new().when(free).and_then([put(hold)]).or_else(taken)
+        claims.insert(claim, placed);
+        key
     }
 
-    /// Reads what is needed to know how a new claim stands: the last three, or everybody.
-    fn reading_line(&self, claim: &Claim, prefix: &str) -> TxnOp {
-        let options = GetOptions::new().with_range(end_of(prefix));
-        let options = match claim.mode {
-            Mode::Exclusive => options
-                .with_sort(SortTarget::Create, SortOrder::Descend)
-                .with_keys_only()
-                .with_limit(3),
-            Mode::Shared | Mode::Permit { .. } => {
-                options.with_sort(SortTarget::Create, SortOrder::Ascend)
+    /// What follows from an error of a request that was to put a claim in one of these sessions.
+    async fn not_put(
+        self: &Arc<Self>,
+        claim: &Claim,
+        trouble: Trouble,
+        used: Vec<Arc<Pin>>,
+    ) -> Result<Option<Standing>> {
+        if trouble.maybe_done {
+            for pin in &used {
+                pin.0.retire();
             }
-        };
-        TxnOp::get(prefix, Some(options))
+            self.claims().begin_series();
+        }
+        self.update(claim, |placed| {
+            if trouble.maybe_done {
+                let used = used.iter().map(|pin| Arc::clone(&pin.0));
+                placed.doubtful.extend(used);
+            }
+            // Nothing but the request itself needs them.
+            placed.pins.clear();
+        });
+        if trouble.lease_gone {
+            let now = Clock::Boot.now();
+            for pin in &used {
+                self.check(&pin.0, now).await?;
+            }
+            return Ok(None);
+        }
+        self.claims().remove_unless_doubtful(claim.id);
+        Err(trouble.error)
+    }
+
+    /// Whether a claim joins the line at once where one is to be expected, and takes a lock that turns out to be free as
+    /// the first in line. Others would have to be moved to another session then.
+    fn joins(&self, claim: &Claim) -> bool {
+        let moves = Self::alone(claim) || !claim.lock_delay.is_zero();
+        claim.mode == Mode::Exclusive && claim.wait && !moves
     }
 
     /// Somebody was there before.
@@ -229,15 +272,8 @@ impl Shared {
         answer: &TxnResponse,
         line: Option<Arc<Pin>>,
     ) -> Result<Option<Standing>> {
-        let mut gets = answer.op_responses().into_iter().filter_map(|op| match op {
-            TxnOpResponse::Get(got) => Some(got),
-            _ => None,
-        });
-        let mut next = || {
-            gets.next()
-                .map(|mut got| got.take_kvs())
-                .unwrap_or_default()
-        };
+        let mut gets = found(answer);
+        let mut next = || gets.next().unwrap_or_default();
         let (found_base, own, others) = (next(), next(), next());
         let Some(own) = own.first() else {
             let found = found_base.first().and_then(base_in);
@@ -264,17 +300,11 @@ impl Shared {
         };
         self.note_there(claim, own.create_revision(), &on);
         let stands = match claim.mode {
-            Mode::Exclusive => match &others[..] {
-                [last] if last.key() == own.key() => Stands::Held,
-                [last, before, second @ ..] if last.key() == own.key() => {
-                    Stands::Waits(Wanted::end_of(before, second.first()))
-                }
-                // Placed earlier, and others have come since.
-                _ => return self.standing(claim, asked, None).await,
-            },
-            Mode::Shared | Mode::Permit { .. } => self.stands_in(claim, own, &others)?,
+            // If it is not the last, it was placed earlier, and others have come since.
+            Mode::Exclusive => stands_last(own.key(), &others),
+            Mode::Shared | Mode::Permit { .. } => Some(self.stands_in(claim, own, &others)?),
         };
-        self.standing(claim, asked, Some(stands)).await
+        self.standing(claim, asked, stands).await
     }
 
     fn are_readers(&self, claim: &Claim, line: &[KeyValue]) -> Result<bool> {
@@ -397,10 +427,7 @@ impl Shared {
         let read = Txn::new().when([mine]).and_then(gets);
         let action = || format!("waiting for lock {}", claim.name);
         let answer = self.store.txn(action, read).await?;
-        let mut got = answer.op_responses().into_iter().filter_map(|op| match op {
-            TxnOpResponse::Get(mut got) => Some(got.take_kvs()),
-            _ => None,
-        });
+        let mut got = found(&answer);
         let (Some(own), Some(mut others)) = (got.next(), got.next()) else {
             return Ok(Stands::Gone);
         };
@@ -448,26 +475,31 @@ impl Shared {
         asked: BootInstant,
     ) -> Result<Option<Standing>> {
         self.read_mail();
-        let Some(placed) = self.claims().get(claim.id).cloned() else {
+        let alone = Self::alone(claim);
+        let moves = |placed: &Placed| {
+            (alone || !claim.lock_delay.is_zero()) && !placed.on.suits(claim, alone)
+        };
+        let to_move = self.claims().get(claim.id).filter(|p| moves(p)).cloned();
+        if let Some(placed) = to_move {
+            let Some((revision, _)) = placed.there else {
+                return Ok(None);
+            };
+            let moved = self.move_to(claim, &placed.key, revision, placed.base, placed.at);
+            if Box::pin(moved).await?.is_none() {
+                return Ok(None);
+            }
+        }
+        let mut claims = self.claims();
+        let Some(placed) = claims.get_mut(claim.id) else {
             return Ok(None);
         };
         let Some((revision, tokens)) = placed.there else {
             return Ok(None);
         };
-        let mut on = placed.on;
-        let alone = Self::alone(claim);
-        if (alone || !claim.lock_delay.is_zero()) && !on.suits(claim, alone) {
-            let moved = self.move_to(claim, &placed.key, revision, placed.base, placed.at);
-            match moved.await? {
-                Some(session) => on = session,
-                None => return Ok(None),
-            }
-        }
-        let granted = on.hold(claim, placed.key.as_bytes(), revision, tokens, asked);
-        self.update(claim, |placed| {
-            placed.holds = granted.is_some();
-            placed.waits_for = None;
-        });
+        let key = placed.key.as_bytes();
+        let granted = placed.on.hold(claim, key, revision, tokens, asked);
+        placed.holds = granted.is_some();
+        placed.waits_for = None;
         Ok(granted.map(Standing::Held))
     }
 
@@ -591,6 +623,18 @@ impl Shared {
             name: name.clone(),
             why: why.to_owned(),
         }
+    }
+}
+
+/// How a claim that wants the lock alone stands at the end of a line, of which these are the last three, the last first.
+/// `None` if it is not the last.
+fn stands_last(own: &[u8], line: &[KeyValue]) -> Option<Stands> {
+    match line {
+        [last] if last.key() == own => Some(Stands::Held),
+        [last, before, second @ ..] if last.key() == own => {
+            Some(Stands::Waits(Wanted::end_of(before, second.first())))
+        }
+        _ => None,
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct Pin(pub(crate) Arc<Session>);
 impl Drop for Pin {
     fn drop(&mut self) {
         if self.0.pins.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.news.notify_waiters();
+            self.0.tell_if_retired();
         }
     }
 }
@@ -195,10 +195,17 @@ impl Session {
     /// Forgets a hold; false if there was none.
     pub(crate) fn leave(&self, claim: ClaimId) -> bool {
         let left = self.state().members.remove(&claim).is_some();
-        if left && self.is_empty() {
-            self.news.notify_waiters();
+        if left {
+            self.tell_if_retired();
         }
         left
+    }
+
+    /// One that is retired is ended as soon as it is empty. Others are kept for a while, so nobody is woken.
+    fn tell_if_retired(&self) {
+        if self.is_retired_and_empty() {
+            self.news.notify_waiters();
+        }
     }
 
     /// Leaves a hold to its lock-delay. Validity ended a little before the lease did.
@@ -431,7 +438,7 @@ async fn keep(shared: Arc<Shared>, session: Arc<Session>) {
 
 impl Session {
     fn is_retired_and_empty(&self) -> bool {
-        self.is_empty() && self.state().retired
+        self.state().retired && self.is_empty()
     }
 
     /// What is one claim's alone is prolonged by its holder's renewals and by nothing else.

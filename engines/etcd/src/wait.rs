@@ -8,7 +8,10 @@
 
 use std::sync::Arc;
 
-use etcd_client::{Compare, CompareOp, Txn, WatchFilterType, WatchOptions};
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, WatchFilterType,
+    WatchOptions,
+};
 use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::{Clock, Mode, Result};
 use futures_util::future::select_all;
@@ -118,12 +121,47 @@ impl Shared {
         match told {
             Told::Of(0) | Told::Ended => Ok(None),
             Told::Of(1) if before.second.is_none() => self.grant(claim, Clock::Boot.now()).await,
+            Told::Of(2) => self.look_at_head(claim, before, now, own, watched).await,
             Told::Of(_) => self.look_behind(claim, now, own, watched).await,
             Told::Over => {
                 let stands = Stands::Waits(Wanted::Key(before.clone()));
                 self.standing(claim, Clock::Boot.now(), Some(stands)).await
             }
         }
+    }
+
+    /// Whoever stood before the one before has gone: that one may be the first by now, and then nobody else comes before
+    /// this claim. Who is first once stays so, and its end is watched already.
+    async fn look_at_head(
+        self: &Arc<Self>,
+        claim: &Claim,
+        before: &Before,
+        now: Watched,
+        own: (&[u8], i64),
+        watched: &mut Option<Watched>,
+    ) -> Result<Option<Standing>> {
+        let asked = Clock::Boot.now();
+        let prefix = self.layout().line(&claim.name);
+        let first = GetOptions::new()
+            .with_range(end_of(&prefix))
+            .with_sort(SortTarget::Create, SortOrder::Ascend)
+            .with_limit(1)
+            .with_keys_only()
+            .with_serializable();
+        let action = || format!("waiting for lock {}", claim.name);
+        let got = self.store.get(action, &prefix, first).await?;
+        let is_before =
+            |kv: &KeyValue| kv.key() == before.key && kv.create_revision() == before.created;
+        if !got.kvs().first().is_some_and(is_before) {
+            return self.look_behind(claim, now, own, watched).await;
+        }
+        *watched = Some(now);
+        let next = Before {
+            second: None,
+            ..before.clone()
+        };
+        let stands = Stands::Waits(Wanted::Key(next));
+        self.standing(claim, asked, Some(stands)).await
     }
 
     /// Looks at the line, with watches in place.
