@@ -41,7 +41,8 @@
 //! # What to know
 //! * Leases are whole seconds, and the server has a shortest one (twice its election timeout or so): a holder that
 //!   vanished is kept for that at least.
-//! * A claim waits in a session with the lease `claim-window`, and holds in it until its first renewal.
+//! * A claim that waits, or comes to a lock that was found taken of late, is in a session with the lease `claim-window`, and holds
+//!   in it until its first renewal.
 //! * A change of the leader prolongs all leases by one lease.
 
 mod claims;

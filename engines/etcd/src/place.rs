@@ -152,8 +152,8 @@ impl Shared {
         match joins {
             Some(line) if answer.succeeded() => {
                 self.note_there(claim, revision(&answer), &line.0);
-                let others = found(&answer).next().unwrap_or_default();
-                let stands = stands_last(key.as_bytes(), &others);
+                let (others, more) = found(&answer).next().unwrap_or_default();
+                let stands = stands_last(key.as_bytes(), &others, more);
                 match stands {
                     Some(Stands::Held) => self.claims().cool(&claim.name),
                     _ => self.claims().heat(&claim.name),
@@ -274,7 +274,7 @@ impl Shared {
     ) -> Result<Option<Standing>> {
         let mut gets = found(answer);
         let mut next = || gets.next().unwrap_or_default();
-        let (found_base, own, others) = (next(), next(), next());
+        let ((found_base, _), (own, _), (others, more)) = (next(), next(), next());
         let Some(own) = own.first() else {
             let found = found_base.first().and_then(base_in);
             if base.is_some() && found != base {
@@ -301,7 +301,7 @@ impl Shared {
         self.note_there(claim, own.create_revision(), &on);
         let stands = match claim.mode {
             // If it is not the last, it was placed earlier, and others have come since.
-            Mode::Exclusive => stands_last(own.key(), &others),
+            Mode::Exclusive => stands_last(own.key(), &others, more),
             Mode::Shared | Mode::Permit { .. } => Some(self.stands_in(claim, own, &others)?),
         };
         self.standing(claim, asked, stands).await
@@ -428,7 +428,7 @@ impl Shared {
         let action = || format!("waiting for lock {}", claim.name);
         let answer = self.store.txn(action, read).await?;
         let mut got = found(&answer);
-        let (Some(own), Some(mut others)) = (got.next(), got.next()) else {
+        let (Some((own, _)), Some((mut others, more))) = (got.next(), got.next()) else {
             return Ok(Stands::Gone);
         };
         let Some(own) = own.into_iter().next() else {
@@ -437,7 +437,7 @@ impl Shared {
         match claim.mode {
             Mode::Exclusive => Ok(match others.first() {
                 None => Stands::Held,
-                Some(before) => Stands::Waits(Wanted::end_of(before, others.get(1))),
+                Some(before) => Stands::Waits(Wanted::end_of(before, others.get(1), more)),
             }),
             _ => {
                 others.push(own.clone());
@@ -464,7 +464,7 @@ impl Shared {
         // The last that may not stand beside this one; or, where it is their number, any of them.
         let same = |mode: &Mode| mode.letter() == claim.mode.letter();
         let other = before.into_iter().rev().find(|(_, mode)| !same(mode));
-        let wanted = other.map_or(Wanted::Any, |(kv, _)| Wanted::end_of(kv, None));
+        let wanted = other.map_or(Wanted::Any, |(kv, _)| Wanted::end_of(kv, None, true));
         Ok(Stands::Waits(wanted))
     }
 
@@ -626,13 +626,14 @@ impl Shared {
     }
 }
 
-/// How a claim that wants the lock alone stands at the end of a line, of which these are the last three, the last first.
+/// How a claim that wants the lock alone stands at the end of a line, of which these are the last three, the last first, and whether there
+/// are `more`.
 /// `None` if it is not the last.
-fn stands_last(own: &[u8], line: &[KeyValue]) -> Option<Stands> {
+fn stands_last(own: &[u8], line: &[KeyValue], more: bool) -> Option<Stands> {
     match line {
         [last] if last.key() == own => Some(Stands::Held),
         [last, before, second @ ..] if last.key() == own => {
-            Some(Stands::Waits(Wanted::end_of(before, second.first())))
+            Some(Stands::Waits(Wanted::end_of(before, second.first(), more)))
         }
         _ => None,
     }

@@ -118,11 +118,11 @@ pub(crate) fn revision(answer: &TxnResponse) -> i64 {
     answer.header().map_or(0, |header| header.revision())
 }
 
-/// What a transaction read, in order.
-pub(crate) fn found(answer: &TxnResponse) -> impl Iterator<Item = Vec<KeyValue>> {
+/// What a transaction read, in order, each with whether there was more.
+pub(crate) fn found(answer: &TxnResponse) -> impl Iterator<Item = (Vec<KeyValue>, bool)> {
     let all = answer.op_responses().into_iter();
     all.filter_map(|op| match op {
-        TxnOpResponse::Get(mut got) => Some(got.take_kvs()),
+        TxnOpResponse::Get(mut got) => Some((got.take_kvs(), got.more())),
         _ => None,
     })
 }

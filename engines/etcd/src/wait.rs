@@ -121,6 +121,11 @@ impl Shared {
         match told {
             Told::Of(0) | Told::Ended => Ok(None),
             Told::Of(1) if before.second.is_none() => self.grant(claim, Clock::Boot.now()).await,
+            Told::Of(gone @ (1 | 2)) if before.no_more => {
+                *watched = Some(now);
+                let left = Stands::Waits(Wanted::Key(before.without(gone - 1)));
+                self.standing(claim, Clock::Boot.now(), Some(left)).await
+            }
             Told::Of(2) => self.look_at_head(claim, before, now, own, watched).await,
             Told::Of(_) => self.look_behind(claim, now, own, watched).await,
             Told::Over => {
@@ -156,11 +161,11 @@ impl Shared {
             return self.look_behind(claim, now, own, watched).await;
         }
         *watched = Some(now);
-        let next = Before {
-            second: None,
-            ..before.clone()
+        let left = Before {
+            no_more: true,
+            ..before.without(1)
         };
-        let stands = Stands::Waits(Wanted::Key(next));
+        let stands = Stands::Waits(Wanted::Key(left));
         self.standing(claim, asked, Some(stands)).await
     }
 

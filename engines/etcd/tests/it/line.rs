@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock::Client;
+use fencelock::{Client, Error};
 use fencelock_testbed::Etcd;
 
 use crate::{client, soon, wait_for, waiters};
@@ -47,6 +47,34 @@ async fn one_transaction_takes_and_one_releases() {
     }
     assert_eq!(requests(&etcd) - before, 100);
     assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
+}
+
+/// Whoever finds a lock taken asks more the next time, until it was free for a while.
+#[tokio::test]
+async fn a_lock_found_taken_costs_one_request_more_and_only_once() {
+    let etcd = Etcd::start().unwrap();
+    let (holder, other) = (client(&etcd).await, client(&etcd).await);
+    other.lock("warm").await.unwrap().release().await.unwrap();
+    let guard = holder.lock("a").await.unwrap();
+    crate::until("both mailboxes are open", async || {
+        etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
+            .unwrap()
+            == 2
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let before = requests(&etcd);
+    for asked in [2, 3, 4] {
+        let error = other.try_lock("a").await.unwrap_err();
+        assert!(matches!(error, Error::Held { .. }), "{error:?}");
+        assert_eq!(requests(&etcd) - before, asked);
+    }
+    guard.release().await.unwrap();
+    let before = requests(&etcd);
+    for _ in 0..20 {
+        other.try_lock("a").await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(requests(&etcd) - before, 40);
 }
 
 /// All wait, then each has it once: requests and time for each hand-off.

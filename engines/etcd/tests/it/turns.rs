@@ -47,6 +47,35 @@ async fn one_that_gave_up_gives_its_turn_to_nobody() {
     takes_its_turn(&sees, last).await;
 }
 
+/// Whoever comes anew finds those who stand in line, whether the lock is known to be in demand or not.
+#[tokio::test]
+async fn nobody_overtakes_a_line_whose_head_has_not_noticed_yet() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let sees = client(&etcd).await;
+    let guard = sees.lock("a").await.unwrap();
+    let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
+        .await
+        .unwrap();
+    let first = wait_for(&far, "a");
+    waiters(&sees, "a", 1).await;
+    // It is the first by then, and does not know.
+    proxy.answers(Flow::Hold);
+    guard.release().await.unwrap();
+    let new = client(&etcd).await;
+    for _ in 0..2 {
+        let error = new.try_lock("a").await.unwrap_err();
+        assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    }
+    let second = wait_for(&new, "a");
+    waiters(&sees, "a", 1).await;
+    tokio::time::sleep(WHILE).await;
+    assert!(!second.is_finished() && !first.is_finished());
+    proxy.answers(Flow::Pass);
+    takes_its_turn(&sees, first).await;
+    takes_its_turn(&sees, second).await;
+}
+
 #[tokio::test]
 async fn a_writer_behind_readers_waits_for_them_all() {
     let etcd = Etcd::start().unwrap();
