@@ -261,6 +261,23 @@ impl ZooKeeper {
         self.restart()
     }
 
+    /// The same for a member of an ensemble, which then never learns the first transactions that came next: it has
+    /// others, of no consequence, under their numbers. Only one that is behind the leader by more than ten.
+    ///
+    /// # Errors
+    /// As [`ZooKeeper::restart_as_saved`].
+    pub fn restart_astray(&mut self) -> Result<()> {
+        let path = self.dir.join("zoo.cfg");
+        let config = fs::read_to_string(&path).map_err(Failure::to(format!("read {path}")))?;
+        let alone = config.lines().filter(|line| !line.starts_with("server."));
+        write(&path, &alone.collect::<Vec<_>>().join("\n"))?;
+        self.restart_as_saved()?;
+        // A session is a transaction.
+        self.children("/")?;
+        write(&path, &config)?;
+        self.restart()
+    }
+
     fn relaunch(&mut self) -> Result<()> {
         self.kill9();
         self.process = run(&self.builder, &self.dir)?;
@@ -492,6 +509,11 @@ impl Ensemble {
     #[must_use]
     pub fn server(&self, at: usize) -> &ZooKeeper {
         &self.servers[at]
+    }
+
+    /// One of the three, to be started again.
+    pub fn server_mut(&mut self, at: usize) -> &mut ZooKeeper {
+        &mut self.servers[at]
     }
 
     /// Which one leads; waits until one does.

@@ -18,7 +18,7 @@ use crate::session::{Life, Link, Session, Trouble};
 use crate::store::{Node, Spot, Store};
 
 /// A waiter asks again after so long at the latest. Its watch tells it before; this is for what nobody foresaw.
-const RECHECK: Duration = Duration::from_secs(30);
+const RECHECK: Duration = Duration::from_secs(15);
 
 /// How often the nodes above may vanish while a claim's is made.
 const TRIES: usize = 10;
@@ -119,6 +119,10 @@ impl Store {
 
     /// Makes a claim's node, and sees the line with it.
     async fn enter(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Entered, Trouble> {
+        // A node that this connection's server does not show may be there all the same.
+        if spot.now().node.is_some() {
+            Box::pin(self.delete(spot)).await?;
+        }
         let session = Arc::clone(&spot.now().session);
         let link = session.link().await?;
         {
@@ -320,8 +324,21 @@ impl Store {
             Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
             Err(other) => return Err(trouble(other)),
         }
-        let seen = Seen::Line(children.map_err(trouble)?);
-        self.judge(spot, claim, (&link, seen), sent).await
+        let mut children = children.map_err(trouble)?;
+        let mut checked = Vec::new();
+        loop {
+            let seen = (&link, Seen::Line(children));
+            let stood = self.judge(spot, claim, seen, sent).await?;
+            let behind = spot.now().behind.clone();
+            if !matches!(stood, Stood::Waiting(_)) || behind == checked {
+                return Ok(stood);
+            }
+            // Whoever looks again has waited for long, or lost a connection: are those ahead there at all?
+            self.lay(&link, &behind).await.map_err(trouble)?;
+            let list = self.children_now(&link, &spot.above.path);
+            children = list.await.map_err(trouble)?;
+            checked = behind;
+        }
     }
 
     /// Whether it is a claim's turn in the line that was seen. `sent`: when its session was last confirmed.

@@ -462,8 +462,8 @@ impl Keeper {
 async fn until_lost(serving: &Serving) {
     let Some(served) = &serving.0 else { return };
     let mut states = served.link.client.state_watcher();
-    let mut state = served.link.client.state();
-    while state == SessionState::SyncConnected {
-        state = states.changed().await;
+    // The driver connects again by itself, perhaps before anybody has looked: any change ends the connection.
+    if states.state() == SessionState::SyncConnected {
+        states.changed().await;
     }
 }

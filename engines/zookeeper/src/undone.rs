@@ -1,18 +1,25 @@
-//! What servers undid although they had acknowledged it.
+//! What servers undid although they had acknowledged it, or forgot one by one.
 //!
 //! That must not happen, and does: when a leader changes, versions before 3.8.4 and 3.9.2 may go on without their latest
 //! transactions (ZOOKEEPER-4785), and so does an ensemble that was restored from a backup. Then a node that was deleted
 //! is there again, and stands in line for as long as its session lives, with nobody to delete it; or the node of a hold
 //! is gone. Such a change breaks all connections. So whoever takes a session up again compares that session's nodes
 //! with what it knows of them.
+//!
+//! Worse, a follower may have lost transactions that its leader has. Then its clients see a node that was deleted, and
+//! no other client does; nor can anybody delete it, since the leader says that there is none. So whoever has waited for
+//! long has the node before it made and deleted in one transaction. A leader that has the node refuses that; otherwise
+//! the deletion reaches every server, and those that still have the node delete it.
 
 use std::sync::Arc;
 
 use fencelock_core::Clock;
 use fencelock_core::engine::Event;
+use futures_util::TryFutureExt;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use zookeeper_client::{CreateMode, Error as Refusal};
 
 use crate::line;
 use crate::session::{Link, Trouble};
@@ -75,6 +82,25 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Deletes those of these nodes that the leader does not know of.
+    pub(crate) async fn lay(&self, link: &Link, paths: &[String]) -> Result<(), Trouble> {
+        let laid = paths.iter().map(|path| async move {
+            let options = CreateMode::Ephemeral.with_acls(self.config.acls());
+            let mut writer = link.client().new_multi_writer();
+            let added = writer
+                .add_create(path, b"", &options)
+                .and_then(|()| writer.add_delete(path, None));
+            added.map_err(Trouble::Answered)?;
+            let commit = writer.commit().map_err(Refusal::from);
+            match link.write(Clock::Boot.now(), commit).await {
+                // A server that has the node says so also when the leader has not.
+                Ok(_) | Err(Trouble::Answered(_)) => Ok(()),
+                Err(silent) => Err(silent),
+            }
+        });
+        join_all(laid).await.into_iter().collect()
     }
 
     /// The holds of this connection's session, with the paths of their nodes.

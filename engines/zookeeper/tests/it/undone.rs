@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencelock_testbed::ZooKeeper;
 
-use crate::{connect, soon};
+use crate::{connect, soon, until};
 
 /// Longer than a test waits: nothing here ends by itself.
 const LONG: Duration = Duration::from_secs(600);
@@ -37,4 +37,35 @@ async fn a_hold_that_was_undone_is_lost_at_once() {
     soon("the loss", undone.lost()).await;
     assert!(kept.is_valid());
     kept.release().await.unwrap();
+}
+
+/// A follower that has a node which nobody else has, and which nobody can delete: the leader knows none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ghost_on_one_server_does_not_block_its_clients() {
+    let mut ensemble = ZooKeeper::builder().ensemble().unwrap();
+    let leader = ensemble.leader().unwrap();
+    let follower = (leader + 1) % 3;
+    let url = ensemble.server(leader).url();
+    // So that it stays when nobody uses it.
+    ensemble.server(leader).make_root("/a", None).unwrap();
+    let holder = connect(&format!("{url}?claim-window={}s", LONG.as_secs())).await;
+    let guard = holder.lock("a").await.unwrap();
+    until("the follower knows of it", async || {
+        let server = ensemble.server(follower);
+        server.children("/a").is_ok_and(|below| below.len() == 1)
+    })
+    .await;
+    ensemble.server(follower).save().unwrap();
+    guard.release().await.unwrap();
+    for _ in 0..20 {
+        holder.lock("b").await.unwrap().release().await.unwrap();
+    }
+    ensemble.server_mut(follower).restart_astray().unwrap();
+    let client = connect(&ensemble.server(follower).url()).await;
+    let seen = client.look("a").await.unwrap();
+    assert_eq!(seen.holders.len(), 1, "its server must have gone astray");
+    assert_eq!(holder.look("a").await.unwrap().holders.len(), 0);
+    let guard = soon("the lock", client.lock("a")).await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(client.look("a").await.unwrap().holders.len(), 0);
 }
