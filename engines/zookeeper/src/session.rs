@@ -234,9 +234,13 @@ async fn connect_once(
     Ok((Served { link, task }, info))
 }
 
+/// No shorter session is wanted. The driver gives a connection two fifths of its session to come up, which on a busy
+/// machine must not be too little.
+const SHORTEST: Duration = Duration::from_secs(1);
+
 /// The shortest and the longest session that the servers grant.
 pub(crate) async fn limits(config: &Config) -> Result<(Duration, Duration), Error> {
-    let shortest = granted(config, Duration::from_millis(1)).await?;
+    let shortest = granted(config, SHORTEST).await?;
     let longest = granted(config, Duration::from_millis(i32::MAX as u64)).await?;
     Ok((shortest, longest))
 }
