@@ -6,8 +6,9 @@
 //! * `for-update` locks an existing row, which is made first, and deleted by whoever clears up when nobody locks it. Rows
 //!   are found by the primary key and locked at READ COMMITTED, so nothing but the row is locked: no gap, no table.
 //! * The server's idle timeout is the lease. It counts in seconds.
-//! * Tokens come from a counter, AUTO_INCREMENT, that no transaction takes back: its rows are rolled back, which is cheaper
-//!   than to commit them.
+//! * The tokens of `get-lock` come from a counter in the server's memory: see [`counter`](super::counter). Those of
+//!   `for-update` come from AUTO_INCREMENT, which no transaction takes back: its rows are rolled back, which is cheaper than
+//!   to commit them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,20 +49,22 @@ const MOST_SHOWN: usize = 1000;
 pub(crate) struct Ways {
     line: Line,
     get_lock: bool,
-    /// Releases a lock of the server's own.
-    release: String,
 }
+
+/// Takes a lock of the server's own, waiting for so many seconds. The condition is evaluated first, and a number is drawn when
+/// the lock was had by then: 0 from a server that takes no writes any more, since another one grants by now.
+const TAKE: &str = "SELECT IF(GET_LOCK(?, ?) = 1, IF(CAST(@@global.read_only AS CHAR) IN ('0', 'OFF'), UUID_SHORT(), 0), NULL) AS number";
+/// The same question, for when it was long ago that the statement began.
+const TAKES_WRITES: &str = "SELECT CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')";
+const RELEASE: &str = "SELECT RELEASE_LOCK(?) AS released";
 
 impl Ways {
     pub(crate) fn new(config: Config) -> Self {
         let get_lock = config.strategy == Strategy::GetLock;
-        let mut this = Self {
+        Self {
             line: Line::new(config),
             get_lock,
-            release: String::new(),
-        };
-        this.release = format!("SELECT RELEASE_LOCK({})", this.key("", "?"));
-        this
+        }
     }
 
     const fn strategy(&self) -> &'static str {
@@ -75,21 +78,14 @@ impl Ways {
         &self.line.tables
     }
 
-    /// The server's name of something, as an expression; `name` is one, too.
-    fn key(&self, kind: &str, name: &str) -> String {
-        let table = bytes(self.line.config.table.as_bytes());
-        format!(
-            "CONCAT('fencelock-{kind}', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), 0x00, {table}, 0x00, {name}), 256), 48))"
-        )
-    }
-
-    fn lock_key(&self, name: &LockName) -> String {
-        self.key("", &bytes(name.as_str().as_bytes()))
+    /// The server's name of a lock.
+    fn lock_key(&self, session: &Session, name: &LockName) -> String {
+        session.key(&self.line.config.table, "", name.as_str().as_bytes())
     }
 
     /// Held by whoever deletes unused rows, for a moment, and by whoever must know whether a row is in use.
-    fn sweep_key(&self) -> String {
-        self.key("s", "x''")
+    fn sweep_key(&self, session: &Session) -> String {
+        session.key(&self.line.config.table, "s", b"")
     }
 
     /// Runs a request, and draws a token if there is a row in `from`: that the lock was had.
@@ -102,9 +98,6 @@ impl Ways {
     ) -> Result<Option<Tokens>, Failed> {
         let tokens = &self.tables().tokens;
         let at = request.push(format!("INSERT INTO {tokens} (id) SELECT NULL FROM {from}"));
-        if self.get_lock {
-            request.push("ROLLBACK");
-        }
         let answers = session.run(request).await?;
         let id = answers[at].last_id.filter(|_| answers[at].affected > 0);
         let drawn = id.and_then(|id| id.checked_mul(u64::from(MOST_TOKENS)));
@@ -115,20 +108,37 @@ impl Ways {
             // The counter was lost, and what it gives is worth nothing. The next connection lifts it.
             return Err(session.give_up("the counter of tokens went back; it is lifted anew"));
         }
-        let count = claim.reserve.clamp(1, MOST_TOKENS);
-        Ok(Some(Tokens { first, count }))
+        Ok(Some(tokens_from(first, claim)))
     }
 
-    /// The same after something that may wait and says in `@fencelock_got` whether the lock was had: no table is open for
-    /// writing while it waits, which would be in the way of backups.
-    async fn wait_and_draw(
+    /// Takes a lock of the server's own, waiting for so many seconds, and draws a token after that.
+    async fn get_lock(
         &self,
         session: &mut Session,
-        request: Request,
         claim: &Claim,
+        idle: Duration,
+        seconds: u64,
     ) -> Result<Option<Tokens>, Failed> {
-        let got = "DUAL WHERE @fencelock_got = 1";
-        self.draw(session, request, got, claim).await
+        let key = self.lock_key(session, &claim.name);
+        let mut request = session.request(idle);
+        let mut taken = 0;
+        if request.is_empty() && seconds == 0 {
+            request = Request::prepared(TAKE, vec![key.into(), seconds.into()]);
+        } else {
+            let take = TAKE.replacen('?', &format!("'{key}'"), 1);
+            taken = request.push(take.replacen('?', &seconds.to_string(), 1));
+            request.push(TAKES_WRITES);
+        }
+        let answers = session.run(request).await?;
+        let number = |answer: &Answer| answer.rows.first()?.get::<Option<u64>, _>(0)?;
+        let Some(drawn) = number(&answers[taken]) else {
+            return Ok(None);
+        };
+        if drawn == 0 || answers.last().and_then(number) == Some(0) {
+            return Err(session.give_up("the server takes no writes any more"));
+        }
+        let first = self.line.token_of(session, drawn).await?;
+        Ok(Some(tokens_from(first, claim)))
     }
 
     /// A row that nobody locks is locked in a transaction, which stays open if that was to be had.
@@ -167,7 +177,9 @@ impl Ways {
             self.tables().names,
             bytes(claim.name.as_str().as_bytes())
         ));
-        let drawn = self.wait_and_draw(session, request, claim).await?;
+        // No table is open for writing while it waits, which would be in the way of backups.
+        let got = "DUAL WHERE @fencelock_got = 1";
+        let drawn = self.draw(session, request, got, claim).await?;
         if drawn.is_none() {
             session.run(Request::of("ROLLBACK")).await?;
         }
@@ -208,11 +220,12 @@ impl Ways {
             Err(error) => return Err(error),
         }
         // Whoever clears up locks rows for a moment. That is no hold: wait until it is over, and let nobody begin.
+        let sweep = self.sweep_key(session);
         let mut wait = Request::of(patience());
-        wait.push(format!("DO GET_LOCK({}, {})", self.sweep_key(), SWEEP + 1));
+        wait.push(format!("DO GET_LOCK('{sweep}', {})", SWEEP + 1));
         session.run(wait).await?;
         let tokens = self.lock_free_row(session, idle, claim).await?;
-        let go_on = format!("DO RELEASE_LOCK({})", self.sweep_key());
+        let go_on = format!("DO RELEASE_LOCK('{sweep}')");
         session.run(Request::of(go_on)).await?;
         Ok(tokens)
     }
@@ -226,10 +239,7 @@ impl Ways {
         if !self.get_lock {
             return self.try_row(session, claim, idle).await;
         }
-        let mut request = session.request(idle);
-        session.begin_always(&mut request);
-        let free = format!("DUAL WHERE GET_LOCK({}, 0) = 1", self.lock_key(&claim.name));
-        self.draw(session, request, &free, claim).await
+        self.get_lock(session, claim, idle, 0).await
     }
 
     async fn take_any(
@@ -243,13 +253,7 @@ impl Ways {
             // None if the row was deleted while this waited for it.
             return self.lock_row(session, idle, claim).await;
         }
-        let mut request = session.request(idle);
-        session.begin_always(&mut request);
-        request.push(format!(
-            "SET @fencelock_got = GET_LOCK({}, {WAIT})",
-            self.lock_key(&claim.name)
-        ));
-        self.wait_and_draw(session, request, claim).await
+        self.get_lock(session, claim, idle, WAIT).await
     }
 
     /// What is written down, of connections that live.
@@ -332,9 +336,10 @@ impl Ways {
     /// Deletes the rows that nobody locks; whether there may be more.
     async fn sweep_rows(&self, control: &mut Session) -> Result<bool, Failed> {
         let names = &self.tables().names;
+        let sweep = self.sweep_key(control);
         // Between the two requests this process may be stopped.
         let mut lock = Request::of(format!("SET SESSION wait_timeout = {SWEEP}"));
-        let had = lock.push(format!("SELECT GET_LOCK({}, 0)", self.sweep_key()));
+        let had = lock.push(format!("SELECT GET_LOCK('{sweep}', 0)"));
         let answers = control.run(lock).await?;
         let had: Option<u64> = answers[had]
             .rows
@@ -362,7 +367,7 @@ impl Ways {
             ));
         }
         delete.push("COMMIT");
-        delete.push(format!("DO RELEASE_LOCK({})", self.sweep_key()));
+        delete.push(format!("DO RELEASE_LOCK('{sweep}')"));
         delete.push("SET SESSION wait_timeout = 28800");
         control.run(delete).await?;
         Ok(free.len() == SWEPT_AT_ONCE)
@@ -485,9 +490,9 @@ impl Ways {
         if self.get_lock {
             let ask = format!(
                 "SELECT used.id IS NULL OR EXISTS (SELECT 1 FROM {} AS b WHERE b.strategy = 'get-lock' AND b.name = {name} \
-                 AND b.conn = used.id AND b.count > 0) FROM (SELECT IS_USED_LOCK({}) AS id) AS used",
+                 AND b.conn = used.id AND b.count > 0) FROM (SELECT IS_USED_LOCK('{}') AS id) AS used",
                 self.tables().bound,
-                self.lock_key(of)
+                self.lock_key(control, of)
             );
             return Ok(says_one(&control.run(Request::of(ask)).await?[0]));
         }
@@ -497,20 +502,25 @@ impl Ways {
             return Ok(true);
         }
         // Locked by nobody, or not there. Who takes meanwhile waits for the end of this, as for that of clearing up.
-        let names = &self.tables().names;
-        let mut ask = Request::of(format!("DO GET_LOCK({}, {})", self.sweep_key(), SWEEP + 1));
+        let (names, sweep) = (&self.tables().names, self.sweep_key(control));
+        let mut ask = Request::of(format!("DO GET_LOCK('{sweep}', {})", SWEEP + 1));
         ask.push("START TRANSACTION");
         ask.push("SET @fencelock_free = 0");
         ask.push(format!(
             "SELECT COUNT(*) INTO @fencelock_free FROM {names} WHERE name = {name} FOR UPDATE SKIP LOCKED"
         ));
         ask.push("ROLLBACK");
-        ask.push(format!("DO RELEASE_LOCK({})", self.sweep_key()));
+        ask.push(format!("DO RELEASE_LOCK('{sweep}')"));
         let free = ask.push(format!(
             "SELECT (SELECT COUNT(*) FROM {names} WHERE name = {name}) <= @fencelock_free"
         ));
         Ok(says_one(&control.run(ask).await?[free]))
     }
+}
+
+fn tokens_from(first: Token, claim: &Claim) -> Tokens {
+    let count = claim.reserve.clamp(1, MOST_TOKENS);
+    Tokens { first, count }
 }
 
 /// What is waited for in the server while a lock is, and no longer than this.
@@ -583,9 +593,15 @@ impl Dialect for Ways {
             ranges: true,
             lease: LeaseKind::Connection,
             wake: Wake::Push,
-            // A hold ends with the server; tokens are lifted to the time by the next connection.
+            // A hold ends with the server.
             durability: Durability::Volatile,
-            clock: "the server's timers run at about the right rate; its wall clock, which tokens are lifted to after a start, is not set back by more than it was down",
+            clock: match self.get_lock {
+                true => "the server's timers run at about the right rate",
+                // Tokens are lifted to the time by the next connection.
+                false => {
+                    "the server's timers run at about the right rate; its wall clock, which tokens are lifted to after a start, is not set back by more than it was down"
+                }
+            },
             min_ttl: Duration::from_secs(1),
             max_ttl: MAX_TTL,
             limits,
@@ -625,7 +641,8 @@ impl Dialect for Ways {
                 Err(Failed::Again(_)) => {
                     let mut undo = Request::of("ROLLBACK");
                     if self.get_lock {
-                        undo.push(format!("DO RELEASE_LOCK({})", self.lock_key(&claim.name)));
+                        let key = self.lock_key(session, &claim.name);
+                        undo.push(format!("DO RELEASE_LOCK('{key}')"));
                     }
                     session.run(undo).await.map_err(failed)?;
                 }
@@ -651,7 +668,10 @@ impl Dialect for Ways {
 
     async fn give_back(&self, session: &mut Session, claim: &Claim) -> Result<bool> {
         let release = match self.get_lock {
-            true => Request::prepared(&self.release, vec![claim.name.as_str().into()]),
+            true => {
+                let key = self.lock_key(session, &claim.name);
+                Request::prepared(RELEASE, vec![key.into()])
+            }
             false => Request::of("ROLLBACK"),
         };
         let released = session.run(release).await;

@@ -23,7 +23,16 @@ CREATE TABLE IF NOT EXISTS {bound} (
     KEY name (name)
 ) ENGINE = InnoDB;
 
--- Their fencing tokens, sixteen for each id. The rows are rolled back; what the counter has counted is not.
+-- strategy=for-update: fencing tokens, sixteen for each id. The rows are rolled back; what the counter has counted is not.
 CREATE TABLE IF NOT EXISTS {tokens} (
     id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY
+) ENGINE = InnoDB;
+
+-- strategy=get-lock: one row, which says what id a number of UUID_SHORT() means in this run of the server. Number `origin`
+-- means id `base`, the next ones those after it; those below `upto` are reserved.
+CREATE TABLE IF NOT EXISTS {counter} (
+    id TINYINT UNSIGNED NOT NULL PRIMARY KEY,
+    origin BIGINT UNSIGNED NOT NULL,
+    base BIGINT UNSIGNED NOT NULL,
+    upto BIGINT UNSIGNED NOT NULL
 ) ENGINE = InnoDB;

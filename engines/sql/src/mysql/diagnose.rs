@@ -129,14 +129,14 @@ async fn rights(
     tables: &Tables,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
-    let tables = match config.strategy {
+    let used = match config.strategy {
         Strategy::Lease => &[&tables.locks, &tables.holders, &tables.waiters][..],
         Strategy::ForUpdate => &[&tables.names, &tables.bound, &tables.tokens],
-        Strategy::GetLock => &[&tables.bound, &tables.tokens],
+        Strategy::GetLock => &[&tables.bound, &tables.tokens, &tables.counter],
     };
-    for table in tables {
+    for table in used {
         let column = match table.as_str() {
-            tokens if tokens.ends_with("_tokens`") => "id",
+            table if table == tables.tokens || table == tables.counter => "id",
             _ => "name",
         };
         for (right, statement) in [

@@ -1,5 +1,6 @@
 //! A connection of a connection-bound strategy: made, prepared, and kept usable when a call on it is dropped.
 
+use std::fmt::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +8,14 @@ use std::time::Duration;
 use fencelock_core::{Error, Result, Token};
 use futures_util::FutureExt;
 use mysql_async::Conn;
+use sha2::{Digest, Sha256};
 
 use super::bound::WAIT;
-use super::config::Config;
+use super::config::{Config, Strategy};
 use super::connect::{Facts, connect};
+use super::counter::Section;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, told, trouble};
+use super::wire::{Answer, NOW, Request, Statements, told, trouble};
 use crate::bound::{SessionId, Settings, Tie};
 use crate::lease::MOST_TOKENS;
 use crate::server::Trouble;
@@ -35,11 +38,14 @@ pub(super) struct Line {
 }
 
 /// A connection that is closed at once when dropped, whatever is under way on it.
-struct Wire(Option<Conn>);
+struct Wire {
+    conn: Option<Conn>,
+    statements: Statements,
+}
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        if let Some(conn) = self.0.take() {
+        if let Some(conn) = self.conn.take() {
             // It says goodbye if it can do so now; a server that is busy with it is not waited for.
             let _ = conn.disconnect().now_or_never();
         }
@@ -56,14 +62,15 @@ pub(crate) struct Session {
     tie: Arc<Tie>,
     pub(super) id: SessionId,
     pub(super) facts: Facts,
-    /// The user as the server knows it.
+    /// The user and the database as the server knows them.
     pub(super) login: String,
-    /// Tokens were not below this when it was made.
+    database: Vec<u8>,
+    /// Tokens from AUTO_INCREMENT were not below this when it was made.
     pub(super) floor: Token,
+    /// What its numbers mean, if its tokens come from those.
+    pub(super) section: Section,
     /// The idle timeout that was set last, in seconds.
     idle: Option<u64>,
-    /// Whether statements begin transactions by themselves.
-    begins: bool,
 }
 
 impl Session {
@@ -79,12 +86,21 @@ impl Session {
         request
     }
 
-    /// From now on each statement begins a transaction, if none is open.
-    pub(super) fn begin_always(&mut self, request: &mut Request) {
-        if !self.begins {
-            request.push("SET SESSION autocommit = 0");
-            self.begins = true;
+    /// What the server shall know something by that belongs to this store: it has one name space for all its databases,
+    /// takes 64 characters, and does not tell upper from lower case.
+    pub(super) fn key(&self, table: &str, kind: &str, name: &[u8]) -> String {
+        let mut hash = Sha256::new();
+        for part in [&self.database, table.as_bytes()] {
+            hash.update(part);
+            hash.update([0]);
         }
+        hash.update(name);
+        let mut key = format!("fencelock-{kind}");
+        for byte in &hash.finalize()[..24] {
+            // Writing to a String never fails.
+            let _ = write!(key, "{byte:02x}");
+        }
+        key
     }
 
     /// Runs a request. May be dropped: the next one comes after it.
@@ -100,8 +116,9 @@ impl Session {
             return Err(self.give_up("the connection has ended"));
         };
         let asked = async move {
-            let answer = match &mut wire.0 {
-                Some(conn) => request.run(conn).await,
+            let Wire { conn, statements } = &mut wire;
+            let answer = match conn {
+                Some(conn) => request.run_with(conn, statements).await,
                 None => Ok(Vec::new()),
             };
             (wire, answer)
@@ -113,7 +130,7 @@ impl Session {
 
     fn failed(&mut self, error: mysql_async::Error) -> Failed {
         // Of a request that fails nobody knows how far it came.
-        (self.idle, self.begins) = (None, false);
+        self.idle = None;
         let unavailable = |cause| Error::unavailable(&self.store, "ask the server", cause);
         match trouble(&self.store, error) {
             Trouble::Again(cause) => Failed::Again(unavailable(cause)),
@@ -170,16 +187,20 @@ impl Line {
     pub(super) async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {
         let (conn, facts, trace) = connect(&self.config).await?;
         let mut session = Session {
-            wire: Some(Wire(Some(conn))),
+            wire: Some(Wire {
+                conn: Some(conn),
+                statements: Statements::new(),
+            }),
             pending: None,
             store: self.config.store.clone(),
             tie,
             id: SessionId(trace),
             facts,
             login: String::new(),
+            database: Vec::new(),
             floor: Token(0),
+            section: Section::default(),
             idle: None,
-            begins: false,
         };
         self.prepare(&mut session)
             .await
@@ -197,16 +218,18 @@ impl Line {
             }
         ));
         let who = request.push(format!(
-            "SELECT SUBSTRING_INDEX(USER(), '@', 1), {NOW} DIV 10"
+            "SELECT SUBSTRING_INDEX(USER(), '@', 1), CAST(DATABASE() AS BINARY), {NOW} DIV 10"
         ));
         let answers = session.run(request).await?;
         let mut row = answers[who].rows.iter().cloned();
-        let row = row.next().map(mysql_async::from_row_opt::<(String, u64)>);
-        let (login, id) = match row {
+        let row = row
+            .next()
+            .map(mysql_async::from_row_opt::<(String, Vec<u8>, u64)>);
+        let (login, database, id) = match row {
             Some(Ok(told)) => told,
             _ => return Err(session.give_up("no answer to a SELECT")),
         };
-        session.login = login;
+        (session.login, session.database) = (login, database);
         match self.find_tables(session).await {
             Err(Failed::NoSchema(_)) => {
                 self.make_tables(session).await?;
@@ -214,7 +237,10 @@ impl Line {
             }
             found => found?,
         }
-        self.lift(session, id).await
+        match self.config.strategy {
+            Strategy::GetLock => self.join(session).await,
+            _ => self.lift(session, id).await,
+        }
     }
 
     /// Whether all tables are there.
@@ -223,10 +249,11 @@ impl Line {
             names,
             bound,
             tokens,
+            counter,
             ..
         } = &self.tables;
         let mut request = Request::default();
-        for table in [names, bound, tokens] {
+        for table in [names, bound, tokens, counter] {
             request.push(format!("SELECT 1 FROM {table} LIMIT 0"));
         }
         session.run(request).await.map(drop)
@@ -234,7 +261,8 @@ impl Line {
 
     async fn make_tables(&self, session: &mut Session) -> Result<(), Failed> {
         for statement in self.tables.schema(For::Connections) {
-            let Some(Wire(Some(conn))) = &mut session.wire else {
+            let wire = session.wire.as_mut();
+            let Some(conn) = wire.and_then(|wire| wire.conn.as_mut()) else {
                 return Err(session.give_up("the connection has ended"));
             };
             if let Err(error) = Request::of(statement).run(conn).await {

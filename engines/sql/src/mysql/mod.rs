@@ -18,6 +18,7 @@
 mod bound;
 mod config;
 mod connect;
+mod counter;
 mod diagnose;
 mod lease;
 mod line;

@@ -10,6 +10,7 @@ pub(crate) struct Tables {
     pub(crate) names: String,
     pub(crate) bound: String,
     pub(crate) tokens: String,
+    pub(crate) counter: String,
 }
 
 /// What the tables are for.
@@ -32,6 +33,7 @@ impl Tables {
             names: named("names"),
             bound: named("bound"),
             tokens: named("tokens"),
+            counter: named("counter"),
         }
     }
 
@@ -44,6 +46,7 @@ impl Tables {
             .replace("{names}", &self.names)
             .replace("{bound}", &self.bound)
             .replace("{tokens}", &self.tokens)
+            .replace("{counter}", &self.counter)
     }
 
     /// The text that makes them all, comments and all, to be run by whoever may.

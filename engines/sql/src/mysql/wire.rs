@@ -1,8 +1,10 @@
 //! Requests of several statements, their answers, and what the server's errors mean.
 
+use std::collections::HashMap;
+
 use fencelock_core::Error;
 use mysql_async::prelude::{Protocol, Queryable};
-use mysql_async::{Conn, DriverError, IoError, Params, QueryResult, Row, Value};
+use mysql_async::{Conn, DriverError, IoError, Params, QueryResult, Row, Statement, Value};
 
 use crate::server::Trouble;
 
@@ -11,9 +13,11 @@ use crate::server::Trouble;
 pub(super) struct Request {
     text: String,
     count: usize,
-    /// What stands for the question marks of a prepared statement.
-    values: Option<Vec<Value>>,
+    prepared: Option<(&'static str, Vec<Value>)>,
 }
+
+/// What a connection has prepared.
+pub(super) type Statements = HashMap<&'static str, Statement>;
 
 /// What one statement came to.
 #[derive(Debug)]
@@ -35,11 +39,11 @@ impl Request {
     }
 
     /// One statement with question marks, which the connection prepares the first time: the server need not read it again.
-    pub(super) fn prepared(statement: impl Into<String>, values: Vec<Value>) -> Self {
+    pub(super) fn prepared(statement: &'static str, values: Vec<Value>) -> Self {
         Self {
-            text: statement.into(),
+            text: String::new(),
             count: 1,
-            values: Some(values),
+            prepared: Some((statement, values)),
         }
     }
 
@@ -59,17 +63,25 @@ impl Request {
 
     /// Sends it and reads all answers.
     pub(super) async fn run(&self, conn: &mut Conn) -> Result<Vec<Answer>, mysql_async::Error> {
-        match &self.values {
-            Some(values) => {
-                let values = Params::Positional(values.clone());
-                let result = conn.exec_iter(self.text.as_str(), values).await?;
-                self.read(result).await
-            }
-            None => {
-                let result = conn.query_iter(self.text.as_str()).await?;
-                self.read(result).await
-            }
+        self.run_with(conn, &mut Statements::new()).await
+    }
+
+    /// The same on a connection that has prepared these.
+    pub(super) async fn run_with(
+        &self,
+        conn: &mut Conn,
+        statements: &mut Statements,
+    ) -> Result<Vec<Answer>, mysql_async::Error> {
+        let Some((text, values)) = &self.prepared else {
+            let result = conn.query_iter(self.text.as_str()).await?;
+            return self.read(result).await;
+        };
+        if !statements.contains_key(text) {
+            statements.insert(text, conn.prep(*text).await?);
         }
+        let values = Params::Positional(values.clone());
+        let result = conn.exec_iter(&statements[text], values).await?;
+        self.read(result).await
     }
 
     async fn read<P: Protocol>(

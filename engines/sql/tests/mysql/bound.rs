@@ -250,9 +250,30 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
             *last = token_of(client, "a").await;
         }
     }
-    // A switch-over: the old one takes no more writes, and its connections stay.
+    // A switch-over: the old one takes no more writes, its connections stay, and one waits for a lock there. (A statement
+    // that waits for a row would hold the switch-over up.)
+    let guard = take(&clients[0], "a").await;
+    last[0] = guard.token();
+    let other = open(&url(BOTH[0])).await.unwrap();
+    let waiter = tokio::spawn(async move { other.lock("a").await });
+    until("it waits", || status(&primary, "Threads_running") > 1).await;
     primary.demote().unwrap();
+    // What is written down of it cannot be deleted now, so nothing confirms the release.
+    drop(guard);
+    until("nobody waits there", || {
+        status(&primary, "Threads_running") <= 1
+    })
+    .await;
+    for client in &clients {
+        let error = client.try_lock("b").await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    }
+    assert!(!waiter.is_finished());
     replica.promote().unwrap();
+    let next = soon("the waiter", waiter).await.unwrap().unwrap();
+    assert!(next.token() > last[0], "{} after {}", next.token(), last[0]);
+    last[0] = next.token();
+    next.release().await.unwrap();
     for (client, last) in clients.iter().zip(last) {
         let token = token_of(client, "a").await;
         assert!(token > last, "{token} after {last}");

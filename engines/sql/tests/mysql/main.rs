@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod bound;
+mod counter;
 #[path = "../shared/versioned.rs"]
 mod shared;
 mod versioned;
@@ -173,11 +174,11 @@ async fn a_killed_server_comes_back_under_load() {
         }
         let mut last = std::collections::HashMap::new();
         let mut highest = Token(0);
-        let mut hear = async |count: usize| {
+        let mut hear = async |count: usize, highest: &mut Token| {
             for _ in 0..count {
                 let (name, token, valid) = soon("a grant", told.recv()).await.unwrap();
                 let before = last.insert(name, token);
-                highest = highest.max(token);
+                *highest = token.max(*highest);
                 // Of a connection the server lets go before the holder knows.
                 let known = valid && strategy == "lease";
                 assert!(
@@ -187,11 +188,13 @@ async fn a_killed_server_comes_back_under_load() {
             }
         };
         for _ in 0..2 {
-            hear(60).await;
+            hear(60, &mut highest).await;
             server.kill9();
             server.restart().unwrap();
+            let token = token_of(&open(&url).await.unwrap(), "b").await;
+            assert!(token > highest, "{strategy}: {token} after {highest}");
         }
-        hear(60).await;
+        hear(60, &mut highest).await;
         for task in tasks {
             task.abort();
         }

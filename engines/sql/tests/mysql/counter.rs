@@ -1,0 +1,208 @@
+//! The tokens of `get-lock`, which go by the numbers of UUID_SHORT().
+
+use std::time::Duration;
+
+use fencelock_core::{Client, Token};
+use fencelock_testbed::{ClockShim, MariaDb};
+use mysql_async::prelude::Queryable;
+
+use crate::{bare, number, open, soon, status, take, token_of, until};
+
+async fn client(server: &MariaDb) -> Client {
+    open(&format!("{}?strategy=get-lock", server.url()))
+        .await
+        .unwrap()
+}
+
+fn counter(server: &MariaDb, column: &str) -> u64 {
+    let sql = format!("SELECT {column} FROM `lock`.fencelock_counter");
+    number(server, &sql)
+}
+
+/// Somebody else uses so many numbers, or as many as come before this one.
+fn burn(server: &MariaDb, count: u64) {
+    server
+        .sql(&format!("DO BENCHMARK({count}, UUID_SHORT())"))
+        .unwrap();
+}
+
+struct Highest(Token);
+
+impl Highest {
+    #[track_caller]
+    fn above(&mut self, token: Token) {
+        assert!(token > self.0, "{token} after {}", self.0);
+        self.0 = token;
+    }
+}
+
+/// Whoever waits for a lock draws when it is had: above what was drawn meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_drawn_after_the_lock_is_had() {
+    let server = MariaDb::start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let guard = take(&one, "a").await;
+    let waiting = tokio::spawn(async move { token_of(&two, "a").await });
+    until("it waits", || status(&server, "Threads_running") > 1).await;
+    let mut drawn = Highest(guard.token());
+    for _ in 0..20 {
+        drawn.above(token_of(&one, "b").await);
+    }
+    guard.release().await.unwrap();
+    drawn.above(soon("the waiting one", waiting).await.unwrap());
+}
+
+/// What was reserved is used up: by the grants themselves, and at once by somebody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_reserved_is_raised_before_it_is_granted() {
+    let mut server = MariaDb::start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let mut admin = bare(&server).await;
+    let end = "SELECT base + (upto - origin) FROM fencelock_counter";
+    let mut highest = Highest(Token(0));
+    let origin = counter(&server, "origin");
+    for burnt in [0, 10, 1_000, 1_000_000, 0] {
+        burn(&server, burnt);
+        for _ in 0..40 {
+            for client in [&one, &two] {
+                highest.above(token_of(client, "a").await);
+                let end: u64 = admin.query_first(end).await.unwrap().unwrap();
+                assert!(highest.0 < Token(16 * end), "{} of {end}", highest.0);
+            }
+        }
+    }
+    assert_eq!(counter(&server, "origin"), origin, "the section is in use");
+    server.kill9();
+    server.restart().unwrap();
+    highest.above(token_of(&one, "a").await);
+    assert_ne!(counter(&server, "origin"), origin);
+}
+
+/// Of two clients one is there while the server goes and comes back, and one comes later.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_before_and_after_a_restart_agree() {
+    let mut server = MariaDb::start().unwrap();
+    let before = client(&server).await;
+    let mut highest = Highest(Token(0));
+    for _ in 0..3 {
+        highest.above(token_of(&before, "a").await);
+        server.kill9();
+        server.restart().unwrap();
+        let after = client(&server).await;
+        for _ in 0..20 {
+            highest.above(token_of(&after, "a").await);
+            highest.above(token_of(&before, "a").await);
+        }
+    }
+}
+
+/// The clock that the server begins its numbers with is set back, to exactly where they look like those of before.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_that_are_counted_again_make_no_old_tokens() {
+    let clock = ClockShim::new().unwrap();
+    let mut server = MariaDb::builder().clock(&clock).start().unwrap();
+    let mut highest = Highest(Token(0));
+    let one = client(&server).await;
+    for _ in 0..100 {
+        highest.above(token_of(&one, "a").await);
+    }
+    clock.back(Duration::from_secs(3600)).unwrap();
+    server.kill9();
+    server.restart().unwrap();
+    for _ in 0..100 {
+        highest.above(token_of(&one, "a").await);
+    }
+    one.close().await.unwrap();
+    // The next run begins a moment before, and somebody else uses up the numbers in between.
+    let (origin, upto) = (counter(&server, "origin"), counter(&server, "upto"));
+    let begun = loop {
+        clock.back(Duration::from_secs(3)).unwrap();
+        server.kill9();
+        server.restart().unwrap();
+        let begun = number(&server, "SELECT UUID_SHORT()");
+        if begun < origin {
+            break begun;
+        }
+    };
+    burn(&server, origin - begun);
+    let now = number(&server, "SELECT UUID_SHORT()");
+    assert!((origin..upto).contains(&now), "{now} of {origin} to {upto}");
+    highest.above(token_of(&client(&server).await, "a").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_id_of_the_server_changes_no_numbers() {
+    let server = MariaDb::start().unwrap();
+    let one = client(&server).await;
+    let mut highest = Highest(token_of(&one, "a").await);
+    for id in [200, 3, 255] {
+        server.sql(&format!("SET GLOBAL server_id = {id}")).unwrap();
+        highest.above(token_of(&one, "a").await);
+        highest.above(token_of(&client(&server).await, "a").await);
+        highest.above(token_of(&one, "a").await);
+    }
+}
+
+/// Nobody is left who draws from the section of before, and its row is from before the last reservations.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_forgot_goes_on_above() {
+    let server = MariaDb::start().unwrap();
+    let one = client(&server).await;
+    let mut highest = Highest(token_of(&one, "a").await);
+    let row = "origin, base, upto";
+    let old = server
+        .sql(&format!("SELECT {row} FROM `lock`.fencelock_counter"))
+        .unwrap();
+    for _ in 0..1000 {
+        highest.above(token_of(&one, "a").await);
+    }
+    one.close().await.unwrap();
+    until("its connections are gone", || {
+        number(
+            &server,
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'",
+        ) == 0
+    })
+    .await;
+    let old = old.replace('\t', ", ");
+    server
+        .sql(&format!(
+            "REPLACE INTO `lock`.fencelock_counter (id, {row}) VALUES (1, {old})"
+        ))
+        .unwrap();
+    highest.above(token_of(&client(&server).await, "a").await);
+    // And above what AUTO_INCREMENT gave, ahead of the time as it may be.
+    let ahead = highest.0.get() / 16 + 1_000_000_000;
+    server
+        .sql(&format!(
+            "ALTER TABLE `lock`.fencelock_tokens AUTO_INCREMENT = {ahead}; DELETE FROM `lock`.fencelock_counter"
+        ))
+        .unwrap();
+    until("its connections are gone", || {
+        number(
+            &server,
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'",
+        ) == 0
+    })
+    .await;
+    let token = token_of(&client(&server).await, "a").await;
+    highest.above(token);
+    assert!(token >= Token(16 * ahead), "{token}");
+}
+
+/// A connection that finds itself at another server, as a proxy may have it, grants nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_section_that_was_replaced_is_left() {
+    let server = MariaDb::start().unwrap();
+    let one = client(&server).await;
+    let mut highest = Highest(token_of(&one, "a").await);
+    let mut admin = bare(&server).await;
+    admin
+        .query_drop("UPDATE fencelock_counter SET base = base + 1000000, origin = origin + 1")
+        .await
+        .unwrap();
+    for _ in 0..40 {
+        highest.above(token_of(&one, "a").await);
+    }
+    assert!(highest.0 > Token(16 * counter(&server, "base")));
+}
