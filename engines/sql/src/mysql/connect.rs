@@ -83,6 +83,11 @@ impl Facts {
         self.get("version").contains("MariaDB")
     }
 
+    /// Whether `EXECUTE IMMEDIATE` takes any statement.
+    pub(crate) fn takes_compounds(&self) -> bool {
+        self.is_mariadb() && self.version().1 >= (10, 6, 2)
+    }
+
     /// The server's version; MariaDB may put 5.5.5- before its own, for the sake of old replicas.
     fn version(&self) -> (&str, (u32, u32, u32)) {
         let version = self.get("version");

@@ -45,6 +45,18 @@ pub(crate) struct Session {
     floor: Token,
     /// Its id, and the address and port of this client as the server sees them.
     trace: String,
+    /// Whether the server takes several statements as one that is made up there.
+    compounds: bool,
+}
+
+/// The statements of a release.
+struct Release {
+    /// All of it if the gate is at its first version: it has this live hold behind it then, and nothing else.
+    alone: String,
+    /// Deletes the hold if it is live.
+    live: String,
+    /// What goes before that, and after: the gate is locked first, so that the last one sees everything behind it.
+    rest: [String; 3],
 }
 
 /// A row that [`MySql::all_rows`] selects.
@@ -117,6 +129,36 @@ impl MySql {
                     self.config.table
                 ),
             ))),
+        }
+    }
+
+    fn release_of(&self, claim: &Claim) -> Release {
+        let Tables {
+            locks,
+            holders,
+            waiters,
+            ..
+        } = &self.tables;
+        let (of, id) = (name(&claim.name), bytes(claim.id.as_bytes()));
+        let (mine, held) = (
+            format!("name = {of} AND claim = {id}"),
+            "state <> 'abandoned'",
+        );
+        Release {
+            alone: format!(
+                "DELETE l, h FROM {locks} AS l JOIN {holders} AS h ON h.name = l.name AND h.claim = {id} \
+                 WHERE l.name = {of} AND l.version = {} AND h.{held} AND h.expiry > {NOW}",
+                first_version(claim.id)
+            ),
+            live: format!("DELETE FROM {holders} WHERE {mine} AND {held} AND expiry > {NOW}"),
+            rest: [
+                format!("UPDATE {locks} SET version = version + 1 WHERE name = {of}"),
+                format!("DELETE FROM {holders} WHERE {mine} AND {held}"),
+                format!(
+                    "DELETE FROM {locks} WHERE name = {of} AND NOT EXISTS (SELECT 1 FROM {holders} WHERE name = {of}) \
+                     AND NOT EXISTS (SELECT 1 FROM {waiters} WHERE name = {of})"
+                ),
+            ],
         }
     }
 
@@ -310,9 +352,15 @@ impl Dialect for MySql {
 
     async fn connect(&self) -> Result<Session> {
         let (conn, facts, trace) = connect(&self.config).await?;
+        let compounds = facts.takes_compounds();
         *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = Some(facts);
         let floor = Token(0);
-        let mut session = Session { conn, floor, trace };
+        let mut session = Session {
+            conn,
+            floor,
+            trace,
+            compounds,
+        };
         let explain = |trouble| match trouble {
             Trouble::Told(error) => error,
             Trouble::Again(cause)
@@ -428,35 +476,28 @@ impl Dialect for MySql {
     }
 
     async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
-        let Tables {
-            locks,
-            holders,
-            waiters,
-            ..
-        } = &self.tables;
-        let of = name(&claim.name);
-        let mine = format!("name = {of} AND claim = {}", bytes(claim.id.as_bytes()));
+        let Release { alone, live, rest } = self.release_of(claim);
         let mut request = Request::default();
+        if session.compounds {
+            // What is not needed is not even read by the server.
+            request.push(&alone);
+            let told = request.push(format!(
+                "EXECUTE IMMEDIATE IF(ROW_COUNT() = 2, 'DO 0', \"BEGIN NOT ATOMIC START TRANSACTION; {}; {live}; \
+                 SET @fencelock_live = ROW_COUNT(); {}; COMMIT; SELECT @fencelock_live; END\")",
+                rest[0],
+                rest[1..].join("; "),
+            ));
+            let answers = self.run(session, &request).await?;
+            let row = answers[told].rows.first();
+            let live = row.and_then(|row| row.get::<u64, _>(0));
+            return Ok(answers[0].affected == 2 || live == Some(1));
+        }
         request.push("START TRANSACTION");
-        // At its first version the gate has this hold behind it and nothing else. The second statement locks it if it is
-        // another one, so that the last sees everything behind it.
-        request.push(format!(
-            "DELETE FROM {locks} WHERE name = {of} AND version = {}",
-            first_version(claim.id)
-        ));
-        request.push(format!(
-            "UPDATE {locks} SET version = version + 1 WHERE name = {of}"
-        ));
-        let live = request.push(format!(
-            "DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned' AND expiry > {NOW}"
-        ));
-        request.push(format!(
-            "DELETE FROM {holders} WHERE {mine} AND state <> 'abandoned'"
-        ));
-        request.push(format!(
-            "DELETE FROM {locks} WHERE name = {of} AND NOT EXISTS (SELECT 1 FROM {holders} WHERE name = {of}) \
-             AND NOT EXISTS (SELECT 1 FROM {waiters} WHERE name = {of})"
-        ));
+        request.push(&rest[0]);
+        let live = request.push(live);
+        for statement in &rest[1..] {
+            request.push(statement);
+        }
         request.push("COMMIT");
         let answers = self.run(session, &request).await?;
         Ok(answers[live].affected > 0)

@@ -99,6 +99,8 @@ impl Request {
                 rows,
             });
         }
+        // A compound statement has another answer for its end.
+        result.drop_result().await?;
         Ok(answers)
     }
 }
