@@ -104,10 +104,11 @@ fn options(strategy: &str) -> String {
     }
 }
 
-/// How many rows a database has, apart from the one that stands there however many names were locked.
+/// How many rows a database has, apart from those that stand there however many names were locked.
 fn rows(server: &MariaDb, database: &str) -> Result<u64> {
     let tables = server.sql(&format!(
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}' AND table_name NOT LIKE '%store'"
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}' AND table_name NOT LIKE '%store' \
+         AND table_name NOT LIKE '%counter'"
     ))?;
     let mut counts = tables
         .lines()
@@ -197,7 +198,8 @@ impl Server for Own {
     fn erase(&self) -> Result<()> {
         let server = self.server();
         let emptied = server.sql(
-            "SELECT CONCAT('TRUNCATE TABLE `lock`.', table_name) FROM information_schema.tables WHERE table_schema = 'lock' AND table_name NOT LIKE '%store'",
+            "SELECT CONCAT('TRUNCATE TABLE `lock`.', table_name) FROM information_schema.tables WHERE table_schema = 'lock' AND table_name NOT LIKE '%store' \
+         AND table_name NOT LIKE '%counter'",
         )?;
         let emptied = emptied.lines().collect::<Vec<_>>().join("; ");
         if emptied.is_empty() {
