@@ -12,6 +12,7 @@
 //! the deletion reaches every server, and those that still have the node delete it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Clock;
 use fencelock_core::engine::Event;
@@ -25,6 +26,9 @@ use crate::line;
 use crate::session::{Link, Trouble};
 use crate::store::{Spot, Store};
 
+/// Between attempts to compare over a connection whose server does not answer.
+const PAUSE: Duration = Duration::from_millis(300);
+
 /// How many nodes are deleted at once.
 const AT_ONCE: usize = 256;
 
@@ -37,9 +41,13 @@ pub(crate) async fn watch(store: Arc<Store>, mut resumed: mpsc::UnboundedReceive
                 Some(link) => {
                     let store = Arc::clone(&store);
                     comparing.spawn(async move {
-                        if let Err(trouble) = store.compare(&link).await {
-                            // Silence ends a connection, and the next one is compared again.
-                            tracing::debug!(?trouble, session = link.life.id, "not compared");
+                        while let Err(Trouble::Silent(why)) = store.compare(&link).await {
+                            tracing::debug!(why, session = link.life.id, "not compared");
+                            tokio::select! {
+                                // Then another connection is compared.
+                                () = link.ended() => return,
+                                () = tokio::time::sleep(PAUSE) => {}
+                            }
                         }
                     });
                 }
