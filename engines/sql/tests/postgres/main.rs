@@ -395,7 +395,7 @@ async fn a_deadlock_in_the_line_for_a_row_is_tried_again() {
     guard.release().await.unwrap();
     until("the deadlock is counted", async || {
         let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
-        server.psql("lock", deadlocks).unwrap() == "1"
+        server.psql("lock", deadlocks).unwrap() != "0"
     })
     .await;
 }
