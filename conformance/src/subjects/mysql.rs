@@ -104,11 +104,13 @@ fn options(strategy: &str) -> String {
     }
 }
 
+/// Which tables have no row that stays.
+const EMPTIED: &str = "table_name NOT LIKE '%store' AND table_name NOT LIKE '%counter'";
+
 /// How many rows a database has, apart from those that stand there however many names were locked.
 fn rows(server: &MariaDb, database: &str) -> Result<u64> {
     let tables = server.sql(&format!(
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}' AND table_name NOT LIKE '%store' \
-         AND table_name NOT LIKE '%counter'"
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}' AND {EMPTIED}"
     ))?;
     let mut counts = tables
         .lines()
@@ -197,10 +199,9 @@ impl Server for Own {
 
     fn erase(&self) -> Result<()> {
         let server = self.server();
-        let emptied = server.sql(
-            "SELECT CONCAT('TRUNCATE TABLE `lock`.', table_name) FROM information_schema.tables WHERE table_schema = 'lock' AND table_name NOT LIKE '%store' \
-         AND table_name NOT LIKE '%counter'",
-        )?;
+        let emptied = server.sql(&format!(
+            "SELECT CONCAT('TRUNCATE TABLE `lock`.', table_name) FROM information_schema.tables WHERE table_schema = 'lock' AND {EMPTIED}"
+        ))?;
         let emptied = emptied.lines().collect::<Vec<_>>().join("; ");
         if emptied.is_empty() {
             return Ok(());

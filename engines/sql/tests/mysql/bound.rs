@@ -7,17 +7,12 @@ use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
-use crate::{LIMIT, bare, number, open, soon, status, take, token_of, until};
+use crate::{LIMIT, bare, connections, number, open, soon, status, take, token_of, until};
 
 const BOTH: [&str; 2] = ["get-lock", "for-update"];
 
 async fn with(server: &MariaDb, options: &str) -> Client {
     open(&format!("{}?{options}", server.url())).await.unwrap()
-}
-
-fn connections(server: &MariaDb) -> u64 {
-    let used = "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'";
-    number(server, used)
 }
 
 /// Names beside it in the index, names that the server would fold or cut, and the same name in another database.
@@ -36,10 +31,9 @@ async fn another_name_is_never_blocked() {
             let two = two.clone();
             async move { two.lock("m").await }
         });
-        let by_row = strategy == "for-update";
-        until("it waits", || match by_row {
-            true => status(&server, "Innodb_row_lock_current_waits") == 1,
-            false => {
+        until("it waits", || match strategy {
+            "for-update" => status(&server, "Innodb_row_lock_current_waits") == 1,
+            _ => {
                 let waiting =
                     "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
                 number(&server, waiting) == 1
@@ -56,9 +50,7 @@ async fn another_name_is_never_blocked() {
             guard.release().await.unwrap();
         }
         assert!(begun.elapsed() < Duration::from_secs(10));
-        if by_row {
-            assert_eq!(status(&server, "Innodb_row_lock_waits"), rows_waited);
-        }
+        assert_eq!(status(&server, "Innodb_row_lock_waits"), rows_waited);
         let elsewhere = format!("{}?{options}", server.url_at(server.port(), "other"));
         drop(open(&elsewhere).await.unwrap().try_lock("m").await.unwrap());
         for guard in held {

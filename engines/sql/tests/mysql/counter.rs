@@ -6,7 +6,7 @@ use fencelock_core::{Client, Token};
 use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 
-use crate::{bare, number, open, soon, status, take, token_of, until};
+use crate::{bare, connections, number, open, soon, status, take, token_of, until};
 
 async fn client(server: &MariaDb) -> Client {
     open(&format!("{}?strategy=get-lock", server.url()))
@@ -159,13 +159,7 @@ async fn a_store_that_forgot_goes_on_above() {
         highest.above(token_of(&one, "a").await);
     }
     one.close().await.unwrap();
-    until("its connections are gone", || {
-        number(
-            &server,
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'",
-        ) == 0
-    })
-    .await;
+    until("its connections are gone", || connections(&server) == 0).await;
     let old = old.replace('\t', ", ");
     server
         .sql(&format!(
@@ -180,13 +174,7 @@ async fn a_store_that_forgot_goes_on_above() {
             "ALTER TABLE `lock`.fencelock_tokens AUTO_INCREMENT = {ahead}; DELETE FROM `lock`.fencelock_counter"
         ))
         .unwrap();
-    until("its connections are gone", || {
-        number(
-            &server,
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'",
-        ) == 0
-    })
-    .await;
+    until("its connections are gone", || connections(&server) == 0).await;
     let token = token_of(&client(&server).await, "a").await;
     highest.above(token);
     assert!(token >= Token(16 * ahead), "{token}");

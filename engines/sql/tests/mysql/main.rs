@@ -67,6 +67,12 @@ fn status(server: &MariaDb, variable: &str) -> u64 {
     line.unwrap().split('\t').nth(1).unwrap().parse().unwrap()
 }
 
+/// How many connections there are of those who lock.
+fn connections(server: &MariaDb) -> u64 {
+    let used = "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'";
+    number(server, used)
+}
+
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !so() {

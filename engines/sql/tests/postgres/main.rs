@@ -393,9 +393,11 @@ async fn a_deadlock_in_the_line_for_a_row_is_tried_again() {
     other.batch_execute("ROLLBACK").await.unwrap();
     let guard = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
     guard.release().await.unwrap();
+    // A connection tells its figures when it ends at the latest.
+    client.close().await.unwrap();
     until("the deadlock is counted", async || {
         let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
-        server.psql("lock", deadlocks).unwrap() != "0"
+        server.psql("lock", deadlocks).unwrap() == "1"
     })
     .await;
 }
