@@ -235,9 +235,7 @@ impl ZooKeeper {
     /// # Errors
     /// As [`ZooKeeperBuilder::start`].
     pub fn restart_empty(&mut self) -> Result<()> {
-        self.kill9();
-        let data = self.dir.join("data/version-2");
-        fs::remove_dir_all(&data).map_err(Failure::to(format!("remove {data}")))?;
+        self.forget()?;
         self.restart()
     }
 
@@ -254,9 +252,7 @@ impl ZooKeeper {
     /// # Errors
     /// If nothing was saved, and as [`ZooKeeperBuilder::start`].
     pub fn restart_as_saved(&mut self) -> Result<()> {
-        self.kill9();
-        let data = self.dir.join("data/version-2");
-        fs::remove_dir_all(&data).map_err(Failure::to(format!("remove {data}")))?;
+        let data = self.forget()?;
         copy_files(&self.dir.join("saved"), &data)?;
         self.restart()
     }
@@ -276,6 +272,14 @@ impl ZooKeeper {
         self.children("/")?;
         write(&path, &config)?;
         self.restart()
+    }
+
+    /// Kills it and removes all that it knew, from the directory returned.
+    fn forget(&self) -> Result<String> {
+        self.kill9();
+        let data = self.dir.join("data/version-2");
+        fs::remove_dir_all(&data).map_err(Failure::to(format!("remove {data}")))?;
+        Ok(data)
     }
 
     fn relaunch(&mut self) -> Result<()> {

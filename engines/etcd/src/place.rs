@@ -104,7 +104,7 @@ impl Shared {
     async fn take(self: &Arc<Self>, claim: &Claim) -> Result<Option<Standing>> {
         let base = self.base().await?;
         let hold = self.session_to_hold(claim).await?;
-        let key = self.note(claim, base, [&hold]);
+        let key = self.note(claim, base, None, &hold);
         let txn = self.taking(claim, &key, base, &hold);
         let asked = Clock::Boot.now();
         let action = || format!("taking lock {}", claim.name);
@@ -131,7 +131,7 @@ impl Shared {
             (true, false) => self.sessions.usable(class),
             (false, _) => None,
         };
-        let key = self.note(claim, base, line.iter().chain([&hold]));
+        let key = self.note(claim, base, line.as_ref(), &hold);
         let joins = line.as_ref().filter(|_| self.joins(claim));
         let txn = match joins {
             Some(line) => self.joining(claim, &key, base, line),
@@ -191,20 +191,18 @@ impl Shared {
         self.layout().key(claim, &self.client, number, lease)
     }
 
-    /// Notes a claim that is about to be sent, the session for its hold last among those that it needs; its key.
-    fn note<'a>(
+    /// Notes a claim that is about to be sent, with the sessions that it needs; its key.
+    fn note(
         &self,
         claim: &Claim,
         base: Option<u64>,
-        pins: impl IntoIterator<Item = &'a Arc<Pin>>,
+        line: Option<&Arc<Pin>>,
+        hold: &Arc<Pin>,
     ) -> String {
-        let pins: Vec<_> = pins.into_iter().cloned().collect();
         // Numbered and noted at once: no other claim is to have this key.
         let mut claims = self.claims();
         let number = claims.number(claim);
-        let (Some(hold), earlier) = (pins.last(), claims.get(claim.id)) else {
-            return String::new();
-        };
+        let earlier = claims.get(claim.id);
         let key = self.key(claim, number, hold);
         let placed = Placed {
             key: key.clone(),
@@ -218,7 +216,7 @@ impl Shared {
             waits_for: None,
             doubtful: earlier.map_or_else(Vec::new, |placed| placed.doubtful.clone()),
             undone: false,
-            pins,
+            pins: line.into_iter().chain([hold]).cloned().collect(),
         };
         claims.insert(claim, placed);
         key
@@ -626,9 +624,8 @@ impl Shared {
     }
 }
 
-/// How a claim that wants the lock alone stands at the end of a line, of which these are the last three, the last first, and whether there
-/// are `more`.
-/// `None` if it is not the last.
+/// How a claim that wants the lock alone stands at the end of a line, of which these are the last three, the last first; and
+/// whether there are `more`. `None` if it is not the last.
 fn stands_last(own: &[u8], line: &[KeyValue], more: bool) -> Option<Stands> {
     match line {
         [last] if last.key() == own => Some(Stands::Held),

@@ -17,7 +17,7 @@ use crate::value;
 impl Shared {
     /// The transaction: takes the lock if nobody is there, and asks for nothing else.
     pub(crate) fn taking(&self, claim: &Claim, key: &str, base: Option<u64>, hold: &Pin) -> Txn {
-        let take = put(claim, key, self.value(claim, base), hold);
+        let take = put(key, self.value(claim, base), hold);
         Txn::new().when(self.is_free(claim, base)).and_then([take])
     }
 
@@ -43,7 +43,7 @@ impl Shared {
     /// The transaction: joins the line, and looks who stands right before.
     pub(crate) fn joining(&self, claim: &Claim, key: &str, base: Option<u64>, line: &Pin) -> Txn {
         let look = self.reading_line(claim);
-        let join = put(claim, key, self.value(claim, base), line);
+        let join = put(key, self.value(claim, base), line);
         Txn::new()
             .when(is_new(key, base))
             .and_then([join, look.clone()])
@@ -61,7 +61,7 @@ impl Shared {
         let value = self.value(claim, base);
         let mut taken = Vec::new();
         if let Some(line) = line {
-            let join = put(claim, key, value.clone(), line);
+            let join = put(key, value.clone(), line);
             let join = Txn::new().when(is_new(key, base)).and_then([join]);
             taken.push(TxnOp::txn(join));
         }
@@ -70,7 +70,7 @@ impl Shared {
         taken.push(self.reading_line(claim));
         Txn::new()
             .when(self.is_free(claim, base))
-            .and_then([put(claim, key, value, hold)])
+            .and_then([put(key, value, hold)])
             .or_else(taken)
     }
 
@@ -96,8 +96,7 @@ impl Shared {
 }
 
 /// A request to put a claim's key in a session.
-fn put(claim: &Claim, key: &str, value: String, on: &Pin) -> TxnOp {
-    debug_assert!(!key.is_empty(), "{} was not noted", claim.name);
+fn put(key: &str, value: String, on: &Pin) -> TxnOp {
     let options = PutOptions::new().with_lease(on.0.lease);
     TxnOp::put(key, value, Some(options))
 }

@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_millis(300);
 
 /// How many requests to tidy up are on their way at once.
-const AT_ONCE: usize = 256;
+pub(crate) const AT_ONCE: usize = 256;
 
 /// The owner that servers give to containers.
 const CONTAINER: i64 = i64::MIN;
@@ -124,7 +124,7 @@ impl Store {
             for (at, spot) in &batch {
                 let now = spot.now().clone();
                 let Some(node) = &now.node else { continue };
-                let path = self.path(&spot.name, &node.name);
+                let path = spot.above.below(&node.name);
                 let token = held[*at].token;
                 // The paths were good when the nodes were made.
                 let _ = if now.recorded == token {
@@ -184,7 +184,7 @@ impl Store {
     ) -> (Vec<(usize, Arc<Spot>)>, Vec<usize>) {
         let looks = batch.iter().map(|(_, spot)| {
             let node = spot.now().node.clone();
-            let path = node.map(|node| self.path(&spot.name, &node.name));
+            let path = node.map(|node| spot.above.below(&node.name));
             async move {
                 match path {
                     Some(path) => link.read(link.client().get_data(&path)).await,
@@ -270,7 +270,7 @@ impl Store {
         let Some(node) = spot.now().node.clone() else {
             return Ok(Seen::Over);
         };
-        let path = self.path(&spot.name, &node.name);
+        let path = spot.above.below(&node.name);
         match link.read(link.client().get_and_watch_data(&path)).await {
             Ok((bytes, stat, watcher)) => {
                 if let Some(Node { version, .. }) = &mut spot.now().node {

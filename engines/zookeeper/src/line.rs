@@ -39,15 +39,18 @@ pub(crate) fn prefix(id: ClaimId, mode: Mode) -> String {
 
 /// Whether this is a node of that claim.
 pub(crate) fn is_of(node: &str, id: ClaimId) -> bool {
-    let rest = node.strip_prefix("_c_");
-    let rest = rest.and_then(|rest| rest.strip_prefix(&id.to_string()));
-    rest.is_some_and(|rest| rest.starts_with('-'))
+    claim(node) == Some(id)
 }
 
 /// The claim whose node this is; none if it is another library's.
 pub(crate) fn claim(node: &str) -> Option<ClaimId> {
-    let (id, _) = node.strip_prefix("_c_")?.split_once('-')?;
-    id.parse().ok()
+    own(node).map(|(id, _)| id)
+}
+
+/// The claim of one of our nodes, and the rest of the node's name.
+fn own(node: &str) -> Option<(ClaimId, &str)> {
+    let (id, rest) = node.strip_prefix("_c_")?.split_once('-')?;
+    Some((id.parse().ok()?, rest))
 }
 
 /// A node's name without its sequence number, and the number as it is written.
@@ -68,11 +71,7 @@ fn mode(before: &str) -> Result<Mode, String> {
     if before.ends_with("__rlock__") || before.ends_with("__READ__") {
         return Ok(Mode::Shared);
     }
-    let own = before.strip_prefix("_c_").and_then(|rest| {
-        let (id, rest) = rest.split_once('-')?;
-        id.parse::<ClaimId>().ok()?;
-        rest.strip_suffix("lock-")
-    });
+    let own = own(before).and_then(|(_, rest)| rest.strip_suffix("lock-"));
     let Some(word) = own.and_then(|word| word.strip_suffix('-')) else {
         return Ok(Mode::Exclusive);
     };

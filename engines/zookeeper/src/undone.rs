@@ -11,6 +11,7 @@
 //! long has the node before it made and deleted in one transaction. A leader that has the node refuses that; otherwise
 //! the deletion reaches every server, and those that still have the node delete it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,15 +23,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use zookeeper_client::{CreateMode, Error as Refusal};
 
+use crate::hold::AT_ONCE;
 use crate::line;
 use crate::session::{Link, Trouble};
 use crate::store::{Spot, Store};
 
 /// Between attempts to compare over a connection whose server does not answer.
 const PAUSE: Duration = Duration::from_millis(300);
-
-/// How many nodes are deleted at once.
-const AT_ONCE: usize = 256;
 
 /// The task that compares, over each connection that a session was taken up with.
 pub(crate) async fn watch(store: Arc<Store>, mut resumed: mpsc::UnboundedReceiver<Arc<Link>>) {
@@ -68,9 +67,9 @@ impl Store {
         // Both are on their way before the first answer is awaited.
         let (synced, nodes) = tokio::join!(link.read(sync), link.read(list));
         synced?;
-        let nodes = nodes?;
+        let nodes: HashSet<_> = nodes?.into_iter().collect();
         for (spot, path) in held {
-            if !nodes.contains(&path) && self.stands_at(&spot, &path) {
+            if !nodes.contains(&path) && stands_at(&spot, &path) {
                 // Nobody listens any more if the client is gone.
                 let _ = self.tell.send(Event::Lost(spot.id));
             }
@@ -119,18 +118,11 @@ impl Store {
                 let now = spot.now();
                 let here = now.held && !now.unsure && Arc::ptr_eq(&now.life, &link.life);
                 let node = now.node.as_ref().filter(|_| here && !now.over)?;
-                self.path(&spot.name, &node.name)
+                spot.above.below(&node.name)
             };
             Some((spot, path))
         });
         held.collect()
-    }
-
-    /// Whether a claim still believes to hold by this node.
-    fn stands_at(&self, spot: &Spot, path: &str) -> bool {
-        let now = spot.now();
-        let node = now.node.as_ref().filter(|_| !now.over && !now.unsure);
-        node.is_some_and(|node| self.path(&spot.name, &node.name) == path)
     }
 
     /// Whether this is a claim's node that no claim of this client knows. No two ever have the same path.
@@ -145,4 +137,11 @@ impl Store {
         let known = now.unsure || now.node.as_ref().is_some_and(|known| known.name == node);
         !known
     }
+}
+
+/// Whether a claim still believes to hold by this node.
+fn stands_at(spot: &Spot, path: &str) -> bool {
+    let now = spot.now();
+    let node = now.node.as_ref().filter(|_| !now.over && !now.unsure);
+    node.is_some_and(|node| spot.above.below(&node.name) == path)
 }

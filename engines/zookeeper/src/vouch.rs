@@ -145,7 +145,7 @@ impl Store {
         };
         let Some(node) = node else { return Ok(()) };
         let link = session.link().await?;
-        let path = self.path(&spot.name, &node.name);
+        let path = spot.above.below(&node.name);
         let sent = Clock::Boot.now();
         let set = link
             .client()
