@@ -233,7 +233,8 @@ fn a_mariadb_that_may_forget() {
             "CREATE USER 'poor'@'%'; GRANT SELECT, INSERT ON `lock`.* TO 'poor'@'%'; \
              GRANT UPDATE, DELETE ON `lock`.fencelock_holders TO 'poor'@'%'; \
              GRANT DELETE ON `lock`.fencelock_locks TO 'poor'@'%'; \
-             GRANT UPDATE ON `lock`.fencelock_waiters TO 'poor'@'%'",
+             GRANT UPDATE ON `lock`.fencelock_waiters TO 'poor'@'%'; \
+             GRANT UPDATE ON `lock`.fencelock_draws TO 'poor'@'%'",
         )
         .unwrap();
     clock.back(Duration::from_secs(3600)).unwrap();

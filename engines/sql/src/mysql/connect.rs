@@ -83,8 +83,8 @@ impl Facts {
         self.get("version").contains("MariaDB")
     }
 
-    /// Whether `EXECUTE IMMEDIATE` takes any statement.
-    pub(crate) fn takes_compounds(&self) -> bool {
+    /// Whether it prepares any statement, compound ones among them.
+    pub(crate) fn prepares_compounds(&self) -> bool {
         self.is_mariadb() && self.version().1 >= (10, 6, 2)
     }
 

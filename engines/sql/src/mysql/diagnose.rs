@@ -129,28 +129,33 @@ async fn rights(
     tables: &Tables,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
+    const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
     let used = match config.strategy {
-        Strategy::Lease => &[&tables.locks, &tables.holders, &tables.waiters][..],
-        Strategy::ForUpdate => &[&tables.names, &tables.bound, &tables.tokens],
-        Strategy::GetLock => &[&tables.bound, &tables.tokens, &tables.counter],
+        Strategy::Lease => &[
+            (&tables.locks, "name", ALL),
+            (&tables.holders, "name", ALL),
+            (&tables.waiters, "name", ALL),
+            (&tables.draws, "id", &["SELECT", "UPDATE"]),
+        ][..],
+        Strategy::ForUpdate => &[
+            (&tables.names, "name", ALL),
+            (&tables.bound, "name", ALL),
+            (&tables.tokens, "id", ALL),
+        ],
+        Strategy::GetLock => &[
+            (&tables.bound, "name", ALL),
+            (&tables.tokens, "id", ALL),
+            (&tables.counter, "id", ALL),
+        ],
     };
-    for table in used {
-        let column = match table.as_str() {
-            table if table == tables.tokens || table == tables.counter => "id",
-            _ => "name",
-        };
-        for (right, statement) in [
-            ("SELECT", format!("SELECT 1 FROM {table} WHERE 1 = 0")),
-            (
-                "INSERT",
-                format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),
-            ),
-            (
-                "UPDATE",
-                format!("UPDATE {table} SET {column} = {column} WHERE 1 = 0"),
-            ),
-            ("DELETE", format!("DELETE FROM {table} WHERE 1 = 0")),
-        ] {
+    for (table, column, rights) in used {
+        for right in *rights {
+            let statement = match *right {
+                "SELECT" => format!("SELECT 1 FROM {table} WHERE 1 = 0"),
+                "INSERT" => format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),
+                "UPDATE" => format!("UPDATE {table} SET {column} = {column} WHERE 1 = 0"),
+                _ => format!("DELETE FROM {table} WHERE 1 = 0"),
+            };
             let Err(error) = Request::of(statement).run(conn).await else {
                 continue;
             };

@@ -1,7 +1,13 @@
 //! The lease engine's requests in the words of MySQL and MariaDB.
+//!
+//! Who holds alone stands in the gate, who holds beside others in a table of its own. A free lock is taken by inserting its
+//! gate, which draws the token as well. A token drawn by an INSERT that then waits for the row would be lower than one that
+//! was drawn and granted meanwhile; so whoever is to be granted a lock takes its *turn* first: it locks a row that stands for
+//! the names of one hash, for as long as its transaction takes. Held locks and waiters have no turn.
 
-use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,13 +16,14 @@ use fencelock_core::{
     ClaimId, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises, Result, Token,
     Tokens, Wake,
 };
-use mysql_async::{Conn, Row, from_row_opt};
+use mysql_async::{Conn, Row, Value, from_row_opt};
+use sha2::{Digest, Sha256};
 
 use super::config::Config;
 use super::connect::{Facts, connect};
 use super::diagnose;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, bytes, told, trouble};
+use super::wire::{Answer, NOW, Request, Statements, bytes, told, trouble};
 use crate::lease::{self, Holder, MOST_TOKENS, Rows, Waiter};
 use crate::server::{
     Change, DbInstant, Dialect, Seen, Trouble, Write, Written, first_version, micros,
@@ -24,6 +31,8 @@ use crate::server::{
 
 /// A grant's first token is its id times this.
 const PER_ID: u64 = MOST_TOKENS as u64;
+/// How many rows there are for drawing.
+const DRAWS: u64 = 1000;
 /// A long line is cut in views.
 const MOST_WAITERS_SHOWN: usize = 1000;
 /// How many names with dead rows are asked for at once.
@@ -35,6 +44,11 @@ type Tried<T> = Result<T, Trouble>;
 pub(crate) struct MySql {
     config: Config,
     tables: Tables,
+    /// Takes a free lock, alone; see [`MySql::take_alone`].
+    take: Arc<str>,
+    /// Releases an exclusive hold, for servers that prepare compound statements; tells whether it was live if there was
+    /// more to it than a gate at its first version, which has nothing else behind it.
+    release: Arc<str>,
     facts: Mutex<Option<Facts>>,
 }
 
@@ -42,28 +56,18 @@ pub(crate) struct MySql {
 #[derive(Debug)]
 pub(crate) struct Session {
     conn: Conn,
+    statements: Statements,
     floor: Token,
     /// Its id, and the address and port of this client as the server sees them.
     trace: String,
-    /// Whether the server takes several statements as one that is made up there.
     compounds: bool,
-}
-
-/// The statements of a release.
-struct Release {
-    /// All of it if the gate is at its first version: it has this live hold behind it then, and nothing else.
-    alone: String,
-    /// Deletes the hold if it is live.
-    live: String,
-    /// What goes before that, and after: the gate is locked first, so that the last one sees everything behind it.
-    rest: [String; 3],
 }
 
 /// A row that [`MySql::all_rows`] selects.
 struct Line {
     kind: u8,
     name: LockName,
-    /// A gate's version, a holder's id, a waiter's ticket.
+    /// A gate's version, the id of a holder's grant, a waiter's ticket.
     number: u64,
     /// For a gate, the present time.
     expiry: DbInstant,
@@ -85,29 +89,128 @@ const WAITER: u8 = 2;
 
 impl MySql {
     pub(crate) fn new(config: Config) -> Self {
+        let tables = Tables::new(&config.table);
+        let Tables { locks, draws, .. } = &tables;
+        // The values are there, and with them the turn to draw, before the server draws the id for the row.
+        let take = format!(
+            "INSERT INTO {locks} (name, version, state, claim, tokens, current, expiry, lock_delay, since, owner, label) \
+             VALUES (?, ?, 'held', ?, ?, (SELECT zero FROM {draws} WHERE id = ? FOR UPDATE), {NOW} + ?, ?, {NOW}, ?, ?)"
+        );
+        let [gate, live, last] = release(&tables, Mode::Exclusive, "?", "?");
+        let release = format!(
+            "BEGIN NOT ATOMIC \
+             DELETE FROM {locks} WHERE name = ? AND version = ? AND claim = ? AND state = 'held' AND expiry > {NOW}; \
+             IF ROW_COUNT() = 0 THEN START TRANSACTION; {gate}; {live}; SET @fencelock_live = ROW_COUNT(); {last}; COMMIT; \
+             SELECT @fencelock_live; END IF; END"
+        );
         Self {
-            tables: Tables::new(&config.table),
             config,
+            tables,
+            take: take.into(),
+            release: release.into(),
             facts: Mutex::default(),
         }
     }
 
+    /// Takes the lock if it has no gate.
+    async fn take_alone(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
+        let values = vec![
+            claim.name.as_str().into(),
+            first_version(claim.id).into(),
+            claim.id.as_bytes().into(),
+            count(claim).into(),
+            draw(&claim.name).into(),
+            micros(claim.ttl.saturating_add(claim.lock_delay)).into(),
+            micros(claim.lock_delay).into(),
+            (&*claim.owner).into(),
+            claim.label.as_deref().into(),
+        ];
+        let request = Request::prepared(Arc::clone(&self.take), values);
+        let ran = request.run_with(&mut session.conn, &mut session.statements);
+        match ran.await {
+            Ok(answers) => Ok(tokens(&answers[0], claim)),
+            Err(error) if is_duplicate(&error) => Ok(None),
+            Err(error) => Err(self.undo(session, error).await),
+        }
+    }
+
+    /// The same, beside others who may come.
+    async fn take_beside(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
+        let mut request = Request::of("START TRANSACTION");
+        request.push(self.turn(&claim.name));
+        let gate = request.push(format!(
+            "INSERT IGNORE INTO {} {}",
+            self.tables.locks,
+            self.gate(claim, first_version(claim.id), "TRUE")
+        ));
+        request.push(self.insert_holder(claim, "ROW_COUNT() = 1"));
+        request.push("COMMIT");
+        let answers = self.run(session, &request).await?;
+        Ok(tokens(&answers[gate], claim))
+    }
+
+    /// Waits until nobody else draws a token of this lock, to the end of the transaction.
+    fn turn(&self, name: &LockName) -> String {
+        let draws = &self.tables.draws;
+        format!(
+            "SELECT zero FROM {draws} WHERE id = {} FOR UPDATE",
+            draw(name)
+        )
+    }
+
+    /// A gate with this grant behind it, as what follows `INSERT INTO locks`. It draws the id.
+    fn gate(&self, claim: &Claim, version: u64, condition: &str) -> String {
+        let state = match claim.mode {
+            Mode::Exclusive => "held",
+            Mode::Shared | Mode::Permit { .. } => "none",
+        };
+        format!(
+            "(name, version, state, claim, tokens, current, expiry, lock_delay, since, owner, label) \
+             SELECT {}, {version}, '{state}', {}, {}, 0, {NOW} + {}, {}, {NOW}, {}, {} FROM DUAL WHERE {condition}",
+            name(&claim.name),
+            bytes(claim.id.as_bytes()),
+            count(claim),
+            micros(claim.ttl.saturating_add(claim.lock_delay)),
+            micros(claim.lock_delay),
+            bytes(claim.owner.as_bytes()),
+            label(claim),
+        )
+    }
+
+    /// The row of one that holds beside others, with the id that its gate drew.
+    fn insert_holder(&self, claim: &Claim, condition: &str) -> String {
+        format!(
+            "INSERT INTO {} (id, name, claim, mode, current, expiry, lock_delay, since, state, owner, label) \
+             SELECT LAST_INSERT_ID(), {}, {}, '{}', 0, {NOW} + {}, {}, {NOW}, 'held', {}, {} FROM DUAL WHERE {condition}",
+            self.tables.holders,
+            name(&claim.name),
+            bytes(claim.id.as_bytes()),
+            lease::mode_text(claim.mode),
+            micros(claim.ttl.saturating_add(claim.lock_delay)),
+            micros(claim.lock_delay),
+            bytes(claim.owner.as_bytes()),
+            label(claim),
+        )
+    }
+
     async fn run(&self, session: &mut Session, request: &Request) -> Tried<Vec<Answer>> {
-        match request.run(&mut session.conn).await {
-            Ok(answers) => Ok(answers),
-            Err(error) => {
-                let trouble = trouble(&self.config.store, error);
-                if let Trouble::Gone(_) = trouble {
-                    return Err(trouble);
-                }
-                // A statement that failed may have left its transaction open.
-                let mut undo = Request::default();
-                undo.push("ROLLBACK");
-                match undo.run(&mut session.conn).await {
-                    Ok(_) => Err(trouble),
-                    Err(error) => Err(Trouble::Gone(error.into())),
-                }
-            }
+        let ran = request.run_with(&mut session.conn, &mut session.statements);
+        let error = match ran.await {
+            Ok(answers) => return Ok(answers),
+            Err(error) => error,
+        };
+        Err(self.undo(session, error).await)
+    }
+
+    /// After a request that failed: it may have left its transaction open.
+    async fn undo(&self, session: &mut Session, error: mysql_async::Error) -> Trouble {
+        let trouble = trouble(&self.config.store, error);
+        if let Trouble::Gone(_) = trouble {
+            return trouble;
+        }
+        match Request::of("ROLLBACK").run(&mut session.conn).await {
+            Ok(_) => trouble,
+            Err(error) => Trouble::Gone(error.into()),
         }
     }
 
@@ -119,46 +222,16 @@ impl MySql {
         let mut formats = answers[0].rows.iter().cloned();
         let format = formats.next().map(from_row_opt::<(u32,)>);
         match format.transpose() {
-            Ok(Some((1,))) => Ok(()),
+            Ok(Some((2,))) => Ok(()),
             Ok(None) => Err(Trouble::NoSchema("the tables are empty".into())),
             _ => Err(Trouble::Told(Error::config(
                 &self.config.store,
                 format!(
-                    "the tables {}_... were made by a newer version of fencelock, or by something else; use that \
+                    "the tables {}_... were made by another version of fencelock, or by something else; use that \
                      version, or others with ?table=NAME",
                     self.config.table
                 ),
             ))),
-        }
-    }
-
-    fn release_of(&self, claim: &Claim) -> Release {
-        let Tables {
-            locks,
-            holders,
-            waiters,
-            ..
-        } = &self.tables;
-        let (of, id) = (name(&claim.name), bytes(claim.id.as_bytes()));
-        let (mine, held) = (
-            format!("name = {of} AND claim = {id}"),
-            "state <> 'abandoned'",
-        );
-        Release {
-            alone: format!(
-                "DELETE l, h FROM {locks} AS l JOIN {holders} AS h ON h.name = l.name AND h.claim = {id} \
-                 WHERE l.name = {of} AND l.version = {} AND h.{held} AND h.expiry > {NOW}",
-                first_version(claim.id)
-            ),
-            live: format!("DELETE FROM {holders} WHERE {mine} AND {held} AND expiry > {NOW}"),
-            rest: [
-                format!("UPDATE {locks} SET version = version + 1 WHERE name = {of}"),
-                format!("DELETE FROM {holders} WHERE {mine} AND {held}"),
-                format!(
-                    "DELETE FROM {locks} WHERE name = {of} AND NOT EXISTS (SELECT 1 FROM {holders} WHERE name = {of}) \
-                     AND NOT EXISTS (SELECT 1 FROM {waiters} WHERE name = {of})"
-                ),
-            ],
         }
     }
 
@@ -174,7 +247,9 @@ impl MySql {
             "SELECT 0 AS kind, name, version AS number, {NOW} AS expiry, '' AS mode, '' AS claim, 0 AS tokens, \
              0 AS current, 0 AS lock_delay, 0 AS since, '' AS state, '' AS owner, NULL AS label \
              FROM {locks} WHERE name IN ({names}) UNION ALL \
-             SELECT 1, name, id, expiry, mode, claim, tokens, current, lock_delay, since, state, owner, label \
+             SELECT 1, name, id, expiry, 'x', claim, tokens, current, lock_delay, since, state, owner, label \
+             FROM {locks} WHERE name IN ({names}) AND state <> 'none' UNION ALL \
+             SELECT 1, name, id, expiry, mode, claim, 1, current, lock_delay, since, state, owner, label \
              FROM {holders} WHERE name IN ({names}) UNION ALL \
              SELECT 2, name, ticket, expiry, mode, claim, 0, 0, 0, 0, '', owner, NULL \
              FROM {waiters} WHERE name IN ({names})"
@@ -189,49 +264,82 @@ impl MySql {
                 .into(),
         })
     }
-
-    /// A holder's row, as the second half of `INSERT INTO holders`.
-    fn insert_holder(&self, claim: &Claim, condition: &str) -> String {
-        let count = match claim.mode {
-            Mode::Exclusive => claim.reserve.clamp(1, MOST_TOKENS),
-            Mode::Shared | Mode::Permit { .. } => 1,
-        };
-        let label = claim.label.as_deref();
-        let label = label.map_or_else(|| "NULL".to_owned(), |label| bytes(label.as_bytes()));
-        format!(
-            "INSERT INTO {} (name, claim, mode, tokens, current, expiry, lock_delay, since, state, owner, label) \
-             SELECT {}, {}, '{}', {count}, 0, {NOW} + {}, {}, {NOW}, 'held', {}, {label} FROM DUAL WHERE {condition}",
-            self.tables.holders,
-            name(&claim.name),
-            bytes(claim.id.as_bytes()),
-            lease::mode_text(claim.mode),
-            micros(claim.ttl.saturating_add(claim.lock_delay)),
-            micros(claim.lock_delay),
-            bytes(claim.owner.as_bytes()),
-        )
-    }
 }
 
 /// The tokens of a grant, from the row's id.
 fn tokens(answer: &Answer, claim: &Claim) -> Option<Tokens> {
     let id = answer.last_id.filter(|_| answer.affected > 0)?;
-    let count = match claim.mode {
+    let first = Token(id.checked_mul(PER_ID)?);
+    let count = count(claim);
+    Some(Tokens { first, count })
+}
+
+/// How many tokens a grant to this claim has.
+fn count(claim: &Claim) -> u32 {
+    match claim.mode {
         Mode::Exclusive => claim.reserve.clamp(1, MOST_TOKENS),
         Mode::Shared | Mode::Permit { .. } => 1,
-    };
-    let first = Token(id.checked_mul(PER_ID)?);
-    Some(Tokens { first, count })
+    }
+}
+
+/// Which of the rows for drawing is this lock's. All clients must agree.
+fn draw(name: &LockName) -> u64 {
+    let hash = Sha256::digest(name.as_str());
+    let eight = hash.first_chunk().copied().unwrap_or_default();
+    u64::from_be_bytes(eight) % DRAWS
+}
+
+fn is_duplicate(error: &mysql_async::Error) -> bool {
+    matches!(error, mysql_async::Error::Server(server) if server.code == 1062)
+}
+
+/// The statements of a release: the gate is locked first, so that the last one sees everything behind it; whether the hold
+/// was live is how many rows the second one changes.
+fn release(tables: &Tables, mode: Mode, of: &str, id: &str) -> [String; 3] {
+    let Tables {
+        locks,
+        holders,
+        waiters,
+        ..
+    } = tables;
+    let mine =
+        format!("name = {of} AND claim = {id} AND state IN ('held', 'asked') AND expiry > {NOW}");
+    [
+        format!("UPDATE {locks} SET version = version + 1 WHERE name = {of}"),
+        match mode {
+            Mode::Exclusive => format!("UPDATE {locks} SET state = 'none' WHERE {mine}"),
+            Mode::Shared | Mode::Permit { .. } => format!("DELETE FROM {holders} WHERE {mine}"),
+        },
+        format!(
+            "DELETE FROM {locks} WHERE name = {of} AND state = 'none' \
+             AND NOT EXISTS (SELECT 1 FROM {holders} AS h WHERE h.name = {locks}.name) \
+             AND NOT EXISTS (SELECT 1 FROM {waiters} AS w WHERE w.name = {locks}.name)"
+        ),
+    ]
+}
+
+/// What is written of a hold of which the lock-delay alone goes on.
+fn abandoned(lock_delay: Duration) -> String {
+    let delay = micros(lock_delay);
+    format!("expiry = LEAST(expiry, {NOW} + {delay}), lock_delay = {delay}, state = 'abandoned'")
+}
+
+fn label(claim: &Claim) -> String {
+    let label = claim.label.as_deref();
+    label.map_or_else(|| "NULL".to_owned(), |label| bytes(label.as_bytes()))
 }
 
 fn name(name: &LockName) -> String {
     bytes(name.as_str().as_bytes())
 }
 
-/// A list of ids from first tokens.
-fn ids<'a>(firsts: impl IntoIterator<Item = &'a Token>) -> String {
-    let ids = firsts
-        .into_iter()
-        .map(|first| (first.get() / PER_ID).to_string());
+/// The id of a grant, from any of its tokens.
+fn id(token: Token) -> u64 {
+    token.get() / PER_ID
+}
+
+fn list(ids: impl IntoIterator<Item = u64>) -> String {
+    let ids = ids.into_iter().map(|id| id.to_string());
     ids.collect::<Vec<_>>().join(",")
 }
 
@@ -352,11 +460,12 @@ impl Dialect for MySql {
 
     async fn connect(&self) -> Result<Session> {
         let (conn, facts, trace) = connect(&self.config).await?;
-        let compounds = facts.takes_compounds();
+        let compounds = facts.prepares_compounds();
         *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = Some(facts);
         let floor = Token(0);
         let mut session = Session {
             conn,
+            statements: Statements::new(),
             floor,
             trace,
             compounds,
@@ -419,31 +528,30 @@ impl Dialect for MySql {
     }
 
     async fn make_schema(&self, session: &mut Session) -> Tried<()> {
-        for statement in self.tables.schema(For::Leases) {
-            let mut request = Request::default();
-            request.push(statement);
-            if let Err(error) = request.run(&mut session.conn).await {
-                let action = format!("make the tables {}_...", self.config.table);
-                return Err(Trouble::Told(told(&self.config.store, &action, error)));
-            }
-        }
+        let made = self.tables.make(&mut session.conn, For::Leases).await;
+        made.map_err(|error| {
+            let action = format!("make the tables {}_...", self.config.table);
+            Trouble::Told(told(&self.config.store, &action, error))
+        })?;
         self.check_format(session).await
     }
 
     async fn seed(&self, session: &mut Session) -> Tried<()> {
         // A row with an id lifts the counter above it, and never lowers it. Ten microseconds for each id and 16 tokens
         // for each: below 2^53 until the year 2148, and no server grants so fast as to overtake time.
-        let holders = &self.tables.holders;
+        let locks = &self.tables.locks;
         let mut request = Request::default();
-        request.push(format!("SET @fencelock_id = {NOW} DIV 10"));
+        // No lock's name has a control character.
+        request.push(format!(
+            "SET @fencelock_id = {NOW} DIV 10, @fencelock_seed = CONCAT(x'00', CONNECTION_ID())"
+        ));
         request.push("START TRANSACTION");
         request.push(format!(
-            "INSERT IGNORE INTO {holders} (id, name, claim, mode, tokens, current, expiry, lock_delay, since, state, owner) \
-             VALUES (@fencelock_id, '', LPAD(CONNECTION_ID(), 16, '0'), 'x', 1, 0, 0, 0, 0, 'seed', '')"
+            "INSERT IGNORE INTO {locks} \
+             (id, name, version, state, claim, tokens, current, expiry, lock_delay, since, owner) \
+             VALUES (@fencelock_id, @fencelock_seed, 0, 'none', '', 0, 0, 0, 0, 0, '')"
         ));
-        request.push(format!(
-            "DELETE FROM {holders} WHERE id = @fencelock_id AND state = 'seed'"
-        ));
+        request.push(format!("DELETE FROM {locks} WHERE name = @fencelock_seed"));
         request.push("COMMIT");
         let chosen = request.push("SELECT @fencelock_id");
         let answers = self.run(session, &request).await?;
@@ -460,44 +568,29 @@ impl Dialect for MySql {
     }
 
     async fn take_free(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
-        let mut request = Request::default();
-        request.push("START TRANSACTION");
-        request.push(format!(
-            "INSERT IGNORE INTO {} (name, version) VALUES ({}, {})",
-            self.tables.locks,
-            name(&claim.name),
-            first_version(claim.id)
-        ));
-        // The token is drawn here, after the gate was won: whoever comes next waits for the end of this transaction.
-        let insert = request.push(self.insert_holder(claim, "ROW_COUNT() = 1"));
-        request.push("COMMIT");
-        let answers = self.run(session, &request).await?;
-        Ok(tokens(&answers[insert], claim))
+        match claim.mode {
+            Mode::Exclusive => self.take_alone(session, claim).await,
+            Mode::Shared | Mode::Permit { .. } => self.take_beside(session, claim).await,
+        }
     }
 
     async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
-        let Release { alone, live, rest } = self.release_of(claim);
-        let mut request = Request::default();
-        if session.compounds {
-            // What is not needed is not even read by the server.
-            request.push(&alone);
-            let told = request.push(format!(
-                "EXECUTE IMMEDIATE IF(ROW_COUNT() = 2, 'DO 0', \"BEGIN NOT ATOMIC START TRANSACTION; {}; {live}; \
-                 SET @fencelock_live = ROW_COUNT(); {}; COMMIT; SELECT @fencelock_live; END\")",
-                rest[0],
-                rest[1..].join("; "),
-            ));
+        if session.compounds && claim.mode == Mode::Exclusive {
+            let (of, id) = (claim.name.as_str(), claim.id.as_bytes());
+            let mut values: Vec<Value> = vec![of.into(), first_version(claim.id).into(), id.into()];
+            // As the three statements have them.
+            values.extend([of.into(), of.into(), id.into(), of.into()]);
+            let request = Request::prepared(Arc::clone(&self.release), values);
             let answers = self.run(session, &request).await?;
-            let row = answers[told].rows.first();
-            let live = row.and_then(|row| row.get::<u64, _>(0));
-            return Ok(answers[0].affected == 2 || live == Some(1));
+            let live = answers[0].rows.first().map(|row| row.get::<u64, _>(0));
+            return Ok(live.is_none_or(|live| live == Some(1)));
         }
-        request.push("START TRANSACTION");
-        request.push(&rest[0]);
+        let (of, id) = (name(&claim.name), bytes(claim.id.as_bytes()));
+        let [gate, live, last] = release(&self.tables, claim.mode, &of, &id);
+        let mut request = Request::of("START TRANSACTION");
+        request.push(gate);
         let live = request.push(live);
-        for statement in &rest[1..] {
-            request.push(statement);
-        }
+        request.push(last);
         request.push("COMMIT");
         let answers = self.run(session, &request).await?;
         Ok(answers[live].affected > 0)
@@ -547,20 +640,43 @@ impl Dialect for MySql {
             ..
         } = &self.tables;
         let (of, go) = (name(write.name), "@fencelock_go = 1");
-        let mut request = Request::default();
-        request.push("START TRANSACTION");
-        let gate = request.push(format!(
-            "UPDATE {locks} SET version = version + 1 WHERE name = {of} AND version = {}",
-            write.version
-        ));
+        let (dead_alone, dead_beside): (Vec<_>, Vec<_>) = (write.dead_holders.iter())
+            .map(|holder| (holder.mode, id(holder.tokens.first)))
+            .partition(|(mode, _)| *mode == Mode::Exclusive);
+        let mut request = Request::of("START TRANSACTION");
+        if let Change::Grant { .. } = write.change {
+            request.push(self.turn(write.name));
+        }
+        let mut set = "version = version + 1".to_owned();
+        let mut if_ = format!("name = {of} AND version = {}", write.version);
+        for (_, id) in &dead_alone {
+            set.push_str(", state = 'none'");
+            // Writing to a String never fails.
+            let _ = write!(if_, " AND id = {id} AND expiry <= {NOW}");
+        }
+        let of_holder = match write.change {
+            Change::Release { holder } => Some((holder, "state = 'none'".to_owned())),
+            Change::Abandon { holder, lock_delay } => Some((holder, abandoned(lock_delay))),
+            Change::Ask { holder } => Some((holder, "state = 'asked'".to_owned())),
+            _ => None,
+        };
+        let (alone, beside) = match of_holder {
+            Some((holder, change)) if holder.mode == Mode::Exclusive => (Some(change), None),
+            beside => (None, beside),
+        };
+        if let Some(change) = alone {
+            let _ = write!(set, ", {change}");
+        }
+        let gate = request.push(format!("UPDATE {locks} SET {set} WHERE {if_}"));
         request.push("SET @fencelock_go = ROW_COUNT()");
+
         let mut dead = None;
-        if !write.dead_holders.is_empty() {
-            let ids = ids(&write.dead_holders);
+        if !dead_beside.is_empty() {
+            let ids = list(dead_beside.iter().map(|(_, id)| *id));
             dead = Some(request.push(format!(
                 "DELETE FROM {holders} WHERE id IN ({ids}) AND expiry <= {NOW} AND {go}"
             )));
-            let count = write.dead_holders.len();
+            let count = dead_beside.len();
             request.push(format!(
                 "SET @fencelock_go = @fencelock_go AND ROW_COUNT() = {count}"
             ));
@@ -575,24 +691,31 @@ impl Dialect for MySql {
         let leave = |ticket: i64| {
             format!("DELETE FROM {waiters} WHERE name = {of} AND ticket = {ticket} AND {go}")
         };
-        let release = |first: Token| {
-            let id = first.get() / PER_ID;
-            format!("DELETE FROM {holders} WHERE id = {id} AND {go}")
-        };
+        if let Some((holder, change)) = beside {
+            let if_ = format!("id = {} AND {go}", id(holder.tokens.first));
+            request.push(match write.change {
+                Change::Release { .. } => format!("DELETE FROM {holders} WHERE {if_}"),
+                _ => format!("UPDATE {holders} SET {change} WHERE {if_}"),
+            });
+        }
         let mut granted = None;
         match write.change {
-            Change::Grant {
-                claim,
-                ticket,
-                instead,
-            } => {
+            Change::Grant { claim, ticket, .. } => {
                 if let Some(ticket) = ticket {
                     request.push(leave(ticket));
                 }
-                if let Some(first) = instead {
-                    request.push(release(first));
+                // Made anew, it draws an id.
+                request.push(format!("DELETE FROM {locks} WHERE name = {of} AND {go}"));
+                let first = first_version(claim.id);
+                let version = if write.alone { first } else { first + 1 };
+                let insert = request.push(format!(
+                    "INSERT INTO {locks} {}",
+                    self.gate(claim, version, go)
+                ));
+                if claim.mode != Mode::Exclusive {
+                    request.push(self.insert_holder(claim, go));
                 }
-                granted = Some((claim, request.push(self.insert_holder(claim, go))));
+                granted = Some((claim, insert));
             }
             Change::Stand { claim, ticket } => {
                 request.push(format!(
@@ -607,23 +730,8 @@ impl Dialect for MySql {
             Change::LeaveLine { ticket } => {
                 request.push(leave(ticket));
             }
-            Change::Release { first } => {
-                request.push(release(first));
+            Change::Release { .. } | Change::Abandon { .. } | Change::Ask { .. } | Change::Bury => {
             }
-            Change::Abandon { first, lock_delay } => {
-                let (id, delay) = (first.get() / PER_ID, micros(lock_delay));
-                request.push(format!(
-                    "UPDATE {holders} SET state = 'abandoned', expiry = LEAST(expiry, {NOW} + {delay}), \
-                     lock_delay = {delay} WHERE id = {id} AND {go}"
-                ));
-            }
-            Change::Ask { first } => {
-                let id = first.get() / PER_ID;
-                request.push(format!(
-                    "UPDATE {holders} SET state = 'asked' WHERE id = {id} AND {go}"
-                ));
-            }
-            Change::Bury => {}
         }
         if write.last {
             request.push(format!("DELETE FROM {locks} WHERE name = {of} AND {go}"));
@@ -631,7 +739,7 @@ impl Dialect for MySql {
         request.push("COMMIT");
         let answers = self.run(session, &request).await?;
         let buried = dead.map_or(0, |dead| answers[dead].affected);
-        if answers[gate].affected == 0 || buried < write.dead_holders.len() as u64 {
+        if answers[gate].affected == 0 || buried < dead_beside.len() as u64 {
             return Ok(Written::Stale);
         }
         Ok(Written::Done(granted.and_then(|(claim, insert)| {
@@ -661,54 +769,59 @@ impl Dialect for MySql {
     }
 
     async fn renew(&self, session: &mut Session, held: &[HeldClaim]) -> Tried<Vec<Option<bool>>> {
-        let holders = &self.tables.holders;
-        let id = |held: &HeldClaim| held.token.get() / PER_ID;
-        let live = "expiry > @fencelock_now AND state <> 'abandoned'";
-        let mut request = Request::default();
-        request.push(format!("SET @fencelock_now = {NOW}"));
+        let Tables { locks, holders, .. } = &self.tables;
+        let (alone, beside): (Vec<_>, Vec<_>) =
+            (held.iter()).partition(|held| held.claim.mode == Mode::Exclusive);
+        let live = "expiry > @fencelock_now AND state IN ('held', 'asked')";
+        let mut request = Request::of(format!("SET @fencelock_now = {NOW}"));
         request.push("START TRANSACTION");
-        // Those of one length go together; whose token moved on within its grant has more to store.
-        let mut alike: std::collections::BTreeMap<(u64, u64), Vec<String>> = Default::default();
-        for held in held {
-            let claim = &held.claim;
-            let length = micros(claim.ttl.saturating_add(claim.lock_delay));
-            let delay = micros(claim.lock_delay);
-            let current = held.token.get() % PER_ID;
-            if current == 0 {
-                let ids = alike.entry((length, delay)).or_default();
-                ids.push(id(held).to_string());
+        let mut selects = Vec::new();
+        for (table, held) in [(locks, alone), (holders, beside)] {
+            if held.is_empty() {
                 continue;
             }
-            let label = claim.label.as_deref();
-            let label = label.map_or_else(|| "NULL".to_owned(), |label| bytes(label.as_bytes()));
-            request.push(format!(
-                "UPDATE {holders} SET expiry = @fencelock_now + {length}, lock_delay = {delay}, current = {current}, \
-                 owner = {}, label = {label} WHERE id = {} AND {live}",
-                bytes(claim.owner.as_bytes()),
-                id(held),
+            let ids = list(held.iter().map(|held| id(held.token)));
+            selects.push(format!(
+                "SELECT id, claim, state = 'asked' FROM {table} WHERE id IN ({ids}) AND {live}"
             ));
+            // Those of one length go together; whose token moved on within its grant has more to store.
+            let mut alike: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+            for held in held {
+                let claim = &held.claim;
+                let lease = format!(
+                    "expiry = @fencelock_now + {}, lock_delay = {}",
+                    micros(claim.ttl.saturating_add(claim.lock_delay)),
+                    micros(claim.lock_delay),
+                );
+                let current = held.token.get() % PER_ID;
+                if current == 0 {
+                    alike.entry(lease).or_default().push(id(held.token));
+                    continue;
+                }
+                request.push(format!(
+                    "UPDATE {table} SET {lease}, current = {current}, owner = {}, label = {} WHERE id = {} AND {live}",
+                    bytes(claim.owner.as_bytes()),
+                    label(claim),
+                    id(held.token),
+                ));
+            }
+            for (lease, ids) in alike {
+                let ids = list(ids);
+                request.push(format!(
+                    "UPDATE {table} SET {lease} WHERE id IN ({ids}) AND {live}"
+                ));
+            }
         }
-        for ((length, delay), ids) in alike {
-            let ids = ids.join(",");
-            request.push(format!(
-                "UPDATE {holders} SET expiry = @fencelock_now + {length}, lock_delay = {delay} \
-                 WHERE id IN ({ids}) AND {live}"
-            ));
-        }
-        let ids = held.iter().map(|held| id(held).to_string());
-        let ids = ids.collect::<Vec<_>>().join(",");
-        let kept = request.push(format!(
-            "SELECT id, claim, state = 'asked' FROM {holders} WHERE id IN ({ids}) AND {live}"
-        ));
+        let kept = request.push(selects.join(" UNION ALL "));
         request.push("COMMIT");
         let mut answers = self.run(session, &request).await?;
         let rows = std::mem::take(&mut answers[kept].rows).into_iter();
-        let kept: std::collections::HashMap<u64, (Vec<u8>, bool)> = rows
+        let kept: HashMap<u64, (Vec<u8>, bool)> = rows
             .filter_map(|row| from_row_opt::<(u64, Vec<u8>, bool)>(row).ok())
             .map(|(id, claim, asked)| (id, (claim, asked)))
             .collect();
         let renewed = held.iter().map(|held| {
-            let (claim, asked) = kept.get(&id(held))?;
+            let (claim, asked) = kept.get(&id(held.token))?;
             (claim == held.claim.id.as_bytes()).then_some(*asked)
         });
         Ok(renewed.collect())
@@ -728,10 +841,11 @@ impl Dialect for MySql {
     ) -> Tried<Page<LockView>> {
         let limit = limit.clamp(1, 1000);
         let after = at.map_or("", |cursor| &cursor.0);
+        let Tables { locks, holders, .. } = &self.tables;
         let mut request = Request::default();
         request.push(format!(
-            "SELECT DISTINCT name FROM {} WHERE name >= {} AND name > {} AND expiry > {NOW} ORDER BY name LIMIT {limit}",
-            self.tables.holders,
+            "SELECT name FROM {locks} WHERE name >= {} AND name > {} AND (state <> 'none' AND expiry > {NOW} OR EXISTS \
+             (SELECT 1 FROM {holders} AS h WHERE h.name = {locks}.name AND h.expiry > {NOW})) ORDER BY name LIMIT {limit}",
             bytes(prefix.as_bytes()),
             bytes(after.as_bytes()),
         ));
@@ -788,11 +902,15 @@ impl Dialect for MySql {
 
     async fn dead(&self, session: &mut Session) -> Tried<Vec<LockName>> {
         let Tables {
-            holders, waiters, ..
+            locks,
+            holders,
+            waiters,
+            ..
         } = &self.tables;
         let mut request = Request::default();
         request.push(format!(
-            "(SELECT name FROM {holders} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE}) UNION \
+            "(SELECT name FROM {locks} WHERE state <> 'none' AND expiry <= {NOW} LIMIT {BURIED_AT_ONCE}) UNION \
+             (SELECT name FROM {holders} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE}) UNION \
              (SELECT name FROM {waiters} WHERE expiry <= {NOW} LIMIT {BURIED_AT_ONCE})"
         ));
         let answers = self.run(session, &request).await?;

@@ -260,17 +260,15 @@ impl Line {
     }
 
     async fn make_tables(&self, session: &mut Session) -> Result<(), Failed> {
-        for statement in self.tables.schema(For::Connections) {
-            let wire = session.wire.as_mut();
-            let Some(conn) = wire.and_then(|wire| wire.conn.as_mut()) else {
-                return Err(session.give_up("the connection has ended"));
-            };
-            if let Err(error) = Request::of(statement).run(conn).await {
-                let action = format!("make the tables {}_...", self.config.table);
-                return Err(Failed::Told(told(&self.config.store, &action, error)));
-            }
-        }
-        Ok(())
+        let wire = session.wire.as_mut();
+        let Some(conn) = wire.and_then(|wire| wire.conn.as_mut()) else {
+            return Err(session.give_up("the connection has ended"));
+        };
+        let made = self.tables.make(conn, For::Connections).await;
+        made.map_err(|error| {
+            let action = format!("make the tables {}_...", self.config.table);
+            Failed::Told(told(&self.config.store, &action, error))
+        })
     }
 
     /// Lifts tokens to the time, if they are below: sixteen for each ten microseconds. Committed, so that a server that is

@@ -1,5 +1,8 @@
 //! The tables' names, and the statements that make them.
 
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
+
 /// Names of tables, quoted.
 #[derive(Debug)]
 pub(crate) struct Tables {
@@ -7,6 +10,7 @@ pub(crate) struct Tables {
     pub(crate) locks: String,
     pub(crate) holders: String,
     pub(crate) waiters: String,
+    pub(crate) draws: String,
     pub(crate) names: String,
     pub(crate) bound: String,
     pub(crate) tokens: String,
@@ -30,6 +34,7 @@ impl Tables {
             locks: named("locks"),
             holders: named("holders"),
             waiters: named("waiters"),
+            draws: named("draws"),
             names: named("names"),
             bound: named("bound"),
             tokens: named("tokens"),
@@ -43,6 +48,7 @@ impl Tables {
             .replace("{locks}", &self.locks)
             .replace("{holders}", &self.holders)
             .replace("{waiters}", &self.waiters)
+            .replace("{draws}", &self.draws)
             .replace("{names}", &self.names)
             .replace("{bound}", &self.bound)
             .replace("{tokens}", &self.tokens)
@@ -55,8 +61,24 @@ impl Tables {
         self.fill(&all.join("\n"))
     }
 
+    /// Makes those for one use that are not there. May be done by several at once.
+    pub(crate) async fn make(&self, conn: &mut Conn, what: For) -> Result<(), mysql_async::Error> {
+        for statement in self.schema(what) {
+            let mut tries = 10;
+            while let Err(error) = conn.query_drop(&statement).await {
+                tries -= 1;
+                // In the way of somebody else who makes them, or of the server's own work on a new table.
+                let again = matches!(&error, mysql_async::Error::Server(it) if matches!(it.code, 1205 | 1213));
+                if !again || tries == 0 {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The statements for one use, one at a time.
-    pub(crate) fn schema(&self, what: For) -> Vec<String> {
+    fn schema(&self, what: For) -> Vec<String> {
         let script = match what {
             For::Leases => include_str!("schema.sql"),
             For::Connections => include_str!("bound_schema.sql"),

@@ -1,6 +1,7 @@
 //! Requests of several statements, their answers, and what the server's errors mean.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use fencelock_core::Error;
 use mysql_async::prelude::{Protocol, Queryable};
@@ -13,11 +14,11 @@ use crate::server::Trouble;
 pub(super) struct Request {
     text: String,
     count: usize,
-    prepared: Option<(&'static str, Vec<Value>)>,
+    prepared: Option<(Arc<str>, Vec<Value>)>,
 }
 
-/// What a connection has prepared.
-pub(super) type Statements = HashMap<&'static str, Statement>;
+/// What a connection has prepared, by its text.
+pub(super) type Statements = HashMap<Arc<str>, Statement>;
 
 /// What one statement came to.
 #[derive(Debug)]
@@ -39,11 +40,11 @@ impl Request {
     }
 
     /// One statement with question marks, which the connection prepares the first time: the server need not read it again.
-    pub(super) fn prepared(statement: &'static str, values: Vec<Value>) -> Self {
+    pub(super) fn prepared(statement: impl Into<Arc<str>>, values: Vec<Value>) -> Self {
         Self {
             text: String::new(),
             count: 1,
-            prepared: Some((statement, values)),
+            prepared: Some((statement.into(), values)),
         }
     }
 
@@ -77,7 +78,7 @@ impl Request {
             return self.read(result).await;
         };
         if !statements.contains_key(text) {
-            statements.insert(text, conn.prep(*text).await?);
+            statements.insert(Arc::clone(text), conn.prep(&**text).await?);
         }
         let values = Params::Positional(values.clone());
         let result = conn.exec_iter(&statements[text], values).await?;

@@ -430,14 +430,14 @@ impl Dialect for Leases {
     }
 
     async fn write(&self, session: &mut Session, write: &Write<'_>) -> Tried<Written> {
-        let (mut first, mut place, mut delay) = (None, None, Duration::ZERO);
+        let (mut meant, mut place, mut delay) = (None, None, Duration::ZERO);
         let (what, claim) = match write.change {
             Change::Grant {
                 claim,
                 ticket,
                 instead,
             } => {
-                (place, first, delay) = (ticket, instead, claim.lock_delay);
+                (place, meant, delay) = (ticket, instead, claim.lock_delay);
                 ("grant", Some(claim))
             }
             Change::Stand { claim, ticket } => {
@@ -448,19 +448,16 @@ impl Dialect for Leases {
                 place = Some(ticket);
                 ("leave", None)
             }
-            Change::Release { first: of } => {
-                first = Some(of);
+            Change::Release { holder } => {
+                meant = Some(holder);
                 ("release", None)
             }
-            Change::Abandon {
-                first: of,
-                lock_delay,
-            } => {
-                (first, delay) = (Some(of), lock_delay);
+            Change::Abandon { holder, lock_delay } => {
+                (meant, delay) = (Some(holder), lock_delay);
                 ("abandon", None)
             }
-            Change::Ask { first: of } => {
-                first = Some(of);
+            Change::Ask { holder } => {
+                meant = Some(holder);
                 ("ask", None)
             }
             Change::Bury => ("bury", None),
@@ -469,8 +466,10 @@ impl Dialect for Leases {
             Change::Grant { claim, .. } => claim.ttl.saturating_add(claim.lock_delay),
             _ => CLAIM_WINDOW,
         };
-        let integer = |token: Token| i64::try_from(token.get()).unwrap_or(i64::MAX);
-        let dead: Vec<i64> = write.dead_holders.iter().copied().map(integer).collect();
+        let first = |holder: &Holder<DbInstant>| {
+            i64::try_from(holder.tokens.first.get()).unwrap_or(i64::MAX)
+        };
+        let dead: Vec<i64> = write.dead_holders.iter().copied().map(first).collect();
         let claims: Vec<&[u8]> = write
             .call
             .iter()
@@ -489,7 +488,7 @@ impl Dialect for Leases {
             &dead,
             &write.dead_waiters,
             &what,
-            &first.map(integer),
+            &meant.map(first),
             &place,
             &claim.map(id),
             &claim.map(|claim| mode_text(claim.mode).into_owned()),

@@ -14,7 +14,7 @@ use fencelock_core::engine::{Claim, Cursor, Event, HeldClaim, LockView, Page};
 use fencelock_core::{Cause, ClaimId, Error, Finding, LockName, Promises, Token, Tokens};
 
 use super::waiters::Pushed;
-use crate::lease::Rows;
+use crate::lease::{Holder, Rows};
 
 /// An instant on the database's clock: microseconds since the beginning of 1970, UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,19 +73,22 @@ pub(crate) enum Change<'a> {
         claim: &'a Claim,
         /// The place in line, if it had one.
         ticket: Option<i64>,
-        /// The first token of the hold of this claim that the new one replaces.
-        instead: Option<Token>,
+        /// The hold of this claim that the new one replaces.
+        instead: Option<&'a Holder<DbInstant>>,
     },
     /// Put the claim in line.
     Stand { claim: &'a Claim, ticket: i64 },
     /// Take it out of line.
     LeaveLine { ticket: i64 },
-    /// Delete the hold with this first token.
-    Release { first: Token },
+    /// Delete the hold.
+    Release { holder: &'a Holder<DbInstant> },
     /// Let only the lock-delay of the hold run.
-    Abandon { first: Token, lock_delay: Duration },
+    Abandon {
+        holder: &'a Holder<DbInstant>,
+        lock_delay: Duration,
+    },
     /// Note that the hold is asked for.
-    Ask { first: Token },
+    Ask { holder: &'a Holder<DbInstant> },
     /// Nothing but the removal of the dead.
     Bury,
 }
@@ -96,12 +99,15 @@ pub(crate) struct Write<'a> {
     pub(crate) name: &'a LockName,
     /// The gate's version as it was read; nothing is written if it is another one by now.
     pub(crate) version: u64,
-    /// The first tokens of the holders that were past their expiry. If one of them is not (its renewal came in
-    /// meanwhile), nothing but removals may be done.
-    pub(crate) dead_holders: Vec<Token>,
+    /// The holders that were past their expiry. If one of them is not (its renewal came in meanwhile), nothing but
+    /// removals may be done.
+    pub(crate) dead_holders: Vec<&'a Holder<DbInstant>>,
     /// The tickets of the waiters that were past theirs; they go in any case.
     pub(crate) dead_waiters: Vec<i64>,
     pub(crate) change: Change<'a>,
+    /// Whether one claim holds then, and nobody is in line.
+    #[cfg(feature = "mysql")]
+    pub(crate) alone: bool,
     /// Whether the gate has nothing behind it then, and goes as well.
     pub(crate) last: bool,
     /// Those in line who may hold now, and where their processes hear it.

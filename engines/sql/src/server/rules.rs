@@ -103,7 +103,7 @@ pub(super) async fn place<D: Dialect>(
                 )));
             }
             Step::Downgrade => {
-                let instead = holder(&seen.rows, claim.id).map(|mine| mine.tokens.first);
+                let instead = holder(&seen.rows, claim.id);
                 let ticket = None;
                 (
                     Change::Grant {
@@ -209,13 +209,13 @@ pub(super) async fn withdraw<D: Dialect>(
             return Ok(Done::quietly(Withdrawn::Expired));
         };
         let (change, answer) = if let Some(mine) = holder(&seen.rows, claim.id) {
-            let first = mine.tokens.first;
+            let holder = mine;
             match mine.expiry > seen.now {
                 true if abandons => {
                     let lock_delay = claim.lock_delay;
-                    (Change::Abandon { first, lock_delay }, Withdrawn::Released)
+                    (Change::Abandon { holder, lock_delay }, Withdrawn::Released)
                 }
-                true => (Change::Release { first }, Withdrawn::Released),
+                true => (Change::Release { holder }, Withdrawn::Released),
                 false => (Change::Bury, Withdrawn::Expired),
             }
         } else if let Some(ticket) = ticket(&seen.rows, claim.id) {
@@ -252,13 +252,12 @@ pub(super) async fn evict<D: Dialect>(
             let asks_nobody = how == Evict::Ask && holder.abandoned;
             holder.tokens.contains(token) && holder.expiry > seen.now && !asks_nobody
         };
-        let Some(meant) = seen.rows.holders.iter().find(meant) else {
+        let Some(holder) = seen.rows.holders.iter().find(meant) else {
             return Ok(Done::quietly(None));
         };
-        let first = meant.tokens.first;
         let (change, event) = match how {
-            Evict::Release => (Change::Release { first }, Event::Lost(meant.claim)),
-            Evict::Ask => (Change::Ask { first }, Event::Asked(meant.claim)),
+            Evict::Release => (Change::Release { holder }, Event::Lost(holder.claim)),
+            Evict::Ask => (Change::Ask { holder }, Event::Asked(holder.claim)),
         };
         let (written, call) = write(dialect, session, name, &seen, change).await?;
         if let Written::Done(_) = written {
@@ -308,17 +307,12 @@ async fn write<D: Dialect>(
 }
 
 /// A change with all that follows from it.
-fn prepare<'a>(name: &'a LockName, seen: &Seen, change: Change<'a>) -> Write<'a> {
+fn prepare<'a>(name: &'a LockName, seen: &'a Seen, change: Change<'a>) -> Write<'a> {
     let now = seen.now;
-    let (mut after, mut dead_holders, mut dead_waiters) =
-        (seen.rows.clone(), Vec::new(), Vec::new());
-    after.holders.retain(|holder| {
-        let live = holder.expiry > now;
-        if !live {
-            dead_holders.push(holder.tokens.first);
-        }
-        live
-    });
+    let (mut after, mut dead_waiters) = (seen.rows.clone(), Vec::new());
+    let is_dead = |holder: &&Holder<DbInstant>| holder.expiry <= now;
+    let dead_holders = seen.rows.holders.iter().filter(is_dead).collect();
+    after.holders.retain(|holder| holder.expiry > now);
     // One that returns late from the dead has its place back, unless somebody was faster.
     let returns = match change {
         Change::Grant { ticket, .. } => ticket,
@@ -332,8 +326,9 @@ fn prepare<'a>(name: &'a LockName, seen: &Seen, change: Change<'a>) -> Write<'a>
         }
         live
     });
-    let remove = |rows: &mut Rows<DbInstant>, first: Token| {
-        rows.holders.retain(|holder| holder.tokens.first != first);
+    let remove = |rows: &mut Rows<DbInstant>, gone: &Holder<DbInstant>| {
+        let stays = |holder: &Holder<DbInstant>| holder.tokens.first != gone.tokens.first;
+        rows.holders.retain(stays);
     };
     let mut comes = false;
     match change {
@@ -344,8 +339,8 @@ fn prepare<'a>(name: &'a LockName, seen: &Seen, change: Change<'a>) -> Write<'a>
         } => {
             comes = true;
             after.line.retain(|waiter| Some(waiter.ticket) != ticket);
-            if let Some(first) = instead {
-                remove(&mut after, first);
+            if let Some(holder) = instead {
+                remove(&mut after, holder);
             }
             after.holders.push(Holder {
                 claim: claim.id,
@@ -357,7 +352,7 @@ fn prepare<'a>(name: &'a LockName, seen: &Seen, change: Change<'a>) -> Write<'a>
         }
         Change::Stand { .. } => comes = true,
         Change::LeaveLine { ticket } => after.line.retain(|waiter| waiter.ticket != ticket),
-        Change::Release { first } => remove(&mut after, first),
+        Change::Release { holder } => remove(&mut after, holder),
         Change::Abandon { .. } | Change::Ask { .. } | Change::Bury => {}
     }
     let call = after.next(now).into_iter();
@@ -368,6 +363,8 @@ fn prepare<'a>(name: &'a LockName, seen: &Seen, change: Change<'a>) -> Write<'a>
         dead_holders,
         dead_waiters,
         change,
+        #[cfg(feature = "mysql")]
+        alone: after.holders.len() == 1 && after.line.is_empty(),
         last: !comes && after.holders.is_empty() && after.line.is_empty(),
         call: call.collect(),
     }

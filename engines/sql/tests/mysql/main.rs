@@ -281,7 +281,7 @@ async fn a_deadlock_is_tried_again() {
     other.query_drop("START TRANSACTION").await.unwrap();
     let heavy = "INSERT INTO heavy SELECT seq FROM seq_1_to_500";
     other.query_drop(heavy).await.unwrap();
-    let lock = |name| format!("SELECT 1 FROM fencelock_holders WHERE name = '{name}' FOR UPDATE");
+    let lock = |name| format!("SELECT 1 FROM fencelock_locks WHERE name = '{name}' FOR UPDATE");
     other.query_drop(lock("b")).await.unwrap();
     let before = status(&server, "Innodb_deadlocks");
     // The next renewal has a, and waits for b.
@@ -373,10 +373,10 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     assert!(token > last, "{token} after {last}");
 }
 
-/// The recipe that draws the token as the default of the competing INSERT grants 4 and then 3. Here the token is drawn
-/// after the name was won.
+/// The recipe that draws the token as the default of the competing INSERT grants 4 and then 3. Here whoever is granted a
+/// lock has the turn to draw for it, before it draws and until it is granted.
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_drawn_after_the_name_is_won() {
+async fn tokens_are_drawn_in_the_order_of_grants() {
     let server = MariaDb::start().unwrap();
     let mut setup = bare(&server).await;
     let table = "CREATE TABLE naive (id BIGINT AUTO_INCREMENT PRIMARY KEY, name VARCHAR(50) UNIQUE) ENGINE = InnoDB";
@@ -415,21 +415,51 @@ async fn tokens_are_drawn_after_the_name_is_won() {
     );
 
     let (one, two) = (client(&server).await, client(&server).await);
-    setup.query_drop("START TRANSACTION").await.unwrap();
-    let gate = "INSERT INTO fencelock_locks (name, version) VALUES ('job', 1)";
-    setup.query_drop(gate).await.unwrap();
-    let waiting = tokio::spawn(async move { token_of(&one, "job").await });
-    until("it waits", || {
-        status(&server, "Innodb_row_lock_current_waits") > 0
-    })
-    .await;
-    let mut drawn = Token(0);
-    for _ in 0..20 {
-        drawn = token_of(&two, "other").await;
+    for case in ["free", "in line", "a reader", "beside a reader"] {
+        let mut held = match case {
+            "in line" => Some(take(&one, "job").await),
+            "beside a reader" => Some(one.lock("job").shared().await.unwrap()),
+            _ => None,
+        };
+        let wish = match case {
+            "free" | "in line" => two.lock("job"),
+            _ => two.lock("job").shared(),
+        };
+        let begin = || tokio::spawn(wish.into_future());
+        setup.query_drop("START TRANSACTION").await.unwrap();
+        // The turn of `job`; even as a reader, it keeps out whoever is to have it alone.
+        let turn = "SELECT 1 FROM fencelock_draws WHERE id = 683 LOCK IN SHARE MODE";
+        let turn = setup.query_drop(turn);
+        let waiting = if case == "in line" {
+            let waiting = begin();
+            until("it stands in line", || {
+                number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_waiters") == 1
+            })
+            .await;
+            turn.await.unwrap();
+            held.take().unwrap().release().await.unwrap();
+            waiting
+        } else {
+            turn.await.unwrap();
+            begin()
+        };
+        until("it waits for its turn", || {
+            status(&server, "Innodb_row_lock_current_waits") > 0
+        })
+        .await;
+        let mut drawn = Token(0);
+        for _ in 0..20 {
+            drawn = token_of(&one, "other").await;
+        }
+        setup.query_drop("COMMIT").await.unwrap();
+        let guard = soon("the waiting one", waiting).await.unwrap().unwrap();
+        let token = guard.token();
+        assert!(token > drawn, "{case}: {token} was drawn before {drawn}");
+        guard.release().await.unwrap();
+        if let Some(beside) = held {
+            beside.release().await.unwrap();
+        }
     }
-    setup.query_drop("ROLLBACK").await.unwrap();
-    let token = soon("the waiting one", waiting).await.unwrap();
-    assert!(token > drawn, "{token} was drawn before {drawn}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -457,11 +487,11 @@ async fn a_missing_right_is_a_clear_error() {
     token_of(&open(&url).await.unwrap(), "a").await;
     // The tables of a later version are left alone.
     server
-        .sql("UPDATE theirs.fencelock_store SET format = 2")
+        .sql("UPDATE theirs.fencelock_store SET format = 3")
         .unwrap();
     let error = open(&url).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
-    assert!(error.to_string().contains("newer"), "{error}");
+    assert!(error.to_string().contains("another version"), "{error}");
     let nowhere = format!("mysql://lock@127.0.0.1:{}/nowhere", server.port());
     let error = open(&nowhere).await.unwrap_err();
     assert!(
