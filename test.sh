@@ -30,4 +30,5 @@ if ((${#missing[@]})); then
     "${sudo[@]}" apt-get install -yq --no-install-recommends "${missing[@]}"
 fi
 
-cargo test --workspace --exclude fencelock-interop "$@"
+# The command with all stores: by default it has those that need nothing else to be built.
+cargo test --workspace --exclude fencelock-interop --features fencelock-cli/all "$@"

@@ -140,6 +140,8 @@ fn build() -> Result<PathBuf, String> {
             "--workspace",
             "--exclude",
             "fencelock-interop",
+            "--features",
+            "fencelock-cli/all",
             "--test",
             "planted",
             "--no-run",

@@ -125,7 +125,8 @@ fn lost_to_silence(bed: &Bed, server: &Server<'_>) {
     let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done";
     let mut running = bed.start(&["run", "--ttl", "2s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
-    let mut releasing = bed.start(&["run", "b", "-c", "echo up; cat; exit 7"]);
+    // Long enough to end before it is lost. Whether the server then finds its release or not, this soon it is over.
+    let mut releasing = bed.start(&["run", "--ttl", "12s", "b", "-c", "echo up; cat; exit 7"]);
     assert_eq!(releasing.line(), "up");
     (server.silence)();
     let begun = Instant::now();

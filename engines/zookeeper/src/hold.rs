@@ -15,7 +15,7 @@ use zookeeper_client::{Error as Refusal, MultiWriteResult};
 
 use crate::data::Data;
 use crate::session::{Link, Trouble};
-use crate::store::{Node, Parent, Spot, Store};
+use crate::store::{Node, PARENT_DATA, Parent, Spot, Store};
 
 /// How many holds go into one transaction: their paths stay well below what a server takes in one request.
 const BATCH: usize = 200;
@@ -31,9 +31,6 @@ const TIDY: Duration = Duration::from_millis(300);
 
 /// How many requests to tidy up are on their way at once.
 pub(crate) const AT_ONCE: usize = 256;
-
-/// The owner that servers give to containers.
-const CONTAINER: i64 = i64::MIN;
 
 /// What became of one hold, with its place in the batch.
 type Renewed = Vec<(usize, Renewal)>;
@@ -391,9 +388,8 @@ impl Store {
                 let (path, link) = (self.parent(name), &link);
                 async move {
                     if !ours {
-                        let stat = link.read(link.client().check_stat(&path)).await;
-                        let stat = stat.ok().flatten();
-                        if stat.is_none_or(|stat| stat.ephemeral_owner != CONTAINER) {
+                        let found = link.read(link.client().get_data(&path)).await;
+                        if !found.is_ok_and(|(data, _)| data == PARENT_DATA) {
                             return;
                         }
                     }

@@ -15,7 +15,7 @@ use crate::data::{self, Data};
 use crate::line::{self, Turn};
 use crate::quiet::Ask;
 use crate::session::{Life, Link, Session, Trouble};
-use crate::store::{Node, Spot, Store};
+use crate::store::{Node, PARENT_DATA, Spot, Store};
 
 /// A waiter asks again after so long at the latest. Its watch tells it before; this is for what nobody foresaw.
 const RECHECK: Duration = Duration::from_secs(15);
@@ -219,7 +219,7 @@ impl Store {
         let mut writer = link.client().new_multi_writer();
         let container = CreateMode::Container.with_acls(self.config.acls());
         let written = writer
-            .add_create(&above.path, b"", &container)
+            .add_create(&above.path, PARENT_DATA, &container)
             .and_then(|()| writer.add_create(prefix, data, options));
         written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
         let sent = Clock::Boot.now();

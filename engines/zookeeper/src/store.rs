@@ -51,6 +51,10 @@ pub(crate) struct State {
     pub(crate) tidies: bool,
 }
 
+/// What stands in the node of a name that this library made, as a container: a server does not say of a node whether it is
+/// one or was made to stay.
+pub(crate) const PARENT_DATA: &[u8] = b"fencelock";
+
 /// The node of a name.
 #[derive(Debug)]
 pub(crate) struct Parent {

@@ -16,6 +16,7 @@ use fencelock_core::{
     ClaimId, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises, Result, Token,
     Tokens, Wake,
 };
+use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row, Value, from_row_opt};
 use sha2::{Digest, Sha256};
 
@@ -212,6 +213,17 @@ impl MySql {
             Ok(_) => trouble,
             Err(error) => Trouble::Gone(error.into()),
         }
+    }
+
+    /// So that a release is one request from the first: one whose answer is lost is done nonetheless.
+    async fn prepare_release(&self, session: &mut Session) -> Tried<()> {
+        if session.compounds {
+            let prepared = session.conn.prep(&*self.release).await;
+            let prepared = prepared.map_err(|error| trouble(&self.config.store, error))?;
+            let text = Arc::clone(&self.release);
+            session.statements.insert(text, prepared);
+        }
+        Ok(())
     }
 
     /// Whether the tables are there, in a format that this version understands.
@@ -487,6 +499,7 @@ impl Dialect for MySql {
             checked => checked.map_err(explain)?,
         }
         self.seed(&mut session).await.map_err(explain)?;
+        self.prepare_release(&mut session).await.map_err(explain)?;
         Ok(session)
     }
 

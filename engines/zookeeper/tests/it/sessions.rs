@@ -174,6 +174,28 @@ async fn nothing_is_left_of_a_client_that_closes() {
     assert_eq!(server.count_below("/some/where", None).unwrap(), 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_name_by_its_last_user() {
+    let server = ZooKeeper::start().unwrap();
+    let (first, last) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = first.lock("a").await.unwrap();
+    let waiting = tokio::spawn({
+        let last = last.clone();
+        async move { last.lock("a").await }
+    });
+    until("it waits", async || {
+        first.look("a").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    held.release().await.unwrap();
+    first.close().await.unwrap();
+    let next = soon("the lock", waiting).await.unwrap().unwrap();
+    next.release().await.unwrap();
+    assert_eq!(server.children("/").unwrap(), ["a", "zookeeper"]);
+    last.close().await.unwrap();
+    assert_eq!(server.children("/").unwrap(), ["zookeeper"]);
+}
+
 /// What somebody else made to stay is left alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_others_made_stay() {
