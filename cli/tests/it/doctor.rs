@@ -313,6 +313,10 @@ fn a_postgres_that_may_forget() {
     kept.psql("lock", of_poor).unwrap();
     let poor = format!("postgres://poor@127.0.0.1:{}/lock", kept.port());
     says(&poor, 1, &["has no DELETE on fencelock_waiters"]);
+    let of_all = "GRANT DELETE ON fencelock_waiters TO poor; \
+        REVOKE EXECUTE ON FUNCTION fencelock_let_go FROM PUBLIC";
+    kept.psql("lock", of_all).unwrap();
+    says(&poor, 1, &["has no EXECUTE on fencelock_let_go"]);
     let replica = kept.replica().unwrap();
     says(&kept.url(), 1, &["streams without being waited for"]);
     drop(replica);

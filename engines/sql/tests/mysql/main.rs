@@ -299,6 +299,43 @@ async fn a_deadlock_is_tried_again() {
     assert!(first.is_valid() && second.is_valid());
 }
 
+/// A statement that the server makes wait for a row gives up before its client does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_a_row_that_took_too_long_is_tried_again() {
+    let server = MariaDb::start().unwrap();
+    let client = open(&format!("{}?response-timeout=1900ms", server.url())).await;
+    let client = client.unwrap();
+    let timeouts =
+        "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_timeouts'";
+    let mut stopped = bare(&server).await;
+    let mut held = Some(take(&client, "m").await);
+    for what in ["a release", "a take"] {
+        let before = number(&server, timeouts);
+        stopped.query_drop("START TRANSACTION").await.unwrap();
+        let stop = match what {
+            "a release" => "SELECT 1 FROM fencelock_locks WHERE name = 'm' FOR UPDATE",
+            _ => {
+                "INSERT INTO fencelock_locks SELECT 'n', 1, 1, 'none', '', 0, 0, 0, 0, 0, '', NULL"
+            }
+        };
+        stopped.query_drop(stop).await.unwrap();
+        let asked = tokio::spawn({
+            let (client, held) = (client.clone(), held.take());
+            async move {
+                match held {
+                    Some(held) => held.release().await,
+                    None => client.lock("n").await?.release().await,
+                }
+            }
+        });
+        until("the server gave up", || number(&server, timeouts) > before).await;
+        stopped.query_drop("ROLLBACK").await.unwrap();
+        soon(what, asked).await.unwrap().unwrap();
+    }
+    let left = "SELECT COUNT(*) FROM `lock`.fencelock_locks";
+    assert_eq!(number(&server, left), 0);
+}
+
 /// And they ask seldom.
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_waiters_use_a_few_connections() {
