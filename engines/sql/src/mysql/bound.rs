@@ -53,7 +53,7 @@ pub(crate) struct Ways {
 
 /// Takes a lock of the server's own, waiting for so many seconds. The condition is evaluated first, and a number is drawn when
 /// the lock was had by then: 0 from a server that takes no writes any more, since another one grants by now.
-const TAKE: &str = "SELECT IF(GET_LOCK(?, ?) = 1, IF(CAST(@@global.read_only AS CHAR) IN ('0', 'OFF'), UUID_SHORT(), 0), NULL) AS number";
+const TAKE: &str = "SELECT IF(GET_LOCK(?, ?) = 1, IF(CAST(@@global.read_only AS CHAR) IN ('0', 'OFF'), UUID_SHORT(), CAST(0 AS UNSIGNED)), NULL) AS number";
 /// The same question, for when it was long ago that the statement began.
 const TAKES_WRITES: &str = "SELECT CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')";
 const RELEASE: &str = "SELECT RELEASE_LOCK(?) AS released";

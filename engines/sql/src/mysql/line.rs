@@ -1,6 +1,5 @@
 //! A connection of a connection-bound strategy: made, prepared, and kept usable when a call on it is dropped.
 
-use std::fmt::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use super::config::{Config, Strategy};
 use super::connect::{Facts, connect};
 use super::counter::Section;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, Statements, told, trouble};
+use super::wire::{Answer, NOW, Request, Statements, push_hex, told, trouble};
 use crate::bound::{SessionId, Settings, Tie};
 use crate::lease::MOST_TOKENS;
 use crate::server::Trouble;
@@ -97,8 +96,7 @@ impl Session {
         hash.update(name);
         let mut key = format!("fencelock-{kind}");
         for byte in &hash.finalize()[..24] {
-            // Writing to a String never fails.
-            let _ = write!(key, "{byte:02x}");
+            push_hex(&mut key, *byte);
         }
         key
     }

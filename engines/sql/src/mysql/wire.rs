@@ -108,15 +108,21 @@ impl Request {
 
 /// Bytes as a literal that means the same under every character set and `sql_mode`.
 pub(super) fn bytes(bytes: &[u8]) -> String {
-    use std::fmt::Write;
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
     text.push_str("x'");
     for byte in bytes {
-        // Writing to a String never fails.
-        let _ = write!(text, "{byte:02x}");
+        push_hex(&mut text, *byte);
     }
     text.push('\'');
     text
+}
+
+/// Two hex digits, without the cost of formatting.
+pub(super) fn push_hex(text: &mut String, byte: u8) {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    for digit in [byte >> 4, byte & 15] {
+        text.push(char::from(DIGITS[usize::from(digit)]));
+    }
 }
 
 /// What a failed request means. `action` is what was asked.
