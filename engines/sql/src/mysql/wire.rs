@@ -145,7 +145,8 @@ pub(super) fn trouble(store: &str, error: mysql_async::Error) -> Trouble {
         1053 | 1152 | 1184 | 1317 | 1927 | 3024 | 4031 | 1047 => Trouble::Gone(error.into()),
         // read_only, super_read_only, innodb_read_only, a read-only transaction.
         1290 | 1792 | 1836 | 1874 => Trouble::Moved(error.into()),
-        1146 => Trouble::NoSchema(error.into()),
+        // No such table; no row to draw by (the value that it gives was NULL).
+        1146 | 1048 => Trouble::NoSchema(error.into()),
         _ => Trouble::Told(told(store, "run a statement", error)),
     }
 }

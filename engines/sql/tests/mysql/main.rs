@@ -500,6 +500,22 @@ async fn tokens_are_drawn_in_the_order_of_grants() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_administrator_emptied_is_made_anew() {
+    let server = MariaDb::start().unwrap();
+    let client = client(&server).await;
+    let first = token_of(&client, "a").await;
+    for emptied in [
+        "TRUNCATE `lock`.fencelock_draws",
+        "DROP TABLE `lock`.fencelock_draws",
+    ] {
+        server.sql(emptied).unwrap();
+        assert!(token_of(&client, "a").await > first);
+        let rows = "SELECT COUNT(*) FROM `lock`.fencelock_draws";
+        assert_eq!(number(&server, rows), 1000, "{emptied}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_missing_right_is_a_clear_error() {
     let server = MariaDb::start().unwrap();
     server
