@@ -16,7 +16,6 @@ use fencelock_core::{
     ClaimId, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises, Result, Token,
     Tokens, Wake,
 };
-use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row, Value, from_row_opt};
 use sha2::{Digest, Sha256};
 
@@ -24,7 +23,7 @@ use super::config::Config;
 use super::connect::{Facts, connect};
 use super::diagnose;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, Statements, bytes, told, trouble};
+use super::wire::{Answer, NOW, Request, Statements, bytes, prepare, trouble};
 use crate::lease::{self, Holder, MOST_TOKENS, Rows, Waiter};
 use crate::server::{
     Change, DbInstant, Dialect, Seen, Trouble, Write, Written, first_version, micros,
@@ -61,6 +60,7 @@ pub(crate) struct Session {
     floor: Token,
     /// Its id, and the address and port of this client as the server sees them.
     trace: String,
+    /// Whether the server prepares compound statements.
     compounds: bool,
 }
 
@@ -218,10 +218,9 @@ impl MySql {
     /// So that a release is one request from the first: one whose answer is lost is done nonetheless.
     async fn prepare_release(&self, session: &mut Session) -> Tried<()> {
         if session.compounds {
-            let prepared = session.conn.prep(&*self.release).await;
-            let prepared = prepared.map_err(|error| trouble(&self.config.store, error))?;
-            let text = Arc::clone(&self.release);
-            session.statements.insert(text, prepared);
+            let prepared = prepare(&mut session.conn, &mut session.statements, &self.release);
+            let prepared = prepared.await;
+            prepared.map_err(|error| trouble(&self.config.store, error))?;
         }
         Ok(())
     }
@@ -541,11 +540,8 @@ impl Dialect for MySql {
     }
 
     async fn make_schema(&self, session: &mut Session) -> Tried<()> {
-        let made = self.tables.make(&mut session.conn, For::Leases).await;
-        made.map_err(|error| {
-            let action = format!("make the tables {}_...", self.config.table);
-            Trouble::Told(told(&self.config.store, &action, error))
-        })?;
+        let made = (self.tables).make(&mut session.conn, For::Leases, &self.config);
+        made.await.map_err(Trouble::Told)?;
         self.check_format(session).await
     }
 
@@ -653,17 +649,19 @@ impl Dialect for MySql {
             ..
         } = &self.tables;
         let (of, go) = (name(write.name), "@fencelock_go = 1");
-        let (dead_alone, dead_beside): (Vec<_>, Vec<_>) = (write.dead_holders.iter())
-            .map(|holder| (holder.mode, id(holder.tokens.first)))
-            .partition(|(mode, _)| *mode == Mode::Exclusive);
+        let dead = write.dead_holders.iter().copied();
+        let (dead_alone, dead_beside): (Vec<&Holder<DbInstant>>, Vec<_>) =
+            dead.partition(|holder| holder.mode == Mode::Exclusive);
         let mut request = Request::of("START TRANSACTION");
         if let Change::Grant { .. } = write.change {
             request.push(self.turn(write.name));
         }
         let mut set = "version = version + 1".to_owned();
         let mut if_ = format!("name = {of} AND version = {}", write.version);
-        for (_, id) in &dead_alone {
+        // There is one at most.
+        if let Some(holder) = dead_alone.first() {
             set.push_str(", state = 'none'");
+            let id = id(holder.tokens.first);
             // Writing to a String never fails.
             let _ = write!(if_, " AND id = {id} AND expiry <= {NOW}");
         }
@@ -685,7 +683,7 @@ impl Dialect for MySql {
 
         let mut dead = None;
         if !dead_beside.is_empty() {
-            let ids = list(dead_beside.iter().map(|(_, id)| *id));
+            let ids = list(dead_beside.iter().map(|holder| id(holder.tokens.first)));
             dead = Some(request.push(format!(
                 "DELETE FROM {holders} WHERE id IN ({ids}) AND expiry <= {NOW} AND {go}"
             )));

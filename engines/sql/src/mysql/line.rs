@@ -14,7 +14,7 @@ use super::config::{Config, Strategy};
 use super::connect::{Facts, connect};
 use super::counter::Section;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, Statements, push_hex, told, trouble};
+use super::wire::{Answer, NOW, Request, Statements, push_hex, trouble};
 use crate::bound::{SessionId, Settings, Tie};
 use crate::lease::MOST_TOKENS;
 use crate::server::Trouble;
@@ -262,11 +262,8 @@ impl Line {
         let Some(conn) = wire.and_then(|wire| wire.conn.as_mut()) else {
             return Err(session.give_up("the connection has ended"));
         };
-        let made = self.tables.make(conn, For::Connections).await;
-        made.map_err(|error| {
-            let action = format!("make the tables {}_...", self.config.table);
-            Failed::Told(told(&self.config.store, &action, error))
-        })
+        let made = self.tables.make(conn, For::Connections, &self.config).await;
+        made.map_err(Failed::Told)
     }
 
     /// Lifts tokens to the time, if they are below: sixteen for each ten microseconds. Committed, so that a server that is

@@ -1,7 +1,11 @@
 //! The tables' names, and the statements that make them.
 
+use fencelock_core::Result;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
+
+use super::config::Config;
+use super::wire::{is_in_the_way, told};
 
 /// Names of tables, quoted.
 #[derive(Debug)]
@@ -62,15 +66,17 @@ impl Tables {
     }
 
     /// Makes those for one use that are not there. May be done by several at once.
-    pub(crate) async fn make(&self, conn: &mut Conn, what: For) -> Result<(), mysql_async::Error> {
+    pub(crate) async fn make(&self, conn: &mut Conn, what: For, config: &Config) -> Result<()> {
         for statement in self.schema(what) {
             let mut tries = 10;
             while let Err(error) = conn.query_drop(&statement).await {
                 tries -= 1;
                 // In the way of somebody else who makes them, or of the server's own work on a new table.
-                let again = matches!(&error, mysql_async::Error::Server(it) if matches!(it.code, 1205 | 1213));
+                let again =
+                    matches!(&error, mysql_async::Error::Server(it) if is_in_the_way(it.code));
                 if !again || tries == 0 {
-                    return Err(error);
+                    let action = format!("make the tables {}_...", config.table);
+                    return Err(told(&config.store, &action, error));
                 }
             }
         }

@@ -77,9 +77,7 @@ impl Request {
             let result = conn.query_iter(self.text.as_str()).await?;
             return self.read(result).await;
         };
-        if !statements.contains_key(text) {
-            statements.insert(Arc::clone(text), conn.prep(&**text).await?);
-        }
+        prepare(conn, statements, text).await?;
         let values = Params::Positional(values.clone());
         let result = conn.exec_iter(&statements[text], values).await?;
         self.read(result).await
@@ -106,6 +104,18 @@ impl Request {
     }
 }
 
+/// Prepares a statement if the connection has not done so.
+pub(super) async fn prepare(
+    conn: &mut Conn,
+    statements: &mut Statements,
+    text: &Arc<str>,
+) -> Result<(), mysql_async::Error> {
+    if !statements.contains_key(text) {
+        statements.insert(Arc::clone(text), conn.prep(&**text).await?);
+    }
+    Ok(())
+}
+
 /// Bytes as a literal that means the same under every character set and `sql_mode`.
 pub(super) fn bytes(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
@@ -125,6 +135,11 @@ pub(super) fn push_hex(text: &mut String, byte: u8) {
     }
 }
 
+/// Lock wait timeout, deadlock, record changed since it was read.
+pub(super) const fn is_in_the_way(code: u16) -> bool {
+    matches!(code, 1205 | 1213 | 1020)
+}
+
 /// What a failed request means. `action` is what was asked.
 pub(super) fn trouble(store: &str, error: mysql_async::Error) -> Trouble {
     let code = match &error {
@@ -139,8 +154,7 @@ pub(super) fn trouble(store: &str, error: mysql_async::Error) -> Trouble {
         }
     };
     match code {
-        // Lock wait timeout, deadlock, record changed since it was read.
-        1205 | 1213 | 1020 => Trouble::Again(error.into()),
+        code if is_in_the_way(code) => Trouble::Again(error.into()),
         // Shutdown, aborted, interrupted, killed, closed for idling; Galera: not ready for queries.
         1053 | 1152 | 1184 | 1317 | 1927 | 3024 | 4031 | 1047 => Trouble::Gone(error.into()),
         // read_only, super_read_only, innodb_read_only, a read-only transaction.

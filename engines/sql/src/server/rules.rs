@@ -208,9 +208,8 @@ pub(super) async fn withdraw<D: Dialect>(
         let Some(seen) = dialect.read(session, &claim.name).await? else {
             return Ok(Done::quietly(Withdrawn::Expired));
         };
-        let (change, answer) = if let Some(mine) = holder(&seen.rows, claim.id) {
-            let holder = mine;
-            match mine.expiry > seen.now {
+        let (change, answer) = if let Some(holder) = holder(&seen.rows, claim.id) {
+            match holder.expiry > seen.now {
                 true if abandons => {
                     let lock_delay = claim.lock_delay;
                     (Change::Abandon { holder, lock_delay }, Withdrawn::Released)
