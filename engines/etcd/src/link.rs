@@ -182,17 +182,19 @@ impl Store {
         let address = endpoint.split_once("//").map_or(endpoint, |(_, rest)| rest);
         let action = format!("connecting to {address}");
         let answered = is_refusal(error);
-        if !answered && !self.config.tls && speaks_tls(address).await {
-            let why = format!(
-                "{address} speaks TLS; write etcds://, with tls-ca=FILE for an authority of your own"
-            );
-            return Trouble::unsent(Error::config(store, why));
+        let wrong_scheme = match self.config.tls {
+            _ if answered => None,
+            true => speaks_plainly(address)
+                .await
+                .then_some("does not speak TLS; write etcd://"),
+            false => speaks_tls(address).await.then_some(
+                "speaks TLS; write etcds://, with tls-ca=FILE for an authority of your own",
+            ),
+        };
+        if let Some(why) = wrong_scheme {
+            return Trouble::unsent(Error::config(store, format!("{address} {why}")));
         }
         let text = whole(error);
-        let action = match self.config.tls && text.contains("handshake") {
-            true => format!("{action}; if it does not speak TLS, write etcd://"),
-            false => action,
-        };
         Trouble {
             error: explain(store, &action, error),
             // Here: worth asking again.
@@ -367,4 +369,20 @@ async fn speaks_tls(address: &str) -> bool {
     };
     let answer = timeout(Duration::from_secs(1), ask).await;
     matches!(answer, Ok(Ok(first)) if ALERT_OR_HANDSHAKE.contains(&first))
+}
+
+/// Whether a server answers HTTP/2's preface, sent in the clear, with its SETTINGS (RFC 9113, 3.4).
+///
+/// Asked, because a plain server's answer to a greeting of TLS tells nothing for sure: often it is a reset connection.
+async fn speaks_plainly(address: &str) -> bool {
+    const PREFACE_AND_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    const SETTINGS: u8 = 4;
+    let ask = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(PREFACE_AND_SETTINGS).await?;
+        let mut header = [0; 9];
+        stream.read_exact(&mut header).await?;
+        std::io::Result::Ok(header[3])
+    };
+    matches!(timeout(Duration::from_secs(1), ask).await, Ok(Ok(SETTINGS)))
 }

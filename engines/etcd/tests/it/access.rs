@@ -39,7 +39,7 @@ async fn tls_to_a_server_without() {
     let error = soon("a refusal", fencelock::connect(&url))
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("does not speak TLS"), "{error}");
 }
 
