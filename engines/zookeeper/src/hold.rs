@@ -39,8 +39,8 @@ impl Store {
     pub(crate) async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
         let mut moves = Vec::new();
-        // By the timeout of their session, of which there is one each.
-        let mut stays: HashMap<Duration, Vec<(usize, Arc<Spot>)>> = HashMap::new();
+        // By their session: what is written in one says nothing of another.
+        let mut stays: HashMap<i64, Vec<(usize, Arc<Spot>)>> = HashMap::new();
         for (at, held) in held.iter().enumerate() {
             let Some(spot) = self.spot(held.claim.id) else {
                 renewals[at] = Some(Renewal::Lost);
@@ -59,10 +59,7 @@ impl Store {
             } else if now.session.timeout < self.wanted(&held.claim) {
                 moves.push((at, spot));
             } else {
-                stays
-                    .entry(now.session.timeout)
-                    .or_default()
-                    .push((at, spot));
+                stays.entry(now.life.id).or_default().push((at, spot));
             }
         }
         let moved = moves.into_iter().map(|(at, spot)| async move {

@@ -504,11 +504,6 @@ impl Store {
         token: Token,
     ) -> Result<(BootInstant, Arc<Life>), Trouble> {
         let session = self.session(wanted).await?;
-        if Arc::ptr_eq(&session, &spot.now().session) {
-            // The longest there is.
-            let life = Arc::clone(&spot.now().life);
-            return Ok((life.confirmed(), life));
-        }
         let link = session.link().await?;
         let Some(node) = spot.now().node.clone() else {
             return Err(Trouble::Answered(Refusal::NoNode));

@@ -9,6 +9,7 @@ use std::time::Duration;
 use fencelock_core::engine::{Claim, Event};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Token};
 use foldhash::fast::RandomState;
+use futures_util::future::join_all;
 use tokio::sync::{Notify, mpsc};
 use zookeeper_client::{CreateMode, Error as Refusal};
 
@@ -19,7 +20,8 @@ use crate::names;
 use crate::quiet::Quiet;
 use crate::session::{Life, Link, Listeners, Session, Trouble};
 
-/// How many sessions one client keeps at most. Each ttl and lock-delay may want one of its own.
+/// How many sessions one client opens with just the timeouts that its holds want. Each ttl and lock-delay may want one of
+/// its own.
 const SESSIONS: usize = 16;
 
 /// The state behind the engine.
@@ -267,24 +269,30 @@ impl Store {
         self.session(wanted).await
     }
 
-    /// The session with this timeout.
+    /// A session with this timeout; with one up to twice as long if there are many already, so that holds share them.
     pub(crate) async fn session(&self, wanted: Duration) -> Result<Arc<Session>, Trouble> {
         let open = async {
             let mut sessions = self.sessions.lock().await;
             if let Some(session) = sessions.get(&wanted) {
                 return Ok(Arc::clone(session));
             }
+            let mut timeout = wanted;
             if sessions.len() >= SESSIONS {
-                let longer = sessions.values().filter(|s| s.timeout >= wanted);
-                let fit = longer.min_by_key(|s| s.timeout);
-                let fit = fit.or_else(|| sessions.values().max_by_key(|s| s.timeout));
-                if let Some(fit) = fit {
+                // There are few such lengths, and one of them is long enough for any hold.
+                timeout = self.rounded(wanted);
+                let all = sessions.values().chain([&self.line]);
+                let fit = all.filter(|session| (wanted..=timeout).contains(&session.timeout));
+                if let Some(fit) = fit.min_by_key(|session| session.timeout) {
                     return Ok(Arc::clone(fit));
                 }
+                // Whoever has a node, or may have one, has its session, too; and others come by it only here.
+                let unused = sessions.extract_if(|_, session| Arc::strong_count(session) == 1);
+                let unused: Vec<_> = unused.map(|(_, session)| session).collect();
+                join_all(unused.iter().map(|session| session.close(true))).await;
             }
-            let opened = Session::open(&self.config, wanted, self.listeners.clone()).await;
+            let opened = Session::open(&self.config, timeout, self.listeners.clone()).await;
             let opened = opened.map_err(|error| Trouble::Silent(error.to_string()))?;
-            sessions.insert(wanted, Arc::clone(&opened));
+            sessions.insert(timeout, Arc::clone(&opened));
             Ok(opened)
         };
         let limit = self.config.response_timeout;
@@ -292,6 +300,14 @@ impl Store {
             Ok(opened) => opened,
             Err(_) => Err(Trouble::Silent(format!("no session within {limit:?}"))),
         }
+    }
+
+    /// The next power of two, in nanoseconds.
+    fn rounded(&self, timeout: Duration) -> Duration {
+        let nanos = u64::try_from(timeout.as_nanos()).ok();
+        let next = nanos.and_then(u64::checked_next_power_of_two);
+        next.map_or(self.limits.1, Duration::from_nanos)
+            .min(self.limits.1)
     }
 
     /// All sessions.

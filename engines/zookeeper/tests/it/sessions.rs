@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Clock, Error, Release};
+use fencelock_core::{Client, Clock, Error, Guard, Release};
 use fencelock_testbed::{Flow, Port, Proxy, ZooKeeper};
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
 use crate::{connect, soon, stand, until};
@@ -73,6 +74,65 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
         .unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     assert!(error.to_string().contains("maxSessionTimeout"), "{error}");
+}
+
+/// As many holds as a client opens sessions for, no two of one length. Those that are not renewed write nothing, and their
+/// nodes stand for two seconds.
+async fn sixteen_lengths(client: &Client, renew: bool) -> Vec<Guard> {
+    let takes = (0..16).map(|n| {
+        let wish = client.lock(&format!("length-{n}"));
+        let wish = wish.ttl(Duration::from_millis(700)).renew(renew);
+        wish.lock_delay(Duration::from_millis(1300 + 10 * n))
+            .into_future()
+    });
+    let guards = join_all(takes).await.into_iter();
+    guards.map(Result::unwrap).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_longer_than_sixteen_others_goes_on() {
+    let server = ZooKeeper::start().unwrap();
+    let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
+    let _others = sixteen_lengths(&client, false).await;
+    let ttl = Duration::from_secs(2);
+    let guard = client.lock("a").ttl(ttl).await.unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < ttl * 2 {
+        tokio::select! {
+            why = guard.lost() => panic!("lost: {why}"),
+            _ = soon("a renewal", guard.prolonged()) => {}
+        }
+        assert!(guard.is_valid());
+    }
+    // There is no delay without a session that lasts for it.
+    let delay = Duration::from_secs(9);
+    let long = client.lock("b").lock_delay(delay).await.unwrap();
+    assert_eq!(long.release().await.unwrap(), Release::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_nobody_uses_make_room() {
+    let server = ZooKeeper::start().unwrap();
+    let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
+    let mut others = sixteen_lengths(&client, true).await;
+    let used = others.pop().unwrap();
+    for other in others {
+        other.release().await.unwrap();
+    }
+    let ttl = Duration::from_secs(4);
+    let guard = client.lock("a").ttl(ttl).await.unwrap();
+    soon("the first renewal", guard.prolonged()).await;
+    until("only those in use are there", async || {
+        let text = server.word("mntr").unwrap();
+        let mut words = text.split_whitespace();
+        words.find(|word| *word == "zk_num_alive_connections");
+        // The line's, two holds', and the one that asks.
+        words.next().unwrap().parse::<usize>().unwrap() == 4
+    })
+    .await;
+    soon("a renewal", used.prolonged()).await;
+    soon("a renewal", guard.prolonged()).await;
+    assert!(used.is_valid() && guard.is_valid());
 }
 
 #[tokio::test(flavor = "multi_thread")]
