@@ -63,7 +63,7 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
         lease: grant.lease,
         asked: false,
     };
-    inner.keeper.note(&inner, &hold, &kept, token);
+    inner.keeper.note(&inner, &hold, &kept, &hold.held_claim());
     // It is not what tasks of this process wait for in line any more: the next of them goes and stands in the store's.
     inner.lines.leave(&inner, &hold);
     inner.observe(|observer| observer.released(name, guard.token()));

@@ -197,6 +197,9 @@ impl Guard {
 
     /// Renews now, for `ttl` from now on; later renewals keep the client's own ttl.
     ///
+    /// A renewal that had no answer may still arrive. So from then on no renewal of this hold is believed for longer than
+    /// that one asked for; [`Guard::remaining`] tells.
+    ///
     /// # Errors
     /// [`Error::Invalid`] for a ttl that the store does not take, [`Error::Lost`] if the lock is held no more,
     /// [`Error::Unavailable`] if the store does not answer (what is left of the validity stands).
@@ -227,7 +230,7 @@ impl Guard {
             let renewal = inner.engine.renew(std::slice::from_ref(&held)).await.pop();
             let renewal = renewal
                 .unwrap_or_else(|| Renewal::Unknown(inner.internal("a renewal had no answer")));
-            inner.keeper.note(&inner, &hold, &renewal, held.token);
+            inner.keeper.note(&inner, &hold, &renewal, &held);
             match renewal {
                 Renewal::Kept { .. } if hold.is_valid() => Ok(()),
                 Renewal::Kept { .. } | Renewal::Lost => Err(lost_error(&hold)),

@@ -26,6 +26,8 @@ pub(crate) struct Hold {
     /// Validity never goes beyond this (`max_hold`).
     ends: BootInstant,
     valid_until: AtomicU64,
+    /// The shortest lease, in nanoseconds, that was asked for without an answer.
+    doubted: AtomicU64,
     /// How many of the tokens were handed on.
     passed: AtomicU32,
     /// The token that the store knows; 0 for none.
@@ -105,6 +107,7 @@ impl Hold {
             tokens: grant.tokens,
             ends,
             valid_until: AtomicU64::new(valid.as_nanos()),
+            doubted: AtomicU64::new(u64::MAX),
             passed: AtomicU32::new(0),
             plain,
             recorded: AtomicU64::new(match grant.recorded {
@@ -160,6 +163,18 @@ impl Hold {
         self.ailing.store(false, SeqCst);
         self.news.notify_waiters();
         true
+    }
+
+    /// A renewal for so long had no answer. It may still arrive at any time, and cut short a lease that is longer.
+    pub(crate) fn doubt(&self, lease: Duration) {
+        let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
+        self.doubted.fetch_min(nanos, SeqCst);
+    }
+
+    /// How much of a lease that a renewal brought is sure. One in doubt that arrives later brings its own length from then;
+    /// one that arrived before has no say any more.
+    pub(crate) fn sure_of(&self, lease: Duration) -> Duration {
+        lease.min(Duration::from_nanos(self.doubted.load(SeqCst)))
     }
 
     /// Asks the holder's own health check, if it has one.

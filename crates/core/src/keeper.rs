@@ -14,11 +14,11 @@ use tracing::Instrument;
 
 use crate::client::Inner;
 use crate::clock::{BootInstant, Clock};
-use crate::engine::{Event, Renewal};
+use crate::engine::{Event, HeldClaim, Renewal};
 use crate::guard;
 use crate::hold::Hold;
 use crate::promises::LeaseKind;
-use crate::token::{ClaimId, Token};
+use crate::token::ClaimId;
 
 /// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
 const BATCH: usize = 1000;
@@ -201,9 +201,12 @@ impl Keeper {
         inner: &Arc<Inner>,
         hold: &Arc<Hold>,
         renewal: &Renewal,
-        token: Token,
+        held: &HeldClaim,
     ) {
         let now = self.clock.now();
+        if let Renewal::Unknown(_) = renewal {
+            hold.doubt(held.claim.ttl);
+        }
         let mut why = None;
         let due = match renewal {
             Renewal::Kept {
@@ -211,13 +214,14 @@ impl Keeper {
                 lease,
                 asked,
             } => {
-                if hold.prolong(*counted_from, *lease) {
-                    hold.record(token);
+                let lease = hold.sure_of(*lease);
+                if hold.prolong(*counted_from, lease) {
+                    hold.record(held.token);
                     if *asked {
                         hold.ask();
                     }
                 }
-                first_renewal(hold, *counted_from, *lease)
+                first_renewal(hold, *counted_from, lease)
             }
             Renewal::Lost => {
                 why = Some("the store says that this claim does not hold".to_owned());
@@ -328,7 +332,7 @@ async fn renew_batch(inner: &Arc<Inner>, batch: Vec<Arc<Hold>>) {
             Renewal::Lost => lost += 1,
             Renewal::Unknown(_) => unknown += 1,
         }
-        inner.keeper.note(inner, hold, renewal, held.token);
+        inner.keeper.note(inner, hold, renewal, held);
     }
     inner.observe(|observer| observer.renewed(kept, lost, unknown));
 }
@@ -340,7 +344,7 @@ mod tests {
     use crate::engine::{Claim, Grant, Mode};
     use crate::hold::Terms;
     use crate::name::LockName;
-    use crate::token::Tokens;
+    use crate::token::{Token, Tokens};
 
     const TTL: Duration = Duration::from_secs(30);
 

@@ -31,8 +31,7 @@ pub enum Trouble {
     DelayRequest(Duration),
     /// The request takes effect at once, and its answer comes late.
     DelayReply(Duration),
-    /// The caller is told that no answer came, and then, later, the request takes effect all the same. For `place` and
-    /// `withdraw`; as `LoseRequest` for the others.
+    /// The caller is told that no answer came, and then, later, the request takes effect all the same.
     ArriveAfterError(Duration),
     /// The request waits until [`FaultHandle::open`] lets it through.
     Hold,
@@ -184,6 +183,13 @@ impl Engine for Fault {
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        if let Some(delay) = self.late() {
+            let (engine, held) = (Arc::clone(&self.engine), held.to_vec());
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                let _ = engine.renew(&held).await;
+            });
+        }
         match self.befall("renew", self.engine.renew(held)).await {
             Ok(renewals) => renewals,
             Err(_) => {

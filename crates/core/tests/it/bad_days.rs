@@ -233,6 +233,22 @@ async fn a_refresh_and_a_renewal_take_turns() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewal_that_arrives_late_takes_nothing_that_is_believed() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(1000)).renew(false).await.unwrap();
+    faults.next([Trouble::ArriveAfterError(ms(100))]);
+    guard.refresh(ms(200)).await.unwrap_err();
+    guard.refresh(ms(5000)).await.unwrap();
+    let next = tokio::spawn(other.lock("x").into_future());
+    guard.lost().await;
+    settle().await;
+    assert!(!next.is_finished(), "granted before the holder was told");
+    assert!(next.await.unwrap().unwrap().is_valid());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_grant_whose_answers_come_too_late_is_given_up() {
     let world = World::new();
     let (client, faults) = world.faulty();
