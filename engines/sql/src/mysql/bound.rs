@@ -40,6 +40,8 @@ pub(super) const WAIT: u64 = 30;
 const SWEPT_AT_ONCE: usize = 1000;
 /// For how long whoever clears up may have rows locked, in seconds.
 const SWEEP: u64 = 2;
+/// What the control connection is allowed else.
+const LONG: &str = "SET SESSION wait_timeout = 28800";
 /// How often the connections that hold are looked for.
 const WATCH: Duration = Duration::from_millis(250);
 /// A long line is cut in views.
@@ -347,6 +349,7 @@ impl Ways {
             .and_then(|row| row.get(0))
             .flatten();
         if had != Some(1) {
+            control.run(Request::of(LONG)).await?;
             return Ok(false);
         }
         let mut lock = Request::of("START TRANSACTION");
@@ -368,7 +371,7 @@ impl Ways {
         }
         delete.push("COMMIT");
         delete.push(format!("DO RELEASE_LOCK('{sweep}')"));
-        delete.push("SET SESSION wait_timeout = 28800");
+        delete.push(LONG);
         control.run(delete).await?;
         Ok(free.len() == SWEPT_AT_ONCE)
     }

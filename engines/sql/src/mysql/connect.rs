@@ -46,7 +46,8 @@ async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Fac
     let mut conn = Conn::new(config.options(host)).await.map_err(told)?;
     let mut request = Request::default();
     request.push("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
-    let patience = config.settings.response_timeout.as_secs().max(1);
+    // Less than a call waits for its answer, so that what was in the way can be tried again.
+    let patience = (config.settings.response_timeout / 2).as_secs().max(1);
     request.push(format!(
         "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = {patience}, \
          wait_timeout = 28800, net_write_timeout = 60"

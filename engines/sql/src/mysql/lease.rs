@@ -33,6 +33,9 @@ use crate::server::{
 const PER_ID: u64 = MOST_TOKENS as u64;
 /// How many rows there are for drawing.
 const DRAWS: u64 = 1000;
+/// All but the id, which the server draws.
+const GATE_COLUMNS: &str =
+    "(name, version, state, claim, tokens, current, expiry, lock_delay, since, owner, label)";
 /// A long line is cut in views.
 const MOST_WAITERS_SHOWN: usize = 1000;
 /// How many names with dead rows are asked for at once.
@@ -94,7 +97,7 @@ impl MySql {
         let Tables { locks, draws, .. } = &tables;
         // The values are there, and with them the turn to draw, before the server draws the id for the row.
         let take = format!(
-            "INSERT INTO {locks} (name, version, state, claim, tokens, current, expiry, lock_delay, since, owner, label) \
+            "INSERT INTO {locks} {GATE_COLUMNS} \
              VALUES (?, ?, 'held', ?, ?, (SELECT zero FROM {draws} WHERE id = ? FOR UPDATE), {NOW} + ?, ?, {NOW}, ?, ?)"
         );
         let [gate, live, last] = release(&tables, Mode::Exclusive, "?", "?");
@@ -139,10 +142,12 @@ impl MySql {
     async fn take_beside(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
         let mut request = Request::of("START TRANSACTION");
         request.push(self.turn(&claim.name));
+        // Not INSERT ... SELECT, which takes the counter of ids for as long as it waits for a row, and so would hold up
+        // other names.
         let gate = request.push(format!(
-            "INSERT IGNORE INTO {} {}",
+            "INSERT IGNORE INTO {} {GATE_COLUMNS} VALUES ({})",
             self.tables.locks,
-            self.gate(claim, first_version(claim.id), "TRUE")
+            gate_values(claim, first_version(claim.id))
         ));
         request.push(self.insert_holder(claim, "ROW_COUNT() = 1"));
         request.push("COMMIT");
@@ -156,25 +161,6 @@ impl MySql {
         format!(
             "SELECT zero FROM {draws} WHERE id = {} FOR UPDATE",
             draw(name)
-        )
-    }
-
-    /// A gate with this grant behind it, as what follows `INSERT INTO locks`. It draws the id.
-    fn gate(&self, claim: &Claim, version: u64, condition: &str) -> String {
-        let state = match claim.mode {
-            Mode::Exclusive => "held",
-            Mode::Shared | Mode::Permit { .. } => "none",
-        };
-        format!(
-            "(name, version, state, claim, tokens, current, expiry, lock_delay, since, owner, label) \
-             SELECT {}, {version}, '{state}', {}, {}, 0, {NOW} + {}, {}, {NOW}, {}, {} FROM DUAL WHERE {condition}",
-            name(&claim.name),
-            bytes(claim.id.as_bytes()),
-            count(claim),
-            micros(claim.ttl.saturating_add(claim.lock_delay)),
-            micros(claim.lock_delay),
-            bytes(claim.owner.as_bytes()),
-            label(claim),
         )
     }
 
@@ -302,6 +288,24 @@ fn draw(name: &LockName) -> u64 {
 
 fn is_duplicate(error: &mysql_async::Error) -> bool {
     matches!(error, mysql_async::Error::Server(server) if server.code == 1062)
+}
+
+/// A gate with this grant behind it. Its row draws the id.
+fn gate_values(claim: &Claim, version: u64) -> String {
+    let state = match claim.mode {
+        Mode::Exclusive => "held",
+        Mode::Shared | Mode::Permit { .. } => "none",
+    };
+    format!(
+        "{}, {version}, '{state}', {}, {}, 0, {NOW} + {}, {}, {NOW}, {}, {}",
+        name(&claim.name),
+        bytes(claim.id.as_bytes()),
+        count(claim),
+        micros(claim.ttl.saturating_add(claim.lock_delay)),
+        micros(claim.lock_delay),
+        bytes(claim.owner.as_bytes()),
+        label(claim),
+    )
 }
 
 /// The statements of a release: the gate is locked first, so that the last one sees everything behind it; whether the hold
@@ -672,11 +676,14 @@ impl Dialect for MySql {
             _ => None,
         };
         let (alone, beside) = match of_holder {
-            Some((holder, change)) if holder.mode == Mode::Exclusive => (Some(change), None),
+            Some((holder, change)) if holder.mode == Mode::Exclusive => {
+                (Some((holder, change)), None)
+            }
             beside => (None, beside),
         };
-        if let Some(change) = alone {
+        if let Some((holder, change)) = alone {
             let _ = write!(set, ", {change}");
+            let _ = write!(if_, " AND id = {}", id(holder.tokens.first));
         }
         let gate = request.push(format!("UPDATE {locks} SET {set} WHERE {if_}"));
         request.push("SET @fencelock_go = ROW_COUNT()");
@@ -711,17 +718,25 @@ impl Dialect for MySql {
         }
         let mut granted = None;
         match write.change {
-            Change::Grant { claim, ticket, .. } => {
+            Change::Grant {
+                claim,
+                ticket,
+                instead,
+            } => {
                 if let Some(ticket) = ticket {
                     request.push(leave(ticket));
                 }
                 // Made anew, it draws an id.
                 request.push(format!("DELETE FROM {locks} WHERE name = {of} AND {go}"));
-                let first = first_version(claim.id);
-                let version = if write.alone { first } else { first + 1 };
+                // A claim that is alone has its own version, by which its release is sure to find nothing else. A gate
+                // that was another before must have another version, for those who have read that.
+                let version = match instead.is_none() && write.alone {
+                    true => first_version(claim.id),
+                    false => write.version + 1,
+                };
+                let values = gate_values(claim, version);
                 let insert = request.push(format!(
-                    "INSERT INTO {locks} {}",
-                    self.gate(claim, version, go)
+                    "INSERT INTO {locks} {GATE_COLUMNS} SELECT {values} FROM DUAL WHERE {go}"
                 ));
                 if claim.mode != Mode::Exclusive {
                     request.push(self.insert_holder(claim, go));
@@ -748,7 +763,18 @@ impl Dialect for MySql {
             request.push(format!("DELETE FROM {locks} WHERE name = {of} AND {go}"));
         }
         request.push("COMMIT");
-        let answers = self.run(session, &request).await?;
+        let ran = request.run_with(&mut session.conn, &mut session.statements);
+        let answers = match ran.await {
+            Ok(answers) => answers,
+            Err(error) => {
+                // Its own place stands there, by then past its time: the next look tells.
+                let stood = matches!(write.change, Change::Stand { .. }) && is_duplicate(&error);
+                return match self.undo(session, error).await {
+                    Trouble::Told(_) if stood => Ok(Written::Stale),
+                    trouble => Err(trouble),
+                };
+            }
+        };
         let buried = dead.map_or(0, |dead| answers[dead].affected);
         if answers[gate].affected == 0 || buried < dead_beside.len() as u64 {
             return Ok(Written::Stale);

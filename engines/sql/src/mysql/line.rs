@@ -68,19 +68,20 @@ pub(crate) struct Session {
     pub(super) floor: Token,
     /// What its numbers mean, if its tokens come from those.
     pub(super) section: Section,
-    /// The idle timeout that was set last, in seconds.
+    /// The idle timeout that was set last, in seconds, if that is known; and the one that the next request sets.
     idle: Option<u64>,
+    setting: Option<u64>,
 }
 
 impl Session {
     /// A request that begins with setting the time after which the server ends this connection when it is silent, unless
-    /// that is set already.
+    /// that is set already. To be run next.
     pub(super) fn request(&mut self, idle: Duration) -> Request {
         let seconds = idle.as_secs() + u64::from(idle.subsec_nanos() > 0);
         let mut request = Request::default();
         if self.idle != Some(seconds) {
             request.push(format!("SET SESSION wait_timeout = {}", seconds.max(1)));
-            self.idle = Some(seconds);
+            self.setting = Some(seconds);
         }
         request
     }
@@ -103,6 +104,11 @@ impl Session {
 
     /// Runs a request. May be dropped: the next one comes after it.
     pub(super) async fn run(&mut self, request: Request) -> Result<Vec<Answer>, Failed> {
+        let setting = self.setting.take();
+        if setting.is_some() {
+            // Dropped from here on, it may be set or not.
+            self.idle = None;
+        }
         if let Some(pending) = &mut self.pending {
             let (wire, answer) = pending.as_mut().await;
             (self.wire, self.pending) = (Some(wire), None);
@@ -123,6 +129,9 @@ impl Session {
         };
         let (wire, answer) = self.pending.insert(Box::pin(asked)).as_mut().await;
         (self.wire, self.pending) = (Some(wire), None);
+        if setting.is_some() && answer.is_ok() {
+            self.idle = setting;
+        }
         answer.map_err(|error| self.failed(error))
     }
 
@@ -199,6 +208,7 @@ impl Line {
             floor: Token(0),
             section: Section::default(),
             idle: None,
+            setting: None,
         };
         self.prepare(&mut session)
             .await

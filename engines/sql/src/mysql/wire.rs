@@ -135,9 +135,14 @@ pub(super) fn push_hex(text: &mut String, byte: u8) {
     }
 }
 
-/// Lock wait timeout, deadlock, record changed since it was read.
+/// Lock wait timeout, deadlock, record changed since it was read; a commit that lost against another server's, in a Galera
+/// cluster or a replication group; a statement that took too long; the counter of a table that was waited for too long; a
+/// table that was changed while it was in use.
 pub(super) const fn is_in_the_way(code: u16) -> bool {
-    matches!(code, 1205 | 1213 | 1020)
+    matches!(
+        code,
+        1205 | 1213 | 1020 | 1180 | 3101 | 1969 | 1467 | 1412 | 1615
+    )
 }
 
 /// What a failed request means. `action` is what was asked.
@@ -155,8 +160,11 @@ pub(super) fn trouble(store: &str, error: mysql_async::Error) -> Trouble {
     };
     match code {
         code if is_in_the_way(code) => Trouble::Again(error.into()),
-        // Shutdown, aborted, interrupted, killed, closed for idling; Galera: not ready for queries.
-        1053 | 1152 | 1184 | 1317 | 1927 | 3024 | 4031 | 1047 => Trouble::Gone(error.into()),
+        // Shutdown, aborted, interrupted, killed, closed for idling; not ready for queries: Galera, a replication group, a
+        // server that is offline.
+        1053 | 1152 | 1184 | 1317 | 1927 | 3024 | 4031 | 1047 | 3100 | 3032 => {
+            Trouble::Gone(error.into())
+        }
         // read_only, super_read_only, innodb_read_only, a read-only transaction.
         1290 | 1792 | 1836 | 1874 => Trouble::Moved(error.into()),
         // No such table; no row to draw by (the value that it gives was NULL).
@@ -196,8 +204,8 @@ pub(super) fn told(store: &str, action: &str, error: mysql_async::Error) -> Erro
             store,
             "binlog_format is STATEMENT, with which the server takes no writes at READ COMMITTED; set it to ROW or MIXED",
         ),
-        // Too many connections, of all or of this user; a limit per hour.
-        1040 | 1203 | 1226 => Error::unavailable(store, action, error),
+        // Too many connections, of all or of this user; a limit per hour; too many prepared statements.
+        1040 | 1203 | 1226 | 1461 => Error::unavailable(store, action, error),
         code => Error::Internal {
             store: store.to_owned(),
             why: format!("{action}: error {code}: {message}"),

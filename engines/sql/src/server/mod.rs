@@ -200,7 +200,10 @@ impl<D: Dialect> Shared<D> {
         let Some(doubt) = self.doubts().remove(&claim.id) else {
             return Ok(answer);
         };
-        match self.settle(claim, &doubt.traces).await {
+        match self
+            .settle(about("release", &claim.name), &doubt.traces)
+            .await
+        {
             // What came of it in the meantime is taken back; then nothing more can come.
             Ok(true) => Ok(attempt!(call, Lane::Others, |session| {
                 rules::withdraw(dialect, session, claim, how).await
@@ -215,9 +218,9 @@ impl<D: Dialect> Shared<D> {
     }
 
     /// Makes sure that nothing more comes of these connections.
-    async fn settle(&self, claim: &Claim, traces: &[String]) -> Result<bool> {
+    async fn settle(&self, action: impl Into<String>, traces: &[String]) -> Result<bool> {
         let dialect = &self.pool.dialect;
-        let mut call = self.pool.call(about("release", &claim.name));
+        let mut call = self.pool.call(action);
         Ok(attempt!(call, Lane::Others, |session| {
             let mut settled = Ok(true);
             for trace in traces {
@@ -278,6 +281,11 @@ impl<D: Dialect> Shared<D> {
             let renewed = dialect.renew(session, held).await;
             renewed.map(|renewed| (renewed, asked_at))
         });
+        // One that was asked before, and may still arrive, must not be the last.
+        if !call.lost.is_empty() && !self.settle("renew holds", &call.lost).await? {
+            let cause = "an earlier request may still take effect";
+            return Err(Error::unavailable(dialect, "renew holds", cause));
+        }
         let renewals = held
             .iter()
             .zip(renewed)

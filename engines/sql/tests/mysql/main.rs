@@ -299,18 +299,78 @@ async fn a_deadlock_is_tried_again() {
     assert!(first.is_valid() && second.is_valid());
 }
 
+/// The counter of ids is one for all names.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_waits_for_a_row_holds_up_no_other_name() {
+    let server = MariaDb::start().unwrap();
+    let one = client(&server).await;
+    let patient = open(&format!("{}?response-timeout=20s", server.url())).await;
+    let held = take(&one, "m").await;
+    let mut stopped = bare(&server).await;
+    stopped.query_drop("START TRANSACTION").await.unwrap();
+    let stop = "SELECT 1 FROM fencelock_locks WHERE name = 'm' FOR UPDATE";
+    stopped.query_drop(stop).await.unwrap();
+    let reader = tokio::spawn(patient.unwrap().lock("m").shared().into_future());
+    until("the reader waits for the row", || {
+        status(&server, "Innodb_row_lock_current_waits") == 1
+    })
+    .await;
+    for name in ["a", "n"] {
+        one.try_lock(name).await.unwrap().release().await.unwrap();
+        let read = one.try_lock(name).shared().await.unwrap();
+        read.release().await.unwrap();
+    }
+    assert_eq!(status(&server, "Innodb_row_lock_current_waits"), 1);
+    stopped.query_drop("ROLLBACK").await.unwrap();
+    held.release().await.unwrap();
+    drop(soon("the reader", reader).await.unwrap().unwrap());
+}
+
+/// Whoever has read it before would take it for the same otherwise.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gate_that_is_made_anew_by_a_downgrade_has_another_version() {
+    let server = MariaDb::start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let version = || number(&server, "SELECT version FROM `lock`.fencelock_locks");
+    let held = take(&one, "m").await;
+    let before = version();
+    let held = soon("a downgrade", held.downgrade()).await.unwrap();
+    assert_ne!(version(), before);
+    held.release().await.unwrap();
+
+    let held = take(&one, "m").await;
+    let reader = tokio::spawn(two.lock("m").shared().into_future());
+    until("it waits", || {
+        number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_waiters") == 1
+    })
+    .await;
+    let before = version();
+    let held = soon("a downgrade", held.downgrade()).await.unwrap();
+    assert_ne!(version(), before);
+    drop(soon("the reader", reader).await.unwrap().unwrap());
+    held.release().await.unwrap();
+}
+
 /// A statement that the server makes wait for a row gives up before its client does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_for_a_row_that_took_too_long_is_tried_again() {
     let server = MariaDb::start().unwrap();
-    let client = open(&format!("{}?response-timeout=1900ms", server.url())).await;
-    let client = client.unwrap();
     let timeouts =
         "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_timeouts'";
-    let mut stopped = bare(&server).await;
+    waits_too_long(&server, || number(&server, timeouts)).await;
+    // Or it ends what takes too long altogether.
+    let hasty = MariaDb::builder().flag("max-statement-time=0.5");
+    let hasty = hasty.start().unwrap();
+    waits_too_long(&hasty, || status(&hasty, "Max_statement_time_exceeded")).await;
+}
+
+async fn waits_too_long(server: &MariaDb, timeouts: impl Fn() -> u64) {
+    let client = open(&format!("{}?response-timeout=1900ms", server.url())).await;
+    let client = client.unwrap();
+    let mut stopped = bare(server).await;
     let mut held = Some(take(&client, "m").await);
     for what in ["a release", "a take"] {
-        let before = number(&server, timeouts);
+        let before = timeouts();
         stopped.query_drop("START TRANSACTION").await.unwrap();
         let stop = match what {
             "a release" => "SELECT 1 FROM fencelock_locks WHERE name = 'm' FOR UPDATE",
@@ -328,12 +388,12 @@ async fn a_wait_for_a_row_that_took_too_long_is_tried_again() {
                 }
             }
         });
-        until("the server gave up", || number(&server, timeouts) > before).await;
+        until("the server gave up", || timeouts() > before).await;
         stopped.query_drop("ROLLBACK").await.unwrap();
         soon(what, asked).await.unwrap().unwrap();
     }
     let left = "SELECT COUNT(*) FROM `lock`.fencelock_locks";
-    assert_eq!(number(&server, left), 0);
+    assert_eq!(number(server, left), 0);
 }
 
 /// And they ask seldom.
