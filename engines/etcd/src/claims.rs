@@ -30,8 +30,8 @@ pub(crate) struct Placed {
     pub(crate) mode: Mode,
     /// What it waits for the end of.
     pub(crate) waits_for: Option<Wanted>,
-    /// Sessions in which a request without an answer may put it still.
-    pub(crate) doubtful: Vec<Arc<Session>>,
+    /// The sessions in one of which a request without an answer may put it still; of each such request.
+    pub(crate) doubtful: Vec<Vec<Arc<Session>>>,
     /// It was withdrawn, and that is not certain yet.
     pub(crate) undone: bool,
     /// Sessions that are kept alive for it.
@@ -98,7 +98,8 @@ impl Placed {
     }
 
     fn is_in_doubt(&self) -> bool {
-        self.doubtful.iter().any(|session| !session.has_ended())
+        let mut sessions = self.doubtful.iter().flatten();
+        sessions.any(|session| !session.has_ended())
     }
 }
 

@@ -238,7 +238,7 @@ impl Shared {
         self.update(claim, |placed| {
             if trouble.maybe_done {
                 let used = used.iter().map(|pin| Arc::clone(&pin.0));
-                placed.doubtful.extend(used);
+                placed.doubtful.push(used.collect());
             }
             // Nothing but the request itself needs them.
             placed.pins.clear();
@@ -297,6 +297,14 @@ impl Shared {
             return Ok(None);
         };
         self.note_there(claim, own.create_revision(), &on);
+        self.update(claim, |placed| {
+            // The request that put it is done, and was the only one for this session: nobody new has come in since.
+            let is_on = |session: &Arc<Session>| Arc::ptr_eq(session, &on);
+            placed.doubtful.retain(|used| !used.iter().any(is_on));
+            if !placed.pins.iter().any(|pin| is_on(&pin.0)) {
+                placed.pins.push(on.pin());
+            }
+        });
         let stands = match claim.mode {
             // If it is not the last, it was placed earlier, and others have come since.
             Mode::Exclusive => stands_last(own.key(), &others, more),
@@ -609,7 +617,8 @@ impl Shared {
         if placed.doubtful.is_empty() {
             return true;
         }
-        let ended = placed.doubtful.iter().map(|session| session.ended());
+        let doubtful = placed.doubtful.iter().flatten();
+        let ended = doubtful.map(|session| session.ended());
         let ended = futures_util::future::join_all(ended);
         let limit = self.store.config.response_timeout;
         tokio::time::timeout(limit, ended).await.is_ok()

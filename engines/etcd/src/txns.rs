@@ -18,24 +18,26 @@ impl Shared {
     /// The transaction: takes the lock if nobody is there, and asks for nothing else.
     pub(crate) fn taking(&self, claim: &Claim, key: &str, base: Option<u64>, hold: &Pin) -> Txn {
         let take = put(key, self.value(claim, base), hold);
-        Txn::new().when(self.is_free(claim, base)).and_then([take])
+        let free = self.is_free(claim, key, base);
+        Txn::new().when(free).and_then([take])
     }
 
     /// What must be so for a claim to hold at once: the line is empty (of those that matter), and tokens are counted as known.
-    fn is_free(&self, claim: &Claim, base: Option<u64>) -> Vec<Compare> {
+    fn is_free(&self, claim: &Claim, key: &str, base: Option<u64>) -> Vec<Compare> {
         let prefix = self.layout().line(&claim.name);
         let absent = |from: String| {
             let end = end_of(&from);
             Compare::create_revision(from, CompareOp::Equal, 0).with_range(end)
         };
-        let counted = counted_from(base);
         match claim.mode {
             Mode::Shared => {
                 let others = ["p", "x"].map(|mode| absent(format!("{prefix}{mode}")));
-                counted.into_iter().chain(others).collect()
+                // An earlier request may have put it: to put it again would keep its revision and change its session.
+                is_new(key, base).into_iter().chain(others).collect()
             }
             Mode::Exclusive | Mode::Permit { .. } => {
-                counted.into_iter().chain([absent(prefix)]).collect()
+                let counted = counted_from(base).into_iter();
+                counted.chain([absent(prefix)]).collect()
             }
         }
     }
@@ -69,7 +71,7 @@ impl Shared {
         taken.push(TxnOp::get(key, None));
         taken.push(self.reading_line(claim));
         Txn::new()
-            .when(self.is_free(claim, base))
+            .when(self.is_free(claim, key, base))
             .and_then([put(key, value, hold)])
             .or_else(taken)
     }

@@ -124,6 +124,113 @@ async fn a_lost_answer_leaves_no_orphan() {
     assert_eq!(far.promises().lease, LeaseKind::Session);
 }
 
+/// Waits until the keys of a lock are so many.
+async fn keys(etcd: &Etcd, name: &str, count: u64) {
+    let prefix = format!("fencelock/lock/{name}/");
+    until("the keys are there", async || {
+        etcd.keys(&prefix).unwrap() == count
+    })
+    .await;
+}
+
+/// What the store knows of a grant is what the client believes, whatever became of the first answer.
+#[tokio::test]
+async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    // It keeps the session that the reader's key is put in.
+    let stays = far.lock("stays").await.unwrap();
+    proxy.answers(Flow::Lose);
+    let reader = tokio::spawn({
+        let far = far.clone();
+        async move { far.lock("a").shared().await }
+    });
+    keys(&etcd, "a", 1).await;
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    let reader = soon("the reader", reader).await.unwrap().unwrap();
+    let view = near.look("a").await.unwrap();
+    assert_eq!(view.holders.len(), 1);
+    assert_eq!(view.token(), Some(reader.token()));
+    stays.release().await.unwrap();
+    let sequencer = reader.sequencer().await.unwrap();
+    assert!(near.check(&sequencer).await.unwrap());
+    let error = near.try_lock("a").await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    reader.release().await.unwrap();
+    keys(&etcd, "a", 0).await;
+}
+
+/// The first request comes after the second, which took its place: it changes nothing.
+#[tokio::test]
+async fn a_readers_late_request_does_not_move_its_key() {
+    let etcd = Etcd::start().unwrap();
+    let (slow, other) = (
+        Proxy::start(etcd.port(0)).unwrap(),
+        Proxy::start(etcd.port(0)).unwrap(),
+    );
+    other.refuse(true).unwrap();
+    let ports = [slow.port(), other.port()];
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&ports));
+    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    let stays = far.lock("stays").await.unwrap();
+    let before = etcd.leases().unwrap();
+    other.refuse(false).unwrap();
+    // Long enough for the second, and each byte in its time: the first is there well before it is called off.
+    slow.requests(Flow::Delay(Duration::from_secs(2)));
+    let reader = soon("the reader", far.lock("a").shared()).await.unwrap();
+    let done = || {
+        let label = "grpc_method=\"Txn\"";
+        etcd.counter(0, "grpc_server_handled_total", label).unwrap()
+    };
+    let second = done();
+    until("the first request is there", async || done() > second).await;
+    stays.release().await.unwrap();
+    until("its session is over", async || {
+        let leases = etcd.leases().unwrap();
+        before.iter().any(|lease| !leases.contains(lease))
+    })
+    .await;
+    let error = near.try_lock("a").await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    assert!(reader.is_valid());
+    reader.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
+    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    let other = client(&etcd).await;
+    let guard = near.lock("a").await.unwrap();
+    let kept = near.lock("b").await.unwrap();
+    // It waits in the session that the waiter's key is put in.
+    let beside = wait_for(&far, "b");
+    waiters(&near, "b", 1).await;
+    let error = far.try_lock("a").await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    proxy.answers(Flow::Lose);
+    let first = wait_for(&far, "a");
+    waiters(&near, "a", 1).await;
+    let second = wait_for(&other, "a");
+    waiters(&near, "a", 2).await;
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    guard.release().await.unwrap();
+    let first = soon("the first", first).await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    first.release().await.unwrap();
+    let second = soon("the second", second).await.unwrap().unwrap();
+    second.release().await.unwrap();
+    kept.release().await.unwrap();
+    let beside = soon("the one beside it", beside).await.unwrap().unwrap();
+    beside.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_ttl_of_each_claims_own() {
     let etcd = Etcd::start().unwrap();
