@@ -2,25 +2,21 @@
 
 use std::time::Duration;
 
-use fencelock::{Clock, Error, LeaseKind, Promises, Release};
+use fencelock::{Clock, Error, Promises, Release};
 use tokio::time::Instant;
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
-    case!(the_client_knows_first).promised(leases),
-    case!(a_late_release_spares_the_next).promised(leases),
-    case!(a_release_says_what_it_found).promised(leases),
+    case!(the_client_knows_first),
+    case!(a_late_release_spares_the_next),
+    case!(a_release_says_what_it_found),
     case!(a_lock_delay_follows_a_loss).promised(delays),
     case!(a_release_needs_no_lock_delay).promised(delays),
     case!(a_late_release_leaves_the_lock_delay).promised(delays),
-    case!(a_body_is_stopped_when_the_lock_is_lost).promised(leases),
+    case!(a_body_is_stopped_when_the_lock_is_lost),
 ];
-
-fn leases(promises: &Promises) -> bool {
-    promises.lease == LeaseKind::Lease
-}
 
 fn delays(promises: &Promises) -> bool {
     promises.lock_delay
