@@ -32,7 +32,7 @@ pub(crate) struct Placed {
     pub(crate) waits_for: Option<Wanted>,
     /// The sessions in one of which a request without an answer may put it still; of each such request.
     pub(crate) doubtful: Vec<Vec<Arc<Session>>>,
-    /// It was withdrawn, and that is not certain yet.
+    /// It was withdrawn or given up, and that is not certain yet.
     pub(crate) undone: bool,
     /// Sessions that are kept alive for it.
     pub(crate) pins: Vec<Arc<Pin>>,
@@ -142,7 +142,8 @@ impl Claims {
 
     /// The number of a claim: the one that it has, or the lowest that nobody has.
     pub(crate) fn number(&self, claim: &Claim) -> Number {
-        if let Some(placed) = self.get(claim.id) {
+        // What was undone may be deleted at any moment.
+        if let Some(placed) = self.get(claim.id).filter(|placed| !placed.undone) {
             return placed.number;
         }
         let series = self.series;
@@ -158,11 +159,15 @@ impl Claims {
     /// Notes a claim, and that its number is in use.
     pub(crate) fn insert(&mut self, claim: &Claim, placed: Placed) {
         let number = placed.number;
-        let noted = (claim.name.clone(), placed);
-        if self.all.insert(claim.id, noted).is_none() {
+        if self
+            .get(claim.id)
+            .is_none_or(|known| known.number != number)
+        {
+            self.remove(claim.id);
             let numbers = self.numbers.entry(claim.name.clone()).or_default();
             numbers.push(number);
         }
+        self.all.insert(claim.id, (claim.name.clone(), placed));
     }
 
     /// Forgets a claim whose key is gone. Another may have its number.
@@ -209,6 +214,29 @@ impl Claims {
     /// Forgets the claim unless a request without an answer may put it still.
     pub(crate) fn remove_unless_doubtful(&mut self, id: ClaimId) {
         if !self.get(id).is_some_and(Placed::is_in_doubt) {
+            self.remove(id);
+        }
+    }
+
+    /// Forgets a claim that nobody will withdraw. What a request without an answer may put still is nobody's then.
+    pub(crate) fn give_up(&mut self, id: ClaimId) {
+        self.remove_unless_doubtful(id);
+        if let Some(placed) = self.get_mut(id) {
+            placed.undone = true;
+            placed.pins.clear();
+        }
+    }
+
+    /// Forgets the claims that were undone and of which nothing can be left: a session has ended.
+    pub(crate) fn remove_settled(&mut self) {
+        let is_settled = |placed: &Placed| {
+            let is_gone = placed.there.is_none() || placed.on.has_ended();
+            placed.undone && is_gone && !placed.is_in_doubt()
+        };
+        let all = self.all.iter();
+        let settled = all.filter(|(_, (_, placed))| is_settled(placed));
+        let settled: Vec<ClaimId> = settled.map(|(id, _)| *id).collect();
+        for id in settled {
             self.remove(id);
         }
     }

@@ -284,7 +284,7 @@ impl Shared {
             if line.is_some() || stands_in_line(claim) || readers()? {
                 return Ok(None);
             }
-            self.claims().remove_unless_doubtful(claim.id);
+            self.claims().give_up(claim.id);
             return Ok(Some(Standing::Busy));
         };
         if !self.is_mine(claim, own) {
@@ -377,7 +377,7 @@ impl Shared {
                 {
                     self.delete(key.as_bytes(), revision).await?;
                 }
-                self.claims().remove_unless_doubtful(claim.id);
+                self.claims().give_up(claim.id);
                 Ok(Some(Standing::Busy))
             }
             Stands::Waits(wanted) => {
@@ -587,6 +587,7 @@ impl Shared {
             None => self.undo(claim, &placed).await?,
         };
         placed.on.leave(claim.id);
+        self.update(claim, |placed| placed.there = None);
         if !self.is_settled(claim, &placed).await {
             return Ok(Withdrawn::Unknown);
         }

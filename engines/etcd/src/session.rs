@@ -54,6 +54,8 @@ struct State {
     used: BootInstant,
     ended: bool,
     retired: bool,
+    /// A request of unknown outcome may put a key in it.
+    doubtful: bool,
     /// It is being revoked: nothing may be believed of it any more.
     revoked: bool,
     members: HashMap<ClaimId, Member>,
@@ -139,7 +141,10 @@ impl Session {
 
     /// Nobody new may come in: see above.
     pub(crate) fn retire(&self) {
-        self.state().retired = true;
+        {
+            let mut state = self.state();
+            (state.retired, state.doubtful) = (true, true);
+        }
         self.news.notify_waiters();
     }
 
@@ -308,6 +313,7 @@ impl Shared {
                 used: confirmed,
                 ended: false,
                 retired: false,
+                doubtful: false,
                 revoked: false,
                 members: HashMap::new(),
             }),
@@ -353,6 +359,9 @@ impl Shared {
         self.sessions.remove(session);
         for id in session.end() {
             self.lost(id);
+        }
+        if session.state().doubtful {
+            self.claims().remove_settled();
         }
     }
 

@@ -133,6 +133,23 @@ async fn keys(etcd: &Etcd, name: &str, count: u64) {
     .await;
 }
 
+/// Later than a second request by the other way. Each byte in its time: it is there well before it is called off.
+const LATE: Flow = Flow::Delay(Duration::from_secs(2));
+
+/// Two ways to a server, the second closed.
+fn two_ways(etcd: &Etcd) -> (Proxy, Proxy) {
+    let ways = [(); 2].map(|()| Proxy::start(etcd.port(0)).unwrap());
+    let [slow, other] = ways;
+    other.refuse(true).unwrap();
+    (slow, other)
+}
+
+async fn by_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
+    let ports = [slow.port(), other.port()];
+    let url = format!("{}?response-timeout=300ms", etcd.url_at(&ports));
+    fencelock::connect(&url).await.unwrap()
+}
+
 /// What the store knows of a grant is what the client believes, whatever became of the first answer.
 #[tokio::test]
 async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
@@ -167,19 +184,12 @@ async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
 #[tokio::test]
 async fn a_readers_late_request_does_not_move_its_key() {
     let etcd = Etcd::start().unwrap();
-    let (slow, other) = (
-        Proxy::start(etcd.port(0)).unwrap(),
-        Proxy::start(etcd.port(0)).unwrap(),
-    );
-    other.refuse(true).unwrap();
-    let ports = [slow.port(), other.port()];
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&ports));
-    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    let (slow, other) = two_ways(&etcd);
+    let (far, near) = (by_both(&etcd, &slow, &other).await, client(&etcd).await);
     let stays = far.lock("stays").await.unwrap();
     let before = etcd.leases().unwrap();
     other.refuse(false).unwrap();
-    // Long enough for the second, and each byte in its time: the first is there well before it is called off.
-    slow.requests(Flow::Delay(Duration::from_secs(2)));
+    slow.requests(LATE);
     let reader = soon("the reader", far.lock("a").shared()).await.unwrap();
     let done = || {
         let label = "grpc_method=\"Txn\"";
@@ -229,6 +239,30 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     kept.release().await.unwrap();
     let beside = soon("the one beside it", beside).await.unwrap().unwrap();
     beside.release().await.unwrap();
+}
+
+/// Whoever was told that the lock is taken does not come back for what its first request may have taken since.
+#[tokio::test]
+async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
+    let etcd = Etcd::start().unwrap();
+    let (slow, other) = two_ways(&etcd);
+    let (far, near) = (by_both(&etcd, &slow, &other).await, client(&etcd).await);
+    // It keeps the session that the request is for.
+    let ttl = Duration::from_secs(3);
+    let stays = far.lock("stays").ttl(ttl).await.unwrap();
+    let guard = near.lock("a").await.unwrap();
+    other.refuse(false).unwrap();
+    slow.requests(LATE);
+    let error = far.lock("a").ttl(ttl).attempts(2).await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    guard.release().await.unwrap();
+    // It takes what is free now, and is found out.
+    for count in [0, 1, 0] {
+        keys(&etcd, "a", count).await;
+    }
+    assert!(stays.is_valid());
+    let guard = soon("the lock", near.lock("a")).await.unwrap();
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]
