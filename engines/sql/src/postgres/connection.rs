@@ -23,24 +23,60 @@ const OLDEST: u32 = 140_000;
 /// Serializes those that make the tables. Any number that others are unlikely to use.
 const SETUP_KEY: i64 = 0x0066_656e_6365_6c6b;
 
-/// Prepares a connection, and asks who is there. Nothing of the server's own limits may end a wait or a hold. A plain scan of
-/// an index clears away the entries of deleted rows that it meets; another kind would read all of a hot lock's past each time.
+/// Prepares a connection, and asks who is there. Nothing of the server's own limits may end a wait or a hold; but whoever
+/// stops in a transaction that is no hold is in nobody's way for long. A plain scan of an index clears away the entries of
+/// deleted rows that it meets; another kind would read all of a hot lock's past each time.
 const PREPARE: &str = "\
-    SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
+    SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = '5s'; \
     SET idle_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
     SET default_transaction_read_only = off; SET client_connection_check_interval = '1s'; \
     SET enable_bitmapscan = off; SET enable_seqscan = off; SET jit = off; \
     SELECT pg_backend_pid(), \
         (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid()), \
         pg_is_in_recovery()";
-/// The second statement, of a transaction of its own; the run is the timeline and the start of the server.
-const CHECK: &str = "\
-    SELECT pg_backend_pid(), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) || '/' \
-        || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
-/// In its own statement, so that nothing is drawn from a sequence before the row is locked.
-const LIFT: &str = "\
-    SELECT setval('fencelock_tokens', greatest(last_value + 16, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) \
-    FROM fencelock_tokens";
+/// The second statement, of a transaction of its own.
+const CHECK: &str = "SELECT pg_backend_pid()";
+/// The run of the server: its timeline, its start, and when it began to count anew, as it does when one of its processes was
+/// killed and it goes on without what had not reached the disk.
+macro_rules! run {
+    () => {
+        "concat_ws('/', substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), \
+         (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
+         (SELECT (extract(epoch FROM stats_reset) * 1000000)::bigint FROM pg_stat_archiver))"
+    };
+}
+const ASK: &str = concat!(
+    "SELECT format, last_value, run = ",
+    run!(),
+    " FROM fencelock_store, fencelock_tokens WHERE id = 1"
+);
+/// In its own statement, so that nothing is drawn from a sequence before the row is locked. Far enough above what was read
+/// that those who draw meanwhile, or drew what was lost, do not come that far; they do not outrun the time either.
+macro_rules! lift {
+    ($rest:literal) => {
+        concat!(
+            "SELECT setval('fencelock_tokens', \
+             greatest(last_value + 1000000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) FROM fencelock_tokens",
+            $rest
+        )
+    };
+}
+// One message is one transaction, which ends by itself: a client that stops has nothing locked.
+const LIFT_ONCE: &str = concat!(
+    "SELECT 1 FROM fencelock_store WHERE id = 1 FOR UPDATE; ",
+    lift!(", fencelock_store WHERE id = 1 AND run <> "),
+    run!(),
+    "; UPDATE fencelock_store SET run = ",
+    run!(),
+    " WHERE id = 1 AND run <> ",
+    run!(),
+    "; SELECT last_value FROM fencelock_tokens"
+);
+const LIFT_ANEW: &str = concat!(
+    "SELECT 1 FROM fencelock_store WHERE id = 1 FOR UPDATE; ",
+    lift!(""),
+    "; SELECT last_value FROM fencelock_tokens"
+);
 
 /// Parameters of a statement.
 pub(super) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -168,15 +204,12 @@ impl Server {
             ));
         }
         session.id = SessionId(id);
-        let run = again.get(1).cloned().unwrap_or_default();
-        self.lift(session, &run).await
+        self.lift(session).await
     }
 
     /// The tables are there and understood, and tokens are above all that this store gave before: what was lost with an
     /// old server is made up for by the time.
-    async fn lift(&self, session: &mut Session, run: &str) -> Result<()> {
-        const ASK: &str =
-            "SELECT format, run, last_value FROM fencelock_store, fencelock_tokens WHERE id = 1";
+    async fn lift(&self, session: &mut Session) -> Result<()> {
         let action = "read the table fencelock_store";
         let told = match session.client.simple_query(ASK).await {
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => None,
@@ -192,7 +225,7 @@ impl Server {
                     .ok_or_else(|| self.internal("the table fencelock_store stays empty"))?
             }
         };
-        let [format, of, last] = told.as_slice() else {
+        let [format, last, lifted] = told.as_slice() else {
             return Err(self.internal("a SELECT has other columns than it names"));
         };
         if format != FORMAT {
@@ -202,45 +235,26 @@ impl Server {
             return Err(Error::config(self, why));
         }
         session.floor = Token(last.parse().unwrap_or(0));
-        if of == run {
+        if lifted == "t" {
             return Ok(());
         }
         // Once per run: whoever is second finds it done.
-        self.lift_to_time(session, run).await
+        self.lift_to_time(session, LIFT_ONCE).await
     }
 
     /// Lifts tokens to the time although this run has seen that done: what was drawn shows that they were lost.
     pub(super) async fn lift_anew(&self, session: &mut Session) -> Result<()> {
-        self.lift_to_time(session, "").await
+        self.lift_to_time(session, LIFT_ANEW).await
     }
 
-    async fn lift_to_time(&self, session: &mut Session, run: &str) -> Result<()> {
+    async fn lift_to_time(&self, session: &mut Session, sql: &str) -> Result<()> {
         let action =
             "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
-        let lift = async {
-            let client = &session.client;
-            client.batch_execute("BEGIN").await?;
-            let row = client
-                .query_one(
-                    "SELECT run FROM fencelock_store WHERE id = 1 FOR UPDATE",
-                    &[],
-                )
-                .await?;
-            if run.is_empty() {
-                client.batch_execute(LIFT).await?;
-            } else if row.get::<_, String>(0) != run {
-                client.batch_execute(LIFT).await?;
-                client
-                    .execute("UPDATE fencelock_store SET run = $1 WHERE id = 1", &[&run])
-                    .await?;
-            }
-            client.batch_execute("COMMIT").await?;
-            client
-                .query_one("SELECT last_value FROM fencelock_tokens", &[])
-                .await
-        };
-        let row = lift.await.map_err(|error| self.error(action, error))?;
-        session.floor = Token(row.get::<_, i64>(0).unsigned_abs());
+        let told = session.client.simple_query(sql).await;
+        let told = columns(&told.map_err(|error| self.error(action, error))?);
+        let last = told.as_ref().and_then(|row| row.first()?.parse().ok());
+        let last = last.ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        session.floor = Token(last);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 -- Format 1. What fencelock keeps in PostgreSQL; made by itself where it may, else by whoever runs this.
 
--- One row: the format, and the run of the server (its timeline and its start) for which tokens were last lifted to the time.
+-- One row: the format, and the run of the server (its timeline, its start, and its last recovery from a crash) for which
+-- tokens were last lifted to the time.
 CREATE TABLE IF NOT EXISTS fencelock_store (
     id integer PRIMARY KEY CHECK (id = 1),
     format integer NOT NULL,
