@@ -32,41 +32,40 @@ const TIDY: Duration = Duration::from_millis(300);
 /// How many requests to tidy up are on their way at once.
 pub(crate) const AT_ONCE: usize = 256;
 
-/// What became of one hold, with its place in the batch.
+/// What became of holds, with their places in the batch.
 type Renewed = Vec<(usize, Renewal)>;
+
+/// How a hold is to be renewed.
+enum Next {
+    /// Not at all.
+    Lost,
+    /// By moving to a session that lasts for it.
+    Move,
+    /// In the session that it has, by this id.
+    Stay(i64),
+}
 
 impl Store {
     pub(crate) async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
-        let mut moves = Vec::new();
+        let mut batches: Vec<BoxFuture<'_, Renewed>> = Vec::new();
         // By their session: what is written in one says nothing of another.
         let mut stays: HashMap<i64, Vec<(usize, Arc<Spot>)>> = HashMap::new();
-        for (at, held) in held.iter().enumerate() {
-            let Some(spot) = self.spot(held.claim.id) else {
+        for (at, held_one) in held.iter().enumerate() {
+            let Some(spot) = self.spot(held_one.claim.id) else {
                 renewals[at] = Some(Renewal::Lost);
                 continue;
             };
-            if spot.now().unsure
-                && let Err(trouble) = self.settle(&spot).await
-            {
-                renewals[at] = Some(Renewal::Unknown(self.error(renewing(held), trouble)));
+            if spot.now().unsure {
+                batches.push(Box::pin(self.renew_unsure(held, at, spot)));
                 continue;
             }
-            let now = spot.now().clone();
-            let ended = now.over || now.node.is_none() || now.life.is_over();
-            if ended || Clock::Boot.now() > now.until {
-                renewals[at] = Some(Renewal::Lost);
-            } else if now.session.timeout < self.wanted(&held.claim) {
-                moves.push((at, spot));
-            } else {
-                stays.entry(now.life.id).or_default().push((at, spot));
+            match self.next_for(&spot, &held_one.claim) {
+                Next::Lost => renewals[at] = Some(Renewal::Lost),
+                Next::Move => batches.push(Box::pin(self.renew_by_move(held, at, spot))),
+                Next::Stay(session) => stays.entry(session).or_default().push((at, spot)),
             }
         }
-        let moved = moves.into_iter().map(|(at, spot)| async move {
-            vec![(at, self.renew_by_move(&held[at], &spot).await)]
-        });
-        let moved: Vec<BoxFuture<'_, Renewed>> = moved.map(|f| Box::pin(f) as _).collect();
-        let mut batches = moved;
         for (_, of_session) in stays {
             for batch in of_session.chunks(BATCH) {
                 batches.push(Box::pin(self.renew_batch(held, batch.to_vec())));
@@ -86,14 +85,42 @@ impl Store {
         .collect()
     }
 
-    /// The first renewal of a hold whose ttl is longer than the session of the line: it moves to one that lasts.
-    async fn renew_by_move(&self, held: &HeldClaim, spot: &Arc<Spot>) -> Renewal {
-        let wanted = self.wanted(&held.claim);
-        match self.move_to(spot, &held.claim, wanted, held.token).await {
-            Ok((sent, _)) => self.kept(spot, &held.claim, sent),
-            Err(Trouble::Answered(Refusal::NoNode)) => Renewal::Lost,
-            Err(trouble) => Renewal::Unknown(self.error(renewing(held), trouble)),
+    /// How a hold of which nothing is unsure is to be renewed.
+    fn next_for(&self, spot: &Spot, claim: &Claim) -> Next {
+        let now = spot.now();
+        let ended = now.over || now.node.is_none() || now.life.is_over();
+        if ended || Clock::Boot.now() > now.until {
+            Next::Lost
+        } else if now.session.timeout < self.wanted(claim) {
+            Next::Move
+        } else {
+            Next::Stay(now.life.id)
         }
+    }
+
+    /// Beside the others, which must not wait for what becomes of one of them.
+    async fn renew_unsure(&self, held: &[HeldClaim], at: usize, spot: Arc<Spot>) -> Renewed {
+        if let Err(trouble) = self.settle(&spot).await {
+            let error = self.error(renewing(&held[at]), trouble);
+            return vec![(at, Renewal::Unknown(error))];
+        }
+        match self.next_for(&spot, &held[at].claim) {
+            Next::Lost => vec![(at, Renewal::Lost)],
+            Next::Move => self.renew_by_move(held, at, spot).await,
+            Next::Stay(_) => self.renew_batch(held, vec![(at, spot)]).await,
+        }
+    }
+
+    /// The first renewal of a hold whose ttl is longer than the session of the line: it moves to one that lasts.
+    async fn renew_by_move(&self, held: &[HeldClaim], at: usize, spot: Arc<Spot>) -> Renewed {
+        let HeldClaim { claim, token, .. } = &held[at];
+        let wanted = self.wanted(claim);
+        let renewal = match self.move_to(&spot, claim, wanted, *token).await {
+            Ok((sent, _)) => self.kept(&spot, claim, sent),
+            Err(Trouble::Answered(Refusal::NoNode)) => Renewal::Lost,
+            Err(trouble) => Renewal::Unknown(self.error(renewing(&held[at]), trouble)),
+        };
+        vec![(at, renewal)]
     }
 
     /// Confirms holds of one session in one transaction, and writes down the tokens that were handed on.
