@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fencelock_core::Client;
+use fencelock_core::{Client, Release};
 use fencelock_testbed::{Ensemble, ZooKeeper};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -112,4 +112,21 @@ async fn a_killed_leader_costs_no_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_cut_off_costs_no_hold() {
     through_a_lost_leader(async |ensemble, leader| ensemble.isolate(leader).unwrap()).await;
+}
+
+/// Each session asks the servers in an order of its own: of many, some ask the one that is down first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_down_at_the_start_is_passed_over() {
+    let ensemble = ZooKeeper::builder().ensemble().unwrap();
+    let url = ensemble.url();
+    let down = (ensemble.leader().unwrap() + 1) % 3;
+    ensemble.kill9(down);
+    for _ in 0..6 {
+        let client = soon("a server that is up", connect(&url)).await;
+        // In a session of its own.
+        let wish = client.lock("a").ttl(Duration::from_secs(1));
+        let guard = soon("the lock", wish).await.unwrap();
+        soon("a renewal", guard.prolonged()).await;
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+    }
 }

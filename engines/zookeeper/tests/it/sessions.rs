@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::{Client, Clock, Error, Guard, Release};
-use fencelock_testbed::{Flow, Port, Proxy, ZooKeeper};
+use fencelock_testbed::{Flow, Proxy, ZooKeeper};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
@@ -201,19 +201,6 @@ async fn a_session_that_ends_while_holding_is_lost_before_the_next_grant() {
         Some(next.token()),
         "a late release spares the next"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn servers_that_are_down_at_the_start_are_passed_over() {
-    let server = ZooKeeper::start().unwrap();
-    let dead = [Port::free().unwrap(), Port::free().unwrap()];
-    let [first, second] = dead.each_ref().map(Port::number);
-    let url = format!(
-        "zookeeper://127.0.0.1:{first},127.0.0.1:{},127.0.0.1:{second}",
-        server.port()
-    );
-    let client = soon("a server that is up", connect(&url)).await;
-    client.lock("a").await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
