@@ -45,6 +45,7 @@
 //!   in it until its first renewal.
 //! * A change of the leader prolongs all leases by one lease.
 
+mod attempt;
 mod claims;
 mod config;
 mod diagnose;

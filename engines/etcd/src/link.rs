@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::attempt::Attempts;
 use crate::config::Config;
 use crate::layout::BASE;
 use crate::refusal::{Trouble, explain, is_lease_gone, is_refusal, whole};
@@ -31,7 +32,7 @@ const ELECTION: Duration = Duration::from_millis(100);
 pub(crate) struct Store {
     pub(crate) config: Config,
     current: Mutex<Option<Arc<Link>>>,
-    opening: tokio::sync::Mutex<()>,
+    opening: Attempts,
     closed: AtomicBool,
 }
 
@@ -66,7 +67,7 @@ impl Store {
         let store = Self {
             config,
             current: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
+            opening: Attempts::default(),
             closed: AtomicBool::new(false),
         };
         let link = store.find(store.config.connect_timeout).await?;
@@ -90,20 +91,23 @@ impl Store {
         if let Some(link) = &*self.current() {
             return Ok(Arc::clone(link));
         }
-        let _opening = self.opening.lock().await;
+        let config = &self.config;
+        let limit = config.connect_timeout.min(config.response_timeout);
+        let opening = self.opening.begin(limit).await;
+        let mut opening = opening.ok_or_else(|| self.silent("connecting", limit))?;
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed);
         }
         if let Some(link) = &*self.current() {
             return Ok(Arc::clone(link));
         }
-        let config = &self.config;
-        let limit = config.connect_timeout.min(config.response_timeout);
-        let link = self.find(limit).await.map_err(|error| match error {
+        opening.inherit(&config.store)?;
+        let found = self.find(limit).await.map_err(|error| match error {
             // What was right before may be so again: a cluster that is being rebuilt has no users yet.
             Error::Config { store, why } => Error::unavailable(store, "connecting again", why),
             other => other,
-        })?;
+        });
+        let link = found.inspect_err(|error| opening.fail(error))?;
         *self.current() = Some(Arc::clone(&link));
         Ok(link)
     }
@@ -203,7 +207,7 @@ impl Store {
         }
     }
 
-    fn silent(&self, action: &str, limit: Duration) -> Error {
+    pub(crate) fn silent(&self, action: &str, limit: Duration) -> Error {
         let cause = format!("no answer within {limit:?}");
         Error::unavailable(&self.config.store, action, cause)
     }

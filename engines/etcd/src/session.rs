@@ -16,6 +16,7 @@ use fencelock_core::engine::{Claim, Grant};
 use fencelock_core::{BootInstant, ClaimId, Clock, Result, Tokens};
 use tokio::sync::Notify;
 
+use crate::attempt::Attempts;
 use crate::engine::Shared;
 use crate::refusal::Trouble;
 
@@ -238,7 +239,7 @@ pub(crate) struct Sessions {
     open: Mutex<HashMap<Class, Arc<Session>>>,
     /// By lease, those that are retired as well.
     all: Mutex<HashMap<i64, Arc<Session>>>,
-    opening: tokio::sync::Mutex<()>,
+    opening: Attempts,
 }
 
 impl Sessions {
@@ -294,16 +295,27 @@ impl Shared {
             return Ok(pin);
         }
         // Of those for many, one is begun for all who come at once.
-        let _opening = match class.only {
+        let mut opening = match class.only {
             Some(_) => None,
-            None => Some(self.sessions.opening.lock().await),
+            None => {
+                let limit = self.store.config.response_timeout;
+                let opening = self.sessions.opening.begin(limit).await;
+                Some(opening.ok_or_else(|| self.store.silent("beginning a session", limit))?)
+            }
         };
         if let Some(pin) = self.sessions.usable(class) {
             return Ok(pin);
         }
+        if let Some(opening) = &opening {
+            opening.inherit(&self.store.config.store)?;
+        }
         let confirmed = Clock::Boot.now();
         let seconds = i64::try_from(class.seconds).unwrap_or(i64::MAX);
-        let (lease, ttl) = self.store.grant(seconds).await?;
+        let granted = self.store.grant(seconds).await;
+        if let (Some(opening), Err(trouble)) = (&mut opening, &granted) {
+            opening.fail(&trouble.error);
+        }
+        let (lease, ttl) = granted?;
         let session = Arc::new(Session {
             lease,
             ttl,

@@ -1,5 +1,7 @@
 //! TLS, users, rights, and members that are down.
 
+use std::time::{Duration, Instant};
+
 use fencelock::Error;
 use fencelock_testbed::{Etcd, Port};
 
@@ -109,4 +111,34 @@ async fn nobody_is_there() {
         error.to_string().contains(&nobody.number().to_string()),
         "{error}"
     );
+}
+
+/// However many come while nobody answers: all wait for the same attempt, not each for those before it.
+#[tokio::test]
+async fn nobody_waits_for_the_failures_of_others() {
+    const COME: usize = 20;
+    let limit = Duration::from_secs(1);
+    let etcd = Etcd::start().unwrap();
+    let url = format!("{}?response-timeout=1s", etcd.url());
+    let one = fencelock::connect(&url).await.unwrap();
+    one.lock("a").await.unwrap().release().await.unwrap();
+    etcd.pause(0).unwrap();
+    // It costs the connection and the session.
+    one.try_lock("a").await.unwrap_err();
+    let begun = Instant::now();
+    let wish = |i| {
+        let one = one.clone();
+        tokio::spawn(async move { one.try_lock(&format!("a/{i}")).await })
+    };
+    let wishes: Vec<_> = (0..COME).map(wish).collect();
+    for wish in wishes {
+        let error = soon("an error", wish).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains("no answer within"), "{error}");
+    }
+    let took = begun.elapsed();
+    assert!(took < 4 * limit, "{took:?}");
+    etcd.resume(0).unwrap();
+    let again = soon("the client goes on", one.lock("a")).await.unwrap();
+    again.release().await.unwrap();
 }
