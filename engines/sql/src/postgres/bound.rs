@@ -36,6 +36,9 @@ macro_rules! key {
 /// Held by whoever deletes unused rows, for a moment, and shared by whoever must know whether a row is in use.
 const SWEEP_KEY: &str = "7378697629483820647";
 
+/// For `for-update`: the longest that a connection stays silent that holds no row. Longer than the pool keeps one that is free.
+const SPARE: &str = "30s";
+
 /// One of the two.
 pub(crate) struct Ways {
     server: Server,
@@ -62,12 +65,14 @@ impl Ways {
             return Ok(false);
         }
         session.idle = None;
-        let setting = if self.advisory {
-            "idle_session_timeout"
+        let millis = idle.as_millis().max(1);
+        let sql = if self.advisory {
+            format!("SET idle_session_timeout = {millis}")
         } else {
-            "idle_in_transaction_session_timeout"
+            format!(
+                "SET idle_in_transaction_session_timeout = {millis}; SET idle_session_timeout = '{SPARE}'"
+            )
         };
-        let sql = format!("SET {setting} = {}", idle.as_millis().max(1));
         let set = session.client.batch_execute(&sql).await;
         set.map_err(|error| self.server.error("set an idle timeout", error))?;
         session.idle = Some(idle);
@@ -105,31 +110,94 @@ impl Ways {
             session.client.batch_execute("BEGIN"),
             session.client.query(&statement, &values)
         );
-        begun.map_err(failed)?;
-        let last = rows
-            .map_err(failed)?
-            .first()
-            .map(|row| row.get::<_, i64>(0));
+        let rows = begun.and(rows).map_err(failed)?;
+        self.locked(session, &rows, claim).await
+    }
+
+    /// The same for a free row, while nobody clears up: whoever does locks rows for a moment, and that is no hold.
+    async fn lock_row_for_certain(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+    ) -> Result<Option<Tokens>> {
+        let action = format!("take lock {}", claim.name);
+        let failed = |error| self.server.error(&action, error);
+        let make = session.statement(MAKE_ROW).await.map_err(failed)?;
+        let lock = session.statement(LOCK_FREE_ROW).await.map_err(failed)?;
+        let name = claim.name.as_str();
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
+        let (wait, go_on) = (
+            format!("SELECT pg_advisory_lock_shared({SWEEP_KEY})"),
+            format!("SELECT pg_advisory_unlock_shared({SWEEP_KEY})"),
+        );
+        // Sent together, so that a client that stops keeps nobody from clearing up.
+        let client = &session.client;
+        let (waited, made, begun, rows, gone_on) = tokio::join!(
+            client.batch_execute(&wait),
+            client.query(&make, &values),
+            client.batch_execute("BEGIN"),
+            client.query(&lock, &values),
+            client.batch_execute(&go_on)
+        );
+        waited.and(made).and(begun).map_err(failed)?;
+        let rows = rows.map_err(failed)?;
+        gone_on.map_err(failed)?;
+        self.locked(session, &rows, claim).await
+    }
+
+    /// What a transaction that locks a row has got. It goes on only with the row.
+    async fn locked(
+        &self,
+        session: &Session,
+        rows: &[Row],
+        claim: &Claim,
+    ) -> Result<Option<Tokens>> {
+        let last = rows.first().map(|row| row.get::<_, i64>(0));
         if last.is_none() {
-            session
-                .client
-                .batch_execute("ROLLBACK")
-                .await
-                .map_err(failed)?;
+            let ended = session.client.batch_execute("ROLLBACK").await;
+            let action = format!("take lock {}", claim.name);
+            ended.map_err(|error| self.server.error(&action, error))?;
         }
         Ok(last.map(|last| tokens(last, claim.reserve)))
     }
 
     async fn make_row(&self, session: &mut Session, claim: &Claim) -> Result<()> {
-        const MAKE: &str = "INSERT INTO fencelock_names (name) VALUES ($1) ON CONFLICT DO NOTHING";
         let action = format!("take lock {}", claim.name);
         session
-            .query(&self.server, &action, MAKE, &[&claim.name.as_str()])
+            .query(&self.server, &action, MAKE_ROW, &[&claim.name.as_str()])
             .await
             .map(drop)
     }
+
+    async fn try_once(&self, session: &mut Session, claim: &Claim) -> Result<Option<Tokens>> {
+        if self.advisory {
+            let sql = match claim.mode {
+                Mode::Shared => TRY_SHARED,
+                _ => TRY_EXCLUSIVE,
+            };
+            return self.draw(session, sql, claim).await;
+        }
+        match self.lock_row(session, LOCK_FREE_ROW, claim).await? {
+            Some(tokens) => Ok(Some(tokens)),
+            None => self.lock_row_for_certain(session, claim).await,
+        }
+    }
+
+    /// After an error that a retry mends: the connection is as it was before it was to take a lock.
+    async fn undo(&self, session: &Session, error: Error) -> Result<()> {
+        if !may_be_retried(&error) {
+            return Err(error);
+        }
+        // What the session had before the error it would have twice.
+        let undone = session
+            .client
+            .batch_execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
+            .await;
+        undone.map_err(|error| self.server.error("try again to take a lock", error))
+    }
 }
 
+const MAKE_ROW: &str = "INSERT INTO fencelock_names (name) VALUES ($1) ON CONFLICT DO NOTHING";
 /// The row, if it is there and free; and a token, drawn after the lock was had.
 const LOCK_FREE_ROW: &str = "\
     SELECT nextval('fencelock_tokens') FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE SKIP LOCKED) AS won";
@@ -270,26 +338,12 @@ impl Dialect for Ways {
         idle: Duration,
     ) -> Result<Option<Tokens>> {
         self.set_idle(session, idle).await?;
-        if self.advisory {
-            let sql = match claim.mode {
-                Mode::Shared => TRY_SHARED,
-                _ => TRY_EXCLUSIVE,
-            };
-            return self.draw(session, sql, claim).await;
+        loop {
+            match self.try_once(session, claim).await {
+                Ok(taken) => return Ok(taken),
+                Err(error) => self.undo(session, error).await?,
+            }
         }
-        if let Some(tokens) = self.lock_row(session, LOCK_FREE_ROW, claim).await? {
-            return Ok(Some(tokens));
-        }
-        self.make_row(session, claim).await?;
-        // Whoever clears up locks rows for a moment. That is no hold: wait until it is over, and let nobody begin.
-        let action = format!("take lock {}", claim.name);
-        let failed = |error| self.server.error(&action, error);
-        let wait = format!("SELECT pg_advisory_lock_shared({SWEEP_KEY})");
-        session.client.batch_execute(&wait).await.map_err(failed)?;
-        let tokens = self.lock_row(session, LOCK_FREE_ROW, claim).await?;
-        let go_on = format!("SELECT pg_advisory_unlock_shared({SWEEP_KEY})");
-        session.client.batch_execute(&go_on).await.map_err(failed)?;
-        Ok(tokens)
     }
 
     async fn take(&self, session: &mut Session, claim: &Claim, idle: Duration) -> Result<Tokens> {
@@ -309,11 +363,7 @@ impl Dialect for Ways {
             match taken {
                 Ok(Some(tokens)) => return Ok(tokens),
                 Ok(None) => {}
-                Err(error) if may_be_retried(&error) => {
-                    let undone = session.client.batch_execute("ROLLBACK").await;
-                    undone.map_err(|error| self.server.error("wait for a lock", error))?;
-                }
-                Err(error) => return Err(error),
+                Err(error) => self.undo(session, error).await?,
             }
         }
     }
@@ -330,7 +380,21 @@ impl Dialect for Ways {
         // Only advisory locks are shared, and only exclusive ones are made weaker.
         self.set_idle(session, claim.ttl).await?;
         // Whoever holds the lock does not wait for it, also where trying would let those go first who do.
-        let tokens = self.draw(session, WAIT_SHARED, claim).await?;
+        let tokens = loop {
+            let error = match self.draw(session, WAIT_SHARED, claim).await {
+                Ok(tokens) => break tokens,
+                Err(error) => error,
+            };
+            // What it may have got before the error it would have twice; a connection that is gone has nothing.
+            let values: Values<'_> = &[&claim.name.as_str()];
+            let action = format!("downgrade lock {}", claim.name);
+            session
+                .query(&self.server, &action, UNLOCK_SHARED, values)
+                .await?;
+            if !may_be_retried(&error) {
+                return Err(error);
+            }
+        };
         let tokens = tokens.ok_or_else(|| {
             self.server
                 .internal("an exclusive lock does not admit its holder")

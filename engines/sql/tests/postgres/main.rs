@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fencelock_core::{Client, Error, StoreUrl, Token};
-use fencelock_testbed::{ClockShim, Postgres};
+use fencelock_testbed::{ClockShim, Flow, Postgres, Proxy};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 use tokio_postgres::NoTls;
@@ -398,59 +398,135 @@ async fn a_deadlock_is_tried_again() {
     .await;
 }
 
-/// A waiter that has just got its row, and is to draw a token from somebody who wants the row.
+/// Somebody who has just got its row or its lock, and is to draw a token from somebody who wants that.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_in_the_line_for_a_row_is_tried_again() {
+async fn a_deadlock_over_a_token_is_tried_again() {
+    let row = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
+    let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
+    for (strategy, lock, waits) in [
+        ("for-update", row, true),
+        ("for-update", row, false),
+        ("advisory", lock, true),
+        ("advisory", lock, false),
+    ] {
+        let server = Postgres::start().unwrap();
+        server
+            .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
+            .unwrap();
+        let url = format!("{}?strategy={strategy}&response-timeout=10s", server.url());
+        let client = open(&url).await.unwrap();
+        client.lock("a").await.unwrap().release().await.unwrap();
+        let (holder, other) = (raw(&server, "holder").await, raw(&server, "other").await);
+        holder.batch_execute("BEGIN").await.unwrap();
+        if waits {
+            holder.batch_execute(lock).await.unwrap();
+        }
+        // Ours looks for deadlocks after a second, and is undone; more than once if it is the quicker one again.
+        let patient = "SET deadlock_timeout = '60s'; BEGIN";
+        other.batch_execute(patient).await.unwrap();
+        let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
+        other.batch_execute(tokens).await.unwrap();
+        let taken = tokio::spawn({
+            let client = client.clone();
+            async move {
+                match waits {
+                    true => client.lock("a").await,
+                    false => client.try_lock("a").await,
+                }
+            }
+        });
+        let waiting = async |what: &str| {
+            let count = format!(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND {what}"
+            );
+            server.psql("lock", &count).unwrap() == "1"
+        };
+        if waits {
+            until("it waits for the lock", async || {
+                waiting("wait_event_type = 'Lock'").await
+            })
+            .await;
+        }
+        holder.batch_execute("ROLLBACK").await.unwrap();
+        until("it waits for a token", async || {
+            waiting("wait_event = 'relation'").await
+        })
+        .await;
+        timeout(LIMIT, other.batch_execute(lock))
+            .await
+            .unwrap()
+            .unwrap();
+        if waits {
+            assert!(!taken.is_finished());
+            other.batch_execute("ROLLBACK").await.unwrap();
+            let guard = timeout(LIMIT, taken).await.unwrap().unwrap().unwrap();
+            guard.release().await.unwrap();
+        } else {
+            let busy = timeout(LIMIT, taken).await.unwrap().unwrap();
+            assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
+            other.batch_execute("ROLLBACK").await.unwrap();
+        }
+        // Had once, and given back.
+        holder.batch_execute("BEGIN").await.unwrap();
+        timeout(LIMIT, holder.batch_execute(lock))
+            .await
+            .unwrap()
+            .unwrap();
+        // A connection tells its figures when it ends at the latest.
+        client.close().await.unwrap();
+        until("the deadlock is counted", async || {
+            let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
+            server.psql("lock", deadlocks).unwrap() != "0"
+        })
+        .await;
+    }
+}
+
+/// Whether a row is held or only looked at by who clears up is found out in one go: who is stopped meanwhile keeps nobody
+/// from clearing up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_client_keeps_nobody_from_clearing_up() {
+    const TRY: &str = "SELECT pg_try_advisory_lock(7378697629483820647)";
     let server = Postgres::start().unwrap();
-    server
-        .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
-        .unwrap();
-    let url = format!("{}?strategy=for-update", server.url());
-    let client = open(&url).await.unwrap();
-    client.lock("a").await.unwrap().release().await.unwrap();
-    let (holder, other) = (raw(&server, "holder").await, raw(&server, "other").await);
-    let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
-    holder.batch_execute("BEGIN").await.unwrap();
-    holder.batch_execute(lock).await.unwrap();
-    // The waiter looks for deadlocks after a second, and is undone.
-    let patient = "SET deadlock_timeout = '5s'; BEGIN";
-    other.batch_execute(patient).await.unwrap();
-    let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
-    other.batch_execute(tokens).await.unwrap();
-    let waits = tokio::spawn({
-        let client = client.clone();
-        async move { client.lock("a").await }
+    let proxy = Proxy::start(server.port()).unwrap();
+    let options = "strategy=for-update&response-timeout=60s";
+    let stopped = format!("{}?{options}", server.url_at(proxy.port(), "lock"));
+    let (one, stopped) = (
+        open(&format!("{}?{options}", server.url())).await.unwrap(),
+        open(&stopped).await.unwrap(),
+    );
+    let held = one.lock("a").await.unwrap();
+    // Its connection is there, and knows the statements.
+    assert!(matches!(
+        stopped.try_lock("a").await,
+        Err(Error::Held { .. })
+    ));
+    let clears = raw(&server, "clears").await;
+    let has = clears.query_one(TRY, &[]).await.unwrap();
+    assert!(has.get::<_, bool>(0));
+    let taken = tokio::spawn({
+        let stopped = stopped.clone();
+        async move { stopped.try_lock("a").await }
     });
-    let waiting = async |what: &str| {
-        let count = format!(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND {what}"
-        );
-        server.psql("lock", &count).unwrap() == "1"
-    };
-    until("it waits for the row", async || {
-        waiting("wait_event_type = 'Lock'").await
+    until("it waits for the end of clearing up", async || {
+        let count = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%lock_shared%'";
+        server.psql("lock", count).unwrap() == "1"
     })
     .await;
-    holder.batch_execute("ROLLBACK").await.unwrap();
-    until("it waits for a token", async || {
-        waiting("wait_event = 'relation'").await
-    })
-    .await;
-    timeout(LIMIT, other.batch_execute(lock))
+    proxy.answers(Flow::Hold);
+    clears
+        .batch_execute("SELECT pg_advisory_unlock_all()")
         .await
-        .unwrap()
         .unwrap();
-    assert!(!waits.is_finished());
-    other.batch_execute("ROLLBACK").await.unwrap();
-    let guard = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
-    guard.release().await.unwrap();
-    // A connection tells its figures when it ends at the latest.
-    client.close().await.unwrap();
-    until("the deadlock is counted", async || {
-        let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
-        server.psql("lock", deadlocks).unwrap() == "1"
+    until("others may clear up", async || {
+        clears.query_one(TRY, &[]).await.unwrap().get(0)
     })
     .await;
+    assert!(!taken.is_finished());
+    proxy.answers(Flow::Pass);
+    let busy = timeout(LIMIT, taken).await.unwrap().unwrap();
+    assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
+    drop(held);
 }
 
 /// Whoever is next has the lock as soon as it is released, without asking; if its process does not hear of it, because it
