@@ -170,8 +170,10 @@ impl<D: Dialect> Shared<D> {
                     self.pool.give_back(leased);
                     return Ok(Standing::Busy);
                 }
-                // It died in the pool, and holds nothing.
+                // It died in the pool, most likely; or just now, and the server may not have noticed.
                 Err(Error::Unavailable { .. }) if leased.used_before && leased.tie.is_cut() => {
+                    *seat = Seat::ghost(self.dialect.id(&leased.session), claim, false);
+                    self.bury(seat).await?;
                     leased = self.pool.renew(leased).await?;
                 }
                 Err(error) => {
@@ -479,7 +481,11 @@ impl<D: Dialect> Shared<D> {
     }
 
     /// Writes down what is new of renewed holds, and learns who was asked to let go.
-    async fn write(&self, renewals: &mut [(Renewal, Option<(Record, bool)>)]) {
+    async fn write(
+        self: &Arc<Self>,
+        renewals: &mut [(Renewal, Option<(Record, bool)>)],
+        share: Duration,
+    ) {
         let news = |(_, record): &(Renewal, Option<(Record, bool)>)| {
             let (record, news) = record.as_ref()?;
             news.then(|| record.clone())
@@ -492,15 +498,20 @@ impl<D: Dialect> Shared<D> {
         if claims.is_empty() {
             return;
         }
-        match self.control.record(&records, &claims).await {
-            Ok(asked_of) => {
-                for record in records {
-                    if let Some(stand) = self.stand(record.claim)
-                        && let Seat::Holding(holding) = &mut *stand.lock().await
-                    {
-                        holding.written = Some(record);
-                    }
+        let shared = Arc::clone(self);
+        let written = in_share(share, async move {
+            let asked_of = shared.control.record(&records, &claims).await?;
+            for record in records {
+                if let Some(stand) = shared.stand(record.claim)
+                    && let Seat::Holding(holding) = &mut *stand.lock().await
+                {
+                    holding.written = Some(record);
                 }
+            }
+            Ok(asked_of)
+        });
+        match written.await.unwrap_or_else(|| Err(self.silence(share))) {
+            Ok(asked_of) => {
                 for (renewal, record) in renewals {
                     if let (Renewal::Kept { asked, .. }, Some((record, _))) = (renewal, record) {
                         *asked = asked_of.contains(&record.claim);
@@ -522,6 +533,19 @@ impl<D: Dialect> Shared<D> {
             }
         }
     }
+
+    fn silence(&self, share: Duration) -> Error {
+        let why = format!("no answer within {share:?}");
+        Error::unavailable(&*self.dialect, "renew a lock", why)
+    }
+}
+
+/// What comes of a call in its share of time. It goes on behind, since to cut it off may cost its connection.
+async fn in_share<T: Send + 'static>(
+    share: Duration,
+    call: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    timeout(share, tokio::spawn(call)).await.ok()?.ok()
 }
 
 impl<D: Dialect> Shared<D> {
@@ -610,8 +634,21 @@ impl<D: Dialect> Engine for Bound<D> {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let shared = &self.shared;
         shared.used.store(true, Ordering::Relaxed);
-        let mut renewals = join_all(held.iter().map(|held| shared.renew_one(held))).await;
-        shared.write(&mut renewals).await;
+        // A connection that is silent must not cost the others their leases, nor the control connection: with both shares, and
+        // after a third of the ttl, some is left.
+        let shortest = held.iter().map(|held| held.claim.ttl).min();
+        let share = shortest.map_or(Duration::ZERO, |ttl| ttl / 4);
+        let share = share.min(shared.settings.response_timeout);
+        let renewals = held.iter().map(|held| {
+            let (renewing, held) = (Arc::clone(shared), held.clone());
+            async move {
+                let renewed = in_share(share, async move { renewing.renew_one(&held).await });
+                let silent = || (Renewal::Unknown(shared.silence(share)), None);
+                renewed.await.unwrap_or_else(silent)
+            }
+        });
+        let mut renewals = join_all(renewals).await;
+        shared.write(&mut renewals, share).await;
         renewals.into_iter().map(|(renewal, _)| renewal).collect()
     }
 
