@@ -84,7 +84,7 @@ pub(super) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
 /// The servers of a store.
 pub(crate) struct Server {
     pub(crate) config: Config,
-    /// The host that answered last.
+    /// The host to begin with: the one that answered last.
     favourite: AtomicUsize,
     /// The connections that are open, by what names them at the server.
     open: Arc<Mutex<HashSet<String>>>,
@@ -124,9 +124,24 @@ impl Server {
         let hosts = &self.config.hosts;
         let begin = self.favourite.load(Ordering::Relaxed);
         let mut why = Vec::new();
+        let settings = &self.config.settings;
+        let share = match u32::try_from(hosts.len()).unwrap_or(u32::MAX) {
+            0 | 1 => settings.connect_timeout,
+            // They share the time that there is for one, also for a later connection.
+            several => settings.connect_timeout.min(settings.response_timeout) / several,
+        };
         for step in 0..hosts.len() {
             let at = (begin + step) % hosts.len();
-            match self.connect_to(at, tie, hear.clone()).await {
+            let connect = self.connect_to(at, tie, hear.clone());
+            let connected = tokio::time::timeout(share, connect).await;
+            let connected = connected.unwrap_or_else(|_| {
+                // Whoever comes next does not wait for this one first.
+                self.favourite
+                    .store((at + 1) % hosts.len(), Ordering::Relaxed);
+                let why = format!("no answer within {share:?}");
+                Err(Error::unavailable(self, "connect", why))
+            });
+            match connected {
                 Ok(session) => {
                     self.favourite.store(at, Ordering::Relaxed);
                     return Ok(session);
@@ -142,14 +157,7 @@ impl Server {
 
     async fn connect_to(&self, at: usize, tie: &Arc<Tie>, hear: Option<Hear>) -> Result<Session> {
         let config = &self.config.hosts[at];
-        // Several hosts share the time that there is for one.
-        let share = self.config.settings.connect_timeout
-            / u32::try_from(self.config.hosts.len()).unwrap_or(1);
-        let connect = tokio::time::timeout(share, config.connect(NoTls));
-        let connected = connect.await;
-        let connected = connected.map_err(|_| {
-            Error::unavailable(self, "connect", format!("no answer within {share:?}"))
-        })?;
+        let connected = config.connect(NoTls).await;
         let (client, mut connection) = connected.map_err(|error| self.error("connect", error))?;
         let cut = Arc::clone(tie);
         let task = tokio::spawn(async move {

@@ -38,9 +38,16 @@ pub(super) async fn found(
                 );
             }
         }
-        if row.get::<_, bool>(2) && !row.get::<_, bool>(3) {
+        // A replica that does not stream at the moment is known by its host.
+        let follows = match row.get(2) {
+            true => Some("a replica streams"),
+            false => (server.config.hosts.len() > 1).then_some("another host follows"),
+        };
+        if let (Some(follows), false) = (follows, row.get(3)) {
             limit(
-                "a replica streams without being waited for: promoted, it may have forgotten who holds, and grant a lock twice (its tokens do not go back)",
+                &format!(
+                    "{follows} without being waited for: promoted, it may have forgotten who holds, and grant a lock twice (its tokens do not go back)"
+                ),
                 "set synchronous_standby_names",
             );
         }

@@ -8,7 +8,8 @@
 //! | `max-connections` | 8 | the most connections of one client, beside one that listens; for `for-update` and `advisory` 32, how many claims may hold or wait in the database at once |
 //! | `password-env`, `password-file` | none | the variable or the file that has the password, to keep it out of the URL |
 //!
-//! With several hosts, the one that can be written to is used, and found again after a switch-over.
+//! With several hosts, the one that can be written to is used, and found again after a switch-over. Each has its share of the
+//! shorter of the two times to answer in.
 
 mod bound;
 mod config;

@@ -175,7 +175,9 @@ BEGIN
             PERFORM pg_notify(next_.bell, 'turn ' || encode(next_.claim, 'hex'));
         ELSE
             DELETE FROM fencelock_waiters WHERE name = of AND ticket = next_.ticket;
+            -- The time after that: whoever sees an older token has asked before the lease begins.
             token_ := nextval('fencelock_tokens') - 15;
+            now_ := fencelock_now();
             INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
                 VALUES (of, token_, next_.tokens, token_, next_.claim, next_.mode, now_ + next_.reach, 0, now_, 'held',
                     next_.owner, next_.label, next_.bell);
@@ -221,6 +223,7 @@ BEGIN
             DELETE FROM fencelock_holders WHERE name = of AND first = what_first;
         END IF;
         token_ := nextval('fencelock_tokens') - 15;
+        now_ := fencelock_now();
         INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
             VALUES (of, token_, count_, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
     ELSIF what = 'stand' THEN

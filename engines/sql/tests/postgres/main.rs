@@ -575,6 +575,21 @@ async fn the_next_in_line_is_granted_the_lock_by_its_releaser() {
     assert_eq!(view.waiters.len(), 1);
 }
 
+/// The replica hears no more of the primary, not even what is under way.
+async fn cut_off(replica: &Postgres, primary: &Postgres) {
+    for sql in [
+        "ALTER SYSTEM SET primary_conninfo = ''",
+        "SELECT pg_reload_conf()",
+    ] {
+        replica.psql("postgres", sql).unwrap();
+    }
+    until("nobody streams", async || {
+        let count = "SELECT count(*) FROM pg_stat_replication";
+        primary.psql("postgres", count).unwrap() == "0"
+    })
+    .await;
+}
+
 /// The primary dies, its replica has not heard of the last grants and is promoted: the client finds it, and tokens go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promoted_replica_goes_on_above() {
@@ -594,8 +609,10 @@ async fn a_promoted_replica_goes_on_above() {
             .any(|limit| limit.what.contains("replica") || limit.what.contains("switch-over"));
         assert!(told, "{:?}", client.promises().limits);
         let mut last = Token(0);
-        replica.pause().unwrap();
-        for _ in 0..100 {
+        for i in 0..100 {
+            if i == 10 {
+                cut_off(&replica, &primary).await;
+            }
             // What the replica heard of last may be that it is held.
             let wish = client.lock("a").ttl(Duration::from_secs(2));
             let guard = wish.await.unwrap();
@@ -604,11 +621,126 @@ async fn a_promoted_replica_goes_on_above() {
             guard.release().await.unwrap();
         }
         primary.kill9();
-        replica.resume().unwrap();
         replica.promote().unwrap();
         let guard = client.lock_for("a", LIMIT).await.unwrap();
         assert!(guard.token() > last, "{} after {last}", guard.token());
     }
+}
+
+/// The primary does not die but falls silent: its machine still takes connections. Whoever was connected finds the replica.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_primary_is_left_for_a_promoted_replica() {
+    for strategy in ["lease", "advisory", "for-update"] {
+        let primary = Postgres::start().unwrap();
+        let replica = primary.replica().unwrap();
+        let url = format!(
+            "postgres://lock@127.0.0.1:{},127.0.0.1:{}/lock?strategy={strategy}",
+            primary.port(),
+            replica.port()
+        );
+        let client = open(&url).await.unwrap();
+        client.lock("a").await.unwrap().release().await.unwrap();
+        primary.pause().unwrap();
+        replica.promote().unwrap();
+        let guard = client.lock_for("b", LIMIT).await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+/// The process of one hold is stopped. It is lost, and the other is renewed in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_connection_costs_no_other_hold() {
+    let server = Postgres::start().unwrap();
+    for strategy in ["for-update", "advisory"] {
+        let client = open(&format!("{}?strategy={strategy}", server.url())).await;
+        let client = client.unwrap();
+        let ttl = Duration::from_secs(1);
+        let silent = client.lock("a").ttl(ttl).await.unwrap();
+        let other = client.lock("b").ttl(ttl).await.unwrap();
+        let mut pid = String::new();
+        until("it is written down", async || {
+            let ask = "SELECT pid FROM fencelock_bound WHERE name = 'a' AND count > 0";
+            pid = server.psql("lock", ask).unwrap();
+            !pid.is_empty()
+        })
+        .await;
+        let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        timeout(LIMIT, silent.lost()).await.unwrap();
+        for _ in 0..6 {
+            timeout(LIMIT, other.prolonged()).await.unwrap();
+            assert!(other.is_valid());
+        }
+        kill_process(pid, Signal::CONT).unwrap();
+    }
+}
+
+/// So many connections and no more, whatever waits; the rest stands in line in this process.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_beyond_the_bound_queue_in_the_process() {
+    for strategy in ["for-update", "advisory"] {
+        let server = Postgres::start().unwrap();
+        let url = format!("{}?strategy={strategy}", server.url());
+        let one = open(&url).await.unwrap();
+        let many = open(&format!("{url}&max-connections=4")).await.unwrap();
+        let (mut held, mut waiters) = (Vec::new(), Vec::new());
+        for i in 0..16 {
+            let name = format!("job {i}");
+            held.push(one.lock(&name).await.unwrap());
+            let many = many.clone();
+            waiters.push(tokio::spawn(async move {
+                many.lock(&name).await.unwrap().release().await.unwrap();
+            }));
+        }
+        let count = |which: &str| {
+            let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+            let counted = server.psql("lock", &format!("{ours} AND {which}"));
+            counted.unwrap().parse::<u32>().unwrap()
+        };
+        until("four wait", async || count("wait_event_type = 'Lock'") == 4).await;
+        // Each of the two has a control connection.
+        let connections = count("true");
+        assert!(connections <= 16 + 4 + 2, "{connections}");
+        let busy = timeout(LIMIT, many.try_lock("free")).await.unwrap();
+        let busy = busy.unwrap_err();
+        assert!(busy.to_string().contains("max-connections"), "{busy}");
+        for guard in held {
+            guard.release().await.unwrap();
+        }
+        for waiter in waiters {
+            timeout(LIMIT, waiter).await.unwrap().unwrap();
+        }
+    }
+}
+
+/// Whoever has asked for its place knows that a grant with a higher token than it saw begins after that.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_of_the_next_in_line_begins_after_its_token_is_drawn() {
+    let server = Postgres::start().unwrap();
+    let _client = open(&server.url()).await.unwrap();
+    let (admin, slow) = (raw(&server, "admin").await, raw(&server, "slow").await);
+    let make = format!(
+        "{STALL} CREATE TRIGGER stall AFTER DELETE ON fencelock_waiters FOR EACH ROW EXECUTE FUNCTION stall(); \
+         SELECT fencelock_take('a', 1, '\\x01', 'x', 1, 60000000, 0, 'me', NULL, 'bell'); \
+         SELECT fencelock_queue('a', '\\x02', 'x', 1, 60000000, 60000000, 'next', NULL, 'bell'); \
+         SELECT pg_advisory_lock(1)"
+    );
+    admin.batch_execute(&make).await.unwrap();
+    let release = tokio::spawn(async move {
+        let released = slow.batch_execute("SELECT fencelock_let_go('a', 1, '\\x01')");
+        released.await
+    });
+    until("the releaser is stalled", async || {
+        let asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'slow' AND wait_event = 'advisory'";
+        admin.query_one(asked, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    let now = "SELECT fencelock_now(), pg_advisory_unlock(1)";
+    let drawn_after: i64 = admin.query_one(now, &[]).await.unwrap().get(0);
+    timeout(LIMIT, release).await.unwrap().unwrap().unwrap();
+    let begins = "SELECT expiry - 60000000 FROM fencelock_holders WHERE owner = 'next'";
+    let begins: i64 = admin.query_one(begins, &[]).await.unwrap().get(0);
+    assert!(begins >= drawn_after, "{begins} before {drawn_after}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
