@@ -77,6 +77,18 @@ fn another_name_is_a_hold_of_its_own() {
     assert_eq!(names, ["a", "b"]);
 }
 
+/// Two commands side by side within one do not enter each other's locks.
+#[test]
+fn siblings_exclude_each_other() {
+    let bed = Bed::new();
+    // As one beside it would, which has the same owner around it.
+    let beside = "FENCELOCK_OWNER=$AROUND \"$0\" run -n b -- echo both; echo code $?; \
+                  FENCELOCK_OWNER=$AROUND \"$0\" run -n a -- echo joined";
+    let script = "AROUND=$FENCELOCK_OWNER \"$0\" run b -- sh -c \"$1\" \"$0\"";
+    let ran = bed.run(&["run", "a", "--", "sh", "-c", script, FENCELOCK, beside]);
+    assert_eq!(ran.out, "code 1\njoined\n", "{}", ran.err);
+}
+
 #[test]
 fn an_owner_whose_hold_is_over_joins_nothing() {
     let bed = Bed::new();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -217,13 +218,13 @@ impl Client {
         Owner::fresh(&self.inner.who, self.inner.ids.next())
     }
 
-    /// The owner of an outer process, from its text (`FENCELOCK_OWNER`). What that owner holds is joined, not taken: it
-    /// is never renewed or released from here.
+    /// A new owner within that of an outer process, from its text (`FENCELOCK_OWNER`). What that owner holds, or one around
+    /// it, is joined, not taken: it is never renewed or released from here. What else is locked is the new owner's alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the text is no owner's.
+    /// [`Error::Invalid`] if the text is no owner's, or locks stand within locks some twenty deep.
     pub fn join(&self, text: &str) -> Result<Owner> {
-        Owner::outer(text)
+        Owner::within(text, self.inner.ids.next())
     }
 
     /// The lock as it is now.
@@ -487,9 +488,14 @@ impl Inner {
         });
     }
 
+    /// Tells the observer. One that panics must not take the task with it that renews, or tells of losses.
     pub(crate) fn observe(&self, tell: impl FnOnce(&dyn Observer)) {
-        if let Some(observer) = &self.observer {
-            tell(&**observer);
+        let Some(observer) = &self.observer else {
+            return;
+        };
+        let told = catch_unwind(AssertUnwindSafe(|| tell(&**observer)));
+        if told.is_err() {
+            tracing::error!("an observer panicked");
         }
     }
 }

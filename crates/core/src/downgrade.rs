@@ -33,6 +33,7 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
         ..hold.claim.clone()
     };
     let grant = loop {
+        inner.keeper.curtail(&hold, claim.ttl);
         let answer = match hold.is_valid() {
             true => inner.engine.place(&claim).await,
             false => Ok(Standing::Busy),

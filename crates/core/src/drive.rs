@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::client::Inner;
+use crate::clock::BootInstant;
 use crate::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
 use crate::error::{Error, Result};
 use crate::hold::valid_until;
@@ -158,8 +159,9 @@ async fn drive_on(
     let mut too_late = 0u32;
     let mut after_error = Jitter::new(AFTER_ERROR);
     let mut between = Jitter::new(patience.pauses);
-    // Whether anything of this claim may be at the store.
-    let mut placed = false;
+    // Whether anything of this claim is at the store, or may come there: of what had no answer, also after one that says that
+    // nothing is.
+    let (mut placed, mut unsure) = (false, false);
     loop {
         let (pause, place) = match answer {
             Ok(Standing::Held(grant)) => {
@@ -188,6 +190,9 @@ async fn drive_on(
                 caller.hear_answer();
                 attempts += 1;
                 if !patience.waits || patience.attempts.is_some_and(|most| attempts >= most) {
+                    if unsure {
+                        undo_behind(inner, claim);
+                    }
                     let name = claim.name.clone();
                     return Err(Error::Held { name });
                 }
@@ -195,7 +200,7 @@ async fn drive_on(
             }
             Err(error) if error.is_transient() => {
                 tracing::debug!(name = %claim.name, %error, "placing a claim failed");
-                placed = true;
+                unsure = true;
                 attempts += 1;
                 if !patience.waits || patience.attempts.is_some_and(|most| attempts >= most) {
                     undo_behind(inner, claim);
@@ -205,7 +210,7 @@ async fn drive_on(
                 (Some(after_error.next()), None)
             }
             Err(error) => {
-                if placed {
+                if placed || unsure {
                     undo_behind(inner, claim);
                 }
                 return Err(error);
@@ -234,7 +239,7 @@ async fn drive_on(
             }
         }
         if caller.is_gone() || inner.is_closed() {
-            if placed {
+            if placed || unsure {
                 undo_behind(inner, claim);
             }
             return Err(Error::Closed);
@@ -265,13 +270,17 @@ async fn wait(
 /// Withdraws, behind the caller's back, what may be left of a claim that was not granted as far as its caller knows.
 pub(crate) fn undo_behind(inner: &Arc<Inner>, claim: &Claim) {
     let claim = claim.clone();
-    inner.behind(|inner| async move { insist(&inner, &claim, Leave::Release).await });
+    let kept_until = inner.clock.now() + claim.ttl;
+    inner.behind(move |inner| async move {
+        insist(&inner, &claim, Leave::Release, kept_until).await;
+    });
 }
 
-/// Withdraws a claim again and again, until that is final or the longest lease that it can have by now has ended.
-pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave) {
+/// Withdraws a claim again and again, until that is final or the longest lease that it can have by now has ended:
+/// `kept_until`, lock-delay aside.
+pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave, kept_until: BootInstant) {
     let begun = inner.clock.now();
-    let over = begun + claim.ttl + claim.lock_delay;
+    let over = kept_until.max(begun + claim.ttl) + claim.lock_delay;
     let mut pauses = Jitter::new(AFTER_ERROR);
     while let Err(error) = withdraw(inner, claim, how).await {
         let name = &claim.name;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use crate::client::Inner;
 use crate::clock::BootInstant;
 use crate::downgrade;
@@ -202,7 +204,7 @@ impl Guard {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a ttl that the store does not take, [`Error::Lost`] if the lock is held no more,
-    /// [`Error::Unavailable`] if the store does not answer (what is left of the validity stands).
+    /// [`Error::Unavailable`] if the store does not answer (what is left of the validity stands, up to `ttl`).
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on behind.
@@ -219,25 +221,14 @@ impl Guard {
         if !self.is_valid() {
             return Err(self.lost_error());
         }
-        let (inner, hold) = (Arc::clone(&self.inner), Arc::clone(&self.hold));
-        let renewal = self.inner.carry(async move {
-            // In turn with the keeper's renewals, so that answers come in the order of the requests.
-            if !inner.keeper.reserve(&hold).await {
-                return Err(lost_error(&hold));
-            }
-            let mut held = hold.held_claim();
-            held.claim.ttl = ttl;
-            let renewal = inner.engine.renew(std::slice::from_ref(&held)).await.pop();
-            let renewal = renewal
-                .unwrap_or_else(|| Renewal::Unknown(inner.internal("a renewal had no answer")));
-            inner.keeper.note(&inner, &hold, &renewal, &held);
-            match renewal {
-                Renewal::Kept { .. } if hold.is_valid() => Ok(()),
-                Renewal::Kept { .. } | Renewal::Lost => Err(lost_error(&hold)),
-                Renewal::Unknown(error) => Err(error),
-            }
+        let hold = Arc::clone(&self.hold);
+        let (tell, told) = oneshot::channel();
+        // Behind, because a caller that does not poll this any more must not keep the hold from being renewed.
+        self.inner.behind(move |inner| async move {
+            // Nobody listens if the caller is gone.
+            let _ = tell.send(renew_now(&inner, &hold, ttl).await);
         });
-        renewal.await
+        told.await.unwrap_or(Err(Error::Closed))
     }
 
     /// From exclusive to shared, without a moment in between in which somebody else could be granted the lock alone. The
@@ -329,6 +320,25 @@ impl Guard {
     }
 }
 
+async fn renew_now(inner: &Arc<Inner>, hold: &Arc<Hold>, ttl: Duration) -> Result<()> {
+    // In turn with the keeper's renewals, so that answers come in the order of the requests.
+    if !inner.keeper.reserve(hold).await {
+        return Err(lost_error(hold));
+    }
+    let mut held = hold.held_claim();
+    held.claim.ttl = ttl;
+    inner.keeper.curtail(hold, ttl);
+    let renewal = inner.engine.renew(std::slice::from_ref(&held)).await.pop();
+    let renewal =
+        renewal.unwrap_or_else(|| Renewal::Unknown(inner.internal("a renewal had no answer")));
+    inner.keeper.note(inner, hold, &renewal, &held);
+    match renewal {
+        Renewal::Kept { .. } if hold.is_valid() => Ok(()),
+        Renewal::Kept { .. } | Renewal::Lost => Err(lost_error(hold)),
+        Renewal::Unknown(error) => Err(error),
+    }
+}
+
 fn lost_error(hold: &Hold) -> Error {
     Error::Lost {
         name: hold.claim.name.clone(),
@@ -372,7 +382,10 @@ async fn give_back(inner: &Arc<Inner>, hold: &Hold, valid: bool) -> Result<Withd
     let claim = hold.held_claim().claim;
     let withdrawn = drive::withdraw(inner, &claim, how).await;
     if withdrawn.is_err() {
-        inner.behind(|inner| async move { drive::insist(&inner, &claim, how).await });
+        let kept_until = hold.kept_until();
+        inner.behind(move |inner| async move {
+            drive::insist(&inner, &claim, how, kept_until).await;
+        });
     }
     withdrawn
 }

@@ -28,6 +28,8 @@ pub(crate) struct Hold {
     valid_until: AtomicU64,
     /// The shortest lease, in nanoseconds, that was asked for without an answer.
     doubted: AtomicU64,
+    /// Until when the store may keep it after all that it was asked, as far as that can be known.
+    kept_until: AtomicU64,
     /// How many of the tokens were handed on.
     passed: AtomicU32,
     /// The token that the store knows; 0 for none.
@@ -108,6 +110,7 @@ impl Hold {
             ends,
             valid_until: AtomicU64::new(valid.as_nanos()),
             doubted: AtomicU64::new(u64::MAX),
+            kept_until: AtomicU64::new((clock.now() + grant.lease).as_nanos()),
             passed: AtomicU32::new(0),
             plain,
             recorded: AtomicU64::new(match grant.recorded {
@@ -163,6 +166,28 @@ impl Hold {
         self.ailing.store(false, SeqCst);
         self.news.notify_waiters();
         true
+    }
+
+    /// A renewal for so long is about to go out. From then on the store may keep it for no longer than that, whether or not
+    /// an answer comes. True if that is less than was believed.
+    pub(crate) fn curtail(&self, lease: Duration) -> bool {
+        let most = valid_until(self.clock.now(), lease).as_nanos();
+        let less = most < self.valid_until.fetch_min(most, SeqCst);
+        if less {
+            self.news.notify_waiters();
+        }
+        less
+    }
+
+    /// The store was asked to keep it for so long.
+    pub(crate) fn note_asked(&self, lease: Duration) {
+        let until = self.clock.now() + lease;
+        self.kept_until.fetch_max(until.as_nanos(), SeqCst);
+    }
+
+    /// Until when the store may keep it, lock-delay aside.
+    pub(crate) fn kept_until(&self) -> BootInstant {
+        BootInstant::from_nanos(self.kept_until.load(SeqCst))
     }
 
     /// A renewal for so long had no answer. It may still arrive at any time, and cut short a lease that is longer.

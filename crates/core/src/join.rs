@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::client::Inner;
 use crate::clock::Clock;
 use crate::hold::Hold;
-use crate::wish::find_outer;
+use crate::wish::vouched;
 
 /// Watches a joined hold until it is lost or nobody believes in it any more.
 pub(crate) async fn watch(client: Weak<Inner>, hold: Weak<Hold>, clock: Clock) {
@@ -31,7 +31,7 @@ pub(crate) async fn watch(client: Weak<Inner>, hold: Weak<Hold>, clock: Clock) {
                 inner.lose(&hold, "nothing was heard of the outer process's hold in time");
                 return;
             }
-            looked = find_outer(&inner, &hold.claim.name, &hold.claim.owner) => looked,
+            looked = vouched(&inner, &hold.claim.name, &hold.claim.owner) => looked,
         };
         failed = looked.is_err();
         match looked {

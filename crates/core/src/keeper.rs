@@ -204,6 +204,7 @@ impl Keeper {
         held: &HeldClaim,
     ) {
         let now = self.clock.now();
+        hold.note_asked(held.claim.ttl);
         if let Renewal::Unknown(_) = renewal {
             hold.doubt(held.claim.ttl);
         }
@@ -236,9 +237,28 @@ impl Keeper {
         self.renew_next(hold, due);
         match why {
             Some(why) => inner.lose(hold, why),
-            None => self.wake_before(due),
+            None => self.wake_before(due.min(hold.valid_until())),
         }
         hold.news.notify_waiters();
+    }
+
+    /// A renewal for so long is about to go out: what is believed beyond that ends with it.
+    pub(crate) fn curtail(&self, hold: &Hold, lease: Duration) {
+        if !hold.curtail(lease) {
+            return;
+        }
+        let ends = hold.valid_until();
+        let mut state = self.state();
+        let State { holds, due } = &mut *state;
+        if let Some(entry) = holds.get_mut(&hold.claim.id)
+            && ends < entry.due
+        {
+            due.remove(&(entry.due, hold.claim.id));
+            entry.due = ends;
+            due.insert((ends, hold.claim.id));
+        }
+        drop(state);
+        self.wake_before(ends);
     }
 
     /// Ends a renewal that brought nothing, or was not begun.
@@ -324,6 +344,9 @@ pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
 
 async fn renew_batch(inner: &Arc<Inner>, batch: Vec<Arc<Hold>>) {
     let held: Vec<_> = batch.iter().map(|hold| hold.held_claim()).collect();
+    for (hold, held) in batch.iter().zip(&held) {
+        inner.keeper.curtail(hold, held.claim.ttl);
+    }
     let renewals = inner.engine.renew(&held).await;
     let (mut kept, mut lost, mut unknown) = (0, 0, 0);
     for ((hold, held), renewal) in batch.iter().zip(&held).zip(&renewals) {

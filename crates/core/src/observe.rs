@@ -7,6 +7,7 @@ use crate::name::LockName;
 use crate::token::Token;
 
 /// Is told what happens to the locks of a client. Every method has an empty default; none may block.
+/// A panic of one is logged, and costs nothing else.
 pub trait Observer: Debug + Send + Sync + 'static {
     /// A lock was granted after `waited`; `handed_on` within this process, without a round trip.
     fn granted(&self, name: &LockName, token: Token, waited: Duration, handed_on: bool) {

@@ -15,12 +15,16 @@ pub(crate) const MAX_TEXT_BYTES: usize = 255;
 /// Stands between who an owner is, for people, and what makes it unlike any other.
 const MARK: char = '#';
 
+/// Stands between an owner and one within it, which has so many hex digits of its own.
+const WITHIN: char = '/';
+const WITHIN_DIGITS: usize = 8;
+
 /// Somebody who may enter again what it holds: tasks that share an owner share its locks. Made by
 /// [`Client::owner`](crate::Client::owner); a child process gets its text and calls [`Client::join`](crate::Client::join).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Owner {
     pub(crate) text: Arc<str>,
-    /// Its holds may be another process's.
+    /// What it is to hold may be held by an owner around it, in another process.
     pub(crate) outer: bool,
 }
 
@@ -31,14 +35,26 @@ impl Owner {
         Self { text, outer }
     }
 
-    pub(crate) fn outer(text: &str) -> Result<Self> {
-        check_text("owner", text)?;
-        let Some((_, id)) = text.rsplit_once(MARK) else {
+    /// One within the owner with this text: of its own, so that two commands side by side within one do not enter each
+    /// other's locks.
+    pub(crate) fn within(text: &str, id: ClaimId) -> Result<Self> {
+        let Some((_, rest)) = text.rsplit_once(MARK) else {
             let why = "it must be what FENCELOCK_OWNER held in the outer process";
             return Err(Error::invalid("owner", text, why));
         };
-        id.parse::<ClaimId>()
-            .map_err(|_| Error::invalid("owner", text, "it must end in # and 32 hex digits"))?;
+        let mut parts = rest.split(WITHIN);
+        let first = parts.next().map(str::parse::<ClaimId>);
+        let digits = |part: &str| {
+            part.len() == WITHIN_DIGITS && part.bytes().all(|digit| digit.is_ascii_hexdigit())
+        };
+        if !matches!(first, Some(Ok(_))) || !parts.all(digits) {
+            let why =
+                "it must end in # and 32 hex digits, and / and 8 of them for each lock within";
+            return Err(Error::invalid("owner", text, why));
+        }
+        let id = id.to_string();
+        let text = format!("{text}{WITHIN}{}", &id[..WITHIN_DIGITS]);
+        check_text("owner", &text)?;
         let (text, outer) = (text.into(), true);
         Ok(Self { text, outer })
     }
@@ -54,6 +70,15 @@ impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({})", self.text)
     }
+}
+
+/// The owners around one, from within.
+pub(crate) fn around(text: &str) -> impl Iterator<Item = &str> {
+    fn next(text: &str) -> Option<&str> {
+        let (around, within) = text.rsplit_once(WITHIN)?;
+        (within.len() == WITHIN_DIGITS && around.contains(MARK)).then_some(around)
+    }
+    std::iter::successors(next(text), |text| next(text))
 }
 
 /// Refuses an owner or label that engines need not take.

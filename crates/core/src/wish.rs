@@ -18,7 +18,7 @@ use crate::health::Health;
 use crate::hold::{Hold, Terms, valid_until};
 use crate::line::{Entered, Seat, Turn};
 use crate::name::LockName;
-use crate::owner::{Owner, check_text};
+use crate::owner::{Owner, around, check_text};
 
 /// The pauses between two attempts of an unfair wish, if it names none.
 const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -290,6 +290,7 @@ impl Wish {
         };
         let joined = Claim {
             id,
+            owner: holder.owner.as_str().into(),
             mode: holder.mode,
             lock_delay: holder.lock_delay,
             ..claim.clone()
@@ -401,8 +402,22 @@ fn fits(claim: &Claim, held: Mode) -> Result<()> {
     Err(Error::invalid("mode", claim.mode.as_str(), why))
 }
 
-/// The hold of an owner in another process, with what may be believed of it.
-pub(crate) async fn find_outer(
+/// The hold of an owner around this one, in another process, with what may be believed of it.
+async fn find_outer(
+    inner: &Inner,
+    name: &LockName,
+    owner: &str,
+) -> Result<Option<(HolderView, Grant)>> {
+    for owner in around(owner) {
+        if let Some(found) = vouched(inner, name, owner).await? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// What this very owner holds.
+pub(crate) async fn vouched(
     inner: &Inner,
     name: &LockName,
     owner: &str,

@@ -2,10 +2,12 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use fencelock_core::layers::Trouble;
-use fencelock_core::{Error, Release};
+use fencelock_core::{Client, Error, LockName, Observer, Release, Token};
 
 use crate::{World, ms, settle};
 
@@ -246,6 +248,89 @@ async fn a_renewal_that_arrives_late_takes_nothing_that_is_believed() {
     settle().await;
     assert!(!next.is_finished(), "granted before the holder was told");
     assert!(next.await.unwrap().unwrap().is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_renewal_without_an_answer_ends_what_was_believed_beyond_it() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let short = client.lock("x").ttl(ms(1000)).renew(false).await.unwrap();
+    // The keeper's own renewals are shorter than this one's.
+    let long = client.lock("y").ttl(ms(300)).await.unwrap();
+    long.refresh(ms(3000)).await.unwrap();
+    faults.by_chance(|call| match call {
+        "renew" => Trouble::LoseReply,
+        _ => Trouble::None,
+    });
+    short.refresh(ms(200)).await.unwrap_err();
+    for guard in [&short, &long] {
+        let name = guard.name().as_str().to_owned();
+        let next = tokio::spawn(other.lock(&name).into_future());
+        guard.lost().await;
+        settle().await;
+        assert!(
+            !next.is_finished(),
+            "{name}: granted before the holder was told"
+        );
+        faults.by_chance(|_| Trouble::LoseRequest);
+        let refused = guard.refresh(ms(3000)).await.unwrap_err();
+        assert!(matches!(refused, Error::Lost { .. }), "{refused}");
+        assert!(next.await.unwrap().unwrap().is_valid());
+        faults.by_chance(|call| match call {
+            "renew" => Trouble::LoseReply,
+            _ => Trouble::None,
+        });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wish_that_was_told_busy_takes_back_what_had_no_answer_before() {
+    let world = World::new();
+    let held = world.client().lock("x").await.unwrap();
+    let (client, faults) = world.faulty();
+    faults.next([Trouble::LoseRequest]);
+    let withdrawn = Arc::new(AtomicBool::new(false));
+    faults.by_chance({
+        let withdrawn = Arc::clone(&withdrawn);
+        move |call| {
+            withdrawn.fetch_or(call == "withdraw", Ordering::SeqCst);
+            Trouble::None
+        }
+    });
+    let error = client.lock("x").unfair().attempts(2).await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error}");
+    settle().await;
+    assert!(withdrawn.load(Ordering::SeqCst));
+    held.release().await.unwrap();
+}
+
+/// Panics whenever it can.
+#[derive(Debug)]
+struct Hysteric;
+
+impl Observer for Hysteric {
+    fn lost(&self, _name: &LockName, _token: Token, _why: &str) {
+        panic!("lost");
+    }
+
+    fn renewed(&self, _kept: usize, _lost: usize, _unknown: usize) {
+        panic!("renewed");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_costs_no_hold() {
+    let world = World::new();
+    let observer = Arc::new(Hysteric);
+    let store = Arc::new(world.store.another());
+    let client = Client::builder(store).observer(observer).build().unwrap();
+    let guard = client.lock("x").ttl(ms(300)).await.unwrap();
+    let brief = client.lock("y").ttl(ms(300)).renew(false);
+    brief.await.unwrap().lost().await;
+    tokio::time::sleep(ms(3000)).await;
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
