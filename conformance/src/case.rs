@@ -30,8 +30,8 @@ pub struct Case {
     pub promised: fn(&Promises) -> bool,
     /// What it needs.
     pub needs: Needs,
-    /// Whether it measures time so finely, or works so hard, that nothing else may run meanwhile.
-    pub alone: bool,
+    /// Whether it works so hard that it would take others the time that they measure: those run one or two at once.
+    pub busy: bool,
     /// Runs it.
     pub run: Run,
 }
@@ -44,7 +44,7 @@ impl Case {
             name,
             promised: |_| true,
             needs: Needs::Store,
-            alone: false,
+            busy: false,
             run,
         }
     }
@@ -70,10 +70,10 @@ impl Case {
         self
     }
 
-    /// Nothing else may run meanwhile.
+    /// Only beside one more that is busy.
     #[must_use]
-    pub const fn alone(mut self) -> Self {
-        self.alone = true;
+    pub const fn busy(mut self) -> Self {
+        self.busy = true;
         self
     }
 }

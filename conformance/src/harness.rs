@@ -21,7 +21,10 @@ use crate::subject::Subject;
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// How many cases run at once unless the arguments say otherwise: most of them wait most of the time.
-const THREADS: usize = 6;
+const THREADS: usize = 8;
+
+/// How many of those run at once that keep the machine busy.
+const BUSY_THREADS: usize = 2;
 
 #[derive(Debug)]
 struct Arguments {
@@ -89,8 +92,11 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     }
     let filtered = listed - tests.len();
     let count = tests.len();
-    let (alone, together): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.case.alone);
-    for (tests, threads) in [(together, arguments.threads), (alone, 1)] {
+    let (busy, together): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.case.busy);
+    for (tests, threads) in [
+        (together, arguments.threads),
+        (busy, arguments.threads.min(BUSY_THREADS)),
+    ] {
         failed.extend(run_all(tests, threads, worker));
     }
     report(count, &failed, filtered, begin.elapsed())

@@ -16,14 +16,12 @@ use crate::remote::Remote;
 
 pub(super) static CASES: &[Case] = &[
     case!(held_means_held),
-    case!(tasks_and_clients_exclude_each_other).alone(),
+    case!(tasks_and_clients_exclude_each_other).busy(),
     case!(processes_exclude_each_other_through_faults)
         .server()
         .promised(remembers)
-        .alone(),
-    case!(eight_processes_exclude_each_other)
-        .processes()
-        .alone(),
+        .busy(),
+    case!(eight_processes_exclude_each_other).processes().busy(),
 ];
 
 fn remembers(promises: &Promises) -> bool {

@@ -9,7 +9,7 @@ pub(super) static CASES: &[Case] = &[
     case!(names_of_all_kinds),
     case!(no_name_holds_another),
     case!(bad_names_are_refused),
-    case!(ten_thousand_names_leave_nothing).alone(),
+    case!(ten_thousand_names_leave_nothing).busy(),
 ];
 
 fn odd_names() -> Vec<String> {

@@ -13,7 +13,7 @@ use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
     case!(waiters_are_served_in_order).promised(fifo),
-    case!(waiters_have_equal_shares).promised(fifo).alone(),
+    case!(waiters_have_equal_shares).promised(fifo).busy(),
     case!(a_waiter_that_goes_away_leaves_the_line).promised(fifo),
     case!(unfair_wishes_take_no_place_in_line),
 ];

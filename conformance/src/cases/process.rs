@@ -11,7 +11,7 @@ use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
     case!(tokens_increase_over_hand_off_in_process),
-    case!(others_have_their_turn).promised(fifo).alone(),
+    case!(others_have_their_turn).promised(fifo).busy(),
     case!(a_sequencer_ends_hand_off_in_process),
     case!(an_eviction_ends_hand_off_in_process).promised(ranges),
     case!(tasks_cost_one_place_in_line).promised(fifo),
