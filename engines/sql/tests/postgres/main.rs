@@ -756,6 +756,26 @@ async fn weak_settings_are_told() {
         limits.iter().any(|limit| limit.what.contains("fsync")),
         "{limits:?}"
     );
+    // That it is off is not told but mended.
+    let note = "\
+        CREATE TABLE noted (setting text); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+        INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$; \
+        CREATE TRIGGER note BEFORE INSERT ON fencelock_holders FOR EACH ROW EXECUTE FUNCTION note()";
+    raw(&server, "admin")
+        .await
+        .batch_execute(note)
+        .await
+        .unwrap();
+    drop(client.lock("a").await.unwrap());
+    assert_eq!(server.psql("lock", "TABLE noted").unwrap(), "on");
+    let server = Postgres::builder()
+        .config("synchronous_standby_names", "nobody")
+        .config("synchronous_commit", "local")
+        .start()
+        .unwrap();
+    let findings = open(&server.url()).await.unwrap().diagnose().await.unwrap();
+    let told = |text: &str| findings.iter().any(|found| found.what.contains(text));
+    assert!(told("synchronous_commit is local"), "{findings:?}");
     let server = Postgres::builder()
         .config("fsync", "on")
         .config("full_page_writes", "on")
