@@ -13,6 +13,9 @@ const ROOT: &str = "fencelock/";
 /// From where tokens are counted.
 pub(crate) const BASE: &str = "fencelock/base";
 
+/// The longest that follows the name in a key, and what it takes to send a key.
+const LAST: usize = 64;
+
 /// How the keys of locks are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -57,6 +60,11 @@ impl Layout {
             }
             Self::Concurrency => format!("{line}{lease:x}"),
         }
+    }
+
+    /// How long a key for this name may get.
+    pub(crate) fn longest(self, name: &LockName) -> usize {
+        self.all().len() + escaped(name.as_str()).len() + LAST
     }
 
     /// The name of the lock that a key is a claim for; `None` if it is something else.

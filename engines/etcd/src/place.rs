@@ -127,8 +127,11 @@ impl Shared {
         let class = Class::line(self.store.config.window);
         let counted = stands_in_line(claim) || (taken && claim.mode == Mode::Shared);
         let line = match (counted, taken) {
-            (true, true) => Some(self.session(class).await?),
-            (true, false) => self.sessions.usable(class),
+            (true, true) => Some(self.session(class, claim).await?),
+            (true, false) => {
+                let size = self.layout().longest(&claim.name);
+                self.sessions.usable(class, size)
+            }
             (false, _) => None,
         };
         let key = self.note(claim, base, line.as_ref(), &hold);
@@ -174,13 +177,15 @@ impl Shared {
 
     /// The session that a hold of this claim is to be on.
     async fn session_to_hold(self: &Arc<Self>, claim: &Claim) -> Result<Arc<Pin>> {
-        let hold = self.session(Class::of(claim, Self::alone(claim))).await?;
+        let hold = self
+            .session(Class::of(claim, Self::alone(claim)), claim)
+            .await?;
         if self.layout() == Layout::Concurrency {
             // Go's keys are named after the session: another claim of this client may have that name.
             let any = Number { series: 0, at: 0 };
             let key = self.key(claim, any, &hold);
             if self.claims().is_anothers(claim.id, &key) {
-                return self.session(Class::of(claim, true)).await;
+                return self.session(Class::of(claim, true), claim).await;
             }
         }
         Ok(hold)
@@ -302,7 +307,7 @@ impl Shared {
             let is_on = |session: &Arc<Session>| Arc::ptr_eq(session, &on);
             placed.doubtful.retain(|used| !used.iter().any(is_on));
             if !placed.pins.iter().any(|pin| is_on(&pin.0)) {
-                placed.pins.push(on.pin());
+                placed.pins.push(on.pin(self.layout().longest(&claim.name)));
             }
         });
         let stands = match claim.mode {
@@ -520,7 +525,9 @@ impl Shared {
         at: u32,
     ) -> Result<Option<Arc<Session>>> {
         for _ in 0..TRIES {
-            let pin = self.session(Class::of(claim, Self::alone(claim))).await?;
+            let pin = self
+                .session(Class::of(claim, Self::alone(claim)), claim)
+                .await?;
             let options = PutOptions::new().with_lease(pin.0.lease);
             let value = value::write(claim, base, &self.client, at);
             let same = Compare::create_revision(key, CompareOp::Equal, revision);

@@ -1,6 +1,6 @@
 //! Sessions: leases that keep the keys of many claims, kept alive for all of them at once.
 //!
-//! A session is for one length of lease. Claims that wait stand in the *line session*, whose lease is the claim window,
+//! A session is for one length of lease, and for so many keys; then another of the same length is begun. Claims that wait stand in the *line session*, whose lease is the claim window,
 //! so that the dead leave the line soon; the first renewal of a hold moves it into the session of its own ttl. A claim
 //! whose token others read (a child process may believe in it) has a session of its own, which nobody else prolongs.
 //!
@@ -23,6 +23,10 @@ use crate::refusal::Trouble;
 /// For how long a session that nobody needs is kept for the next one.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// How many bytes of keys are put in a session. The server tells them all in one answer, and the driver takes no more than
+/// 4 MiB for one.
+const MOST: usize = 3 << 20;
+
 /// Whom a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Class {
@@ -40,8 +44,8 @@ pub(crate) struct Session {
     ttl: Duration,
     class: Class,
     state: Mutex<State>,
-    /// Claims that wait on it, or may come to.
-    pins: AtomicUsize,
+    /// The bytes of the keys of those who keep it alive.
+    pinned: AtomicUsize,
     /// One check at a time.
     checking: tokio::sync::Mutex<()>,
     news: Notify,
@@ -51,6 +55,8 @@ pub(crate) struct Session {
 struct State {
     /// When the last request was sent that prolonged it.
     confirmed: BootInstant,
+    /// When the last one was sent after which its members' keys were seen to be there, too.
+    audited: BootInstant,
     /// When it was last needed.
     used: BootInstant,
     ended: bool,
@@ -72,13 +78,13 @@ struct Member {
     until: BootInstant,
 }
 
-/// Keeps a session alive for a claim that is not a member yet.
+/// Keeps a session alive for a claim that is on it or may come to be, with a key of so many bytes.
 #[derive(Debug)]
-pub(crate) struct Pin(pub(crate) Arc<Session>);
+pub(crate) struct Pin(pub(crate) Arc<Session>, usize);
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        if self.0.pins.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if self.0.pinned.fetch_sub(self.1, Ordering::SeqCst) == self.1 {
             self.0.tell_if_retired();
         }
     }
@@ -113,10 +119,10 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn pin(self: &Arc<Self>) -> Arc<Pin> {
-        self.pins.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn pin(self: &Arc<Self>, size: usize) -> Arc<Pin> {
+        self.pinned.fetch_add(size, Ordering::SeqCst);
         self.state().used = Clock::Boot.now();
-        Arc::new(Pin(Arc::clone(self)))
+        Arc::new(Pin(Arc::clone(self), size))
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -150,7 +156,7 @@ impl Session {
     }
 
     fn is_empty(&self) -> bool {
-        self.pins.load(Ordering::SeqCst) == 0 && self.state().members.is_empty()
+        self.pinned.load(Ordering::SeqCst) == 0 && self.state().members.is_empty()
     }
 
     /// Whether a hold of this claim may stay here.
@@ -255,19 +261,20 @@ impl Sessions {
         self.all().get(&lease).cloned()
     }
 
-    /// One that is open.
-    pub(crate) fn usable(&self, class: Class) -> Option<Arc<Pin>> {
+    /// One that is open and has room for a key of that size.
+    pub(crate) fn usable(&self, class: Class, size: usize) -> Option<Arc<Pin>> {
         let session = self.open().get(&class).cloned()?;
         let state = session.state();
         // One that was not confirmed for so long may be over.
         let fresh = Clock::Boot.now().since(state.confirmed) < session.ttl * 2 / 3;
-        if !fresh || state.ended || state.retired {
+        let full = session.pinned.load(Ordering::SeqCst) + size > MOST;
+        if !fresh || full || state.ended || state.retired {
             return None;
         }
         // Under the lock, so that the session is not found empty meanwhile.
-        session.pins.fetch_add(1, Ordering::SeqCst);
+        session.pinned.fetch_add(size, Ordering::SeqCst);
         drop(state);
-        Some(Arc::new(Pin(session)))
+        Some(Arc::new(Pin(session, size)))
     }
 
     fn remove(&self, session: &Arc<Session>) {
@@ -289,9 +296,10 @@ impl Sessions {
 }
 
 impl Shared {
-    /// A session of this class, begun if there is none.
-    pub(crate) async fn session(self: &Arc<Self>, class: Class) -> Result<Arc<Pin>> {
-        if let Some(pin) = self.sessions.usable(class) {
+    /// A session of this class for a claim, begun if there is none.
+    pub(crate) async fn session(self: &Arc<Self>, class: Class, claim: &Claim) -> Result<Arc<Pin>> {
+        let size = self.layout().longest(&claim.name);
+        if let Some(pin) = self.sessions.usable(class, size) {
             return Ok(pin);
         }
         // Of those for many, one is begun for all who come at once.
@@ -303,7 +311,7 @@ impl Shared {
                 Some(opening.ok_or_else(|| self.store.silent("beginning a session", limit))?)
             }
         };
-        if let Some(pin) = self.sessions.usable(class) {
+        if let Some(pin) = self.sessions.usable(class, size) {
             return Ok(pin);
         }
         if let Some(opening) = &opening {
@@ -322,6 +330,7 @@ impl Shared {
             class,
             state: Mutex::new(State {
                 confirmed,
+                audited: confirmed,
                 used: confirmed,
                 ended: false,
                 retired: false,
@@ -329,11 +338,11 @@ impl Shared {
                 revoked: false,
                 members: HashMap::new(),
             }),
-            pins: AtomicUsize::new(0),
+            pinned: AtomicUsize::new(0),
             checking: tokio::sync::Mutex::default(),
             news: Notify::new(),
         });
-        let pin = session.pin();
+        let pin = session.pin(size);
         self.sessions.all().insert(lease, Arc::clone(&session));
         self.sessions.open().insert(class, Arc::clone(&session));
         self.spawn(keep(Arc::clone(self), session));
@@ -347,7 +356,7 @@ impl Shared {
         since: BootInstant,
     ) -> Result<(), Trouble> {
         let _checking = session.checking.lock().await;
-        if session.state().confirmed >= since || session.has_ended() {
+        if session.state().audited >= since || session.has_ended() {
             return Ok(());
         }
         let asked = Clock::Boot.now();
@@ -355,8 +364,9 @@ impl Shared {
         let (kept, audited) = futures_util::future::join(kept, self.audit(session, asked)).await;
         match kept {
             Ok(()) => {
-                session.state().confirmed = asked;
-                audited
+                let mut state = session.state();
+                state.confirmed = asked;
+                audited.inspect(|()| state.audited = asked)
             }
             Err(trouble) if trouble.lease_gone => {
                 self.end(session);
@@ -498,7 +508,7 @@ impl Shared {
     async fn finish(&self, session: &Arc<Session>) {
         {
             let mut state = session.state();
-            if session.pins.load(Ordering::SeqCst) > 0 || !state.members.is_empty() {
+            if session.pinned.load(Ordering::SeqCst) > 0 || !state.members.is_empty() {
                 return;
             }
             state.retired = true;

@@ -314,3 +314,30 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
     })
     .await;
 }
+
+/// What is on a session is told in one answer; no answer is too long.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_holds_than_one_session_can_tell_of() {
+    // Each key is three times as long as its name.
+    const HOLDS: usize = 3_000;
+    let long = "/".repeat(500);
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let hold = |i| {
+        let (one, name) = (one.clone(), format!("{long}{i}"));
+        let wish = async move { one.lock(&name).ttl(Duration::from_secs(10)).await };
+        tokio::spawn(wish)
+    };
+    let mut guards = Vec::new();
+    for hold in (0..HOLDS).map(hold).collect::<Vec<_>>() {
+        guards.push(soon("a hold", hold).await.unwrap().unwrap());
+    }
+    let before: Vec<_> = guards.iter().map(fencelock::Guard::valid_until).collect();
+    until("all are renewed", async || {
+        let mut each = guards.iter().zip(&before);
+        each.all(|(guard, before)| guard.valid_until() > *before)
+    })
+    .await;
+    assert!(guards.iter().all(fencelock::Guard::is_valid));
+    assert_eq!(etcd.leases().unwrap().len(), 2);
+}
