@@ -24,7 +24,7 @@ pub(crate) struct MarksFile {
     path: PathBuf,
     file: File,
     /// Held locked. Not the file itself, which is replaced by another one when it is rewritten.
-    _lock: File,
+    lock: File,
     /// Where the last whole line ends.
     good: u64,
     lines: usize,
@@ -55,7 +55,7 @@ impl MarksFile {
         let this = Self {
             path: path.clone(),
             file,
-            _lock: lock,
+            lock,
             good,
             lines: marks.len(),
             broken: false,
@@ -64,26 +64,46 @@ impl MarksFile {
     }
 
     fn lock(path: &Path, wait: bool) -> Result<File> {
-        let beside = with_suffix(path, ".lock");
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&beside)
-            .map_err(|cause| failed(&beside, "open", cause))?;
-        let locked = match wait {
-            true => lock.lock(),
-            false => match lock.try_lock() {
-                Err(TryLockError::WouldBlock) => {
-                    let resource = path.display().to_string();
-                    return Err(FenceError::InUse { resource });
-                }
-                Err(TryLockError::Error(error)) => Err(error),
-                Ok(()) => Ok(()),
-            },
-        };
-        locked.map_err(|cause| failed(&beside, "lock", cause))?;
-        Ok(lock)
+        let beside = lock_of(path);
+        loop {
+            let lock = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&beside)
+                .map_err(|cause| failed(&beside, "open", cause))?;
+            let locked = match wait {
+                true => lock.lock(),
+                false => match lock.try_lock() {
+                    Err(TryLockError::WouldBlock) => {
+                        let resource = path.display().to_string();
+                        return Err(FenceError::InUse { resource });
+                    }
+                    Err(TryLockError::Error(error)) => Err(error),
+                    Ok(()) => Ok(()),
+                },
+            };
+            locked.map_err(|cause| failed(&beside, "lock", cause))?;
+            // It may have been deleted since it was opened, and then keeps nobody out.
+            if is_at(&lock, &beside).map_err(|cause| failed(&beside, "find", cause))? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Whether the path still names the files that this process has. Another process may have others in their place, and
+    /// be the fence by now.
+    pub(crate) fn check_place(&self) -> Result<()> {
+        let at = |action| move |cause: io::Error| failed(&self.path, action, cause);
+        let beside = lock_of(&self.path);
+        let there = is_at(&self.lock, &beside).map_err(at("find the lock of"))?
+            && is_at(&self.file, &self.path).map_err(at("find"))?;
+        if there {
+            return Ok(());
+        }
+        let why =
+            "it or its .lock was deleted or replaced while this process had it open; open it again";
+        Err(FenceError::damaged(self.path.display().to_string(), why))
     }
 
     /// Writes the marks of one name. They are on the disk when this returns `Ok`; after an error nobody may pass by them.
@@ -94,7 +114,7 @@ impl MarksFile {
         all: &HashMap<LockName, Marks>,
     ) -> Result<()> {
         if self.broken {
-            let why = "a write failed, and what is on the disk is unknown; open it again";
+            let why = "a write failed or the file was taken away, and what is on the disk is unknown; open it again";
             return Err(FenceError::damaged(self.path.display().to_string(), why));
         }
         let line = line(name, marks);
@@ -113,6 +133,12 @@ impl MarksFile {
         }
         self.good += line.len() as u64;
         self.lines += 1;
+        // Afterwards, so that a process that takes the place of this one later reads the line; and before it is rewritten, which
+        // would put it in the place of another's.
+        if let Err(error) = self.check_place() {
+            self.broken = true;
+            return Err(error);
+        }
         if self.lines > 2 * all.len() + SPARE_LINES {
             self.rewrite(name, marks, all);
         }
@@ -146,6 +172,27 @@ fn resolved(path: &Path) -> io::Result<PathBuf> {
         }
         (found, _) => found,
     }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    with_suffix(path, ".lock")
+}
+
+/// Whether a path names this file.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let ours = file.metadata()?;
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map(|found| (found.dev(), found.ino()) == (ours.dev(), ours.ino())),
+    }
+}
+
+/// Elsewhere a file has no number to tell it by.
+#[cfg(not(unix))]
+fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
+    Ok(true)
 }
 
 fn read(path: &Path, text: &[u8]) -> Result<HashMap<LockName, Marks>> {

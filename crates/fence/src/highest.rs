@@ -91,7 +91,8 @@ impl Highest {
     }
 
     /// A fence that remembers in a file, which is made if there is none. Waits while another process has it open: the
-    /// file, and `PATH.lock` beside it, belong to one process at a time.
+    /// file, and `PATH.lock` beside it, belong to one process at a time. If one of the two is deleted or replaced meanwhile,
+    /// nobody passes any more ([`FenceError::Damaged`]) until it is opened again.
     ///
     /// # Errors
     /// [`FenceError::Write`] if the file cannot be opened or written,
@@ -215,12 +216,14 @@ impl Highest {
         let Memory { marks, file } = &mut *memory;
         let before = marks.get(&sequencer.name).copied().unwrap_or_default();
         let after = before.judge(sequencer)?;
-        if after != before {
-            if let Some(file) = file {
-                file.append(&sequencer.name, after, marks)?;
-            }
-            marks.insert(sequencer.name.clone(), after);
+        if after == before {
+            // Another process may have let a later holder pass.
+            return file.as_ref().map_or(Ok(()), MarksFile::check_place);
         }
+        if let Some(file) = file {
+            file.append(&sequencer.name, after, marks)?;
+        }
+        marks.insert(sequencer.name.clone(), after);
         Ok(())
     }
 

@@ -152,15 +152,23 @@ impl RowFence {
         format!("UPDATE {table} SET {assignments}, {raise} WHERE ({which}) AND {passes}")
     }
 
-    /// Reads the marks of the row, for [`RowFence::explain`].
+    /// Reads the marks of the row, for [`RowFence::explain`]; for every dialect. In MySQL it locks the row, for what is read
+    /// there without a lock is the row as it was when the transaction began.
     #[must_use]
     pub fn select(&self, which: &str) -> String {
-        format!("SELECT {COLUMNS} FROM {} WHERE ({which})", self.table)
+        let table = &self.table;
+        // MySQL and MariaDB read what is in such a comment, and the others do not.
+        format!("SELECT {COLUMNS} FROM {table} WHERE ({which}) /*! FOR UPDATE */")
     }
 
     /// Why [`RowFence::update`] changed no row, from what [`RowFence::select`] found afterwards. `Ok`: this holder has written
     /// to the row, and it had those values already, which MySQL does not count as changed unless asked to
     /// (`CLIENT_FOUND_ROWS`).
+    ///
+    /// The marks do not name each shared holder. If there was no row when the update looked, and another holder with a
+    /// higher token has written to one before it was read, a shared holder is told `Ok` as well. Where a row with the same
+    /// values counts as changed, `Ok` can mean nothing else: run the update again then. In MySQL run both statements in one
+    /// transaction, at `REPEATABLE READ`, where no row comes in between.
     ///
     /// # Errors
     /// [`FenceError::Stale`] if it was superseded, [`FenceError::NoRow`] if there is no such row, or was none yet when the

@@ -384,3 +384,59 @@ async fn a_file_is_entered_from_async_code() {
     drop(fence.enter(&exclusive(34)).await.unwrap());
     says_who_won(fence.enter(&exclusive(33)).await.unwrap_err().stale());
 }
+
+/// Whoever deletes one of the two files makes room for another process; of the two only the later one is a fence.
+#[cfg(unix)]
+#[test]
+fn a_file_that_was_taken_away_lets_nobody_pass() {
+    let dir = Dir::new("marks").unwrap();
+    let path = dir.join("marks");
+    let early = Highest::open(&path).unwrap();
+    early.mark(&exclusive(33)).unwrap();
+    fs::remove_file(dir.join("marks.lock")).unwrap();
+    let late = Highest::try_open(&path).unwrap();
+    late.mark(&exclusive(35)).unwrap();
+    // Neither a new holder nor one that has passed before.
+    for token in [34, 33] {
+        let error = early.mark(&exclusive(token)).unwrap_err();
+        assert!(matches!(error, FenceError::Damaged { .. }), "{error:?}");
+    }
+    assert!(late.mark(&exclusive(34)).unwrap_err().stale().is_some());
+    late.mark(&exclusive(36)).unwrap();
+
+    fs::rename(&path, dir.join("elsewhere")).unwrap();
+    let error = late.mark(&exclusive(37)).unwrap_err().to_string();
+    assert!(error.contains("deleted or replaced"), "{error}");
+    drop(late);
+    fs::rename(dir.join("elsewhere"), &path).unwrap();
+    let fence = Highest::open(&path).unwrap();
+    assert!(fence.mark(&exclusive(35)).unwrap_err().stale().is_some());
+}
+
+/// Who waits for the lock of a file that is taken away meanwhile gets the one that is there.
+#[cfg(target_os = "linux")]
+#[test]
+fn who_waits_for_a_lock_that_is_taken_away_waits_for_the_next() {
+    let dir = Dir::new("marks").unwrap();
+    let (path, lock) = (dir.join("marks"), dir.join("marks.lock"));
+    let first = Highest::open(&path).unwrap();
+    let waiter = {
+        let path = path.clone();
+        std::thread::spawn(move || Highest::open(path).unwrap())
+    };
+    let lock_has_two = || {
+        let open = fs::read_dir("/proc/self/fd").unwrap();
+        let names = open.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        names.filter(|name| *name == lock).count() == 2
+    };
+    while !lock_has_two() {
+        std::thread::yield_now();
+    }
+    fs::remove_file(&lock).unwrap();
+    let second = Highest::open(&path).unwrap();
+    drop(first);
+    second.mark(&exclusive(34)).unwrap();
+    drop(second);
+    let third = waiter.join().unwrap();
+    says_who_won(third.mark(&exclusive(33)).unwrap_err().stale());
+}

@@ -92,3 +92,30 @@ async fn a_transaction_keeps_its_place_until_it_ends() {
     first.commit().await.unwrap();
     says_who_won(waiting.await.unwrap().unwrap_err().stale());
 }
+
+/// Why a row was not written is read from the row as it is, and not as it was when the transaction began.
+#[tokio::test]
+async fn a_row_says_in_a_transaction_who_won() {
+    let server = MariaDb::start().unwrap();
+    let (mut early, mut late) = (connect(&server).await, connect(&server).await);
+    let fence = RowFence::new("ledger").unwrap();
+    let table = format!("CREATE TABLE ledger (id INT, {})", RowFence::columns());
+    early.query_drop(table).await.unwrap();
+    early
+        .query_drop("INSERT INTO ledger (id) VALUES (7)")
+        .await
+        .unwrap();
+    let update = |token| fence.update("id = id", "id = 7", &exclusive(token));
+    early.query_drop(update(33)).await.unwrap();
+    let mut transaction = early.start_transaction(TxOpts::default()).await.unwrap();
+    transaction
+        .query_drop("SELECT 1 FROM ledger")
+        .await
+        .unwrap();
+    late.query_drop(update(34)).await.unwrap();
+    transaction.query_drop(update(33)).await.unwrap();
+    assert_eq!(transaction.affected_rows(), 0);
+    let found = transaction.query_first(fence.select("id = 7")).await;
+    let refused = fence.explain(found.unwrap(), &exclusive(33));
+    says_who_won(refused.unwrap_err().stale());
+}
