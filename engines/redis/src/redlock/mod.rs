@@ -354,8 +354,7 @@ impl Inner {
     fn too_few(&self, action: &str, failed: Vec<(usize, Error)>) -> Error {
         let now = Clock::Boot.now();
         let mut texts = Vec::new();
-        let mut refused = false;
-        let mut others = false;
+        let mut refusing = 0;
         let mut failed = failed;
         if let Some(at) = failed
             .iter()
@@ -371,16 +370,14 @@ impl Inner {
                         Error::Unavailable { cause, .. } => cause.to_string(),
                         other => other.to_string(),
                     };
-                    refused |= matches!(error, Error::Refused { .. });
-                    others |= !matches!(error, Error::Refused { .. });
+                    refusing += usize::from(matches!(error, Error::Refused { .. }));
                     text
                 }
                 None if node.voter(now).is_some() && action == "placing a claim" => continue,
                 None if node.link().is_some() && action == "connecting" => continue,
                 None => {
-                    let Abstains { why, refused: is } = node.abstains(self, now);
-                    refused |= is;
-                    others |= !is;
+                    let Abstains { why, refused } = node.abstains(self, now);
+                    refusing += usize::from(refused);
                     why
                 }
             };
@@ -392,7 +389,8 @@ impl Inner {
             texts.len(),
             texts.join("; ")
         );
-        if refused && !others {
+        // Final only if those that refuse are in the way by themselves: that others are away or slow passes.
+        if refusing > count - quorum {
             return Error::refused(&self.settings.store, action, cause);
         }
         Error::unavailable(&self.settings.store, action, cause)
@@ -768,7 +766,12 @@ impl Engine for Redlock {
                     }
                     tokio::time::sleep(pause).await;
                 }
-                Outcome::Failed(error) => return Err(error),
+                Outcome::Failed(error) => {
+                    if !error.is_transient() {
+                        inner.waiters.remove(&claim.id);
+                    }
+                    return Err(error);
+                }
             }
             plain = false;
         }
@@ -796,6 +799,7 @@ impl Engine for Redlock {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         if self.inner.is_closed() {
+            self.inner.waiters.remove(&claim.id);
             return Err(Error::Closed);
         }
         let withdrawn = match how {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Evict, Grant, Leave, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Claim, Evict, Grant, Leave, Place, Renewal, Standing, Withdrawn};
 use fencelock_core::{ClaimIds, Clock, Engine, Error, LockName, Mode, Result, StoreUrl};
 use fencelock_redis::Redlock;
 use fencelock_testbed::{
@@ -708,6 +708,51 @@ async fn lost_answers_and_late_requests_hold_nothing_for_long() {
         assert_eq!(near.release(&claim).await, Withdrawn::Released);
     }
     nodes.await_free("a", &[0, 1, 2, 3, 4]).await;
+}
+
+/// One node refuses for good; that the others are slow passes.
+#[tokio::test]
+async fn a_slow_moment_is_not_final_where_too_few_nodes_refuse() {
+    let nodes = Nodes::start();
+    nodes.servers[0]
+        .command::<()>(&["CONFIG", "SET", "requirepass", "secret"])
+        .unwrap();
+    let wrong = url(nodes.proxies[..3].iter().map(Proxy::port), "");
+    let store = open(&wrong).await.unwrap();
+    let (claim, _) = store.take("a").await;
+    store.release(&claim).await;
+    for proxy in &nodes.proxies[1..3] {
+        proxy.answers(Flow::Delay(ms(150)));
+    }
+    let error = store.engine.place(&store.claim("a")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+/// A claim whose attempt ended for good waits for nothing any more.
+#[tokio::test]
+async fn a_final_error_leaves_no_waiter() {
+    let nodes = Nodes::start();
+    let store = nodes.open().await;
+    for server in &nodes.servers {
+        server.command::<()>(&["HSET", "hash", "a", "b"]).unwrap();
+    }
+    let claim = Claim {
+        wait: true,
+        record: true,
+        ..store.claim("hash")
+    };
+    let error = store.engine.place(&claim).await.unwrap_err();
+    assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
+    let now = Clock::Boot.now();
+    let place = Place {
+        ahead: None,
+        recheck: now,
+        asked_at: now,
+        mark: 0,
+    };
+    // Who waits hears of nothing here.
+    let changed = tokio::time::timeout(ms(2000), store.engine.changed(&claim, &place)).await;
+    assert!(matches!(changed, Ok(Ok(None))), "{changed:?}");
 }
 
 /// A grant whose answers take longer than the lease is worth nothing, whoever paused.
