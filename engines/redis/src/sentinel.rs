@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
-use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
 
@@ -20,6 +20,8 @@ const SELDOM: Duration = Duration::from_secs(1);
 const OFTEN: Duration = Duration::from_millis(300);
 /// With a promotion-delay: for how long the word of most of them is good.
 const GOOD_FOR: Duration = Duration::from_millis(1500);
+/// And for how long the others may still tell of news once most of them agree.
+const LAGGARDS: Duration = Duration::from_millis(100);
 /// By how much a promotion-delay is prolonged: for as long as their word is good, and for as long as those who voted
 /// may take to hear what came of it.
 pub(crate) const MARGIN: Duration = Duration::from_secs(3);
@@ -91,9 +93,19 @@ impl Sentinels {
     pub(crate) async fn find(&self, hub: &Hub) -> Result<Found> {
         let asked_at = Clock::Boot.now();
         let patience = PATIENCE.max(hub.config.response_timeout);
-        let asked = self.each.iter().map(|one| one.ask(&self.master, patience));
-        let (mut answers, mut failed, mut strangers) = (Vec::new(), None, 0);
-        for (answer, one) in join_all(asked).await.into_iter().zip(&self.each) {
+        let asked = self
+            .each
+            .iter()
+            .map(|one| async move { (one.ask(&self.master, patience).await, one) });
+        let mut asked: FuturesUnordered<_> = asked.collect();
+        let (mut answers, mut failed, mut strangers) = (Vec::<Answer>::new(), None, 0);
+        loop {
+            // Their word is good for a short time only: one that hangs must not use that up.
+            let decided = self.strict && agree(&answers);
+            let patience = if decided { LAGGARDS } else { Duration::MAX };
+            let Ok(Some((answer, one))) = tokio::time::timeout(patience, asked.next()).await else {
+                break;
+            };
             match answer {
                 Ok(Some(answer)) => answers.push(answer),
                 Ok(None) => strangers += 1,
@@ -104,6 +116,7 @@ impl Sentinels {
                 }
             }
         }
+        drop(asked);
         if answers.is_empty() && strangers > 0 {
             let why = format!("no Sentinel knows a master {:?}", self.master);
             return Err(Error::config(hub.store(), why));
@@ -174,6 +187,16 @@ impl Sentinels {
             }
         }
     }
+}
+
+/// Whether most of them say the same, that it is up, and none of those heard knows of later news.
+fn agree(answers: &[Answer]) -> bool {
+    let all = answers.iter().map(|answer| answer.all).max().unwrap_or(0);
+    let newest = answers.iter().max_by_key(|answer| answer.epoch);
+    newest.is_some_and(|newest| {
+        let same = |answer: &&Answer| answer.up && answer.address == newest.address;
+        answers.iter().filter(same).count() > all / 2
+    })
 }
 
 impl Sentinel {

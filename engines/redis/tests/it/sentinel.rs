@@ -1,10 +1,12 @@
 //! The way to a master behind Sentinels: users of their own, the least rights, and TLS. Fail-overs are in `failover`.
 
+use std::time::Instant;
+
 use fencelock_core::Error;
-use fencelock_core::engine::Withdrawn;
+use fencelock_core::engine::{Renewal, Withdrawn};
 use fencelock_testbed::{Redis, RedisSentinel};
 
-use crate::support::{Store, open};
+use crate::support::{Store, ms, open};
 
 /// The least rights, as the documentation of the crate lists them; `wait` for `replicas`.
 const LEAST: &str = "resetchannels -@all ~* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe \
@@ -60,6 +62,29 @@ async fn users_of_the_servers_and_of_the_sentinels() {
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error}");
+}
+
+/// Most of them agree without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_sentinel_of_three_stops_nothing() {
+    let group = RedisSentinel::start().unwrap();
+    let options = "promotion-delay=1s&response-timeout=2s";
+    let store = open(&format!("{}&{options}", group.url())).await;
+    let claim = store.claim("before");
+    let token = store.lock(&claim).await.tokens.first;
+    group.sentinels()[1].pause().unwrap();
+    // Longer than one word of the Sentinels is good.
+    let begin = Instant::now();
+    let mut turns = 0;
+    while begin.elapsed() < ms(4000) {
+        let renewed = store.renew(&claim, token).await;
+        assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+        let next = store.claim("next");
+        store.held(&next).await;
+        assert_eq!(store.release(&next).await, Withdrawn::Released);
+        turns += 1;
+    }
+    assert!(turns > 100, "{turns}");
 }
 
 #[cfg(feature = "tls")]
