@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use fencelock_core::engine::Event;
 use fencelock_core::{ClaimId, ClaimIds, LockName, Result};
@@ -110,6 +111,7 @@ fn decode(bytes: &[u8]) -> Option<News> {
 
 #[cfg(target_os = "linux")]
 mod socket {
+    use std::net::Shutdown;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
 
@@ -157,7 +159,8 @@ mod socket {
     /// The socket that hears others, on a thread of its own until this is dropped.
     #[derive(Debug)]
     pub(in super::super) struct Listener {
-        id: BellId,
+        /// Here, too: should the thread end early, others are not to find the name gone and take the waiters for dead.
+        socket: Arc<UnixDatagram>,
         stop: Arc<AtomicBool>,
         ended: oneshot::Receiver<()>,
     }
@@ -167,41 +170,66 @@ mod socket {
             id: BellId,
             mut hear: impl FnMut(News) + Send + 'static,
         ) -> io::Result<Self> {
-            let socket = UnixDatagram::bind_addr(&address(id)?)?;
+            let socket = Arc::new(UnixDatagram::bind_addr(&address(id)?)?);
             let stop = Arc::new(AtomicBool::new(false));
-            let stopped = Arc::clone(&stop);
+            let (heard, stopped) = (Arc::clone(&socket), Arc::clone(&stop));
             let (end, ended) = oneshot::channel();
             let listen = move || {
-                let mut buffer = [0; 1024];
-                while let Ok(length) = socket.recv(&mut buffer) {
-                    if stopped.load(Ordering::Acquire) {
-                        break;
-                    }
-                    if let Some(news) = decode(&buffer[..length]) {
-                        hear(news);
-                    }
-                }
-                drop(socket);
+                listen(|buffer| heard.recv(buffer), &stopped, &mut hear);
+                drop(heard);
                 // Only who closes the engine waits for the end, not who drops it.
                 let _ = end.send(());
             };
             let thread = std::thread::Builder::new().name("fencelock-bell".into());
             thread.stack_size(256 * 1024).spawn(listen)?;
-            Ok(Self { id, stop, ended })
+            Ok(Self {
+                socket,
+                stop,
+                ended,
+            })
         }
 
-        /// Returns when nobody can reach the socket any more.
-        pub(in super::super) async fn end(mut self) {
+        /// Returns when nobody can reach the socket any more; the thread is waited for no longer than that.
+        pub(in super::super) async fn end(mut self, patience: Duration) {
             self.stop();
             // An error means that the thread is gone already.
-            let _ = (&mut self.ended).await;
+            let _ = tokio::time::timeout(patience, &mut self.ended).await;
         }
 
+        /// Ends the thread's wait. Needs no other socket, of which there may be none to be had.
         fn stop(&self) {
             self.stop.store(true, Ordering::Release);
-            let wake = || UnixDatagram::unbound()?.send_to_addr(&[], &address(self.id)?);
-            // It fails if the thread is gone already.
-            let _: io::Result<usize> = wake();
+            if let Err(error) = self.socket.shutdown(Shutdown::Read) {
+                tracing::debug!(%error, "the socket could not be shut down");
+            }
+        }
+    }
+
+    /// Hears what comes until it is stopped.
+    pub(super) fn listen(
+        mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        stopped: &AtomicBool,
+        hear: &mut impl FnMut(News),
+    ) {
+        let mut buffer = [0; 1024];
+        loop {
+            let received = receive(&mut buffer);
+            if stopped.load(Ordering::Acquire) {
+                return;
+            }
+            match received {
+                Ok(length) => {
+                    if let Some(news) = decode(&buffer[..length]) {
+                        hear(news);
+                    }
+                }
+                // A signal.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "the socket to be woken through is broken; waiters here poll");
+                    return;
+                }
+            }
         }
     }
 
@@ -244,7 +272,7 @@ mod socket {
             Ok(Self)
         }
 
-        pub(in super::super) async fn end(self) {}
+        pub(in super::super) async fn end(self, _patience: Duration) {}
     }
 }
 
@@ -277,5 +305,43 @@ mod tests {
         assert_eq!(ring(&ringer, silent.unheard()), Rung::Sent);
         // Neither knows its namespace: that does not make it the same one.
         assert!(!silent.unheard().is_found_from(0));
+    }
+
+    #[test]
+    fn a_signal_does_not_end_the_listening() {
+        let (stop, mut heard) = (AtomicBool::new(false), 0);
+        let ring = encode(&News::Turn(
+            LockName::new("job").unwrap(),
+            ClaimIds::new().unwrap().next(),
+        ));
+        let mut comes = [None, Some(ring), None].into_iter();
+        let receive = |buffer: &mut [u8]| match comes.next() {
+            Some(None) => Err(io::ErrorKind::Interrupted.into()),
+            Some(Some(bytes)) => {
+                buffer[..bytes.len()].copy_from_slice(&bytes);
+                Ok(bytes.len())
+            }
+            None => {
+                stop.store(true, Ordering::Release);
+                Ok(0)
+            }
+        };
+        socket::listen(receive, &stop, &mut |_| heard += 1);
+        assert_eq!((heard, comes.next()), (1, None));
+    }
+
+    /// Those who ring would take the waiters of this engine out of line.
+    #[tokio::test]
+    async fn who_has_stopped_listening_is_not_gone_before_the_end() {
+        let id = BellId::new().unwrap();
+        let dies = |_| panic!("the thread ends");
+        let listener = Listener::start(id, dies).unwrap();
+        let ringer = Ringer::new();
+        for _ in 0..100 {
+            assert_eq!(ring(&ringer, id), Rung::Sent);
+            tokio::task::yield_now().await;
+        }
+        listener.end(Duration::from_secs(10)).await;
+        assert_eq!(ring(&ringer, id), Rung::Gone);
     }
 }

@@ -63,7 +63,8 @@ impl Source {
         let deadline = Clock::Boot.now() + self.connect_timeout;
         loop {
             match self.open_once(deadline) {
-                // Changing to the write-ahead log does not wait for others who do the same.
+                // Changing to the write-ahead log does not wait for others who do the same; and the file may be replaced
+                // just then.
                 Err(error) if error.is_transient() && Clock::Boot.now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1 + fastrand::u64(..10)));
                 }
@@ -77,23 +78,43 @@ impl Source {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut connection = Connection::open_with_flags(&self.path, flags).map_err(explain)?;
+        let connect = || Connection::open_with_flags(&self.path, flags).map_err(explain);
+        // A file that is there before and after is the one that was opened; so one that is not is made first.
+        let before = match identity(&self.path) {
+            None => {
+                drop(connect()?);
+                identity(&self.path)
+            }
+            found => found,
+        };
+        let mut connection = connect()?;
+        let identity = identity(&self.path).filter(|after| Some(*after) == before);
+        let identity = identity.ok_or_else(|| self.gone())?;
+        let set_up = self.set_up(&mut connection, deadline);
+        // Whatever another file had to say.
+        if !is_at(&self.path, identity) {
+            return Err(self.gone());
+        }
+        Ok(File {
+            patience: set_up?,
+            connection,
+            identity,
+        })
+    }
+
+    /// Answers until when the connection waits for others.
+    fn set_up(&self, connection: &mut Connection, deadline: BootInstant) -> Result<Arc<AtomicU64>> {
+        let explain = |error| self.error("open the file", &error);
         let patience = Arc::new(AtomicU64::new(deadline.as_nanos()));
-        wait_when_busy(&mut connection, &patience).map_err(explain)?;
+        wait_when_busy(connection, &patience).map_err(explain)?;
         connection.set_prepared_statement_cache_capacity(64);
         // Otherwise some statements are prepared anew for each value that is bound.
         let stable = DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG;
         connection.set_db_config(stable, true).map_err(explain)?;
-        self.check_format(&connection)?;
-        self.prepare(&connection).map_err(explain)?;
-        self.check_format(&connection)?;
-        let identity = identity(&self.path);
-        let identity = identity.ok_or_else(|| self.gone())?;
-        Ok(File {
-            connection,
-            identity,
-            patience,
-        })
+        self.check_format(connection)?;
+        self.prepare(connection).map_err(explain)?;
+        self.check_format(connection)?;
+        Ok(patience)
     }
 
     /// Sets the connection up, makes the tables if the file is empty, and clears what is left from before the
@@ -184,7 +205,7 @@ impl Source {
     }
 
     pub(super) fn gone(&self) -> Error {
-        let why = "the file vanished while it was opened";
+        let why = "the file was deleted or replaced while it was opened";
         Error::unavailable(self, "open the file", why)
     }
 
@@ -277,8 +298,12 @@ impl File {
     /// Whether the path still names this file. One that was deleted under us would keep us apart from those who
     /// come later.
     pub(super) fn is_at(&self, path: &Path) -> bool {
-        identity(path) == Some(self.identity)
+        is_at(path, self.identity)
     }
+}
+
+fn is_at(path: &Path, file: (u64, u64)) -> bool {
+    identity(path) == Some(file)
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {

@@ -7,6 +7,9 @@
 //!
 //! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`: one per
 //! user. Programs of several users need one named path in a directory that all of them may write.
+//!
+//! Small writes are done on the thread of their caller where they need no waiting. On a disk that may stall for long (a
+//! network's) use a runtime of several threads: on one thread nobody is told meanwhile that a lock is lost.
 
 mod bell;
 mod file;
@@ -267,10 +270,9 @@ impl Engine for Sqlite {
         let listener = self.listener.lock();
         let listener = listener.unwrap_or_else(PoisonError::into_inner).take();
         if let Some(listener) = listener {
-            listener.end().await;
+            listener.end(self.queue.patience()).await;
         }
-        self.queue.close().await;
-        Ok(())
+        self.queue.close().await
     }
 }
 

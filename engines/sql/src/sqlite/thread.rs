@@ -3,7 +3,9 @@
 //!
 //! A small write that would be the only one is done by the caller itself, if that needs no waiting: nothing is queued,
 //! the thread is idle, and no other process has the file locked. It then costs some ten microseconds, less than waking
-//! the thread and being woken. Whatever may take long (waiting for others, checkpoints, reopening) is the thread's.
+//! the thread and being woken. Whatever may take long (waiting for others, checkpoints, reopening) is the thread's. A disk
+//! that stalls in the middle of such a write stalls the caller's thread with it, and on a runtime of one thread all that
+//! runs there, timeouts and renewals too.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -210,10 +212,19 @@ impl Queue {
     }
 
     async fn answer<T>(&self, action: Action, answer: oneshot::Receiver<Result<T>>) -> Result<T> {
+        let answer = async { answer.await.unwrap_or(Err(Error::Closed)) };
+        self.in_time(action, answer).await
+    }
+
+    async fn in_time<T>(
+        &self,
+        action: Action,
+        answer: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         // Processes that have the file locked are waited for on the thread; this is for a disk that does not answer.
-        let patience = self.response_timeout + GRACE;
+        let patience = self.patience();
         match tokio::time::timeout(patience, answer).await {
-            Ok(answer) => answer.unwrap_or(Err(Error::Closed)),
+            Ok(answer) => answer,
             Err(_) => {
                 let why = format!("no answer from the disk in {patience:?}");
                 Err(Error::unavailable(&self.source, action.to_string(), why))
@@ -255,13 +266,20 @@ impl Queue {
         None
     }
 
-    /// Ends the thread when all that was asked before is done.
-    pub(super) async fn close(&self) {
+    /// Ends the thread when all that was asked before is done, and waits for that as long as for an answer.
+    pub(super) async fn close(&self) -> Result<()> {
         let (done, closed) = oneshot::channel();
-        if self.send(Message::Close(done)).is_ok() {
-            // An error means that it is gone: closed just now by another.
-            let _ = closed.await;
+        if self.send(Message::Close(done)).is_err() {
+            return Ok(());
         }
+        // An error of the channel means that the thread is gone: closed just now by another.
+        let closed = async { Ok(closed.await.unwrap_or_default()) };
+        self.in_time(Action::Other("close the file"), closed).await
+    }
+
+    /// For how long a call waits for the thread.
+    pub(super) fn patience(&self) -> Duration {
+        self.response_timeout + GRACE
     }
 }
 

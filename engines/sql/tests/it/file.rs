@@ -52,6 +52,51 @@ async fn a_deleted_file_is_made_anew_and_tokens_still_increase() {
     busy(&a, &attempt(claim("job"))).await;
 }
 
+/// How often this process has the file open.
+#[cfg(target_os = "linux")]
+fn times_open(path: &Path) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let names = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    names.filter(|name| name == path).count()
+}
+
+/// As when a backup is moved to where a running process has just made the file anew.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_replaced_while_it_is_opened_is_left() {
+    for made in [false, true] {
+        let directory = Directory::new();
+        let backup = directory.0.join("backup.db");
+        let other = Sqlite::at(&backup).await.unwrap();
+        held(&other, &claim("job")).await;
+        other.close().await.unwrap();
+        // Whoever opens the file has to write to it, and waits until it is replaced.
+        if made {
+            directory.open().await.close().await.unwrap();
+        }
+        let first = directory.raw();
+        if made {
+            let sql = "UPDATE store SET boot = 'another'";
+            first.execute(sql, []).unwrap();
+        }
+        first.execute_batch("BEGIN EXCLUSIVE").unwrap();
+        let path = directory.file();
+        let before = times_open(&path);
+        let opening = tokio::spawn(async move { Sqlite::at(path).await });
+        while times_open(&directory.file()) == before {
+            tokio::task::yield_now().await;
+        }
+        for end in ["-wal", "-shm"] {
+            let path = format!("{}{end}", directory.file().display());
+            assert_eq!(std::fs::remove_file(path).is_ok(), made);
+        }
+        std::fs::rename(&backup, directory.file()).unwrap();
+        first.execute_batch("COMMIT").unwrap();
+        let engine = opening.await.unwrap().unwrap();
+        busy(&engine, &attempt(claim("job"))).await;
+    }
+}
+
 #[tokio::test]
 async fn rows_of_another_run_of_the_machine_are_over() {
     let directory = Directory::new();
@@ -259,4 +304,60 @@ async fn closed_is_closed() {
     let error = engine.events().await.unwrap_err();
     assert!(matches!(error, Error::Closed), "{error:?}");
     engine.close().await.unwrap();
+}
+
+/// The thread waits as long as opening may take; whoever closes waits as long as for an answer.
+#[tokio::test]
+async fn closing_does_not_wait_for_ever() {
+    let directory = Directory::new();
+    let path = directory.file().display().to_string();
+    let url = format!("sqlite:{path}?response-timeout=100ms&connect-timeout=60s");
+    let engine = open(&url).await.unwrap();
+    for end in ["", "-wal", "-shm"] {
+        std::fs::remove_file(format!("{path}{end}")).unwrap();
+    }
+    let other = directory.raw();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let error = engine.place(&claim("job")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
+    let error = closed.unwrap().unwrap_err().to_string();
+    assert!(error.contains("close the file"), "{error}");
+    other.execute_batch("COMMIT").unwrap();
+}
+
+/// In a process of its own, which runs out of file descriptors.
+#[tokio::test]
+async fn closing_needs_no_file_descriptor() {
+    const PATH: &str = "FILE_OF_ONE_WITHOUT_DESCRIPTORS";
+    if let Some(path) = std::env::var_os(PATH) {
+        let engine = Sqlite::at(path).await.unwrap();
+        held(&engine, &claim("job")).await;
+        let mut files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        let start = now();
+        let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
+        closed.unwrap().unwrap();
+        // Nothing that was waited for in vain.
+        assert!(now().since(start) < Duration::from_secs(4));
+        drop(files);
+        println!("it is closed.");
+        return;
+    }
+    let directory = Directory::new();
+    let child = std::process::Command::new("bash")
+        .args(["-c", r#"ulimit -n 64; exec "$0" "$@""#])
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "--nocapture",
+            "file::closing_needs_no_file_descriptor",
+        ])
+        .env(PATH, directory.file())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&child.stdout);
+    assert!(told.contains("it is closed."), "{told}");
 }
