@@ -542,7 +542,19 @@ impl Shared {
                     self.check(&pin.0, Clock::Boot.now()).await?;
                     continue;
                 }
-                Err(trouble) => return Err(trouble.error),
+                Err(trouble) => {
+                    // It may be there by now: that session is not to end under it.
+                    self.update(claim, |placed| {
+                        if !placed
+                            .pins
+                            .iter()
+                            .any(|known| Arc::ptr_eq(&known.0, &pin.0))
+                        {
+                            placed.pins.push(pin);
+                        }
+                    });
+                    return Err(trouble.error);
+                }
             }
             let session = Arc::clone(&pin.0);
             self.update(claim, |placed| {
