@@ -69,6 +69,43 @@ fn served(client: &Client) -> tokio::task::JoinHandle<Token> {
     })
 }
 
+/// Its own end and that of the one before reach it together, after somebody else has taken the lock.
+#[tokio::test]
+async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_turn() {
+    let etcd = Etcd::start().unwrap();
+    let proxy = Proxy::start(etcd.port(0)).unwrap();
+    // Longer than its answers are held here.
+    let options = "response-timeout=20s&claim-window=20s";
+    let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
+    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    let guard = near.lock("a").await.unwrap();
+    let before = etcd.leases().unwrap();
+    let waiting = served(&far);
+    waiters(&near, "a", 1).await;
+    // It watches its own key and the one before.
+    until("it watches", async || watchers(&etcd) == 3).await;
+    proxy.answers(Flow::Hold);
+    for lease in etcd.leases().unwrap() {
+        if !before.contains(&lease) {
+            etcd.revoke(&lease).unwrap();
+        }
+    }
+    guard.release().await.unwrap();
+    let other = near.try_lock("a").await.unwrap();
+    proxy.answers(Flow::Pass);
+    waiters(&near, "a", 1).await;
+    assert!(other.is_valid() && !waiting.is_finished());
+    let token = other.token();
+    other.release().await.unwrap();
+    assert!(soon("its turn", waiting).await.unwrap() > token);
+}
+
+/// Watches that the server has open: one for mail of each client that has held, and those of who waits.
+fn watchers(etcd: &Etcd) -> u64 {
+    etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
+        .unwrap()
+}
+
 #[tokio::test]
 async fn a_half_open_connection_ends_validity_before_the_next_grant() {
     let etcd = Etcd::start().unwrap();
