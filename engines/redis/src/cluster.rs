@@ -190,6 +190,18 @@ impl Cluster {
         }
     }
 
+    /// The node of a slot, and its connection, if there is one at the moment.
+    pub(crate) fn link_if_up(&self, hub: &Arc<Hub>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+        if let Some(node) = self.owner(slot)
+            && let Some(link) = node.link_if_up()
+        {
+            return Ok((node, link));
+        }
+        self.refresh_behind(hub);
+        let cause = format!("the master that has the slot {slot} of this lock is not connected");
+        Err(Error::unavailable(hub.store(), "finding a node", cause))
+    }
+
     /// The node at an address, known or not, for what is on its way to it.
     pub(crate) fn node_at(&self, hub: &Arc<Hub>, address: &Address) -> Result<Arc<Node>> {
         if let Some(node) = self.map().nodes.get(address) {

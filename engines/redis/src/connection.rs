@@ -63,6 +63,8 @@ pub(crate) struct Link {
 struct Ears {
     connection: MultiplexedConnection,
     channels: Channels,
+    /// As that of the link: the other connection may be answered all the while.
+    silent_since: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -237,6 +239,7 @@ impl Link {
             ears = Some(Ears {
                 connection,
                 channels,
+                silent_since: AtomicU64::new(0),
             });
         }
 
@@ -339,7 +342,7 @@ impl Link {
         let mut subscribe = redis::cmd("SSUBSCRIBE");
         subscribe.arg(channel);
         let answer = ask(&mut connection, &subscribe).await;
-        self.note(answer.as_ref().err());
+        self.note_of(&ears.silent_since, answer.as_ref().err());
         let answer = answer?;
         let first = {
             let channels = ears.channels.all();
@@ -397,17 +400,21 @@ impl Link {
 
     /// Draws conclusions about the connection from what came of a request.
     pub(crate) fn note(&self, error: Option<&RedisError>) {
+        self.note_of(&self.silent_since, error);
+    }
+
+    fn note_of(&self, silent_since: &AtomicU64, error: Option<&RedisError>) {
         match error.map(meaning) {
             None | Some(Meaning::Answered) => {
-                if self.silent_since.load(Ordering::Relaxed) != 0 {
-                    self.silent_since.store(0, Ordering::Relaxed);
+                if silent_since.load(Ordering::Relaxed) != 0 {
+                    silent_since.store(0, Ordering::Relaxed);
                 }
             }
             Some(Meaning::Silent) => {
                 let now = Clock::Boot.now().as_nanos();
-                let since = self.silent_since.load(Ordering::Relaxed);
+                let since = silent_since.load(Ordering::Relaxed);
                 if since == 0 {
-                    self.silent_since.store(now, Ordering::Relaxed);
+                    silent_since.store(now, Ordering::Relaxed);
                 } else if Duration::from_nanos(now.saturating_sub(since)) > self.response_timeout {
                     // Nothing was answered for two timeouts: a new connection may do better.
                     self.break_off();
@@ -417,12 +424,19 @@ impl Link {
         }
     }
 
-    /// Ends an earlier connection at the server, so that nothing sent over it can still take effect. `true` if that is
-    /// sure.
-    pub(crate) async fn end_other(&self, client_id: i64) -> bool {
-        let mut kill = redis::cmd("CLIENT");
-        kill.arg("KILL").arg("ID").arg(client_id);
-        matches!(self.send(&kill).await, Ok(Value::Int(_)))
+    /// Ends earlier connections at the server, so that nothing sent over them can still take effect. `true` in the place
+    /// of each for which that is sure.
+    pub(crate) async fn end_others(&self, client_ids: &[i64]) -> Vec<bool> {
+        if client_ids.is_empty() {
+            return Vec::new();
+        }
+        let mut kills = Pipeline::with_capacity(client_ids.len());
+        for id in client_ids {
+            kills.cmd("CLIENT").arg("KILL").arg("ID").arg(*id);
+        }
+        let answers = self.send_all(&kills).await.unwrap_or_default();
+        let sure = answers.iter().map(|answer| matches!(answer, Value::Int(_)));
+        sure.collect()
     }
 }
 

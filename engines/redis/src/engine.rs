@@ -21,7 +21,7 @@ use crate::cluster::Turns;
 use crate::config::Config;
 use crate::connection::{Link, odd};
 use crate::hub::Hub;
-use crate::node::Node;
+use crate::node::{Node, Writer};
 use crate::refusal::{explain, unreadable};
 use crate::slots::{COUNTER, Keys};
 use crate::value::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
@@ -245,13 +245,8 @@ impl Redis {
                         lease: claim.ttl,
                         recorded: true,
                     };
-                    if replicas > 0
-                        && let Err(error) = self.replicate(claim, &keys, link).await
-                    {
-                        if let Some(writer) = &mut writer {
-                            writer.spoil();
-                        }
-                        return Err(error);
+                    if let Some(writer) = &mut writer {
+                        self.replicate(claim, &keys, writer).await?;
                     }
                     hub.waiters.remove(&claim.id);
                     return Ok(Standing::Held(grant));
@@ -292,14 +287,17 @@ impl Redis {
     }
 
     /// Waits until as many replicas as were asked for have the grant. A shortfall withdraws it.
-    async fn replicate(&self, claim: &Claim, keys: &Keys<'_>, link: &Link) -> Result<()> {
+    async fn replicate(&self, claim: &Claim, keys: &Keys<'_>, link: &mut Writer) -> Result<()> {
         let hub = &self.hub;
         let asked = hub.config.replicas;
         let patience = hub.config.response_timeout / 2;
         let have = match link.replicated(asked, patience).await {
             Ok(have) if have >= asked => return Ok(()),
             Ok(have) => have,
-            Err(error) => return Err(self.place_failed(claim, link, error)),
+            Err(error) => {
+                link.spoil();
+                return Err(self.place_failed(claim, link, error));
+            }
         };
         let mark = mark(&claim.id);
         let args = |command: &mut Cmd| {
@@ -307,6 +305,7 @@ impl Redis {
             command.arg(&mark[..]).arg("").arg(hub.highest(keys.slot));
         };
         if let Err(error) = link.run(&hub.scripts.withdraw, args).await {
+            link.spoil();
             // The core withdraws it again.
             let error = self.failed("withdrawing a claim", Some(&claim.name), error);
             tracing::debug!(name = %claim.name, %error, "a grant that too few replicas have stays for a while");

@@ -143,6 +143,18 @@ impl Hub {
         }
     }
 
+    /// The server of a slot for a renewal. Of a cluster, only one that is connected: the renewals of the others' locks must
+    /// not wait for it.
+    pub(crate) async fn link_to_renew(
+        self: &Arc<Self>,
+        slot: u16,
+    ) -> Result<(Arc<Node>, Arc<Link>)> {
+        match self.cluster() {
+            Some(cluster) => cluster.link_if_up(self, slot),
+            None => self.link(slot).await,
+        }
+    }
+
     /// Every server that has locks.
     pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
         match self.topology.get() {

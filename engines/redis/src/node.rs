@@ -1,6 +1,7 @@
 //! One server, or the one that is the master at the moment: the connection to it, whoever restores that, and a few
 //! connections to wait on for replicas.
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,6 +22,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many grants may wait for replicas at once: each has a connection of its own meanwhile.
 const WRITERS: usize = 4;
+/// How many requests of renewals may: grants that wait for slow replicas do not keep them from it.
+const RENEWERS: usize = 4;
+/// How many earlier connections are remembered one by one.
+const REMEMBERED: usize = 64;
 
 /// How a server is found.
 #[derive(Debug)]
@@ -71,10 +76,15 @@ pub(crate) struct Node {
     newest: AtomicU64,
     /// The server process last seen.
     run_id: Mutex<Option<String>>,
+    /// Before this no connection grants: another server was put in the place of the one before.
+    swapped_until: Mutex<Option<BootInstant>>,
     /// Where the master was found last.
     address: Mutex<Option<Address>>,
-    old: Mutex<Vec<Old>>,
+    old: Mutex<VecDeque<Old>>,
+    /// The newest of the earlier connections that were too many to remember, as a generation; 0 if there were none.
+    forgotten: AtomicU64,
     writers: Arc<Semaphore>,
+    renewers: Arc<Semaphore>,
     idle: Mutex<Vec<Arc<Link>>>,
     kept: AtomicBool,
 }
@@ -93,9 +103,12 @@ impl Node {
             bell: Arc::default(),
             newest: AtomicU64::new(0),
             run_id: Mutex::default(),
+            swapped_until: Mutex::default(),
             address: Mutex::default(),
             old: Mutex::default(),
+            forgotten: AtomicU64::new(0),
             writers: Arc::new(Semaphore::new(WRITERS)),
+            renewers: Arc::new(Semaphore::new(RENEWERS)),
             idle: Mutex::default(),
             kept: AtomicBool::new(false),
         })
@@ -183,11 +196,9 @@ impl Node {
             }
         };
         let (mut link, facts) = Link::open(opening, hear).await?;
-        if self.is_another(&link, config.restart_delay) {
-            // Long up, but not the one before: somebody put it in the other's place.
-            let from = Clock::Boot.now() + config.restart_delay;
-            link.grants_from = link.grants_from.max(Some(from));
-        }
+        link.grants_from = link
+            .grants_from
+            .max(self.swapped_until(&link, config.restart_delay));
         if let Some(found) = found {
             if !config.promotion_delay.is_zero() {
                 let Some(uptime) = link.uptime else {
@@ -231,39 +242,54 @@ impl Node {
         tokio::spawn(restore(hub, node, bell, state));
     }
 
-    /// Whether this is another server process than the one before.
-    fn is_another(&self, link: &Link, restart_delay: Duration) -> bool {
+    /// Until when nothing is granted since the server, perhaps long up, is not the one before: somebody put it in the
+    /// other's place. Later connections to it wait no less than the first.
+    fn swapped_until(&self, link: &Link, restart_delay: Duration) -> Option<BootInstant> {
         let before = std::mem::replace(&mut *held(&self.run_id), link.run_id.clone());
-        let another = before.is_some() && before != link.run_id;
-        another && !restart_delay.is_zero()
+        let mut until = held(&self.swapped_until);
+        if before.is_some() && before != link.run_id && !restart_delay.is_zero() {
+            *until = (*until).max(Some(Clock::Boot.now() + restart_delay));
+        }
+        *until
     }
 
     /// Makes sure that nothing sent over earlier connections can still take effect.
     pub(crate) async fn end_old(&self, link: &Link) {
-        let all = std::mem::take(&mut *held(&self.old));
-        let mut left = Vec::new();
-        for old in all {
-            let ended = match (&old.run_id, &link.run_id, old.client_id) {
+        // All stay in the list meanwhile: who withdraws at the same time must not take them for ended.
+        let (mut ended, mut asked, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+        for old in held(&self.old).iter() {
+            match (&old.run_id, &link.run_id, old.client_id) {
                 // Another process: whatever the former had to do is over.
-                (Some(before), Some(now), _) if before != now => true,
-                (Some(_), Some(_), Some(id)) => link.end_other(id).await,
-                _ => false,
-            };
-            if !ended {
-                left.push(old);
+                (Some(before), Some(now), _) if before != now => ended.push(old.generation),
+                (Some(_), Some(_), Some(id)) => {
+                    asked.push(old.generation);
+                    ids.push(id);
+                }
+                _ => {}
             }
         }
-        let mut old = held(&self.old);
-        old.append(&mut left);
-        // Claims give up on them after one lease; a few are enough to remember.
-        let surplus = old.len().saturating_sub(64);
-        old.drain(..surplus);
+        let answers = link.end_others(&ids).await;
+        let asked = asked.into_iter().zip(answers);
+        ended.extend(asked.filter_map(|(generation, sure)| sure.then_some(generation)));
+        held(&self.old).retain(|old| !ended.contains(&old.generation));
     }
 
     /// Whether there is an earlier connection, from `first` on, that may still have something to do.
     pub(crate) fn has_old(&self, first: u64, but: &Link) -> bool {
         let another = |old: &Old| old.generation >= first && old.generation != but.generation;
-        held(&self.old).iter().any(another)
+        first <= self.forgotten.load(Ordering::SeqCst) || held(&self.old).iter().any(another)
+    }
+
+    /// Notes a connection over which something may still be on its way.
+    fn remember(&self, link: &Link) {
+        let mut old = held(&self.old);
+        old.push_back(Old::of(link));
+        if old.len() > REMEMBERED
+            && let Some(oldest) = old.pop_front()
+        {
+            self.forgotten
+                .fetch_max(oldest.generation, Ordering::SeqCst);
+        }
     }
 
     /// Notes that the connection is gone. `false` if it is not, or nobody wants another.
@@ -274,7 +300,7 @@ impl Node {
                 lost = matches!(state, State::Down { .. });
                 return false;
             };
-            held(&self.old).push(Old::of(link));
+            self.remember(link);
             lost = true;
             *state = State::Down {
                 why: "the connection was lost".into(),
@@ -285,12 +311,26 @@ impl Node {
         lost
     }
 
-    /// A connection to write over and to wait on for replicas, to the same server as `main`.
+    /// A connection to write a grant over and to wait on for replicas, to the same server as `main`.
     pub(crate) async fn writer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
+        self.writer_by(&self.writers, hub, main).await
+    }
+
+    /// The same for a renewal.
+    pub(crate) async fn renewer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
+        self.writer_by(&self.renewers, hub, main).await
+    }
+
+    async fn writer_by(
+        self: &Arc<Self>,
+        permits: &Arc<Semaphore>,
+        hub: &Hub,
+        main: &Link,
+    ) -> Result<Writer> {
         let patience = hub.config.response_timeout;
-        let permit = Arc::clone(&self.writers).acquire_owned();
+        let permit = Arc::clone(permits).acquire_owned();
         let Ok(Ok(permit)) = tokio::time::timeout(patience, permit).await else {
-            let cause = "too many grants wait for replicas at once";
+            let cause = "too many others wait for replicas at once";
             let action = "waiting for a connection";
             return Err(Error::unavailable(hub.store(), action, cause));
         };
@@ -330,6 +370,7 @@ impl Node {
             node: Arc::clone(self),
             link,
             spoiled: false,
+            waits: false,
             _permit: permit,
         })
     }
@@ -348,20 +389,32 @@ impl Node {
     }
 }
 
-/// A connection of its own for one grant; it goes back when dropped.
+/// A connection of its own for one grant or renewal; it goes back when dropped.
 #[derive(Debug)]
 pub(crate) struct Writer {
     node: Arc<Node>,
     link: Arc<Link>,
     spoiled: bool,
+    /// Whether an answer is to come.
+    waits: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Writer {
+    /// Something is about to be sent over it. Unless [`Writer::answered`] is called it is not used again.
+    pub(crate) fn sends(&mut self) {
+        self.waits = true;
+    }
+
+    /// Everything sent over it has its answer.
+    pub(crate) fn answered(&mut self) {
+        self.waits = false;
+    }
+
     /// Something sent over it has no answer: it is not used again.
     pub(crate) fn spoil(&mut self) {
         if !std::mem::replace(&mut self.spoiled, true) {
-            held(&self.node.old).push(Old::of(&self.link));
+            self.node.remember(&self.link);
         }
     }
 }
@@ -376,7 +429,7 @@ impl Deref for Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if self.link.is_broken() {
+        if self.waits || self.link.is_broken() {
             self.spoil();
         }
         if !self.spoiled {

@@ -16,11 +16,21 @@ use crate::value::{kind, mark, push_rest, px};
 
 /// How many exclusive holds one request prolongs; it blocks the server for about a millisecond.
 const AT_ONCE: usize = 500;
-/// How many requests are under way at once.
+/// How many requests are under way at once at one server.
 const UNDER_WAY: usize = 4;
+/// How many shared holds are.
+const SHARED_UNDER_WAY: usize = 64;
 
 /// Holds of one slot, by their place among all that are renewed: what one script can prolong.
 type Group = (u16, Vec<usize>);
+
+/// What is renewed at one server.
+#[derive(Debug, Default)]
+struct Share {
+    /// The exclusive holds, a request each of few enough.
+    requests: Vec<Vec<Group>>,
+    shared: Vec<usize>,
+}
 
 fn alone(held: &HeldClaim) -> bool {
     held.claim.mode == Mode::Exclusive
@@ -36,32 +46,56 @@ fn unknown(store: &str, error: &Error) -> Renewal {
 impl Redis {
     pub(crate) async fn renew_all(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut renewed: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
+        let shares = self.shares(held);
         // The futures stand in vectors: a lazy iterator of them would not be `Send` for every lifetime.
-        let requests = self.requests(held);
-        let requests: Vec<_> = requests
+        let shares: Vec<_> = shares
             .iter()
-            .map(|groups| self.renew_groups(held, groups))
+            .map(|share| {
+                let exclusive = share.requests.iter();
+                let exclusive: Vec<_> = exclusive
+                    .map(|groups| self.renew_groups(held, groups))
+                    .collect();
+                let shared: Vec<_> = share
+                    .shared
+                    .iter()
+                    .map(|at| async move { vec![(*at, self.renew_shared(&held[*at]).await)] })
+                    .collect();
+                Box::pin(stream::select(
+                    stream::iter(exclusive).buffer_unordered(UNDER_WAY),
+                    stream::iter(shared).buffer_unordered(SHARED_UNDER_WAY),
+                ))
+            })
             .collect();
-        let mut requests = stream::iter(requests).buffer_unordered(UNDER_WAY);
-        while let Some(answers) = requests.next().await {
+        let mut shares = stream::select_all(shares);
+        // A little longer than for one answer, so that who gets none notes that first.
+        let patience = self.hub().config.response_timeout.mul_f64(1.125);
+        let several = self.hub().cluster().is_some();
+        let mut heard = Clock::Boot.now();
+        loop {
+            let next = shares.next();
+            let answers = if several {
+                let left = patience.saturating_sub(Clock::Boot.now().since(heard));
+                // Whatever is left is a dead node's; the holds of the others cannot wait for it.
+                let Ok(answers) = tokio::time::timeout(left, next).await else {
+                    break;
+                };
+                answers
+            } else {
+                next.await
+            };
+            let Some(answers) = answers else { break };
             for (at, answer) in answers {
+                if !matches!(answer, Renewal::Unknown(_)) {
+                    heard = Clock::Boot.now();
+                }
                 renewed[at] = Some(answer);
             }
         }
-        drop(requests);
-        let others = held.iter().enumerate().filter(|(_, held)| !alone(held));
-        let others: Vec<_> = others
-            .map(|(at, held)| async move { (at, self.renew_shared(held).await) })
-            .collect();
-        let mut others = stream::iter(others).buffer_unordered(64);
-        while let Some((at, answer)) = others.next().await {
-            renewed[at] = Some(answer);
-        }
-        drop(others);
-        // Each request answers for all it was given.
-        let answers = renewed
-            .into_iter()
-            .map(|answer| answer.unwrap_or(Renewal::Unknown(Error::Closed)));
+        drop(shares);
+        let answers = renewed.into_iter().map(|answer| {
+            let silent = || Error::unavailable(self.hub().store(), "renewing", "no answer in time");
+            answer.unwrap_or_else(|| Renewal::Unknown(silent()))
+        });
         let answers: Vec<Renewal> = answers.collect();
         let lost = held.iter().zip(&answers);
         let lost = lost.filter(|(held, answer)| alone(held) && matches!(answer, Renewal::Lost));
@@ -72,38 +106,38 @@ impl Redis {
         answers
     }
 
-    /// The exclusive holds, a request each: of one server all, and of few enough holds.
-    fn requests(&self, held: &[HeldClaim]) -> Vec<Vec<Group>> {
-        let exclusive = held.iter().enumerate().filter(|(_, held)| alone(held));
-        let Some(cluster) = self.hub().cluster() else {
-            let all: Vec<usize> = exclusive.map(|(at, _)| at).collect();
-            let chunks = all.chunks(AT_ONCE);
-            return chunks.map(|chunk| vec![(0, chunk.to_vec())]).collect();
-        };
-        let mut slots: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
-        for (at, held) in exclusive {
-            let slot = crate::slots::slot(held.claim.name.as_str());
-            slots.entry(slot).or_default().push(at);
+    /// The holds by server.
+    fn shares(&self, held: &[HeldClaim]) -> Vec<Share> {
+        let cluster = self.hub().cluster();
+        let mut slots: BTreeMap<u16, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+        for (at, held) in held.iter().enumerate() {
+            let slot = cluster.map_or(0, |_| crate::slots::slot(held.claim.name.as_str()));
+            let (exclusive, shared) = slots.entry(slot).or_default();
+            if alone(held) {
+                exclusive.push(at);
+            } else {
+                shared.push(at);
+            }
         }
-        let mut nodes: BTreeMap<usize, Vec<Vec<Group>>> = BTreeMap::new();
-        for (slot, all) in slots {
+        let mut nodes: BTreeMap<usize, Share> = BTreeMap::new();
+        for (slot, (exclusive, shared)) in slots {
             // Only to tell nodes apart; unknown ones are together.
-            let node = cluster
-                .owner(slot)
-                .map_or(0, |node| Arc::as_ptr(&node) as usize);
-            let requests = nodes.entry(node).or_default();
-            for chunk in all.chunks(AT_ONCE) {
+            let owner = cluster.and_then(|cluster| cluster.owner(slot));
+            let node = owner.map_or(0, |node| Arc::as_ptr(&node) as usize);
+            let share = nodes.entry(node).or_default();
+            share.shared.extend(shared);
+            for chunk in exclusive.chunks(AT_ONCE) {
                 let count =
                     |groups: &[Group]| -> usize { groups.iter().map(|(_, all)| all.len()).sum() };
-                match requests.last_mut() {
+                match share.requests.last_mut() {
                     Some(last) if count(last) + chunk.len() <= AT_ONCE => {
                         last.push((slot, chunk.to_vec()));
                     }
-                    _ => requests.push(vec![(slot, chunk.to_vec())]),
+                    _ => share.requests.push(vec![(slot, chunk.to_vec())]),
                 }
             }
         }
-        nodes.into_values().flatten().collect()
+        nodes.into_values().collect()
     }
 
     /// The arguments of the script after its name.
@@ -141,7 +175,7 @@ impl Redis {
         let Some((slot, _)) = groups.first() else {
             return Vec::new();
         };
-        let (node, main) = match hub.link(*slot).await {
+        let (node, main) = match hub.link_to_renew(*slot).await {
             Ok(found) => found,
             Err(error) => return fail(error),
         };
@@ -151,12 +185,15 @@ impl Redis {
         let asked = hub.config.replicas;
         let mut writer = match asked {
             0 => None,
-            _ => match node.writer(hub, &main).await {
+            _ => match node.renewer(hub, &main).await {
                 Ok(writer) => Some(writer),
                 Err(error) => return fail(error),
             },
         };
         let link = Arc::clone(writer.as_deref().unwrap_or(&main));
+        if let Some(writer) = &mut writer {
+            writer.sends();
+        }
         let script = &hub.scripts.renew;
         let mut commands = Pipeline::with_capacity(groups.len());
         for (_, group) in groups {
@@ -169,9 +206,6 @@ impl Redis {
         let answers = match link.send_all(&commands).await {
             Ok(answers) if answers.len() == groups.len() => answers,
             other => {
-                if let Some(writer) = &mut writer {
-                    writer.spoil();
-                }
                 let error = other.err().unwrap_or_else(|| odd(&Value::Nil));
                 return fail(self.failed("renewing", None, error));
             }
@@ -213,15 +247,14 @@ impl Redis {
         }
         if asked > 0 {
             let patience = hub.config.response_timeout / 2;
-            let failed = match link.replicated(asked, patience).await {
+            let have = link.replicated(asked, patience).await;
+            if let (Ok(_), Some(writer)) = (&have, &mut writer) {
+                writer.answered();
+            }
+            let failed = match have {
                 Ok(have) if have >= asked => None,
                 Ok(have) => Some(shortfall(hub.store(), have, asked, patience)),
-                Err(error) => {
-                    if let Some(writer) = &mut writer {
-                        writer.spoil();
-                    }
-                    Some(self.failed("waiting for replicas", None, error))
-                }
+                Err(error) => Some(self.failed("waiting for replicas", None, error)),
             };
             if let Some(error) = failed {
                 // What is lost is lost all the same.
@@ -323,7 +356,7 @@ impl Redis {
             |error: RedisError| Renewal::Unknown(self.failed("renewing", Some(&claim.name), error));
         let mut turns = Turns::new(&hub.config);
         loop {
-            let (node, main) = match hub.link(keys.slot).await {
+            let (node, main) = match hub.link_to_renew(keys.slot).await {
                 Ok(found) => found,
                 Err(error) => return Renewal::Unknown(error),
             };
@@ -333,22 +366,25 @@ impl Redis {
             let asked = hub.config.replicas;
             let mut writer = match asked {
                 0 => None,
-                _ => match node.writer(hub, &main).await {
+                _ => match node.renewer(hub, &main).await {
                     Ok(writer) => Some(writer),
                     Err(error) => return Renewal::Unknown(error),
                 },
             };
-            let link = writer.as_deref().unwrap_or(&main);
+            let link = Arc::clone(writer.as_deref().unwrap_or(&main));
+            if let Some(writer) = &mut writer {
+                writer.sends();
+            }
             let asked_at = Clock::Boot.now();
             let answer = link.run(&hub.scripts.renew_shared, args).await;
             let code = match answer {
                 Ok(code) => code,
                 Err(error) => {
                     if hub.turn(&mut turns, keys.slot, &error).await {
+                        if let Some(writer) = &mut writer {
+                            writer.answered();
+                        }
                         continue;
-                    }
-                    if let Some(writer) = &mut writer {
-                        writer.spoil();
                     }
                     return fail(error);
                 }
@@ -356,18 +392,18 @@ impl Redis {
             let renewal = self.renewal(&code, asked_at, held);
             if asked > 0 && !matches!(renewal, Renewal::Lost) {
                 let patience = hub.config.response_timeout / 2;
-                match link.replicated(asked, patience).await {
-                    Ok(have) if have >= asked => {}
-                    Ok(have) => {
-                        return Renewal::Unknown(shortfall(hub.store(), have, asked, patience));
-                    }
-                    Err(error) => {
-                        if let Some(writer) = &mut writer {
-                            writer.spoil();
-                        }
-                        return fail(error);
-                    }
+                let have = match link.replicated(asked, patience).await {
+                    Ok(have) => have,
+                    Err(error) => return fail(error),
+                };
+                if let Some(writer) = &mut writer {
+                    writer.answered();
                 }
+                if have < asked {
+                    return Renewal::Unknown(shortfall(hub.store(), have, asked, patience));
+                }
+            } else if let Some(writer) = &mut writer {
+                writer.answered();
             }
             return renewal;
         }

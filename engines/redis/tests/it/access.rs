@@ -242,3 +242,61 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     store.lock(&next).await;
     assert!(clock.now().since(before) >= ms(1000));
 }
+
+/// The way to a server is a link to its socket, so that another server can be put in its place.
+#[tokio::test]
+async fn a_server_put_in_anothers_place_grants_nothing_until_the_delay_is_over() {
+    let start = || Server::builder().unix_socket().start().unwrap();
+    let (first, second) = (start(), start());
+    let way = std::path::Path::new(first.dir()).join("way");
+    let lead_to = |server: &Server| {
+        let new = way.with_extension("new");
+        std::os::unix::fs::symlink(server.socket(), &new).unwrap();
+        std::fs::rename(&new, &way).unwrap();
+    };
+    let begin = Instant::now();
+    let uptime = || {
+        let info: String = second.command(&["INFO", "server"]).unwrap();
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+        line.map_or(0, |seconds| seconds.parse::<u64>().unwrap())
+    };
+    // Longer than the delay, so that its uptime alone does not keep it from granting.
+    while uptime() < 4 {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(ms(20)).await;
+    }
+    lead_to(&first);
+    let url = format!("redis+unix://{}?restart-delay=2s", way.display());
+    let store = open(&url).await;
+    let claim = store.plain("a");
+    store.lock(&claim).await;
+    lead_to(&second);
+    let before = store.engine.clock().now();
+    let kill = |server: &Server| {
+        let killed = server.command::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        assert_eq!(killed.unwrap(), 1);
+    };
+    let met_anew = async |by: &str| {
+        let begin = Instant::now();
+        loop {
+            let list: String = second
+                .command(&["CLIENT", "LIST", "TYPE", "pubsub"])
+                .unwrap();
+            let id = list.split_whitespace().next().unwrap_or_default();
+            if !id.is_empty() && id != by {
+                return id.to_owned();
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5));
+            tokio::time::sleep(ms(2)).await;
+        }
+    };
+    kill(&first);
+    let by = met_anew("").await;
+    kill(&second);
+    met_anew(&by).await;
+    let grant = store.lock(&store.plain("b")).await;
+    let waited = grant.counted_from.since(before);
+    assert!(waited >= ms(2000), "{waited:?}");
+}

@@ -1,13 +1,15 @@
 //! Slots: where keys lie, who hears of a grant, and what happens to a lock on its way from one node to another.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Event, Evict, HeldClaim, Renewal, Withdrawn};
+use fencelock_core::engine::{Claim, Event, Evict, HeldClaim, Renewal, Withdrawn};
 use fencelock_core::{Engine, Error, StoreUrl};
 use fencelock_redis::Redis;
-#[cfg(feature = "tls")]
-use fencelock_testbed::Redis as Server;
-use fencelock_testbed::RedisCluster;
+use fencelock_testbed::{Port, Redis as Server, RedisCluster};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{ms, open, server};
 
@@ -206,6 +208,139 @@ async fn wrong_addresses(cluster: &RedisCluster) {
     ))
     .await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+}
+
+/// Those of the other nodes go on, shared ones too, whatever is asked of the dead one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_node_costs_no_hold_of_another() {
+    let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
+    let store = open(&format!("{}?response-timeout=300ms", cluster.url())).await;
+    let (mut held, mut until) = (Vec::new(), Vec::new());
+    let mut lost = 0;
+    for i in 0..300 {
+        let name = format!("dead/{i}");
+        let claim = if i % 2 == 0 {
+            store.claim(&name)
+        } else {
+            store.shared(&name)
+        };
+        let ttl = ms(1500);
+        let claim = Claim { ttl, ..claim };
+        let grant = store.held(&claim).await;
+        until.push(grant.counted_from + ttl);
+        let token = grant.tokens.first;
+        held.push(HeldClaim { claim, token });
+    }
+    let clock = store.engine.clock();
+    let stopped = &cluster.nodes()[1];
+    let all: Vec<String> = stopped.command(&["KEYS", "dead/*"]).unwrap();
+    let on_dead = |held: &HeldClaim| all.iter().any(|name| *name == held.claim.name.as_str());
+    let on_dead: Vec<bool> = held.iter().map(on_dead).collect();
+    assert!(all.len() > 50 && all.len() < 250, "{}", all.len());
+    stopped.pause().unwrap();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(5) {
+        let asked = Instant::now();
+        let renewed = store.engine.renew(&held).await;
+        assert!(asked.elapsed() < ms(700), "{:?}", asked.elapsed());
+        for (at, renewal) in renewed.iter().enumerate() {
+            match renewal {
+                Renewal::Kept { counted_from, .. } => {
+                    assert!(!on_dead[at]);
+                    assert!(clock.now() < until[at], "it had ended before");
+                    until[at] = *counted_from + ms(1500);
+                }
+                Renewal::Unknown(_) if on_dead[at] => lost += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        // As the core does, a while later.
+        tokio::time::sleep(ms(300)).await;
+    }
+    assert!(lost > 0);
+}
+
+/// Passes connections on to a server, and after `muted` nothing more of the second.
+async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
+    let mut count = 0;
+    while let Ok((mut near, _)) = listener.accept().await {
+        count += 1;
+        let muted = (count == 2).then(|| Arc::clone(&muted));
+        tokio::spawn(async move {
+            let mut far = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+            let (mut asked, mut answered) = (vec![0; 4096], vec![0; 4096]);
+            loop {
+                let passes = |muted: &Option<Arc<AtomicBool>>| {
+                    !muted.as_ref().is_some_and(|it| it.load(Ordering::SeqCst))
+                };
+                tokio::select! {
+                    Ok(count) = near.read(&mut asked) => match count {
+                        0 => return,
+                        _ if passes(&muted) => far.write_all(&asked[..count]).await.unwrap(),
+                        _ => {}
+                    },
+                    Ok(count) = far.read(&mut answered) => match count {
+                        0 => return,
+                        _ if passes(&muted) => near.write_all(&answered[..count]).await.unwrap(),
+                        _ => {}
+                    },
+                    else => return,
+                }
+            }
+        });
+    }
+}
+
+/// What is asked over the other connection has answers all the while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_hears_nothing_is_made_anew() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let way = listener.local_addr().unwrap().port().to_string();
+    let bus = Port::free().unwrap();
+    let node = Server::builder()
+        .config("cluster-enabled", "yes")
+        .config("cluster-port", &bus.number().to_string())
+        .config("cluster-announce-port", &way)
+        .start()
+        .unwrap();
+    node.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+        .unwrap();
+    let muted = Arc::new(AtomicBool::new(false));
+    tokio::spawn(pass_on(listener, node.port(), Arc::clone(&muted)));
+    let begin = Instant::now();
+    loop {
+        let info: String = node.command(&["CLUSTER", "INFO"]).unwrap();
+        if info.contains("cluster_state:ok") {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "{info}");
+        tokio::time::sleep(ms(10)).await;
+    }
+    let port = node.port();
+    let store = open(&format!(
+        "redis+cluster://127.0.0.1:{port}?response-timeout=100ms"
+    ))
+    .await;
+    let (first, second) = (store.claim("a"), store.claim("b"));
+    store.held(&first).await;
+    let token = store.held(&second).await.tokens.first;
+    store.waits(&store.claim("a")).await;
+    muted.store(true, Ordering::SeqCst);
+    // The channel of another slot.
+    let waiter = store.claim("c");
+    let begin = Instant::now();
+    let mut failed = 0;
+    while let Err(error) = store.engine.place(&waiter).await {
+        failed += 1;
+        assert!(error.is_transient(), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{error}");
+        let renewed = store.renew(&second, token).await;
+        assert!(
+            matches!(renewed, Renewal::Kept { .. }) || failed > 1,
+            "{renewed:?}"
+        );
+    }
+    assert!(failed > 0);
 }
 
 /// With TLS and certificates, both ways in.

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use fencelock_core::engine::{Claim, Leave, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Error};
 use fencelock_testbed::{Flow, Proxy, Redis as Server};
+use futures_util::future::join_all;
 
-use crate::support::{Store, ms, open, open_with, server};
+use crate::support::{Store, calls, ms, open, open_with, server};
 
 #[tokio::test]
 async fn forgotten_scripts_are_given_again() {
@@ -299,6 +300,73 @@ async fn of_two_unanswered_requests_neither_is_forgotten() {
     assert!(store.engine.place(&claim).await.is_err());
     proxy.answers(Flow::Pass);
     assert_eq!(store.release(&claim).await, Withdrawn::Unknown);
+}
+
+/// Each of several withdrawals at the same time tries to end the same connections, in vain.
+#[tokio::test]
+async fn withdrawals_at_the_same_time_do_not_pass_for_final() {
+    let server = Server::builder()
+        .user("meek", "secret", "~* &* +@all -client|kill")
+        .start()
+        .unwrap();
+    let replica = Server::start().unwrap();
+    let port = server.port().to_string();
+    replica
+        .command::<()>(&["REPLICAOF", "127.0.0.1", &port])
+        .unwrap();
+    let url = format!("redis://meek:secret@127.0.0.1:{port}?replicas=1&response-timeout=200ms");
+    let store = open(&url).await;
+    let claims = || -> Vec<Claim> { (0..4).map(|i| store.claim(&format!("w/{i}"))).collect() };
+    // So that there are connections to write over.
+    let first = claims();
+    join_all(first.iter().map(|claim| store.lock(claim))).await;
+    for claim in &first {
+        store.release(claim).await;
+    }
+    let second = claims();
+    server.pause().unwrap();
+    let placed = join_all(second.iter().map(|claim| store.engine.place(claim))).await;
+    server.resume().unwrap();
+    assert!(placed.iter().all(Result::is_err), "{placed:?}");
+    let begin = Instant::now();
+    while store.engine.look(&second[0].name, None).await.is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+    let withdrawn = join_all(second.iter().map(|claim| store.release(claim))).await;
+    let unsure = withdrawn.iter().all(|how| *how == Withdrawn::Unknown);
+    assert!(unsure, "{withdrawn:?}");
+}
+
+#[tokio::test]
+async fn grants_that_wait_for_replicas_do_not_hold_up_a_renewal() {
+    let server = server();
+    let plain = open(&server.url()).await;
+    let held = plain.claim("r");
+    let token = plain.held(&held).await.tokens.first;
+    let store = open_with(&server, "replicas=1&response-timeout=1s").await;
+    let claims: Vec<Claim> = (0..12).map(|i| store.claim(&format!("r/{i}"))).collect();
+    // Four at a time, each for half a second.
+    let placed = join_all(claims.iter().map(|claim| store.engine.place(claim)));
+    let (placed, renewed) = tokio::join!(placed, store.renew(&held, token));
+    assert!(placed.iter().all(Result::is_err));
+    let Renewal::Unknown(error) = renewed else {
+        panic!("{renewed:?}");
+    };
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+}
+
+#[tokio::test]
+async fn a_shortfall_of_replicas_costs_no_connection() {
+    let server = server();
+    let store = open_with(&server, "replicas=1&response-timeout=500ms").await;
+    assert!(store.engine.place(&store.claim("s")).await.is_err());
+    // Each connection asks who it is.
+    let before = calls(&server, "client|id");
+    for _ in 0..4 {
+        let error = store.engine.place(&store.claim("s")).await.unwrap_err();
+        assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    }
+    assert_eq!(calls(&server, "client|id"), before);
 }
 
 /// A grant can be told of over a new connection after an answer over the old one did the same.
