@@ -50,13 +50,13 @@ const ASK: &str = concat!(
     run!(),
     " FROM fencelock_store, fencelock_tokens WHERE id = 1"
 );
-/// In its own statement, so that nothing is drawn from a sequence before the row is locked. Far enough above what was read
-/// that those who draw meanwhile, or drew what was lost, do not come that far; they do not outrun the time either.
+/// In its own statement, so that nothing is drawn from a sequence before the row is locked. Not above the time, so that the time
+/// suffices when the sequence is lost; where it is above already, by more than was drawn in the moment that a crash costs.
 macro_rules! lift {
     ($rest:literal) => {
         concat!(
-            "SELECT setval('fencelock_tokens', \
-             greatest(last_value + 1000000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)) FROM fencelock_tokens",
+            "SELECT setval('fencelock_tokens', CASE WHEN last_value < now THEN now ELSE last_value + 1000000 END) \
+             FROM fencelock_tokens, (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now) AS clock",
             $rest
         )
     };
