@@ -272,8 +272,11 @@ impl Queue {
         if self.send(Message::Close(done)).is_err() {
             return Ok(());
         }
-        // An error of the channel means that the thread is gone: closed just now by another.
-        let closed = async { Ok(closed.await.unwrap_or_default()) };
+        let closed = async {
+            // An error means that it is gone: closed just now by another.
+            let _ = closed.await;
+            Ok(())
+        };
         self.in_time(Action::Other("close the file"), closed).await
     }
 
