@@ -55,16 +55,18 @@ impl Config {
                 )));
             }
         };
-        let default = match strategy {
-            Strategy::Lease => MAX_CONNECTIONS.1,
-            _ => MAX_CONNECTIONS.0,
+        // A lease keeps one for renewals.
+        let (default, least) = match strategy {
+            Strategy::Lease => (MAX_CONNECTIONS.1, 2),
+            _ => (MAX_CONNECTIONS.0, 1),
         };
         let max_connections =
             usize::try_from(max_connections.unwrap_or(default)).unwrap_or(usize::MAX);
         // What a semaphore can count.
         let max_connections = max_connections.min(usize::MAX >> 3);
-        let Some(connections) = NonZeroUsize::new(max_connections) else {
-            return Err(url.refuse("max-connections is 0; a lock needs one"));
+        let Some(connections) = NonZeroUsize::new(max_connections).filter(|n| n.get() >= least)
+        else {
+            return Err(url.refuse(format!("max-connections must be {least} at least")));
         };
         let settings = Settings {
             connect_timeout: connect_timeout.unwrap_or(CONNECT_TIMEOUT),
@@ -147,7 +149,11 @@ mod tests {
             ("postgres://me@/d", "host"),
             ("postgres://me@h:0/d", "port"),
             ("postgres://me@h/d?strategy=get-lock", "for-update"),
-            ("postgres://me@h/d?max-connections=0", "max-connections"),
+            ("postgres://me@h/d?max-connections=1", "2 at least"),
+            (
+                "postgres://me@h/d?strategy=advisory&max-connections=0",
+                "1 at least",
+            ),
             ("postgres://me@h/d?response-timeout=0", "response-timeout"),
             ("postgres://me@h/d?poll=1", "poll"),
         ] {
