@@ -375,16 +375,15 @@ impl<D: Dialect> Shared<D> {
             return Ok(Withdrawn::Expired);
         }
         let action = format!("release lock {}", claim.name);
-        let given = self.dialect.give_back(&mut holding.leased.session, claim);
-        let given = self.within(&action, given);
-        let given = if holding.listed || holding.written.is_some() {
-            let forgotten = self.control.forget(claim.id);
-            let (given, forgotten) = tokio::join!(given, forgotten);
-            // A row that stays would be taken for a hold as long as the connection lives.
-            given.and_then(|given| forgotten.map(|()| given))
-        } else {
-            given.await
+        // First, so that whoever is granted the lock next does not see this one beside it.
+        let forgotten = match holding.listed || holding.written.is_some() {
+            true => self.control.forget(claim.id).await,
+            false => Ok(()),
         };
+        let given = self.dialect.give_back(&mut holding.leased.session, claim);
+        let given = self.within(&action, given).await;
+        // A row that stays would be taken for a hold as long as the connection lives.
+        let given = given.and_then(|given| forgotten.map(|()| given));
         match given {
             Ok(true) => {
                 self.pool.give_back(holding.leased);
