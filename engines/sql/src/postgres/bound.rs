@@ -292,8 +292,7 @@ impl Dialect for Ways {
     }
 
     async fn promises(&self, control: &mut Session) -> Result<Promises> {
-        // A pooler that shares connections gives this one what the control connection has.
-        drop(self.server.connect(&Tie::new(None), None).await?);
+        self.server.rule_out_pooler(control).await?;
         Ok(Promises {
             engine: "postgres",
             order: Order::Unordered,

@@ -198,21 +198,42 @@ impl Server {
             let why = "this host is a replica in recovery and cannot be written to; name the primary as well";
             return Err(Error::unavailable(self, "connect", why));
         }
-        let again = session.client.simple_query(CHECK).await;
-        let again = again.map_err(|error| self.error("prepare a connection", error))?;
-        let again = columns(&again).ok_or_else(|| self.internal("no answer to a SELECT"))?;
         let id = format!("{pid}@{started}");
-        let alone = again.first() == Some(pid) && locked(&self.open).insert(id.clone());
-        if !alone {
-            return Err(Error::config(
-                self,
-                "between here and PostgreSQL stands a pooler that shares connections between transactions (PgBouncer with \
-                 pool_mode = transaction or statement). Locks and notifications belong to a connection: connect to \
-                 PostgreSQL itself, or to a pool with pool_mode = session",
-            ));
+        if !self.is_at(session, pid).await? || !locked(&self.open).insert(id.clone()) {
+            return Err(self.shared());
         }
         session.id = SessionId(id);
         self.lift(session).await
+    }
+
+    /// Refuses a pooler that shares connections. With another client there, and nobody in a transaction, it gives one of
+    /// its connections after the other to whoever asks next, or the one that was given back last.
+    pub(super) async fn rule_out_pooler(&self, session: &Session) -> Result<()> {
+        let _other = self.connect(&Tie::new(None), None).await?;
+        let pid = session.id.0.split('@').next().unwrap_or_default();
+        for _ in 0..2 {
+            if !self.is_at(session, pid).await? {
+                return Err(self.shared());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the next transaction of a connection comes to this process of the server.
+    async fn is_at(&self, session: &Session, pid: &str) -> Result<bool> {
+        let told = session.client.simple_query(CHECK).await;
+        let told = told.map_err(|error| self.error("prepare a connection", error))?;
+        let told = columns(&told).ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        Ok(told.first().is_some_and(|told| told == pid))
+    }
+
+    fn shared(&self) -> Error {
+        Error::config(
+            self,
+            "between here and PostgreSQL stands a pooler that shares connections between transactions (PgBouncer with \
+             pool_mode = transaction or statement). Locks and notifications belong to a connection: connect to \
+             PostgreSQL itself, or to a pool with pool_mode = session",
+        )
     }
 
     /// The tables are there and understood, and tokens are above all that this store gave before: what was lost with an

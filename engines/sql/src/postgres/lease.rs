@@ -275,8 +275,7 @@ impl Dialect for Leases {
             .unwrap_or_else(PoisonError::into_inner)
             .is_some();
         if !known {
-            // A pooler that shares connections gives another one what this one has.
-            drop(self.server.connect(&Tie::new(None), None).await?);
+            self.server.rule_out_pooler(&session).await?;
             let limits =
                 limits::found(&self.server, &mut session, self.server.config.strategy).await?;
             let durable = !limits
