@@ -110,7 +110,7 @@ impl Hold {
             ends,
             valid_until: AtomicU64::new(valid.as_nanos()),
             doubted: AtomicU64::new(u64::MAX),
-            kept_until: AtomicU64::new((clock.now() + grant.lease).as_nanos()),
+            kept_until: AtomicU64::new((grant.counted_from + grant.lease).as_nanos()),
             passed: AtomicU32::new(0),
             plain,
             recorded: AtomicU64::new(match grant.recorded {
