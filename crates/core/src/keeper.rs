@@ -248,16 +248,8 @@ impl Keeper {
             return;
         }
         let ends = hold.valid_until();
-        let mut state = self.state();
-        let State { holds, due } = &mut *state;
-        if let Some(entry) = holds.get_mut(&hold.claim.id)
-            && ends < entry.due
-        {
-            due.remove(&(entry.due, hold.claim.id));
-            entry.due = ends;
-            due.insert((ends, hold.claim.id));
-        }
-        drop(state);
+        let id = hold.claim.id;
+        self.state().reschedule(id, |entry| entry.due.min(ends));
         self.wake_before(ends);
     }
 
@@ -271,13 +263,21 @@ impl Keeper {
 
     /// Ends a renewal, and says when the next one is due.
     fn renew_next(&self, hold: &Hold, due: BootInstant) {
-        let mut state = self.state();
-        let State { holds, due: set } = &mut *state;
-        if let Some(entry) = holds.get_mut(&hold.claim.id) {
+        self.state().reschedule(hold.claim.id, |entry| {
             entry.renewing = false;
-            set.remove(&(entry.due, hold.claim.id));
-            entry.due = due.min(hold.valid_until());
-            set.insert((entry.due, hold.claim.id));
+            due.min(hold.valid_until())
+        });
+    }
+}
+
+impl State {
+    /// Sets anew when to look at a hold, if it is kept.
+    fn reschedule(&mut self, id: ClaimId, when: impl FnOnce(&mut Entry) -> BootInstant) {
+        let Self { holds, due } = self;
+        if let Some(entry) = holds.get_mut(&id) {
+            due.remove(&(entry.due, id));
+            entry.due = when(entry);
+            due.insert((entry.due, id));
         }
     }
 }
