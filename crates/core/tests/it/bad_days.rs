@@ -277,6 +277,19 @@ async fn a_shorter_renewal_without_an_answer_ends_what_was_believed_beyond_it() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shorter_renewal_that_hangs_ends_what_was_believed_beyond_it() {
+    let world = World::new();
+    let other = world.client();
+    let (client, faults) = world.faulty();
+    let guard = client.lock("x").ttl(ms(3000)).renew(false).await.unwrap();
+    faults.next([Trouble::DelayReply(ms(5000))]);
+    let told = is_told_before_the_next(&guard, &other);
+    let (refused, ()) = tokio::join!(guard.refresh(ms(200)), told);
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, Error::Lost { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_wish_that_was_told_busy_takes_back_what_had_no_answer_before() {
     let world = World::new();
     let held = world.client().lock("x").await.unwrap();
