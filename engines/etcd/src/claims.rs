@@ -52,40 +52,17 @@ pub(crate) struct Before {
     pub(crate) key: Vec<u8>,
     /// The revision that created it.
     pub(crate) created: i64,
-    /// Who stands before that one, and the revision that created it.
-    pub(crate) second: Option<(Vec<u8>, i64)>,
-    /// Nobody else does, as far as is known.
-    pub(crate) no_more: bool,
-}
-
-impl Before {
-    /// These, the last first, each with the revision that created it.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&[u8], i64)> {
-        let second = self.second.iter();
-        let second = second.map(|(key, created)| (&key[..], *created));
-        [(&self.key[..], self.created)].into_iter().chain(second)
-    }
-
-    /// Who is left of two when one of them has gone, by its place in [`all`](Self::all).
-    pub(crate) fn without(&self, gone: usize) -> Self {
-        let mut left = self.clone();
-        if let Some((key, created)) = left.second.take()
-            && gone == 0
-        {
-            (left.key, left.created) = (key, created);
-        }
-        left
-    }
+    /// Nobody stood before that one.
+    pub(crate) is_first: bool,
 }
 
 impl Wanted {
-    /// The end of this one, who has that one before it; and whether there are `more` before them.
-    pub(crate) fn end_of(kv: &KeyValue, second: Option<&KeyValue>, more: bool) -> Self {
+    /// The end of this one, who was the first then or not.
+    pub(crate) fn end_of(kv: &KeyValue, is_first: bool) -> Self {
         Self::Key(Before {
             key: kv.key().to_vec(),
             created: kv.create_revision(),
-            second: second.map(|kv| (kv.key().to_vec(), kv.create_revision())),
-            no_more: !more,
+            is_first,
         })
     }
 }

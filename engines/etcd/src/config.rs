@@ -25,6 +25,8 @@ pub(crate) struct Config {
     /// The URL without its password.
     pub(crate) store: String,
     pub(crate) tls: bool,
+    /// Whether the client has a certificate, too.
+    pub(crate) certificate: bool,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) window: Duration,
@@ -77,7 +79,7 @@ impl Config {
             (Some(_), None) => return Err(url.refuse("it has a user and no password")),
             (None, Some(_)) => return Err(url.refuse("it has a password and no user")),
         }
-        options = encrypted(&mut url, tls, options)?;
+        let (options, certificate) = encrypted(&mut url, tls, options)?;
         let endpoints = endpoints(&url, if tls { "https" } else { "http" })?;
         url.finish()?;
         Ok(Self {
@@ -85,6 +87,7 @@ impl Config {
             options,
             store,
             tls,
+            certificate,
             connect_timeout,
             response_timeout,
             window,
@@ -118,14 +121,19 @@ fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
     Ok(endpoints)
 }
 
+/// Encrypts if that is asked for; and whether the client has a certificate, too.
 #[cfg(feature = "tls")]
-fn encrypted(url: &mut StoreUrl, tls: bool, options: ConnectOptions) -> Result<ConnectOptions> {
+fn encrypted(
+    url: &mut StoreUrl,
+    tls: bool,
+    options: ConnectOptions,
+) -> Result<(ConnectOptions, bool)> {
     use etcd_client::{Certificate, Identity, TlsOptions};
     let files = ["tls-ca", "tls-cert", "tls-key"].map(|option| (option, url.take(option)));
     if !tls {
         return match files.iter().find(|(_, file)| file.is_some()) {
             Some((option, _)) => Err(url.refuse(format!("{option} is for etcds://"))),
-            None => Ok(options),
+            None => Ok((options, false)),
         };
     }
     let read = |(option, file): &(&str, Option<String>)| -> Result<Option<Vec<u8>>> {
@@ -139,19 +147,26 @@ fn encrypted(url: &mut StoreUrl, tls: bool, options: ConnectOptions) -> Result<C
         Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(ca)),
         None => TlsOptions::new().with_native_roots(),
     };
-    match (cert?, key?) {
-        (Some(cert), Some(key)) => settings = settings.identity(Identity::from_pem(cert, key)),
-        (None, None) => {}
+    let certificate = match (cert?, key?) {
+        (Some(cert), Some(key)) => {
+            settings = settings.identity(Identity::from_pem(cert, key));
+            true
+        }
+        (None, None) => false,
         _ => return Err(url.refuse("tls-cert and tls-key belong together; one is missing")),
-    }
-    Ok(options.with_tls(settings))
+    };
+    Ok((options.with_tls(settings), certificate))
 }
 
 #[cfg(not(feature = "tls"))]
-fn encrypted(url: &mut StoreUrl, tls: bool, options: ConnectOptions) -> Result<ConnectOptions> {
+fn encrypted(
+    url: &mut StoreUrl,
+    tls: bool,
+    options: ConnectOptions,
+) -> Result<(ConnectOptions, bool)> {
     match tls {
         true => Err(url.refuse("this build has no TLS; build with the feature tls")),
-        false => Ok(options),
+        false => Ok((options, false)),
     }
 }
 

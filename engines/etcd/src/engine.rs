@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::layout::{BASE, Layout};
 use crate::link::Store;
 use crate::refusal::Trouble;
+use crate::release::Released;
 use crate::session::Sessions;
 
 /// For how long closing waits for a cluster that does not answer.
@@ -48,6 +49,7 @@ pub(crate) struct Shared {
     pub(crate) tell: mpsc::UnboundedSender<Event>,
     pub(crate) reads_mail: AtomicBool,
     closed: AtomicBool,
+    pub(crate) released: Mutex<Released>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -73,6 +75,7 @@ impl Etcd {
             tell,
             reads_mail: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            released: Mutex::default(),
             tasks: Mutex::default(),
         };
         match shared.limits().await {

@@ -10,6 +10,9 @@ use crate::claims::Number;
 /// What everything but the locks of `layout=concurrency` stands under.
 const ROOT: &str = "fencelock/";
 
+/// What keys begin with that tell of a release.
+const RELEASED: &str = "fencelock/released/";
+
 /// From where tokens are counted.
 pub(crate) const BASE: &str = "fencelock/base";
 
@@ -80,6 +83,18 @@ impl Layout {
             }
         }
     }
+}
+
+/// The key that tells of the release by a claim that held, of which this is the key.
+pub(crate) fn released(key: &[u8]) -> Option<String> {
+    let key = std::str::from_utf8(key).ok()?;
+    let rest = key.strip_prefix(Layout::Fencelock.all())?;
+    Some(format!("{RELEASED}{rest}"))
+}
+
+/// Whether a key tells of a release.
+pub(crate) fn is_released(key: &[u8]) -> bool {
+    key.starts_with(RELEASED.as_bytes())
 }
 
 /// What the mail of a client begins with.

@@ -24,7 +24,8 @@
 //! `fencelock/lock/<name>/<mode><client>-<number>`, with `%` and `/` of the name percent-encoded, so that no lock stands within
 //! another, and the claim's id in the value. A client uses its keys again, because etcd remembers all that it ever had until it is
 //! compacted; `fencelock/base`, one key for the whole store, from which tokens are counted; `fencelock/mail/<client>/<claim
-//! id>`, while a holder is being told that it was evicted or is asked to let go.
+//! id>`, while a holder is being told that it was evicted or is asked to let go; `fencelock/released/<name>/…`, for a second after
+//! the release of a lock that is in demand.
 //!
 //! With `layout=concurrency` the keys are `<name>/<lease in hex>` as in Go, so that they and we exclude each other. Then
 //! there is exclusive mode only, tokens are bare create revisions, and, as in Go, holding `a/b` blocks `a`.
@@ -56,6 +57,7 @@ mod link;
 mod mail;
 mod place;
 mod refusal;
+mod release;
 mod renew;
 mod session;
 mod txns;

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::attempt::Attempts;
 use crate::config::Config;
-use crate::layout::BASE;
+use crate::layout::{BASE, is_released};
 use crate::refusal::{Trouble, explain, is_lease_gone, is_refusal, whole};
 use crate::watches::{Watch, Watches};
 
@@ -199,6 +199,17 @@ impl Store {
             return Trouble::unsent(Error::config(store, format!("{address} {why}")));
         }
         let text = whole(error);
+        let wants_more = match self.config.tls && !self.config.certificate && !answered {
+            true => speaks_tls(address).await,
+            false => false,
+        };
+        let action = match wants_more {
+            true => format!(
+                "{action} (a server that wants certificates of its clients closes other connections; name one with \
+                 tls-cert and tls-key)"
+            ),
+            false => action,
+        };
         Trouble {
             error: explain(store, &action, error),
             // Here: worth asking again.
@@ -344,13 +355,18 @@ impl Store {
         Ok(self.ask(|| "watching".into(), open).await?)
     }
 
-    /// A watch on the end of each of these keys, in their order, all over one connection. May have been there before.
+    /// A watch on the end of each of these keys (of one that tells of a release: on its being put), in their order, all over one
+    /// connection. May have been there before.
     pub(crate) async fn watch_each(&self, keys: &[&[u8]]) -> Result<(Arc<Link>, Vec<Watch>)> {
         let open = |link: Arc<Link>| async move {
-            let ends = WatchOptions::new().with_filters([WatchFilterType::NoPut]);
-            let all = keys
-                .iter()
-                .map(|key| link.watches.open(key, ends.clone(), true));
+            let all = keys.iter().map(|key| {
+                let unwanted = match is_released(key) {
+                    true => WatchFilterType::NoDelete,
+                    false => WatchFilterType::NoPut,
+                };
+                let options = WatchOptions::new().with_filters([unwanted]);
+                link.watches.open(key, options, true)
+            });
             let watches = futures_util::future::try_join_all(all).await?;
             Ok((link, watches))
         };

@@ -419,7 +419,7 @@ impl Shared {
                 before
                     .with_sort(SortTarget::Create, SortOrder::Descend)
                     .with_keys_only()
-                    .with_limit(2),
+                    .with_limit(1),
             ),
             _ => (
                 GetOptions::new(),
@@ -448,7 +448,7 @@ impl Shared {
         match claim.mode {
             Mode::Exclusive => Ok(match others.first() {
                 None => Stands::Held,
-                Some(before) => Stands::Waits(Wanted::end_of(before, others.get(1), more)),
+                Some(before) => Stands::Waits(Wanted::end_of(before, !more)),
             }),
             _ => {
                 others.push(own.clone());
@@ -475,7 +475,7 @@ impl Shared {
         // The last that may not stand beside this one; or, where it is their number, any of them.
         let same = |mode: &Mode| mode.letter() == claim.mode.letter();
         let other = before.into_iter().rev().find(|(_, mode)| !same(mode));
-        let wanted = other.map_or(Wanted::Any, |(kv, _)| Wanted::end_of(kv, None, true));
+        let wanted = other.map_or(Wanted::Any, |(kv, _)| Wanted::end_of(kv, false));
         Ok(Stands::Waits(wanted))
     }
 
@@ -586,7 +586,7 @@ impl Shared {
             Some((revision, _)) => {
                 let deleted = match self.layout() {
                     // No other claim has had this key meanwhile, nor will one if there is no answer.
-                    Layout::Fencelock => self.delete_any(&placed.key).await,
+                    Layout::Fencelock => self.release(claim, &placed).await,
                     Layout::Concurrency => self.delete(placed.key.as_bytes(), revision).await,
                 };
                 if deleted.is_err() {
@@ -653,14 +653,12 @@ impl Shared {
     }
 }
 
-/// How a claim that wants the lock alone stands at the end of a line, of which these are the last three, the last first; and
+/// How a claim that wants the lock alone stands at the end of a line, of which these are the last two, the last first; and
 /// whether there are `more`. `None` if it is not the last.
 fn stands_last(own: &[u8], line: &[KeyValue], more: bool) -> Option<Stands> {
     match line {
         [last] if last.key() == own => Some(Stands::Held),
-        [last, before, second @ ..] if last.key() == own => {
-            Some(Stands::Waits(Wanted::end_of(before, second.first(), more)))
-        }
+        [last, before] if last.key() == own => Some(Stands::Waits(Wanted::end_of(before, !more))),
         _ => None,
     }
 }

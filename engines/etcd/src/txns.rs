@@ -76,7 +76,7 @@ impl Shared {
             .or_else(taken)
     }
 
-    /// Reads what is needed to know how a new claim stands: the last three, or everybody.
+    /// Reads what is needed to know how a new claim stands: the last two, or everybody.
     fn reading_line(&self, claim: &Claim) -> TxnOp {
         let prefix = self.layout().line(&claim.name);
         let options = GetOptions::new().with_range(end_of(&prefix));
@@ -84,7 +84,7 @@ impl Shared {
             Mode::Exclusive => options
                 .with_sort(SortTarget::Create, SortOrder::Descend)
                 .with_keys_only()
-                .with_limit(3),
+                .with_limit(2),
             Mode::Shared | Mode::Permit { .. } => {
                 options.with_sort(SortTarget::Create, SortOrder::Ascend)
             }

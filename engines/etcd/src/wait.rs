@@ -1,27 +1,28 @@
 //! Waiting for one's turn: watches first, then reads, so that nothing between is missed and etcd need not look anything up in
 //! its history (which it does every 100 ms only).
 //!
-//! A claim that is to hold alone watches the key before its own. That one's end is its turn if nobody else was before it, which
-//! it knows in time if it also watches the one before that, and looks at the line when that ends: then the turn itself
-//! costs no request. It watches its own key, too, so that it does not take a turn that it has lost. etcd tells of
-//! all that in the order in which it happened, on one stream.
+//! A claim that is to hold alone watches the key before its own. That one's end is its turn if nobody else was before it. It
+//! need not look who was: whoever holds a lock that others wait for says so as it releases it (see the module `release`), and
+//! whoever held had nobody before it. It watches its own key, too, so that it does not take a turn that it has lost. etcd tells
+//! of all that in the order in which it happened, on one stream.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use etcd_client::{
-    Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, WatchFilterType,
-    WatchOptions,
-};
+use etcd_client::{Compare, CompareOp, Txn, WatchFilterType, WatchOptions};
 use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::{Clock, Mode, Result};
 use futures_util::future::select_all;
 
 use crate::claims::{Before, Placed, Wanted};
 use crate::engine::Shared;
-use crate::layout::end_of;
+use crate::layout::{end_of, released};
 use crate::link::Link;
 use crate::place::Stands;
 use crate::watches::Watch;
+
+/// What happened at once is told at once, but not in one message.
+const TOGETHER: Duration = Duration::from_millis(2);
 
 /// What is watched over one connection.
 struct Watched {
@@ -29,11 +30,11 @@ struct Watched {
     ends: Vec<End>,
 }
 
-/// The end of one key.
+/// The end of one key, or the word of its release.
 struct End {
     key: Vec<u8>,
     watch: Watch,
-    /// The create revision of the key, if it is certain that the end of just that one will be told.
+    /// The revision that created the one that ends, if it is certain that the end of just that one will be told.
     sure: Option<i64>,
 }
 
@@ -96,13 +97,18 @@ impl Shared {
             return Ok(None);
         };
         let own = (placed.key.as_bytes(), revision);
+        let last = (&before.key[..], before.created);
+        let released = released(&before.key);
         // In this order: the end of one's own place comes before one's turn.
-        let keys: Vec<(&[u8], i64)> = [own].into_iter().chain(before.all()).collect();
+        let mut keys = vec![own];
+        keys.extend(released.iter().map(|key| (key.as_bytes(), before.created)));
+        keys.push(last);
         let mut now = self.watch_all(&keys, watched.take()).await?;
         let each = || now.ends.iter().zip(&keys);
         let over = each().any(|(end, (_, created))| end.is_over(*created));
         let sure = each().all(|(end, (_, created))| end.is_sure(*created));
-        if over || !(sure || self.are_there(&keys).await?) {
+        // What is there was not released before.
+        if over || !(sure || self.are_there(&[own, last]).await?) {
             return self.look_behind(claim, now, own, watched).await;
         }
         for (end, (_, created)) in now.ends.iter_mut().zip(&keys) {
@@ -120,53 +126,26 @@ impl Shared {
         };
         match told {
             Told::Of(0) | Told::Ended => Ok(None),
-            Told::Of(1) if before.second.is_none() => self.grant(claim, Clock::Boot.now()).await,
-            Told::Of(gone @ (1 | 2)) if before.no_more => {
-                *watched = Some(now);
-                let left = Stands::Waits(Wanted::Key(before.without(gone - 1)));
-                self.standing(claim, Clock::Boot.now(), Some(left)).await
+            Told::Of(at) => {
+                let released = match (at, &mut now.ends[..]) {
+                    (1, [_, _, _]) => true,
+                    // The end comes with the word of the release, if there is one, but perhaps before it.
+                    (2, [_, released, _]) if !before.is_first => {
+                        let told = released.watch.told(before.created);
+                        tokio::time::timeout(TOGETHER, told).await.unwrap_or(false)
+                    }
+                    _ => false,
+                };
+                if released || before.is_first {
+                    return self.grant(claim, Clock::Boot.now()).await;
+                }
+                self.look_behind(claim, now, own, watched).await
             }
-            Told::Of(2) => self.look_at_head(claim, before, now, own, watched).await,
-            Told::Of(_) => self.look_behind(claim, now, own, watched).await,
             Told::Over => {
                 let stands = Stands::Waits(Wanted::Key(before.clone()));
                 self.standing(claim, Clock::Boot.now(), Some(stands)).await
             }
         }
-    }
-
-    /// Whoever stood before the one before has gone: that one may be the first by now, and then nobody else comes before
-    /// this claim. Who is first once stays so, and its end is watched already.
-    async fn look_at_head(
-        self: &Arc<Self>,
-        claim: &Claim,
-        before: &Before,
-        now: Watched,
-        own: (&[u8], i64),
-        watched: &mut Option<Watched>,
-    ) -> Result<Option<Standing>> {
-        let asked = Clock::Boot.now();
-        let prefix = self.layout().line(&claim.name);
-        let first = GetOptions::new()
-            .with_range(end_of(&prefix))
-            .with_sort(SortTarget::Create, SortOrder::Ascend)
-            .with_limit(1)
-            .with_keys_only()
-            .with_serializable();
-        let action = || format!("waiting for lock {}", claim.name);
-        let got = self.store.get(action, &prefix, first).await?;
-        let is_before =
-            |kv: &KeyValue| kv.key() == before.key && kv.create_revision() == before.created;
-        if !got.kvs().first().is_some_and(is_before) {
-            return self.look_behind(claim, now, own, watched).await;
-        }
-        *watched = Some(now);
-        let left = Before {
-            no_more: true,
-            ..before.without(1)
-        };
-        let stands = Stands::Waits(Wanted::Key(left));
-        self.standing(claim, asked, Some(stands)).await
     }
 
     /// Looks at the line, with watches in place.
@@ -180,7 +159,10 @@ impl Shared {
         let asked = Clock::Boot.now();
         let stands = self.ask(claim, true).await?;
         if let Stands::Waits(Wanted::Key(before)) = &stands {
-            for (key, created) in [own].into_iter().chain(before.all()) {
+            let released = released(&before.key);
+            let released = released.iter().map(|key| (key.as_bytes(), before.created));
+            let last = (&before.key[..], before.created);
+            for (key, created) in [own, last].into_iter().chain(released) {
                 let known = now.ends.iter_mut().find(|end| end.key == key);
                 if let Some(end) = known {
                     end.sure = Some(created);

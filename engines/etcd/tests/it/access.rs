@@ -32,6 +32,18 @@ async fn tls_and_the_wrong_scheme() {
 }
 
 #[tokio::test]
+async fn certificates_of_clients() {
+    let etcd = Etcd::builder().client_certificates().start().unwrap();
+    let (certificate, key) = etcd.certificate();
+    let url = format!("{}&tls-cert={certificate}&tls-key={key}", etcd.url());
+    let one = soon("opening", fencelock::connect(&url)).await.unwrap();
+    one.lock("a").await.unwrap().release().await.unwrap();
+    let error = soon("a refusal", fencelock::connect(&etcd.url())).await;
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("tls-cert"), "{error}");
+}
+
+#[tokio::test]
 async fn tls_to_a_server_without() {
     let (etcd, with) = (
         Etcd::start().unwrap(),

@@ -30,12 +30,17 @@ async fn a_revoked_session_is_told_to_its_holders_at_once_or_by_the_next_renewal
 
 #[tokio::test]
 async fn a_claim_whose_session_ended_while_it_waited_is_not_granted() {
+    for (layout, _) in LAYOUTS {
+        is_not_granted_after_its_session(layout).await;
+    }
+}
+
+async fn is_not_granted_after_its_session(layout: &str) {
     let etcd = Etcd::start().unwrap();
-    let (one, two, three) = (
-        client(&etcd).await,
-        client(&etcd).await,
-        client(&etcd).await,
-    );
+    let url = format!("{}?layout={layout}", etcd.url());
+    let one = fencelock::connect(&url).await.unwrap();
+    let two = fencelock::connect(&url).await.unwrap();
+    let three = fencelock::connect(&url).await.unwrap();
     let guard = one.lock("a").await.unwrap();
     let before = etcd.leases().unwrap();
     let waiting = served(&two);
@@ -82,8 +87,8 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     let before = etcd.leases().unwrap();
     let waiting = served(&far);
     waiters(&near, "a", 1).await;
-    // It watches its own key and the one before.
-    until("it watches", async || watchers(&etcd) == 3).await;
+    // It watches its own key, the one before, and the word of that one's release.
+    until("it watches", async || watchers(&etcd) == 4).await;
     proxy.answers(Flow::Hold);
     for lease in etcd.leases().unwrap() {
         if !before.contains(&lease) {
@@ -136,12 +141,24 @@ async fn an_administrator_deletes_a_key() {
 /// No answer to the creating transaction, again and again: nothing is left, and nothing comes back.
 #[tokio::test]
 async fn a_lost_answer_leaves_no_orphan() {
+    for (layout, prefix) in LAYOUTS {
+        leaves_no_orphan(layout, prefix).await;
+    }
+}
+
+/// And what the keys of all names here begin with.
+const LAYOUTS: [(&str, &str); 2] = [("fencelock", "fencelock/lock/"), ("concurrency", "a")];
+
+async fn leaves_no_orphan(layout: &str, prefix: &str) {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
-    let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
+    let options = format!("layout={layout}&response-timeout=300ms");
+    let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
+    let far = fencelock::connect(&url).await.unwrap();
+    let near = format!("{}?layout={layout}", etcd.url());
+    let near = fencelock::connect(&near).await.unwrap();
     // One that stays, so that the session cannot just be ended.
-    let stays = far.lock("stays").await.unwrap();
+    let stays = far.lock("a-stays").await.unwrap();
     for round in 0..3 {
         let name = format!("a/{round}");
         proxy.answers(Flow::Lose);
@@ -154,10 +171,7 @@ async fn a_lost_answer_leaves_no_orphan() {
     }
     assert!(stays.is_valid());
     stays.release().await.unwrap();
-    until("nothing is left", async || {
-        etcd.keys("fencelock/lock/").unwrap() == 0
-    })
-    .await;
+    until("nothing is left", async || etcd.keys(prefix).unwrap() == 0).await;
     assert_eq!(far.promises().lease, LeaseKind::Session);
 }
 
@@ -246,6 +260,38 @@ async fn a_readers_late_request_does_not_move_its_key() {
     reader.release().await.unwrap();
 }
 
+/// Where the client's next claim has the key of the one before, or another.
+#[tokio::test]
+async fn a_late_release_spares_the_next_claim_of_its_client() {
+    for (layout, prefix, method) in [
+        ("concurrency", "a/", "Txn"),
+        ("fencelock", "fencelock/lock/a/", "DeleteRange"),
+    ] {
+        let etcd = Etcd::start().unwrap();
+        let (slow, other) = two_ways(&etcd);
+        let url = etcd.url_at(&[slow.port(), other.port()]);
+        let url = format!("{url}?response-timeout=300ms&layout={layout}");
+        let far = fencelock::connect(&url).await.unwrap();
+        let first = far.lock("a").await.unwrap();
+        let label = format!("grpc_method=\"{method}\"");
+        let done = || {
+            etcd.counter(0, "grpc_server_handled_total", &label)
+                .unwrap()
+        };
+        other.refuse(false).unwrap();
+        slow.requests(LATE);
+        // Repeated by the other way if it has to be.
+        let _ = soon("an answer", first.release()).await;
+        until("it is released", async || etcd.keys(prefix).unwrap() == 0).await;
+        let next = soon("the lock", far.lock("a")).await.unwrap();
+        let before = done();
+        until("the late release is there", async || done() > before).await;
+        assert_eq!(etcd.keys(prefix).unwrap(), 1, "{layout}");
+        assert!(next.is_valid());
+        next.release().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let etcd = Etcd::start().unwrap();
@@ -319,6 +365,9 @@ async fn a_ttl_of_each_claims_own() {
     soon("it is renewed", short.prolonged()).await;
     assert!(short.is_valid());
     assert_eq!(etcd.leases().unwrap().len(), 2, "a session for each");
+    let promises = one.promises();
+    assert_eq!(promises.min_ttl, Duration::from_secs(1));
+    assert!(promises.clock.contains("whole seconds"), "{promises:?}");
 }
 
 /// Those who give up while nobody answers are not forgotten in line, however long that lasts.

@@ -47,6 +47,48 @@ async fn one_that_gave_up_gives_its_turn_to_nobody() {
     takes_its_turn(&sees, last).await;
 }
 
+/// Its key goes as it does when a hold is released, but nobody said so.
+#[tokio::test]
+async fn one_whose_session_ended_gives_its_turn_to_nobody() {
+    let etcd = Etcd::start().unwrap();
+    let sees = client(&etcd).await;
+    let guard = sees.lock("a").await.unwrap();
+    let second = stand(&etcd, &sees, 1).await;
+    let before = etcd.leases().unwrap();
+    // It waits in a session of its own, and comes back behind the last.
+    let third = stand(&etcd, &sees, 2).await;
+    let of_third = etcd.leases().unwrap();
+    let last = stand(&etcd, &sees, 3).await;
+    for lease in of_third.iter().filter(|lease| !before.contains(lease)) {
+        etcd.revoke(lease).unwrap();
+    }
+    tokio::time::sleep(WHILE).await;
+    assert!(!last.is_finished() && guard.is_valid());
+    waiters(&sees, "a", 3).await;
+    guard.release().await.unwrap();
+    for waiting in [second, last, third] {
+        takes_its_turn(&sees, waiting).await;
+    }
+}
+
+/// Of a release that others wait for there is a word for a while, and then nothing.
+#[tokio::test]
+async fn the_word_of_a_release_does_not_stay() {
+    let etcd = Etcd::start().unwrap();
+    let sees = client(&etcd).await;
+    let guard = sees.lock("a").await.unwrap();
+    let second = stand(&etcd, &sees, 1).await;
+    let last = stand(&etcd, &sees, 2).await;
+    guard.release().await.unwrap();
+    takes_its_turn(&sees, second).await;
+    assert_eq!(etcd.keys("fencelock/released/a/").unwrap(), 1);
+    takes_its_turn(&sees, last).await;
+    until("nothing is left of it", async || {
+        etcd.keys("fencelock/released/").unwrap() == 0
+    })
+    .await;
+}
+
 /// Whoever comes anew finds those who stand in line, whether the lock is known to be in demand or not.
 #[tokio::test]
 async fn nobody_overtakes_a_line_whose_head_has_not_noticed_yet() {
