@@ -173,7 +173,7 @@ struct Served {
 }
 
 /// For how long a server may be silent before another is tried.
-fn patience(timeout: Duration) -> Duration {
+pub(crate) fn patience(timeout: Duration) -> Duration {
     (timeout / 3).min(Duration::from_secs(2))
 }
 

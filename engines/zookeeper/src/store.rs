@@ -18,7 +18,7 @@ use crate::data::Data;
 use crate::line::Line;
 use crate::names;
 use crate::quiet::Quiet;
-use crate::session::{Life, Link, Listeners, Session, Trouble};
+use crate::session::{Life, Link, Listeners, Session, Trouble, patience};
 
 /// How many sessions one client opens with just the timeouts that its holds want. Each ttl and lock-delay may want one of
 /// its own.
@@ -295,7 +295,8 @@ impl Store {
             sessions.insert(timeout, Arc::clone(&opened));
             Ok(opened)
         };
-        let limit = self.config.response_timeout;
+        // Time for one server that is silent, and an answer of another.
+        let limit = patience(wanted) + self.config.response_timeout;
         match tokio::time::timeout(limit, open).await {
             Ok(opened) => opened,
             Err(_) => Err(Trouble::Silent(format!("no session within {limit:?}"))),

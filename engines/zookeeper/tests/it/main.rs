@@ -42,6 +42,20 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     .await;
 }
 
+/// Packets that the server has had so far.
+fn packets(server: &fencelock_testbed::ZooKeeper) -> u64 {
+    let text = server.word("mntr").unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("zk_packets_received"));
+    line.unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
 /// Waits in a task of its own, and returns when it stands in line as one of so many.
 async fn stand(client: &Client, name: &str, shared: bool, place: usize) -> JoinHandle<Guard> {
     let task = tokio::spawn({

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use fencelock_core::Client;
+use fencelock_core::{Client, Error, Guard, Result};
 use fencelock_testbed::{Flow, Proxy, ZooKeeper};
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::{connect, soon, until};
+use crate::{connect, soon, stand, until};
 
 /// A client by way of a proxy, and one that sees what is there.
 async fn far_and_near(server: &ZooKeeper) -> (Proxy, Client, Client) {
@@ -48,6 +49,82 @@ async fn connections_that_are_cut_at_any_moment_leave_no_node() {
         // It may not be answered; then it goes on behind.
         drop(guard.release().await);
     }
+    nobody_stands_at(&near, "a").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
+    let server = ZooKeeper::start().unwrap();
+    let (proxy, far, near) = far_and_near(&server).await;
+    let other = connect(&server.url()).await;
+    // The node of the name is known from here on: only the claim's own is asked for.
+    far.lock("a").await.unwrap().release().await.unwrap();
+    let guard = near.lock("a").await.unwrap();
+    let held = server.children("/a").unwrap();
+    proxy.answers(Flow::Lose);
+    let first = stand_unseen(&far, &near).await;
+    let mut line = server.children("/a").unwrap();
+    line.retain(|node| !held.contains(node));
+    let second = stand(&other, "a", false, 2).await;
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    guard.release().await.unwrap();
+    let first = soon("the first", first).await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    let view = near.look("a").await.unwrap();
+    assert_eq!(view.holders[0].claim, Some(first.claim_id()));
+    assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
+    let now = server.children("/a").unwrap();
+    assert!(
+        line.len() == 1 && now.contains(&line[0]),
+        "{line:?} {now:?}"
+    );
+    first.release().await.unwrap();
+    let second = soon("the second", second).await.unwrap();
+    second.release().await.unwrap();
+    nobody_stands_at(&near, "a").await;
+}
+
+/// Waits over a connection whose answers are lost, and is seen by another client.
+async fn stand_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
+    let waiting = tokio::spawn(far.lock("a").into_future());
+    until("it stands in line", async || {
+        near.look("a").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    waiting
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_gave_up_before_its_node_was_confirmed_leaves_none() {
+    let server = ZooKeeper::start().unwrap();
+    let (proxy, far, near) = far_and_near(&server).await;
+    // Its session lives for as long as this hold.
+    let stays = far.lock("stays").await.unwrap();
+    far.lock("a").await.unwrap().release().await.unwrap();
+    let guard = near.lock("a").await.unwrap();
+    proxy.answers(Flow::Lose);
+    let wish = far.lock_for("a", Duration::from_secs(1));
+    let waiting = tokio::spawn(wish.into_future());
+    until("it stands in line", async || {
+        near.look("a").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    let error = soon("an error", waiting).await.unwrap().unwrap_err();
+    assert!(
+        matches!(error, Error::Unavailable { .. } | Error::TimedOut { .. }),
+        "{error:?}"
+    );
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    until("it has left", async || {
+        near.look("a").await.unwrap().waiters.is_empty()
+    })
+    .await;
+    // It did not go with its session.
+    assert!(stays.is_valid() && guard.is_valid());
+    stays.release().await.unwrap();
+    guard.release().await.unwrap();
     nobody_stands_at(&near, "a").await;
 }
 

@@ -6,7 +6,7 @@ use fencelock_core::{Client, Guard};
 use fencelock_testbed::{Proxy, ZooKeeper};
 use tokio::task::JoinHandle;
 
-use crate::{connect, soon};
+use crate::{connect, packets, soon};
 
 /// Long enough for a turn that is not to be taken.
 const WHILE: Duration = Duration::from_millis(300);
@@ -15,20 +15,6 @@ async fn pairs(client: &Client, count: usize) {
     for _ in 0..count {
         client.lock("a").await.unwrap().release().await.unwrap();
     }
-}
-
-/// Packets that the server has had so far.
-fn packets(server: &ZooKeeper) -> u64 {
-    let text = server.word("mntr").unwrap();
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("zk_packets_received"));
-    line.unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse()
-        .unwrap()
 }
 
 /// Somebody else holds; the client is to wait, and to be served in the end.

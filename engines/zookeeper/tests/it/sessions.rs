@@ -173,6 +173,60 @@ async fn a_session_that_ends_in_line_is_not_granted() {
     }
 }
 
+/// It works off what came in meanwhile, and ends sessions, in whatever order.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_granted_from_a_place_that_went_while_the_server_hung() {
+    let server = ZooKeeper::start().unwrap();
+    let url = format!("{}?claim-window=1s", server.url());
+    let (one, two, near) = (
+        connect(&url).await,
+        connect(&url).await,
+        connect(&server.url()).await,
+    );
+    let ttl = Duration::from_millis(700);
+    let guard = one.lock("a").ttl(ttl).await.unwrap();
+    let waiter = stand(&two, "a", false, 1).await;
+    server.pause().unwrap();
+    soon("the loss", guard.lost()).await;
+    sleep(Duration::from_millis(1500)).await;
+    server.resume().unwrap();
+    let next = soon("the waiter's turn", waiter).await.unwrap();
+    assert!(next.token() > guard.token());
+    let view = near.look("a").await.unwrap();
+    assert_eq!(view.holders.len(), 1, "{view:?}");
+    assert_eq!(view.holders[0].claim, Some(next.claim_id()));
+    assert_eq!(view.token(), Some(next.token()));
+    next.release().await.unwrap();
+}
+
+/// It stood in a session that does not last for its lock-delay, and has left it by the time it holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_delay_covers_a_holder_that_had_to_wait() {
+    let server = ZooKeeper::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!("zookeeper://127.0.0.1:{}?claim-window=1s", proxy.port());
+    let (far, near) = (connect(&url).await, connect(&server.url()).await);
+    let delay = Duration::from_secs(4);
+    let before = near.lock("a").await.unwrap();
+    let waiting = tokio::spawn(async move {
+        let wish = far.lock("a").ttl(Duration::from_secs(1));
+        wish.lock_delay(delay).await
+    });
+    until("it stands in line", async || {
+        near.look("a").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    before.release().await.unwrap();
+    let guard = soon("its turn", waiting).await.unwrap().unwrap();
+    proxy.refuse(true).unwrap();
+    proxy.reset();
+    let next = soon("the next has it", near.lock("a")).await.unwrap();
+    let granted = Clock::Boot.now();
+    assert!(next.token() > guard.token());
+    let end = guard.valid_until() + delay;
+    assert!(granted >= end, "{:?} too early", end.since(granted));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_ends_while_holding_is_lost_before_the_next_grant() {
     let server = ZooKeeper::start().unwrap();
@@ -243,6 +297,24 @@ async fn nothing_is_left_of_a_name_by_its_last_user() {
     assert_eq!(server.children("/").unwrap(), ["zookeeper"]);
 }
 
+/// Whoever dies leaves the node of a name behind: it is a container, which servers delete when it is empty.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_servers_delete_what_the_dead_leave() {
+    let server = ZooKeeper::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let url = format!("zookeeper://127.0.0.1:{}?claim-window=1s", proxy.port());
+    let far = connect(&url).await;
+    let before = server.children("/").unwrap();
+    let _guard = far.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    assert_eq!(server.children("/").unwrap(), ["a", "zookeeper"]);
+    proxy.refuse(true).unwrap();
+    proxy.reset();
+    until("the name's node is gone", async || {
+        server.children("/").unwrap() == before
+    })
+    .await;
+}
+
 /// What somebody else made to stay is left alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_others_made_stay() {
@@ -254,6 +326,43 @@ async fn nodes_that_others_made_stay() {
     }
     client.close().await.unwrap();
     assert_eq!(server.children("/").unwrap(), ["theirs", "zookeeper"]);
+}
+
+/// Below a node that is open to everybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_user_makes_is_that_users_alone() {
+    let server = ZooKeeper::start().unwrap();
+    server.make_root("/locks", None).unwrap();
+    let address = format!("127.0.0.1:{}", server.port());
+    let ann = connect(&format!("zookeeper://ann:secret@{address}/locks")).await;
+    let stranger = connect(&format!("{}/locks", server.url())).await;
+    let connector = zookeeper_client::Client::connector();
+    let anns = connector.clone().with_auth("digest", b"ann:secret");
+    let anns = anns.connect(&address).await.unwrap();
+    let strangers = connector.connect(&address).await.unwrap();
+    let guard = ann.lock("a").ttl(Duration::from_secs(9)).await.unwrap();
+    // Before it moves to a longer session, and after.
+    let mut owners = Vec::new();
+    for renewed in [false, true] {
+        if renewed {
+            soon("a renewal", guard.prolonged()).await;
+        }
+        let refused = soon("an answer", stranger.try_lock("a")).await.unwrap_err();
+        assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
+        let line = anns.list_children("/locks/a").await.unwrap();
+        assert_eq!(line.len(), 1);
+        let node = format!("/locks/a/{}", line[0]);
+        for path in ["/locks/a", &node] {
+            let listed = strangers.list_children(path).await;
+            assert_eq!(listed.unwrap_err(), zookeeper_client::Error::NoAuth);
+            let read = strangers.get_data(path).await;
+            assert_eq!(read.unwrap_err(), zookeeper_client::Error::NoAuth);
+        }
+        let (_, stat) = anns.get_data(&node).await.unwrap();
+        owners.push(stat.ephemeral_owner);
+    }
+    assert_ne!(owners[0], owners[1], "it has moved");
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
 /// Who joins believes in what the holder answers, and in nothing once it is dead, however long its session lives.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fencelock_testbed::ZooKeeper;
 
-use crate::{connect, soon, stand, until};
+use crate::{connect, packets, soon, stand, until};
 
 /// How many sessions watch each path.
 fn watches(server: &ZooKeeper) -> BTreeMap<String, usize> {
@@ -83,4 +83,32 @@ async fn readers_watch_the_last_writer_ahead() {
     for reader in readers {
         drop(soon("the readers' turn", reader).await.unwrap());
     }
+}
+
+/// What the server is asked for each hand-off down a line of so many clients.
+async fn asked_for_each(clients: usize) -> f64 {
+    let server = ZooKeeper::start().unwrap();
+    // So that few signs of life come between.
+    let url = format!("{}?claim-window=60s", server.url());
+    let holder = connect(&url).await;
+    let guard = holder.lock("hot").await.unwrap();
+    let mut waiters = Vec::new();
+    for place in 1..=clients {
+        waiters.push(stand(&connect(&url).await, "hot", false, place).await);
+    }
+    until("all watch", async || watches(&server).len() == clients).await;
+    let before = packets(&server);
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        let guard = soon("a turn", waiter).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    (packets(&server) - before) as f64 / clients as f64
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_each_hand_off_do_not_grow_with_the_line() {
+    let (of_16, of_128) = (asked_for_each(16).await, asked_for_each(128).await);
+    assert!(of_16 < 8.0 && of_128 < 8.0, "{of_16} and {of_128}");
+    assert!(of_128 < of_16 + 2.0, "{of_16} and {of_128}");
 }
