@@ -2,36 +2,70 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fencelock_core::ClaimId;
 use tokio::sync::Notify;
 
+use crate::naps::longer;
+
+/// A waiter looks after this time, then after ever longer ones: its ring may have been lost.
+pub(crate) const FIRST_NAP: Duration = Duration::from_millis(10);
+
+/// Where one claim that waits hears of its turn.
+#[derive(Debug, Default)]
+pub(crate) struct Door {
+    bell: Notify,
+    /// Kept from one place in line to the next: placing again at the time to recheck is no news.
+    nap: Mutex<Option<Duration>>,
+}
+
+impl Door {
+    /// Returns when it may be this claim's turn. A ring that comes while nobody listens is kept.
+    pub(crate) async fn rung(&self) {
+        self.bell.notified().await;
+    }
+
+    /// How long to sleep now; it grows with each look.
+    pub(crate) fn next_nap(&self) -> Duration {
+        let mut nap = locked(&self.nap);
+        let now = nap.unwrap_or(FIRST_NAP);
+        *nap = Some(longer(now));
+        now
+    }
+
+    /// Something goes on here: look sooner again.
+    pub(crate) fn stir(&self) {
+        *locked(&self.nap) = None;
+    }
+}
+
 /// A door for each claim that waits here. It is put up in the transaction that gave the claim its place, so no ring
 /// comes too early; one that comes while nobody listens is kept.
 #[derive(Debug, Default)]
-pub(crate) struct Doors(Mutex<HashMap<ClaimId, Arc<Notify>>>);
+pub(crate) struct Doors(Mutex<HashMap<ClaimId, Arc<Door>>>);
 
 impl Doors {
     pub(crate) fn put_up(&self, claim: ClaimId) {
-        self.doors().entry(claim).or_default();
+        locked(&self.0).entry(claim).or_default();
     }
 
     pub(crate) fn take_down(&self, claim: ClaimId) {
-        self.doors().remove(&claim);
+        locked(&self.0).remove(&claim);
     }
 
-    pub(crate) fn of(&self, claim: ClaimId) -> Option<Arc<Notify>> {
-        self.doors().get(&claim).cloned()
+    pub(crate) fn of(&self, claim: ClaimId) -> Option<Arc<Door>> {
+        locked(&self.0).get(&claim).cloned()
     }
 
     pub(crate) fn ring(&self, claim: ClaimId) {
-        if let Some(door) = self.doors().get(&claim) {
-            door.notify_one();
+        if let Some(door) = locked(&self.0).get(&claim) {
+            door.bell.notify_one();
         }
     }
+}
 
-    fn doors(&self) -> MutexGuard<'_, HashMap<ClaimId, Arc<Notify>>> {
-        // Each change is a single call to the map.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is a single step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,8 @@ mod doors;
 mod lease;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+mod naps;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -15,7 +15,8 @@ pub(super) struct Control<D: Dialect> {
     session: Mutex<Option<(D::Session, Arc<Tie>)>>,
 }
 
-/// Runs a call on the connection: again on a fresh one if it broke, since every call here may be repeated.
+/// Runs a call on the connection: again on a fresh one if it broke, since every call here may be repeated; and for as long
+/// as there is time if only others were in its way.
 macro_rules! call {
     ($self:ident, $action:expr, |$session:ident| $call:expr) => {{
         let action: String = $action.into();
@@ -33,6 +34,11 @@ macro_rules! call {
                 let $session = &mut session;
                 match $call.await {
                     Err(Error::Unavailable { .. }) if !fresh => {}
+                    Err(error) if D::is_in_the_way(&error) => {
+                        // Those who got in each other's way do not try again in step.
+                        let pause = Duration::from_micros(fastrand::u64(200..5000));
+                        tokio::time::sleep(pause).await;
+                    }
                     Err(error @ Error::Unavailable { .. }) => return Err(error),
                     answer => {
                         *slot = Some((session, tie));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Event, Evict, LockView, Page};
 use fencelock_core::{
-    BootInstant, ClaimId, Finding, LockName, Mode, Promises, Result, Token, Tokens,
+    BootInstant, ClaimId, Error, Finding, LockName, Mode, Promises, Result, Token, Tokens,
 };
 use tokio::sync::mpsc;
 
@@ -135,6 +135,9 @@ pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// What stands between the server, as it is now, and what locks are for, beside the limits of its promises.
     async fn findings(&self) -> Result<Vec<Finding>>;
+
+    /// Whether the server undid a call only because others were in its way.
+    fn is_in_the_way(error: &Error) -> bool;
 
     /// A connection that is ready for all calls below: the store's tables are there, and tokens are above all of before.
     async fn connect(&self, tie: Arc<Tie>) -> Result<Self::Session>;

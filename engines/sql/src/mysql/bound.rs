@@ -27,7 +27,7 @@ use super::config::{Config, Strategy};
 use super::diagnose;
 use super::line::{Failed, Line, Session};
 use super::tables::Tables;
-use super::wire::{Answer, NOW, Request, bytes};
+use super::wire::{self, Answer, NOW, Request, bytes};
 use crate::bound::{Dialect, Record, SessionId, Settings, Tie};
 use crate::lease::MOST_TOKENS;
 use crate::server::micros;
@@ -613,6 +613,16 @@ impl Dialect for Ways {
 
     async fn findings(&self) -> Result<Vec<Finding>> {
         diagnose::findings(&self.line.config, &self.line.tables).await
+    }
+
+    fn is_in_the_way(error: &Error) -> bool {
+        let Error::Unavailable { cause, .. } = error else {
+            return false;
+        };
+        match cause.downcast_ref() {
+            Some(mysql_async::Error::Server(said)) => wire::is_in_the_way(said.code),
+            _ => false,
+        }
     }
 
     async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {

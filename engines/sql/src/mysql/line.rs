@@ -221,7 +221,10 @@ impl Line {
         let mut request = Request::of(format!(
             "SET SESSION innodb_lock_wait_timeout = {WAIT}, lock_wait_timeout = {WAIT}, {}",
             match session.facts.is_mariadb() {
-                true => "max_statement_time = 0, idle_transaction_timeout = 0",
+                true => {
+                    "max_statement_time = 0, idle_transaction_timeout = 0, idle_write_transaction_timeout = 0, \
+                     idle_readonly_transaction_timeout = 0"
+                }
                 false => "max_execution_time = 0",
             }
         ));

@@ -20,7 +20,7 @@ use futures_util::future::try_join_all;
 use tokio_postgres::{Row, Statement};
 
 use super::config::Strategy;
-use super::connection::{Server, Session, Values, may_be_retried};
+use super::connection::{Server, Session, Values, is_in_the_way};
 use super::{diagnose, limits};
 use crate::bound::{Dialect, Record, SessionId, Settings, Tie};
 use crate::lease::{MOST_TOKENS, mode_from, mode_text};
@@ -185,7 +185,7 @@ impl Ways {
 
     /// After an error that a retry mends: the connection is as it was before it was to take a lock.
     async fn undo(&self, session: &Session, error: Error) -> Result<()> {
-        if !may_be_retried(&error) {
+        if !is_in_the_way(&error) {
             return Err(error);
         }
         // What the session had before the error it would have twice.
@@ -315,6 +315,10 @@ impl Dialect for Ways {
         diagnose::findings(&self.server).await
     }
 
+    fn is_in_the_way(error: &Error) -> bool {
+        is_in_the_way(error)
+    }
+
     async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {
         let session = self.server.connect(&tie, None).await?;
         // Nothing that such a connection commits must outlive the server: rows to lock, who holds by which connection.
@@ -355,9 +359,11 @@ impl Dialect for Ways {
                 };
                 self.draw(session, sql, claim).await
             } else {
-                self.make_row(session, claim).await?;
-                // None if the row was deleted while this waited for it.
-                self.lock_row(session, LOCK_ROW, claim).await
+                match self.make_row(session, claim).await {
+                    // None if the row was deleted while this waited for it.
+                    Ok(()) => self.lock_row(session, LOCK_ROW, claim).await,
+                    Err(error) => Err(error),
+                }
             };
             match taken {
                 Ok(Some(tokens)) => return Ok(tokens),
@@ -390,7 +396,7 @@ impl Dialect for Ways {
             session
                 .query(&self.server, &action, UNLOCK_SHARED, values)
                 .await?;
-            if !may_be_retried(&error) {
+            if !is_in_the_way(&error) {
                 return Err(error);
             }
         };

@@ -368,7 +368,7 @@ impl fmt::Display for Said {
 impl std::error::Error for Said {}
 
 /// Whether the server ended a transaction only because others were in its way.
-pub(super) fn may_be_retried(error: &Error) -> bool {
+pub(super) fn is_in_the_way(error: &Error) -> bool {
     let Error::Unavailable { cause, .. } = error else {
         return false;
     };

@@ -10,8 +10,7 @@ use crate::bound::Tie;
 
 /// The timeout is of PostgreSQL 17 and later; older ones know none.
 const ASK: &str = "\
-    SELECT current_setting('transaction_isolation'), current_setting('synchronous_commit'), \
-    current_setting('synchronous_standby_names') <> '', coalesce(current_setting('transaction_timeout', true), '0')";
+    SELECT current_setting('transaction_isolation'), coalesce(current_setting('transaction_timeout', true), '0')";
 /// Rights that are missed later only, in the middle of something.
 const MISSING: &str = "\
     SELECT privilege || ' on ' || of FROM unnest($1::text[]) AS of, \
@@ -32,9 +31,7 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
         .ok_or_else(|| server.internal("no answer to a SELECT"))?;
     let settings = Settings {
         isolation: row.get(0),
-        commit: row.get(1),
-        standbys: row.get(2),
-        longest: row.get(3),
+        longest: row.get(1),
     };
     let mut findings = settings.findings(strategy);
     let tables: &[&str] = match strategy {
@@ -72,8 +69,6 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
 /// Settings as a connection of ours has them.
 struct Settings<'a> {
     isolation: &'a str,
-    commit: &'a str,
-    standbys: bool,
     longest: &'a str,
 }
 
@@ -89,14 +84,6 @@ impl Settings<'_> {
                     self.isolation
                 ),
                 "connect to the server itself, or to a pool with pool_mode = session",
-            ));
-        }
-        if strategy == Strategy::Lease && self.standbys && self.commit == "local" {
-            findings.push(Finding::new(
-                Purpose::Correctness,
-                "synchronous_commit is local: the standbys are not waited for, and one that is promoted may have forgotten who \
-                 holds, and grant a lock twice (its tokens do not go back)",
-                "set synchronous_commit = on for this user (ALTER ROLE)",
             ));
         }
         if strategy == Strategy::ForUpdate && self.longest != "0" {
@@ -121,8 +108,6 @@ mod tests {
     fn settings_are_judged_by_strategy() {
         let good = Settings {
             isolation: "read committed",
-            commit: "on",
-            standbys: true,
             longest: "0",
         };
         let all = [Strategy::Lease, Strategy::ForUpdate, Strategy::Advisory];
@@ -130,8 +115,6 @@ mod tests {
         assert_eq!(count(&good), [0, 0, 0]);
         let isolation = "repeatable read";
         assert_eq!(count(&Settings { isolation, ..good }), [1, 1, 1]);
-        let commit = "local";
-        assert_eq!(count(&Settings { commit, ..good }), [1, 0, 0]);
         let longest = "1min";
         assert_eq!(count(&Settings { longest, ..good }), [0, 1, 0]);
     }

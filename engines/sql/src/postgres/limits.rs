@@ -8,7 +8,7 @@ use super::connection::{Server, Session};
 const ASK: &str = "\
     SELECT current_setting('fsync'), current_setting('full_page_writes'), \
     EXISTS (SELECT 1 FROM pg_stat_replication), \
-    current_setting('synchronous_standby_names') <> ''";
+    current_setting('synchronous_standby_names') <> '', current_setting('synchronous_commit')";
 
 /// Asks the server.
 pub(super) async fn found(
@@ -38,12 +38,27 @@ pub(super) async fn found(
                 );
             }
         }
+        let (names, commit): (bool, &str) = (row.get(3), row.get(4));
+        // With names, some are to be waited for, whether or not one streams at the moment; `off` is mended by a connection.
+        match commit {
+            "local" if names => limit(
+                "synchronous_commit is local: the standbys are not waited for, and one that is promoted may have forgotten who \
+                 holds, and grant a lock twice (its tokens do not go back)",
+                "set synchronous_commit = on for this user (ALTER ROLE)",
+            ),
+            "remote_write" if names => limit(
+                "synchronous_commit is remote_write: a standby whose machine went down, too, may have forgotten who holds when it \
+                 is promoted, and grant a lock twice (its tokens do not go back)",
+                "set synchronous_commit = on for this user (ALTER ROLE)",
+            ),
+            _ => {}
+        }
         // A replica that does not stream at the moment is known by its host.
         let follows = match row.get(2) {
             true => Some("a replica streams"),
             false => (server.config.hosts.len() > 1).then_some("another host follows"),
         };
-        if let (Some(follows), false) = (follows, row.get(3)) {
+        if let (Some(follows), false) = (follows, names) {
             limit(
                 &format!(
                     "{follows} without being waited for: promoted, it may have forgotten who holds, and grant a lock twice (its tokens do not go back)"

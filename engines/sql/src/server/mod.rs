@@ -24,13 +24,14 @@ use fencelock_core::{
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use crate::naps::{jitter, longer};
 pub(crate) use dialect::{
     Change, DbInstant, Dialect, News, Seen, Trouble, Write, Written, first_version, micros,
 };
 pub(crate) use hosts::{Host, hosts};
 use pool::{Lane, Pool, attempt};
 pub(crate) use rules::CLAIM_WINDOW;
-use waiters::{FIRST_NAP, LONGEST_NAP, Waiters};
+use waiters::{FIRST_NAP, Waiters};
 #[cfg(feature = "postgres")]
 pub(crate) use {dialect::Queued, rules::REACH, waiters::Pushed};
 
@@ -364,7 +365,7 @@ impl<D: Dialect> Engine for Server<D> {
                 return Ok(view);
             }
             tokio::time::sleep(jitter(nap)).await;
-            nap = nap.mul_f32(1.5).min(LONGEST_NAP);
+            nap = longer(nap);
         }
     }
 
@@ -432,9 +433,4 @@ impl<D: Dialect> fmt::Debug for Server<D> {
 
 fn about(what: &str, name: &LockName) -> String {
     format!("{what} lock {name}")
-}
-
-/// Between half and all of a nap, so that waiters do not ask in step.
-fn jitter(nap: Duration) -> Duration {
-    nap.mul_f32(0.5 + fastrand::f32() / 2.0)
 }

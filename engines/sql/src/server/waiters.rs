@@ -9,12 +9,12 @@ use fencelock_core::engine::{Claim, Grant, Place};
 use fencelock_core::{ClaimId, Clock, Token, Tokens};
 use tokio::sync::Notify;
 
+use crate::naps::longer;
+
 /// A waiter asks after this time, then after ever longer ones.
 pub(super) const FIRST_NAP: Duration = Duration::from_millis(5);
 /// The longest time between two questions of a waiter that has just seen a change.
 const MIDDLE_NAP: Duration = Duration::from_millis(100);
-/// The longest time between two questions of one waiter.
-pub(super) const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// A grant that whoever released before made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Waiter {
     pub(super) fn next_nap(&self) -> Duration {
         let mut nap = locked(&self.nap);
         let now = nap.unwrap_or(FIRST_NAP);
-        *nap = Some(now.mul_f32(1.5).min(LONGEST_NAP));
+        *nap = Some(longer(now));
         now
     }
 

@@ -32,7 +32,8 @@ use fencelock_core::{
 };
 use tokio::sync::mpsc;
 
-use crate::doors::Doors;
+use crate::doors::{Doors, FIRST_NAP};
+use crate::naps::{jitter, longer};
 use bell::{BellId, Listener, News};
 use file::Source;
 use thread::{Action, Queue, Worker};
@@ -41,10 +42,6 @@ use thread::{Action, Queue, Worker};
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most holds that are renewed in one transaction, so that others have their turn between two.
 const RENEWED_AT_ONCE: usize = 500;
-/// A waiter looks after this time, then after ever longer ones: its ring may have been lost.
-const FIRST_NAP: Duration = Duration::from_millis(10);
-/// The longest time between two looks.
-const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// The engine on an SQLite file. Clients on one machine that name the same file share its locks.
 pub struct Sqlite {
@@ -185,11 +182,13 @@ impl Engine for Sqlite {
         let Some(door) = self.doors.of(claim.id) else {
             return Ok(None);
         };
-        let mut nap = FIRST_NAP;
         loop {
-            let wake_at = (Clock::Boot.now() + jitter(nap)).min(place.recheck);
+            let wake_at = (Clock::Boot.now() + jitter(door.next_nap())).min(place.recheck);
             tokio::select! {
-                () = door.notified() => return Ok(None),
+                () = door.rung() => {
+                    door.stir();
+                    return Ok(None);
+                }
                 () = Clock::Boot.sleep_until(wake_at) => {}
             }
             if wake_at == place.recheck {
@@ -198,9 +197,9 @@ impl Engine for Sqlite {
             let (action, claim) = (Action::About("look at", claim.name.clone()), claim.clone());
             let work = move |visit: &mut thread::Visit<'_>| rows::has_changed(visit, &claim);
             if self.queue.read(action, work).await? {
+                door.stir();
                 return Ok(None);
             }
-            nap = nap.mul_f32(1.5).min(LONGEST_NAP);
         }
     }
 
@@ -245,7 +244,7 @@ impl Engine for Sqlite {
             }
             let nap_end = Clock::Boot.now() + jitter(nap);
             Clock::Boot.sleep_until(nap_end).await;
-            nap = nap.mul_f32(1.5).min(LONGEST_NAP);
+            nap = longer(nap);
         }
     }
 
@@ -276,11 +275,6 @@ impl Engine for Sqlite {
     }
 }
 
-/// Between half and all of a nap, so that waiters do not look in step.
-fn jitter(nap: Duration) -> Duration {
-    nap.mul_f32(0.5 + fastrand::f32() / 2.0)
-}
-
 impl fmt::Display for Sqlite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.source, f)
@@ -290,5 +284,55 @@ impl fmt::Display for Sqlite {
 impl fmt::Debug for Sqlite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sqlite({})", self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fencelock_core::{ClaimIds, Mode};
+
+    #[tokio::test]
+    async fn a_waiter_looks_ever_more_seldom_also_over_rechecks() {
+        let path = std::env::temp_dir().join(format!("fencelock-naps-{}", std::process::id()));
+        let engine = Sqlite::at(&path).await.unwrap();
+        let ids = ClaimIds::new().unwrap();
+        let claim = || Claim {
+            id: ids.next(),
+            owner: "somebody".into(),
+            name: LockName::new("job").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            lock_delay: Duration::ZERO,
+            wait: true,
+            reserve: 1,
+            record: true,
+            label: None,
+        };
+        let (holder, waiter) = (claim(), claim());
+        engine.place(&holder).await.unwrap();
+        for _ in 0..16 {
+            let Standing::Waiting(place) = engine.place(&waiter).await.unwrap() else {
+                panic!("it is held");
+            };
+            let recheck = Clock::Boot.now() + Duration::from_millis(5);
+            let place = Place { recheck, ..place };
+            assert!(engine.changed(&waiter, &place).await.unwrap().is_none());
+        }
+        let door = engine.doors.of(waiter.id).unwrap();
+        let waited = door.next_nap();
+        assert!(waited > Duration::from_millis(400), "{waited:?}");
+        // Until something changes.
+        let Standing::Waiting(place) = engine.place(&waiter).await.unwrap() else {
+            panic!("it is held");
+        };
+        engine.withdraw(&holder, Leave::Release).await.unwrap();
+        assert!(engine.changed(&waiter, &place).await.unwrap().is_none());
+        assert_eq!(door.next_nap(), FIRST_NAP);
+        drop(engine);
+        for suffix in ["", "-wal", "-shm"] {
+            // A leftover in the temporary directory harms nobody.
+            let _ = std::fs::remove_file(format!("{}{suffix}", path.display()));
+        }
     }
 }

@@ -7,7 +7,9 @@ use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
-use crate::{LIMIT, bare, connections, number, open, soon, status, take, token_of, until};
+use crate::{
+    LIMIT, TIMEOUTS, bare, connections, number, open, soon, status, take, token_of, until,
+};
 
 const BOTH: [&str; 2] = ["get-lock", "for-update"];
 
@@ -87,6 +89,43 @@ async fn an_administrator_ends_the_connections() {
         timeout(ttl / 10, guard.lost()).await.unwrap();
         let next = soon("the waiter", waiter).await.unwrap().unwrap();
         assert!(next.token() > guard.token());
+    }
+}
+
+/// However soon the server ends what is idle, or takes long, for others.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
+    let server = MariaDb::start().unwrap();
+    for limit in [
+        "wait_timeout",
+        "innodb_lock_wait_timeout",
+        "lock_wait_timeout",
+        "max_statement_time",
+        "idle_transaction_timeout",
+        "idle_write_transaction_timeout",
+        "idle_readonly_transaction_timeout",
+    ] {
+        server.sql(&format!("SET GLOBAL {limit} = 1")).unwrap();
+    }
+    for strategy in BOTH {
+        let options = format!("strategy={strategy}");
+        let (one, two) = (with(&server, &options).await, with(&server, &options).await);
+        let other = with(&server, &options).await;
+        let guard = take(&one, "a").await;
+        let waiter = tokio::spawn(two.lock("a").into_future());
+        let lost = timeout(Duration::from_secs(4), guard.lost()).await;
+        assert!(lost.is_err(), "{strategy}: {lost:?}");
+        // Nor was a wait ended and begun anew.
+        assert_eq!(number(&server, TIMEOUTS), 0, "{strategy}");
+        let ended = status(&server, "Max_statement_time_exceeded");
+        assert_eq!(ended, 0, "{strategy}");
+        assert!(guard.is_valid() && !waiter.is_finished(), "{strategy}");
+        let busy = other.try_lock("a").await.unwrap_err();
+        assert!(matches!(busy, Error::Held { .. }), "{strategy}: {busy}");
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let next = soon("the waiter", waiter).await.unwrap().unwrap();
+        assert!(next.token() > token);
     }
 }
 

@@ -9,7 +9,8 @@ mod versioned;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fencelock_core::{Client, Error, StoreUrl, Token};
+use fencelock_core::engine::{Claim, Standing};
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Mode, StoreUrl, Token};
 use fencelock_testbed::{ClockShim, Flow, Postgres, Proxy};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
@@ -176,10 +177,8 @@ async fn another_name_is_never_blocked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_waiters_share_a_few_connections() {
     let server = Postgres::start().unwrap();
-    let (one, many) = (
-        open(&server.url()).await.unwrap(),
-        open(&server.url()).await.unwrap(),
-    );
+    let few = format!("{}?max-connections=3", server.url());
+    let (one, many) = (open(&few).await.unwrap(), open(&few).await.unwrap());
     let held = one.lock("0").await.unwrap();
     let mut all = vec![held];
     for i in 1..64 {
@@ -197,7 +196,8 @@ async fn many_waiters_share_a_few_connections() {
     .await;
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
     let connections: u32 = server.psql("lock", count).unwrap().parse().unwrap();
-    assert!(connections <= 2 * 9, "{connections}");
+    // And one that listens.
+    assert!(connections <= 2 * (3 + 1), "{connections}");
     for guard in all {
         guard.release().await.unwrap();
     }
@@ -232,6 +232,222 @@ async fn the_databases_clock_is_another() {
     clock.back(2 * hour).unwrap();
     let again = two.lock_for("a", LIMIT).await.unwrap();
     assert!(again.token() > last);
+}
+
+/// Takes a lock as a process does that is killed right after.
+async fn hold_and_vanish(url: &str, name: &str, ttl: Duration) -> Token {
+    let engine = fencelock_sql::Postgres::open(StoreUrl::parse(url).unwrap()).await;
+    let claim = Claim {
+        id: ClaimIds::new().unwrap().next(),
+        owner: "vanished".into(),
+        name: LockName::new(name).unwrap(),
+        mode: Mode::Exclusive,
+        ttl,
+        lock_delay: Duration::ZERO,
+        wait: false,
+        reserve: 1,
+        record: true,
+        label: None,
+    };
+    match engine.unwrap().place(&claim).await.unwrap() {
+        Standing::Held(grant) => grant.tokens.first,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nobody renews, and nobody releases.
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_end_in_time_whatever_the_database_shows() {
+    for forward in [true, false] {
+        let clock = ClockShim::new().unwrap();
+        let hour = Duration::from_secs(3600);
+        match forward {
+            true => clock.forward(hour).unwrap(),
+            false => clock.back(hour).unwrap(),
+        }
+        let server = Postgres::builder().clock(&clock).start().unwrap();
+        let client = open(&server.url()).await.unwrap();
+        let ttl = Duration::from_millis(900);
+        let begun = Instant::now();
+        let token = hold_and_vanish(&server.url(), "a", ttl).await;
+        let view = client.look("a").await.unwrap();
+        let left = view.holders[0].ttl_left.unwrap();
+        assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
+        let next = client.lock_for("a", LIMIT).await.unwrap();
+        let waited = begun.elapsed();
+        assert!(waited >= ttl, "{waited:?}");
+        assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
+        assert!(next.token() > token);
+    }
+}
+
+/// However soon the server ends what is idle, or takes long, for others.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
+    let server = Postgres::start().unwrap();
+    for limit in [
+        "statement_timeout = '500ms'",
+        "lock_timeout = '500ms'",
+        "idle_in_transaction_session_timeout = '1s'",
+        "idle_session_timeout = '1s'",
+    ] {
+        let set = format!("ALTER ROLE lock SET {limit}");
+        server.psql("lock", &set).unwrap();
+    }
+    for strategy in ["lease", "for-update", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let other = open(&url).await.unwrap();
+        let guard = one.lock("a").await.unwrap();
+        let waiter = tokio::spawn(two.lock("a").into_future());
+        let lost = timeout(Duration::from_secs(4), guard.lost()).await;
+        assert!(lost.is_err(), "{strategy}: {lost:?}");
+        // Nor was it ended and begun anew: a statement that is canceled, a connection that is terminated.
+        let log = server.log();
+        assert!(!log.contains(" due to "), "{strategy}: {log}");
+        assert!(guard.is_valid() && !waiter.is_finished(), "{strategy}");
+        let busy = other.try_lock("a").await.unwrap_err();
+        assert!(matches!(busy, Error::Held { .. }), "{strategy}: {busy}");
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let next = timeout(LIMIT, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.token() > token);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_waits_outlives_the_end_of_its_connection() {
+    let server = Postgres::start().unwrap();
+    let admin = raw(&server, "admin").await;
+    for strategy in ["lease", "for-update", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let ttl = Duration::from_secs(60);
+        let guard = one.lock("a").ttl(ttl).await.unwrap();
+        let waiter = tokio::spawn(two.lock("a").into_future());
+        // A lease hangs on no connection, so all of them end, those that listen too.
+        let which = match strategy {
+            "lease" => "application_name = 'fencelock' AND query LIKE 'LISTEN%'",
+            _ => "application_name = 'fencelock' AND wait_event_type = 'Lock'",
+        };
+        let those = match strategy {
+            "lease" => "application_name = 'fencelock'",
+            _ => which,
+        };
+        let expected = if strategy == "lease" { 2 } else { 1 };
+        let mut ended = Vec::new();
+        for _ in 0..2 {
+            until("it waits", async || {
+                let pids = format!("SELECT pid FROM pg_stat_activity WHERE {which}");
+                let pids = admin.query(&pids, &[]).await.unwrap();
+                let stands = one.look("a").await.unwrap().waiters.len() == 1;
+                let new = pids
+                    .iter()
+                    .filter(|row| !ended.contains(&row.get::<_, i32>(0)));
+                stands && new.count() == expected
+            })
+            .await;
+            let end = format!(
+                "SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {those}"
+            );
+            let gone = admin.query(&end, &[]).await.unwrap();
+            assert!(gone.iter().all(|row| row.get(1)), "{strategy}: {gone:?}");
+            ended.extend(gone.iter().map(|row| row.get::<_, i32>(0)));
+        }
+        assert!(guard.is_valid() && !waiter.is_finished(), "{strategy}");
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let next = timeout(LIMIT, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.token() > token, "{strategy}");
+    }
+}
+
+/// Somebody keeps the rows of one lock locked, as a client that is stopped in the middle of a transaction would.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_kept_locked_are_those_of_one_lock() {
+    let server = Postgres::start().unwrap();
+    let (one, two) = (
+        open(&server.url()).await.unwrap(),
+        open(&server.url()).await.unwrap(),
+    );
+    // Not renewed in the meantime.
+    let ttl = Duration::from_secs(600);
+    let held = one.lock("b").ttl(ttl).await.unwrap();
+    let (stopped, admin) = (raw(&server, "stopped").await, raw(&server, "admin").await);
+    let stop = "BEGIN; SELECT 1 FROM fencelock_locks WHERE name = 'b' FOR UPDATE; \
+                SELECT 1 FROM fencelock_holders WHERE name = 'b' FOR UPDATE";
+    stopped.batch_execute(stop).await.unwrap();
+    let goes_on = async |name: &str| {
+        let guard = two.try_lock(name).await.unwrap();
+        let busy = one.try_lock(name).await.unwrap_err();
+        assert!(matches!(busy, Error::Held { .. }), "{name}: {busy}");
+        let next = tokio::spawn(one.lock(name).into_future());
+        until("it waits", async || {
+            two.look(name).await.unwrap().waiters.len() == 1
+        })
+        .await;
+        guard.refresh(Duration::from_secs(30)).await.unwrap();
+        guard.release().await.unwrap();
+        next.await.unwrap().unwrap().release().await.unwrap();
+        let reads = one.try_lock(name).shared().await.unwrap();
+        let too = two.try_lock(name).shared().await.unwrap();
+        reads.release().await.unwrap();
+        too.release().await.unwrap();
+    };
+    for name in ["a", "b ", "B", "b!", "c", "\u{10ffff}"] {
+        timeout(LIMIT, goes_on(name)).await.unwrap();
+        let blocked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
+        let blocked = admin.query_one(blocked, &[]).await.unwrap();
+        assert_eq!(blocked.get::<_, i64>(0), 0, "{name}");
+    }
+    stopped.batch_execute("ROLLBACK").await.unwrap();
+    held.release().await.unwrap();
+}
+
+/// Whoever is next hears of it, and does not look in the meantime.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_listen_and_do_not_ask() {
+    let server = Postgres::builder()
+        .config("log_statement", "all")
+        .start()
+        .unwrap();
+    let (one, two) = (
+        open(&server.url()).await.unwrap(),
+        open(&server.url()).await.unwrap(),
+    );
+    let admin = raw(&server, "admin").await;
+    until("both listen", async || {
+        let count =
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND state = 'idle'";
+        let count = admin.query_one(count, &[]).await.unwrap();
+        count.get::<_, i64>(0) == 2
+    })
+    .await;
+    let mut known = Vec::new();
+    for _ in 0..7 {
+        let held = one.lock("a").await.unwrap();
+        let waits = tokio::spawn({
+            let two = two.clone();
+            async move { (two.lock("a").await.unwrap(), Instant::now()) }
+        });
+        until("it waits", async || {
+            one.look("a").await.unwrap().waiters.len() == 1
+        })
+        .await;
+        admin.batch_execute("SELECT 'mark'").await.unwrap();
+        // Whoever asks by itself does so twice a second at least.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        let log = server.log();
+        let (_, log) = log.rsplit_once("SELECT 'mark'").unwrap();
+        assert!(!log.contains("SELECT version FROM"), "{log}");
+        let released = Instant::now();
+        held.release().await.unwrap();
+        let (next, granted) = timeout(LIMIT, waits).await.unwrap().unwrap();
+        known.push(granted.saturating_duration_since(released));
+        next.release().await.unwrap();
+    }
+    known.sort();
+    assert!(known[3] < Duration::from_millis(100), "{known:?}");
 }
 
 /// Locks that hang on a connection do not hang on a clock.
@@ -282,10 +498,12 @@ async fn a_killed_server_comes_back_under_load() {
             }
         }
         let mut last = std::collections::HashMap::new();
-        let mut hear = async |count: usize| {
+        let mut highest = Token(0);
+        let mut hear = async |count: usize, highest: &mut Token| {
             for _ in 0..count {
                 let (name, token, valid) = timeout(LIMIT, told.recv()).await.unwrap().unwrap();
                 let before = last.insert(name, token);
+                *highest = token.max(*highest);
                 // Of a connection the server lets go before the holder knows.
                 let known = valid && strategy == "lease";
                 assert!(
@@ -294,15 +512,26 @@ async fn a_killed_server_comes_back_under_load() {
                 );
             }
         };
+        let next = async |name: &str| {
+            let client = open(&url).await.unwrap();
+            let guard = client.lock_for(name, LIMIT).await.unwrap();
+            let token = guard.token();
+            guard.release().await.unwrap();
+            token
+        };
         for _ in 0..2 {
-            hear(50).await;
+            hear(50, &mut highest).await;
             server.kill9();
             server.restart().unwrap();
+            let token = next("b").await;
+            assert!(token > highest, "{strategy}: {token} after {highest}");
         }
-        hear(50).await;
+        hear(50, &mut highest).await;
         for task in tasks {
             task.abort();
         }
+        let token = next("a").await;
+        assert!(token > highest, "{strategy}: {token} after {highest}");
     }
 }
 
@@ -375,17 +604,19 @@ async fn a_deadlock_is_tried_again() {
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
     let before: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
     // The renewal looks for deadlocks after a second, and is undone.
-    let patient = "SET deadlock_timeout = '5s'; BEGIN";
+    let patient = "SET deadlock_timeout = '60s'; BEGIN";
     other.batch_execute(patient).await.unwrap();
     other.batch_execute(&lock("b")).await.unwrap();
     // The next renewal has a, and waits for b.
+    let admin = raw(&server, "admin").await;
     until("a renewal waits", async || {
-        server.psql("lock", waiting).unwrap() == "1"
+        let count = admin.query_one(waiting, &[]).await.unwrap();
+        count.get::<_, i64>(0) == 1
     })
     .await;
-    // Whichever of the two is undone.
-    let _ = timeout(LIMIT, other.batch_execute(&lock("a")))
+    timeout(LIMIT, other.batch_execute(&lock("a")))
         .await
+        .unwrap()
         .unwrap();
     other.batch_execute("ROLLBACK").await.unwrap();
     timeout(LIMIT, one.prolonged()).await.unwrap();
@@ -479,6 +710,104 @@ async fn a_deadlock_over_a_token_is_tried_again() {
             server.psql("lock", deadlocks).unwrap() != "0"
         })
         .await;
+    }
+}
+
+/// What the server undoes because others were in its way, it is asked again. Here it is made to undo three in a row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serialization_failure_is_tried_again() {
+    const HICCUP: &str = "\
+        CREATE SEQUENCE hiccups; CREATE FUNCTION hiccup() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+        IF nextval('hiccups') <= 3 THEN RAISE 'not serializable' USING ERRCODE = 'serialization_failure'; END IF; \
+        RETURN coalesce(NEW, OLD); END $$;";
+    for (strategy, tables) in [
+        (
+            "lease",
+            &["fencelock_locks", "fencelock_holders", "fencelock_waiters"][..],
+        ),
+        ("for-update", &["fencelock_names", "fencelock_bound"]),
+        ("advisory", &["fencelock_bound"]),
+    ] {
+        let server = Postgres::start().unwrap();
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let admin = raw(&server, "admin").await;
+        admin.batch_execute(HICCUP).await.unwrap();
+        for table in tables {
+            // Whoever clears up deletes what is not in use, at times of its own.
+            let on = if strategy == "lease" {
+                "INSERT OR UPDATE OR DELETE"
+            } else {
+                "INSERT"
+            };
+            let trigger = format!(
+                "CREATE TRIGGER hiccup BEFORE {on} ON {table} FOR EACH ROW EXECUTE FUNCTION hiccup()"
+            );
+            admin.batch_execute(&trigger).await.unwrap();
+        }
+        let undone = async |what: &str| {
+            until(what, async || {
+                let last = admin.query_one("SELECT last_value FROM hiccups", &[]);
+                last.await.unwrap().get::<_, i64>(0) > 3
+            })
+            .await;
+            let restart = "ALTER SEQUENCE hiccups RESTART";
+            admin.batch_execute(restart).await.unwrap();
+        };
+        let held = one.try_lock("a").await.unwrap();
+        held.sequencer().await.unwrap();
+        undone("it was taken").await;
+        let waits = tokio::spawn({
+            let two = two.clone();
+            async move { two.lock("a").await }
+        });
+        until("one waits", async || {
+            one.look("a").await.unwrap().waiters.len() == 1
+        })
+        .await;
+        undone("it stands in line").await;
+        held.release().await.unwrap();
+        let next = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
+        next.sequencer().await.unwrap();
+        undone("it was handed over").await;
+        next.release().await.unwrap();
+        let last = one.lock("b").await.unwrap();
+        undone("it was taken by one that would wait").await;
+        last.release().await.unwrap();
+    }
+}
+
+/// Whatever level of isolation the server gives those that ask for none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_serializes_is_no_different() {
+    let server = Postgres::builder()
+        .config("default_transaction_isolation", "serializable")
+        .start()
+        .unwrap();
+    for strategy in ["lease", "for-update", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let url = url.clone();
+                tokio::spawn(async move {
+                    let client = open(&url).await.unwrap();
+                    for _ in 0..25 {
+                        for name in ["a", "b"] {
+                            // Asked once: what the server undoes must not come this far.
+                            match client.try_lock(name).await {
+                                Ok(guard) => drop(guard.release().await.unwrap()),
+                                Err(error) => {
+                                    assert!(matches!(error, Error::Held { .. }), "{error}")
+                                }
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            timeout(LIMIT, task).await.unwrap().unwrap();
+        }
     }
 }
 
@@ -768,14 +1097,43 @@ async fn weak_settings_are_told() {
         .unwrap();
     drop(client.lock("a").await.unwrap());
     assert_eq!(server.psql("lock", "TABLE noted").unwrap(), "on");
-    let server = Postgres::builder()
-        .config("synchronous_standby_names", "nobody")
-        .config("synchronous_commit", "local")
-        .start()
-        .unwrap();
-    let findings = open(&server.url()).await.unwrap().diagnose().await.unwrap();
-    let told = |text: &str| findings.iter().any(|found| found.what.contains(text));
-    assert!(told("synchronous_commit is local"), "{findings:?}");
+    // What is weaker than the names of standbys ask for. Without names it is not told: nobody is to be waited for.
+    for commit in ["local", "remote_write"] {
+        for names in ["nobody", ""] {
+            let server = Postgres::builder()
+                .config("fsync", "on")
+                .config("full_page_writes", "on")
+                .config("synchronous_commit", commit)
+                .start()
+                .unwrap();
+            // Made, like the tables, while no standby has to be waited for.
+            drop(open(&server.url()).await.unwrap());
+            for sql in [
+                format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"),
+                "SELECT pg_reload_conf()".into(),
+            ] {
+                server.psql("postgres", &sql).unwrap();
+            }
+            until("it has names", async || {
+                server
+                    .psql("lock", "SHOW synchronous_standby_names")
+                    .unwrap()
+                    == names
+            })
+            .await;
+            let client = open(&server.url()).await.unwrap();
+            let limits = &client.promises().limits;
+            let weak = format!("synchronous_commit is {commit}");
+            let told: Vec<_> = (limits.iter().map(|limit| &limit.what))
+                .filter(|what| what.contains(&weak))
+                .collect();
+            assert_eq!(told.len(), usize::from(!names.is_empty()), "{limits:?}");
+            assert_eq!(limits.len(), told.len(), "{limits:?}");
+            let findings = client.diagnose().await.unwrap();
+            let told = findings.iter().filter(|found| found.what.contains(&weak));
+            assert_eq!(told.count(), limits.len(), "{findings:?}");
+        }
+    }
     let server = Postgres::builder()
         .config("fsync", "on")
         .config("full_page_writes", "on")
@@ -795,7 +1153,7 @@ async fn a_pooler_that_shares_connections_is_refused() {
         ("session", false),
     ] {
         let pooler = server.pooler(mode).unwrap();
-        for strategy in ["lease", "advisory"] {
+        for strategy in ["lease", "for-update", "advisory"] {
             let url = format!(
                 "postgres://lock@127.0.0.1:{}/lock?strategy={strategy}",
                 pooler.port()

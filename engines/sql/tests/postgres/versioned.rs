@@ -3,6 +3,7 @@
 use fencelock_sql::versioned::{Dialect, is_postgres_conflict};
 use fencelock_testbed::Postgres;
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use crate::raw;
 use crate::shared::{Bank, every_accident, move_one};
@@ -35,13 +36,33 @@ async fn versions_tell_what_values_do_not() {
 /// In both directions at once, so that there are deadlocks among the conflicts.
 #[tokio::test]
 async fn contended_rows_are_written_by_trying_again() {
-    let server = Postgres::start().unwrap();
-    let admin = raw(&server, "admin").await;
+    contended(&Postgres::start().unwrap()).await;
+}
+
+/// A transaction that is serializable is undone for what it has read, too.
+#[tokio::test]
+async fn serializable_transactions_are_tried_again() {
+    let server = Postgres::builder()
+        .config("default_transaction_isolation", "serializable")
+        .start()
+        .unwrap();
+    contended(&server).await;
+    let (one, other) = (raw(&server, "one").await, raw(&server, "other").await);
+    let write = "UPDATE accounts SET balance = balance + 1 WHERE id = 1";
+    one.batch_execute("BEGIN; TABLE accounts").await.unwrap();
+    other.batch_execute(write).await.unwrap();
+    let error = one.batch_execute(write).await.unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE));
+    assert!(is_postgres_conflict(&error));
+}
+
+async fn contended(server: &Postgres) {
+    let admin = raw(server, "admin").await;
     let tables = "CREATE TABLE accounts (id INT PRIMARY KEY, balance INT NOT NULL, version BIGINT NOT NULL DEFAULT 1); \
                   INSERT INTO accounts (id, balance) VALUES (1, 100), (2, 100)";
     admin.batch_execute(tables).await.unwrap();
     let work = async |from, to| {
-        let mut client = raw(&server, "work").await;
+        let mut client = raw(server, "work").await;
         for _ in 0..25 {
             move_one(&mut client, from, to).await;
         }
