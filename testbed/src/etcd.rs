@@ -27,6 +27,7 @@ const ROOT: (&str, &str) = ("root", "root-of-the-testbed");
 pub struct EtcdBuilder {
     members: usize,
     tls: bool,
+    client_certificates: bool,
     user: Option<(String, String)>,
     rights: Vec<String>,
 }
@@ -37,6 +38,12 @@ impl EtcdBuilder {
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
+    }
+
+    /// With TLS, wants a certificate of the same authority from clients, too ([`Etcd::certificate`]).
+    pub fn client_certificates(mut self) -> Self {
+        self.client_certificates = true;
+        self.tls()
     }
 
     /// Wants a user and a password. The user may read and write keys that begin with `fencelock/`.
@@ -83,6 +90,7 @@ impl EtcdBuilder {
         let etcd = Etcd {
             server,
             tls: self.tls,
+            client_certificates: self.client_certificates,
             user: self.user,
             rights: self.rights,
             peers,
@@ -102,6 +110,7 @@ impl EtcdBuilder {
 pub struct Etcd {
     server: PathBuf,
     tls: bool,
+    client_certificates: bool,
     user: Option<(String, String)>,
     rights: Vec<String>,
     peers: Option<Peers>,
@@ -162,6 +171,7 @@ impl Etcd {
         EtcdBuilder {
             members,
             tls: false,
+            client_certificates: false,
             user: None,
             rights: Vec::new(),
         }
@@ -208,6 +218,13 @@ impl Etcd {
     #[must_use]
     pub fn ca(&self) -> String {
         self.members[0].dir.join("ca.crt")
+    }
+
+    /// The files with a certificate of that authority and its key, which clients may use, too.
+    #[must_use]
+    pub fn certificate(&self) -> (String, String) {
+        let dir = &self.members[0].dir;
+        (dir.join("server.crt"), dir.join("server.key"))
     }
 
     /// SIGSTOP: connections stay open and nothing answers.
@@ -459,6 +476,11 @@ impl Etcd {
             command
                 .args(["--cert-file", &dir.join("server.crt")])
                 .args(["--key-file", &dir.join("server.key")]);
+            if self.client_certificates {
+                command
+                    .arg("--client-cert-auth")
+                    .args(["--trusted-ca-file", &dir.join("ca.crt")]);
+            }
         }
         let (out, errors) = open_log(&member.dir, "etcd")?;
         let stdin = Stdio::null();

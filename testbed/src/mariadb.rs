@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
-use crate::port::Port;
+use crate::port::{Port, is_open};
 use crate::process::{Process, Streams, program};
 
 /// How long a server may take to answer after its start. It takes 200 ms on an idle machine, and longer to recover.
@@ -271,10 +271,12 @@ impl MariaDb {
     fn await_answer(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
-            let why = match self.sql("SELECT @@port") {
-                Ok(port) if port == self.port().to_string() => return Ok(()),
-                Ok(_) => "another server answers on its socket".to_owned(),
-                Err(error) => error.to_string(),
+            let listens = is_open(&self.dir.join("socket"));
+            let why = match listens.then(|| self.sql("SELECT @@port")) {
+                None => "nobody listens".to_owned(),
+                Some(Ok(port)) if port == self.port().to_string() => return Ok(()),
+                Some(Ok(_)) => "another server answers on its socket".to_owned(),
+                Some(Err(error)) => error.to_string(),
             };
             let ended = self.process.ended().is_some();
             if ended || begin.elapsed() > START {

@@ -1,6 +1,7 @@
 //! Ports of the loopback interface that no two tests share.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 
 use crate::failure::{Failure, Result};
 
@@ -86,6 +87,11 @@ fn is_free(number: u16) -> bool {
         )
     };
     probe().is_ok()
+}
+
+/// Whether somebody listens at a socket of the file system. Cheaper to ask than a server's own client, which is a process.
+pub(crate) fn is_open(socket: &str) -> bool {
+    UnixStream::connect(socket).is_ok()
 }
 
 #[cfg(all(test, target_os = "linux"))]

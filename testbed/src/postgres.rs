@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
-use crate::port::Port;
+use crate::port::{Port, is_open};
 use crate::process::{Process, Streams};
 
 /// How long a server may take to answer after its start. It takes 40 ms on an idle machine, and longer to recover.
@@ -367,11 +367,13 @@ impl Postgres {
     fn await_answer(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
-            let asked = self.psql("postgres", "SHOW data_directory");
-            let why = match asked {
-                Ok(data) if data == self.data => return Ok(()),
-                Ok(_) => "another server answers on its port".to_owned(),
-                Err(error) => error.to_string(),
+            let ask = || self.psql("postgres", "SHOW data_directory");
+            let listens = is_open(&self.dir.join(&format!(".s.PGSQL.{}", self.port())));
+            let why = match listens.then(ask) {
+                None => "nobody listens".to_owned(),
+                Some(Ok(data)) if data == self.data => return Ok(()),
+                Some(Ok(_)) => "another server answers on its port".to_owned(),
+                Some(Err(error)) => error.to_string(),
             };
             let ended = self.process.ended().is_some();
             if ended || begin.elapsed() > START {

@@ -237,7 +237,9 @@ async fn serve(
                 if let Ok((client, _)) = accepted {
                     counters.accepted.fetch_add(1, Ordering::Relaxed);
                     let counters = Arc::clone(&counters);
-                    tokio::spawn(connection(client, target, rules.clone(), counters));
+                    // One that is cut before it has reached the server has begun, too.
+                    let began = rules.borrow().cut;
+                    tokio::spawn(connection((client, target), began, rules.clone(), counters));
                 }
             }
         }
@@ -255,8 +257,8 @@ async fn listen(ways: &[(u16, SocketAddr)]) -> std::io::Result<Vec<(TcpListener,
 
 /// One connection from its beginning to its end, or until it is cut.
 async fn connection(
-    mut client: TcpStream,
-    target: SocketAddr,
+    (mut client, target): (TcpStream, SocketAddr),
+    began: u64,
     rules: watch::Receiver<Rules>,
     counters: Arc<Counters>,
 ) {
@@ -270,7 +272,6 @@ async fn connection(
         drop(stream.set_nodelay(true));
     }
     counters.open.fetch_add(1, Ordering::Relaxed);
-    let began = rules.borrow().cut;
     let mut cut = rules.clone();
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
