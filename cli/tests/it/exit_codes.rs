@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::bed::{Bed, Ran, group, until};
 
 /// A store, and its ways to fail.
@@ -35,6 +37,7 @@ pub(crate) fn all(store: &Described<'_>) {
     not_started(&bed);
     held(&bed);
     bad_input(&bed);
+    ended_while_waiting(&bed);
     max_hold(&bed);
     refuses(&Bed::on(store.bad.0.clone()), 78, store.bad.1);
     let Some(server) = &store.server else {
@@ -112,6 +115,22 @@ fn bad_input(bed: &Bed) {
 }
 
 /// 75 where the time to hold is over.
+/// 128 and the signal.
+fn ended_while_waiting(bed: &Bed) {
+    let mut holder = bed.start(&["hold", "a"]);
+    holder.line();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let waiter = bed.start(&["run", "a", "--", "echo", "ran"]);
+        bed.await_waiters("a", 1);
+        waiter.signal(signal);
+        let ran = waiter.end();
+        let what = format!("{signal:?}: {}", ran.err);
+        assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{what}");
+        bed.await_waiters("a", 0);
+    }
+    assert_eq!(holder.end().code, 0);
+}
+
 fn max_hold(bed: &Bed) {
     let script = "trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; done";
     let ran = bed.run(&["run", "--max-hold", "300ms", "a", "-c", script]);

@@ -20,6 +20,9 @@ pub(super) static CASES: &[Case] = &[
     case!(a_killed_holder_leaves_its_lock_delay)
         .processes()
         .promised(delays),
+    case!(a_killed_holder_that_had_waited_leaves_its_lock_delay)
+        .processes()
+        .promised(delays),
     case!(an_operator_cuts_a_lock_delay_short)
         .processes()
         .promised(delays),
@@ -109,6 +112,31 @@ async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
         after <= ttl + lock_delay + SLACK,
         "free only after {after:?}"
     );
+    next.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+/// What keeps a place in line for those who wait is not what keeps a hold for its lock-delay.
+async fn a_killed_holder_that_had_waited_leaves_its_lock_delay(ctx: Ctx) {
+    let (client, name) = (ctx.client().await, ctx.name());
+    let ttl = ctx.ttl(500);
+    // Longer than a place in line without a sign of life.
+    let lock_delay = ctx.claim_window() + ttl + Duration::from_secs(1);
+    let guard = take(&client, &name).await;
+    let mut holder = ctx.remote().await;
+    let asked = holder.lock(Wanted {
+        lock_delay,
+        ..Wanted::new(&name, ttl)
+    });
+    ctx.await_line(&client, &name, 1).await;
+    guard.release().await.unwrap();
+    holder.answer("it has its turn", asked).await;
+    let waiter = wait_for(&client, &name);
+    holder.process().kill9();
+    let killed = Instant::now();
+    let next = got("the lock after lease and lock-delay", waiter).await;
+    let after = killed.elapsed();
+    assert!(after >= lock_delay, "free after {after:?}");
     next.release().await.unwrap();
     ctx.await_nothing_left().await;
 }

@@ -72,9 +72,12 @@ async fn they_wait_for_us(kind: Kind) {
     let server = Server::start(kind.on());
     let client = ours(&server).await;
     let mut they = Foreign::start(kind, server.port(), "shared name").await;
-    let guard = granted(&client, "shared name").await;
+    let wish = client.lock("shared name").ttl(Duration::from_secs(8));
+    let guard = wish.await.expect("granted");
     assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
     they.tell(&format!("wait {LONG}")).await;
+    // On ZooKeeper another node has taken the place of the first by then.
+    guard.prolonged().await;
     let early = timeout(Duration::from_millis(300), they.answer()).await;
     assert!(early.is_err(), "they hold while we do");
     assert!(guard.is_valid());
