@@ -30,5 +30,8 @@ if ((${#missing[@]})); then
     "${sudo[@]}" apt-get install -yq --no-install-recommends "${missing[@]}"
 fi
 
+# Most tests wait: for servers to start, for leases to end. More of them run at once than two cores would have.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
+
 # The command with all stores: by default it has those that need nothing else to be built.
 cargo test --workspace --exclude fencelock-interop --features fencelock-cli/all "$@"

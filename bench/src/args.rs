@@ -93,6 +93,11 @@ pub struct Args {
     #[arg(long, value_name = "PYTHON")]
     pub kazoo: Option<std::path::PathBuf>,
 
+    /// Measure Go's clientv3/concurrency on the hot lock too, with this program (bench/peers/etcd_concurrency.go, built)
+    #[cfg(feature = "etcd")]
+    #[arg(long, value_name = "PROGRAM")]
+    pub concurrency: Option<std::path::PathBuf>,
+
     /// Print the raw figures as JSON instead of tables
     #[arg(long)]
     pub json: bool,

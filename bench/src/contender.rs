@@ -23,6 +23,9 @@ pub(crate) enum Who {
     /// Etcd's own lock service.
     #[cfg(feature = "etcd")]
     LockService,
+    /// Go's `clientv3/concurrency`.
+    #[cfg(feature = "etcd")]
+    Concurrency,
     /// Python's kazoo.
     #[cfg(feature = "zookeeper")]
     Kazoo,
@@ -41,6 +44,8 @@ impl Who {
             Self::Rslock => "rslock",
             #[cfg(feature = "etcd")]
             Self::LockService => "lock service",
+            #[cfg(feature = "etcd")]
+            Self::Concurrency => "Go's concurrency",
             #[cfg(feature = "zookeeper")]
             Self::Kazoo => "kazoo",
             #[cfg(feature = "peers")]
@@ -50,6 +55,10 @@ impl Who {
 
     /// Whether it can hold a lock in this process, before its workers want it.
     pub(crate) fn holds_here(self) -> bool {
+        #[cfg(feature = "etcd")]
+        if self == Self::Concurrency {
+            return false;
+        }
         #[cfg(feature = "zookeeper")]
         if self == Self::Kazoo {
             return false;
@@ -153,6 +162,11 @@ impl Contender {
                 let bare = crate::bare::etcd::BareEtcd::open(url).await?;
                 Ok(Self::BareEtcd(Box::new(bare)))
             }
+            #[cfg(feature = "etcd")]
+            Who::Concurrency => Err(failed(
+                "Go's concurrency",
+                "it runs in processes of its own only",
+            )),
             #[cfg(feature = "zookeeper")]
             Who::Kazoo => Err(failed("kazoo", "it runs in processes of its own only")),
             #[cfg(feature = "peers")]

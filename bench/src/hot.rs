@@ -102,9 +102,17 @@ fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
     if bench.args.peers && !own_clients && engine(bench.url)? == "redis" {
         return Ok(vec![Who::Fencelock, Who::Rslock]);
     }
-    #[cfg(all(feature = "peers", feature = "etcd"))]
-    if bench.args.peers && !own_clients && engine(bench.url)? == "etcd" {
-        return Ok(vec![Who::Fencelock, Who::LockService]);
+    #[cfg(feature = "etcd")]
+    if !own_clients && engine(bench.url)? == "etcd" {
+        let mut whos = vec![Who::Fencelock];
+        #[cfg(feature = "peers")]
+        if bench.args.peers {
+            whos.push(Who::LockService);
+        }
+        if bench.args.concurrency.is_some() {
+            whos.push(Who::Concurrency);
+        }
+        return Ok(whos);
     }
     #[cfg(feature = "zookeeper")]
     if bench.args.kazoo.is_some() && !own_clients && engine(bench.url)? == "zookeeper" {

@@ -210,6 +210,13 @@ impl Workers {
 
 /// What to start as a worker.
 fn program(bench: &Bench<'_>, who: Who) -> Relaunch {
+    #[cfg(feature = "etcd")]
+    if let (Who::Concurrency, Some(program)) = (who, &bench.args.concurrency) {
+        return Relaunch {
+            program: program.clone(),
+            args: Vec::new(),
+        };
+    }
     #[cfg(feature = "zookeeper")]
     if let (Who::Kazoo, Some(python)) = (who, &bench.args.kazoo) {
         return Relaunch {
