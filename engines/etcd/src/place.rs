@@ -366,20 +366,14 @@ impl Shared {
     ) -> Result<Option<Standing>> {
         let stands = match known {
             Some(stands) => stands,
-            None => self.ask(claim, false).await?,
+            None => self.ask(claim).await?,
         };
         match stands {
             Stands::Held => self.grant(claim, asked).await,
             Stands::Gone => Ok(None),
             Stands::Waits(_) if !claim.wait => {
                 // It had to be put to be counted.
-                let placed = self.claims().get(claim.id).cloned();
-                if let Some(Placed {
-                    key,
-                    there: Some((revision, _)),
-                    ..
-                }) = placed
-                {
+                if let Some((key, revision)) = self.key_of(claim) {
                     self.delete(key.as_bytes(), revision).await?;
                 }
                 self.claims().give_up(claim.id);
@@ -397,18 +391,36 @@ impl Shared {
         }
     }
 
-    /// Reads how a claim stands whose key was put: as the quorum has it, or as the member has it that is asked. A member that
-    /// is behind may still see somebody before the claim, but who is first once stays so.
-    pub(crate) async fn ask(&self, claim: &Claim, of_the_member: bool) -> Result<Stands> {
-        let placed = self.claims().get(claim.id).cloned();
-        let Some(Placed {
-            key,
-            there: Some((revision, _)),
-            ..
-        }) = placed
-        else {
+    /// Reads how a claim stands whose key was put, as the quorum has it.
+    pub(crate) async fn ask(&self, claim: &Claim) -> Result<Stands> {
+        let Some(read) = self.reading_standing(claim, false) else {
             return Ok(Stands::Gone);
         };
+        let answer = self.read_standing(claim, read).await?;
+        self.stands_by(claim, &answer)
+    }
+
+    /// The same as the member has it that is asked, at this revision or later: if it is behind that, the quorum is asked. A
+    /// member that is behind the quorum may still see somebody before the claim, but who is first once stays so.
+    pub(crate) async fn ask_member(&self, claim: &Claim, at_least: i64) -> Result<Stands> {
+        let Some(read) = self.reading_standing(claim, true) else {
+            return Ok(Stands::Gone);
+        };
+        let answer = self.read_standing(claim, read).await?;
+        match revision(&answer) < at_least {
+            true => self.ask(claim).await,
+            false => self.stands_by(claim, &answer),
+        }
+    }
+
+    async fn read_standing(&self, claim: &Claim, read: Txn) -> Result<TxnResponse> {
+        let action = || format!("waiting for lock {}", claim.name);
+        Ok(self.store.txn(action, read).await?)
+    }
+
+    /// The transaction: if the claim's key is there, reads it and what is before it. `None` if it was not put.
+    fn reading_standing(&self, claim: &Claim, of_the_member: bool) -> Option<Txn> {
+        let (key, revision) = self.key_of(claim)?;
         let prefix = self.layout().line(&claim.name);
         let before = GetOptions::new()
             .with_range(end_of(&prefix))
@@ -435,10 +447,20 @@ impl Shared {
             TxnOp::get(key, Some(options))
         });
         let mine = Compare::create_revision(key, CompareOp::Equal, revision);
-        let read = Txn::new().when([mine]).and_then(gets);
-        let action = || format!("waiting for lock {}", claim.name);
-        let answer = self.store.txn(action, read).await?;
-        let mut got = found(&answer);
+        Some(Txn::new().when([mine]).and_then(gets))
+    }
+
+    /// A claim's key and the revision that created it, if it was put.
+    fn key_of(&self, claim: &Claim) -> Option<(String, i64)> {
+        let claims = self.claims();
+        let placed = claims.get(claim.id)?;
+        let (revision, _) = placed.there?;
+        Some((placed.key.clone(), revision))
+    }
+
+    /// How a claim stands by what such a transaction read.
+    fn stands_by(&self, claim: &Claim, answer: &TxnResponse) -> Result<Stands> {
+        let mut got = found(answer);
         let (Some((own, _)), Some((mut others, more))) = (got.next(), got.next()) else {
             return Ok(Stands::Gone);
         };

@@ -45,7 +45,15 @@ impl End {
     }
 
     fn is_over(&self, created: i64) -> bool {
-        self.sure != Some(created) && self.watch.last > created
+        self.watch.last > created
+    }
+}
+
+impl Watched {
+    /// The newest revision that these watches know of.
+    fn seen(&self) -> i64 {
+        let seen = self.ends.iter().map(|end| end.watch.seen());
+        seen.max().unwrap_or(0)
     }
 }
 
@@ -157,7 +165,7 @@ impl Shared {
         watched: &mut Option<Watched>,
     ) -> Result<Option<Standing>> {
         let asked = Clock::Boot.now();
-        let stands = self.ask(claim, true).await?;
+        let stands = self.ask_member(claim, now.seen()).await?;
         if let Stands::Waits(Wanted::Key(before)) = &stands {
             let released = released(&before.key);
             let released = released.iter().map(|key| (key.as_bytes(), before.created));
@@ -239,7 +247,7 @@ impl Shared {
         loop {
             let asked = Clock::Boot.now();
             // That member's watch is in place: what it has not applied yet, it will tell.
-            let stands = self.ask(claim, true).await?;
+            let stands = self.ask_member(claim, watch.seen()).await?;
             let same = matches!(&stands, Stands::Waits(now) if now == wanted);
             let standing = self.standing(claim, asked, Some(stands)).await?;
             if !same {

@@ -46,7 +46,7 @@ pub(crate) struct Watch {
     id: i64,
     /// It sees everything after this revision,
     pub(crate) from: i64,
-    /// and saw something last at this one, before it was asked for; 0 if it did not.
+    /// and saw something last at this one, perhaps before it was asked for; 0 if it did not.
     pub(crate) last: i64,
     told: mpsc::UnboundedReceiver<WatchResponse>,
     orders: mpsc::WeakUnboundedSender<Order>,
@@ -71,11 +71,18 @@ impl Watch {
     /// Waits for a change after that revision; false if the watch is over.
     pub(crate) async fn told(&mut self, after: i64) -> bool {
         while let Some(told) = self.message().await {
-            if newest(&told) > after {
+            let newest = newest(&told);
+            self.last = self.last.max(newest);
+            if newest > after {
                 return true;
             }
         }
         false
+    }
+
+    /// The newest revision that it knows of.
+    pub(crate) fn seen(&self) -> i64 {
+        self.from.max(self.last)
     }
 }
 

@@ -11,6 +11,9 @@ use crate::{client, soon, until, wait_for, waiters};
 /// Long enough for a turn that is not to be taken.
 const WHILE: Duration = Duration::from_millis(300);
 
+/// How often each has the lock where it is to have it often.
+const TURNS: usize = 60;
+
 type Waiting = JoinHandle<fencelock::Result<fencelock::Guard>>;
 
 /// Waits in line as the last of so many.
@@ -154,6 +157,31 @@ async fn a_turn_that_was_told_over_a_lost_connection_is_not_missed() {
     proxy.answers(Flow::Pass);
     proxy.reset();
     takes_its_turn(&near, waiting).await;
+}
+
+/// A member tells of an end just before its own reads show it: now and then, whoever looks because it was told sees what was.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_end_is_missed_by_those_who_look() {
+    let etcd = Etcd::start().unwrap();
+    // Without the word of a release, and beside others.
+    for (layout, readers) in [("concurrency", false), ("fencelock", true)] {
+        let url = format!("{}?layout={layout}", etcd.url());
+        let mut all = Vec::new();
+        for number in 0..6 {
+            let client = fencelock::connect(&url).await.unwrap();
+            let shared = readers && number % 2 == 0;
+            all.push(tokio::spawn(async move {
+                for _ in 0..TURNS {
+                    let wish = client.lock("a");
+                    let wish = if shared { wish.shared() } else { wish };
+                    wish.await.unwrap().release().await.unwrap();
+                }
+            }));
+        }
+        for one in all {
+            soon("all its turns", one).await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]
