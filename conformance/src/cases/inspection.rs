@@ -58,6 +58,7 @@ async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
 }
 
 async fn a_list_tells_what_is_held(ctx: Ctx) {
+    const TASKS: usize = 16;
     let (one, two) = (ctx.client().await, ctx.client().await);
     let mut guards = Vec::new();
     // Also names that mean something to whoever matches patterns.
@@ -89,12 +90,30 @@ async fn a_list_tells_what_is_held(ctx: Ctx) {
         LeaseKind::Connection => 25,
         _ => 2500,
     };
-    for i in 0..many {
-        guards.push(one.lock(&format!("many/{i}")).recorded().await.unwrap());
+    let mut tasks = Vec::new();
+    for first in 0..TASKS {
+        let one = one.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut guards = Vec::new();
+            for i in (first..many).step_by(TASKS) {
+                guards.push(one.lock(&format!("many/{i}")).recorded().await.unwrap());
+            }
+            guards
+        }));
+    }
+    for task in tasks {
+        guards.push(task.await.unwrap());
     }
     assert_eq!(listed("many/").await.len(), many);
-    for guard in guards {
-        guard.release().await.unwrap();
+    let releasing = guards.into_iter().map(|some| {
+        tokio::spawn(async move {
+            for guard in some {
+                guard.release().await.unwrap();
+            }
+        })
+    });
+    for task in releasing.collect::<Vec<_>>() {
+        task.await.unwrap();
     }
     ctx.await_nothing_left().await;
 }
