@@ -154,8 +154,6 @@ fn build() -> Result<PathBuf, String> {
         ])
         .arg(target)
         .env("RUSTC_WORKSPACE_WRAPPER", &this)
-        // What is built here runs for some seconds.
-        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .output()
         .map_err(|error| format!("cargo: {error}"))?;
