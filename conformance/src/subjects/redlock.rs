@@ -42,7 +42,7 @@ fn url(ports: impl IntoIterator<Item = u16>, password: &str, database: u32) -> S
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts: Vec<String> = hosts.collect();
     // An answer within 50 ms would be asked too much of a machine that runs other tests, too.
-    let options = "node-timeout=250ms&max-ttl=1h";
+    let options = "node-timeout=500ms&max-ttl=1h";
     format!(
         "redlock://:{password}@{}/{database}?{options}",
         hosts.join(",")
