@@ -132,8 +132,18 @@ fn build() -> Result<PathBuf, String> {
         .ancestors()
         .nth(3)
         .ok_or("this program lies in no target directory")?;
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What cargo told this program of its package: where a build script depends on it, much would be built anew.
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|told| text.starts_with(told))
+        {
+            cargo.env_remove(&name);
+        }
+    }
+    let built = cargo
         // As the whole suite is built, so that all else is there already.
         .args([
             "test",
