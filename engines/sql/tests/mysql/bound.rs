@@ -327,6 +327,23 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     assert_eq!(number(&primary, "SELECT @@read_only"), 1);
 }
 
+/// The server would rather read a small table from end to end, and lock what it reads, than use the index.
+#[tokio::test(flavor = "multi_thread")]
+async fn clearing_up_waits_for_no_holder() {
+    let server = MariaDb::start().unwrap();
+    let client = with(&server, "strategy=for-update").await;
+    let held = take(&client, "held").await;
+    for other in 0..10 {
+        let guard = take(&client, &other.to_string()).await;
+        guard.release().await.unwrap();
+    }
+    until("what nobody locks is deleted", || {
+        number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_names") == 1
+    })
+    .await;
+    held.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_names_leave_no_row() {
     let server = MariaDb::start().unwrap();
