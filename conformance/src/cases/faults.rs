@@ -367,7 +367,7 @@ async fn everything_works_over_a_slow_network(ctx: Ctx) {
     ctx.server()
         .proxy()
         .both(Flow::Delay(Duration::from_millis(40)));
-    let guard = soon("the lock", far.lock(&name).ttl(ctx.ttl(900)))
+    let guard = soon("the lock", far.lock(&name).ttl(ctx.ttl(2000)))
         .await
         .unwrap();
     let waiter = wait_for(&near, &name);
