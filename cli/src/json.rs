@@ -108,6 +108,7 @@ mod tests {
             waiters: vec![WaiterView {
                 owner: "you".into(),
                 mode: Mode::Exclusive,
+                label: None,
             }],
         };
         assert_eq!(

@@ -523,6 +523,7 @@ impl Engine for WrongEngine {
                     WaiterView {
                         owner: String::new(),
                         mode: Mode::Exclusive,
+                        label: None,
                     };
                     count
                 ];

@@ -258,6 +258,8 @@ pub struct WaiterView {
     pub owner: String,
     /// How it wants to hold.
     pub mode: Mode,
+    /// Its label, where the store keeps the labels of waiters.
+    pub label: Option<String>,
 }
 
 /// Where to go on with a listing; made by the engine.

@@ -412,6 +412,7 @@ impl Lock {
         let waiters = self.line.iter().map(|waiter| WaiterView {
             owner: waiter.claim.owner.to_string(),
             mode: waiter.claim.mode,
+            label: waiter.claim.label.as_deref().map(str::to_owned),
         });
         LockView {
             name: name.clone(),

@@ -24,6 +24,9 @@ pub struct StoreUrl {
     pub hosts: Vec<String>,
     /// Hosts and credentials, as written.
     authority: String,
+    /// Whether the store is opened to look at it only: nothing is taken through this connection. Then opening writes nothing,
+    /// and needs no right to write and no server that takes writes.
+    pub inspect_only: bool,
     /// After the hosts, without the slash that begins it; without `//`, everything after the scheme. Percent-decoded.
     pub path: String,
     options: BTreeMap<String, String>,
@@ -99,6 +102,7 @@ impl StoreUrl {
             password,
             hosts,
             authority: written,
+            inspect_only: false,
             path,
             options,
             known: Vec::new(),

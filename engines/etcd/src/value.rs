@@ -205,6 +205,7 @@ impl Stored {
         WaiterView {
             owner: self.owner.clone(),
             mode: self.mode,
+            label: self.label.clone(),
         }
     }
 }

@@ -114,10 +114,12 @@ impl Store {
             if at < holding {
                 view.holders.push(seen.holder(data));
             } else {
-                view.waiters.push(WaiterView {
-                    owner: data.map_or_else(|| foreign(&seen), |data| data.owner),
-                    mode: seen.stander.mode,
-                });
+                let (owner, label) = match data {
+                    Some(data) => (data.owner, data.label),
+                    None => (foreign(&seen), None),
+                };
+                let mode = seen.stander.mode;
+                view.waiters.push(WaiterView { owner, mode, label });
             }
         }
         Ok(view)

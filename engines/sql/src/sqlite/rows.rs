@@ -316,6 +316,7 @@ pub(super) fn look(visit: &Visit<'_>, name: &LockName) -> Sql<LockView> {
         Ok(WaiterView {
             owner: row.get(0)?,
             mode: mode(row, 1)?,
+            label: None,
         })
     })?;
     Ok(LockView {
