@@ -20,6 +20,8 @@ mod postgres;
 mod server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod tls;
 
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 pub mod versioned;

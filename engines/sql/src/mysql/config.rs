@@ -6,7 +6,9 @@ use std::time::Duration;
 use fencelock_core::{Result, StoreUrl};
 use mysql_async::{Opts, OptsBuilder};
 
+use super::tls;
 use crate::server::{Host, Settings, hosts};
+use crate::tls::Tls;
 
 const DEFAULT_PORT: u16 = 3306;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,7 +40,9 @@ pub(crate) struct Config {
     pub(crate) table: String,
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
-    options: OptsBuilder,
+    pub(crate) tls: Tls,
+    /// Of each host.
+    options: Vec<Opts>,
 }
 
 impl Config {
@@ -102,6 +106,13 @@ impl Config {
             // Both are asked for by a query of its own otherwise.
             .max_allowed_packet(Some(16 * 1024 * 1024))
             .wait_timeout(Some(28_800));
+        let usual = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"];
+        let tls = Tls::take(&mut url, usual, &hosts)?;
+        let options = hosts.iter().map(|host| {
+            let options = options.clone().ip_or_hostname(&host.name);
+            tls::options(options.tcp_port(host.port), &tls, host)
+        });
+        let options = options.collect();
         url.finish()?;
         let settings = Settings {
             connect_timeout,
@@ -114,16 +125,15 @@ impl Config {
             table,
             strategy,
             settings,
+            tls,
             options,
         })
     }
 
     /// The driver's options for one of the hosts.
     pub(crate) fn options(&self, host: &Host) -> Opts {
-        let options = self.options.clone();
-        options
-            .ip_or_hostname(&host.name)
-            .tcp_port(host.port)
-            .into()
+        let at = self.hosts.iter().position(|known| known == host);
+        at.and_then(|at| self.options.get(at).cloned())
+            .unwrap_or_default()
     }
 }

@@ -6,6 +6,7 @@ use fencelock_core::{Durability, Error, Limit, Result};
 use mysql_async::Conn;
 
 use super::config::Config;
+use super::tls;
 use super::wire::{Request, told};
 use crate::server::Host;
 
@@ -43,7 +44,7 @@ pub(crate) async fn connect(config: &Config) -> Result<(Conn, Facts, String)> {
 
 async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Facts, String)> {
     let told = |error| told(&config.store, at, error);
-    let mut conn = Conn::new(config.options(host)).await.map_err(told)?;
+    let mut conn = tls::connect(config, host, at).await?;
     let mut request = Request::default();
     request.push("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
     // Less than a call waits for its answer, so that what was in the way can be tried again.

@@ -40,6 +40,7 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     let counted = answers[1..].iter().flat_map(|answer| &answer.rows);
     let replicas = counted.filter_map(count).max().unwrap_or(0);
     let mut findings = Vec::from_iter(of_session(&variables));
+    findings.extend(config.tls.finding(&config.hosts));
     if config.strategy == Strategy::Lease {
         findings.extend(of_replicas(replicas, &variables));
     }

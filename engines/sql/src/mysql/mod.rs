@@ -11,6 +11,8 @@
 //! | `connect-timeout` | 5s | how long opening may take |
 //! | `response-timeout` | 2s | how long each call waits for an answer |
 //! | `password-env`, `password-file` | | where the password is, other than in the URL |
+//! | `tls` | `require`; on this machine `off` | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
+//! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
 //!
 //! Needs MySQL 8.0 or MariaDB 10.2.4 or later, and for its user SELECT, INSERT, UPDATE and DELETE on the tables; CREATE the
 //! first time, unless [`schema`] was run by somebody else. Not SUPER or READ ONLY ADMIN, which write to a replica.
@@ -23,6 +25,7 @@ mod diagnose;
 mod lease;
 mod line;
 mod tables;
+mod tls;
 mod wire;
 
 use std::sync::Arc;

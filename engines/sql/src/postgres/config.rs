@@ -6,8 +6,10 @@ use std::time::Duration;
 use fencelock_core::{Result, StoreUrl};
 use percent_encoding::percent_decode_str;
 
+use super::tls::ssl_mode;
 use crate::bound::Settings;
 use crate::server::{self, Host};
+use crate::tls::Tls;
 
 const DEFAULT_PORT: u16 = 5432;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +38,9 @@ pub(crate) struct Config {
     pub(crate) connections: NonZeroUsize,
     /// One per host, each with everything that is needed to connect.
     pub(crate) hosts: Vec<tokio_postgres::Config>,
+    /// What the URL calls them.
+    pub(crate) names: Vec<Host>,
+    pub(crate) tls: Tls,
 }
 
 impl Config {
@@ -84,17 +89,23 @@ impl Config {
         let Some(user) = url.user.clone() else {
             return Err(url.refuse("it names no user; write postgres://USER@HOST/DATABASE"));
         };
-        let database = if url.path.is_empty() {
-            &user
-        } else {
-            &url.path
+        let database = match url.path.is_empty() {
+            true => user.clone(),
+            false => url.path.clone(),
         };
-        let mut hosts = Vec::new();
-        for Host { name, port } in server::hosts(&url, DEFAULT_PORT)? {
+        let mut names = server::hosts(&url, DEFAULT_PORT)?;
+        for Host { name, .. } in &mut names {
             // The directory of a Unix socket is written as %2Frun%2Fpostgresql.
-            let host = percent_decode_str(&name).decode_utf8_lossy().into_owned();
+            *name = percent_decode_str(name).decode_utf8_lossy().into_owned();
+        }
+        let usual = ["sslmode", "sslrootcert", "sslcert", "sslkey"];
+        let tls = Tls::take(&mut url, usual, &names)?;
+        let mut hosts = Vec::new();
+        for host in &names {
             let mut config = tokio_postgres::Config::new();
-            config.user(&user).dbname(database).host(&host).port(port);
+            config.user(&user).dbname(&database);
+            config.host(&host.name).port(host.port);
+            config.ssl_mode(ssl_mode(tls.mode(host)));
             config.application_name("fencelock");
             // A connection to a machine that is gone ends, too.
             config.keepalives_idle(Duration::from_secs(15));
@@ -112,6 +123,8 @@ impl Config {
             settings,
             connections,
             hosts,
+            names,
+            tls,
         })
     }
 }
@@ -127,7 +140,7 @@ mod tests {
     #[test]
     fn takes_what_a_url_says() {
         let config =
-            read("postgres://me:secret@h:7000,[::1]/d?strategy=advisory&max-connections=3")
+            read("postgres://me:secret@localhost:7000,[::1]/d?strategy=advisory&max-connections=3")
                 .unwrap();
         assert_eq!(config.strategy, Strategy::Advisory);
         assert_eq!(config.settings.max_connections, 3);
@@ -148,14 +161,14 @@ mod tests {
             ("postgres://h/d", "user"),
             ("postgres://me@/d", "host"),
             ("postgres://me@h:0/d", "port"),
-            ("postgres://me@h/d?strategy=get-lock", "for-update"),
-            ("postgres://me@h/d?max-connections=1", "2 at least"),
+            ("postgres://me@localhost/d?strategy=get-lock", "for-update"),
+            ("postgres://me@localhost/d?max-connections=1", "2 at least"),
             (
-                "postgres://me@h/d?strategy=advisory&max-connections=0",
+                "postgres://me@localhost/d?strategy=advisory&max-connections=0",
                 "1 at least",
             ),
-            ("postgres://me@h/d?response-timeout=0", "response-timeout"),
-            ("postgres://me@h/d?poll=1", "poll"),
+            ("postgres://me@localhost/d?response-timeout=0", "response-timeout"),
+            ("postgres://me@localhost/d?poll=1", "poll"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

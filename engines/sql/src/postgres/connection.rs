@@ -10,9 +10,10 @@ use fencelock_core::{Error, Result, Token};
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, NoTls, Row, SimpleQueryMessage, Statement};
+use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, Statement};
 
 use super::config::Config;
+use super::tls;
 use crate::bound::{SessionId, Tie};
 
 /// What makes and understands the store's tables.
@@ -156,9 +157,10 @@ impl Server {
     }
 
     async fn connect_to(&self, at: usize, tie: &Arc<Tie>, hear: Option<Hear>) -> Result<Session> {
-        let config = &self.config.hosts[at];
-        let connected = config.connect(NoTls).await;
-        let (client, mut connection) = connected.map_err(|error| self.error("connect", error))?;
+        let (config, host) = (&self.config.hosts[at], &self.config.names[at]);
+        let connected = config.connect(tls::connector(&self.config.tls, host)).await;
+        let (client, mut connection) =
+            connected.map_err(|error| tls::refused(self, host, error))?;
         let cut = Arc::clone(tie);
         let task = tokio::spawn(async move {
             loop {

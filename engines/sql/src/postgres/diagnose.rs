@@ -34,6 +34,7 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
         longest: row.get(1),
     };
     let mut findings = settings.findings(strategy);
+    findings.extend(server.config.tls.finding(&server.config.names));
     let tables: &[&str] = match strategy {
         Strategy::Lease => &["fencelock_locks", "fencelock_holders", "fencelock_waiters"],
         Strategy::ForUpdate => &["fencelock_names", "fencelock_bound"],

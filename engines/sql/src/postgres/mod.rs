@@ -7,6 +7,8 @@
 //! | `response-timeout` | 2s | for one answer, and for each later connection |
 //! | `max-connections` | 8 | the most connections of one client, beside one that listens; for `for-update` and `advisory` 32, how many claims may hold or wait in the database at once |
 //! | `password-env`, `password-file` | none | the variable or the file that has the password, to keep it out of the URL |
+//! | `tls` | require; on this machine off | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
+//! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
 //!
 //! With several hosts, the one that can be written to is used, and found again after a switch-over. Each has its share of the
 //! shorter of the two times to answer in.
@@ -17,6 +19,7 @@ mod connection;
 mod diagnose;
 mod lease;
 mod limits;
+mod tls;
 
 use std::fmt;
 

@@ -1,0 +1,89 @@
+//! TLS to MySQL and MariaDB: the server's greeting comes in the clear, and so do the capabilities that the client answers
+//! with; whoever connects and with which password is told after the handshake.
+
+use fencelock_core::Error;
+use mysql_async::{Conn, Opts, OptsBuilder};
+
+use super::config::Config;
+use super::wire::told;
+use crate::server::Host;
+use crate::tls::{self, Mode, Tls};
+
+/// Refused for connecting without TLS: by MySQL, and by MariaDB.
+const INSECURE: [u16; 2] = [3159, 4263];
+/// Access denied: also to a user of whom the server wants TLS or a certificate.
+const DENIED: u16 = 1045;
+
+/// The driver's options to connect to a host as it is asked for.
+#[cfg(feature = "tls")]
+pub(super) fn options(options: OptsBuilder, tls: &Tls, host: &Host) -> Opts {
+    use mysql_async::{ClientIdentity, SslOpts};
+    let trust = match tls.mode(host) {
+        Mode::Off => return options.into(),
+        Mode::Prefer => None,
+        Mode::Require => tls.trust.as_ref(),
+    };
+    let settings = match trust {
+        Some(trust) => {
+            let roots = trust.authorities.iter();
+            let roots = roots.map(|root| root.to_vec().into()).collect();
+            let identity = trust.identity.clone();
+            let identity = identity.map(|(cert, key)| ClientIdentity::new(cert.into(), key.into()));
+            SslOpts::default()
+                .with_disable_built_in_roots(true)
+                .with_root_certs(roots)
+                .with_client_identity(identity)
+        }
+        None => SslOpts::default()
+            .with_danger_accept_invalid_certs(true)
+            .with_danger_skip_domain_validation(true),
+    };
+    options.ssl_opts(settings).into()
+}
+
+#[cfg(not(feature = "tls"))]
+pub(super) fn options(options: OptsBuilder, _tls: &Tls, _host: &Host) -> Opts {
+    options.into()
+}
+
+/// Connects.
+pub(super) async fn connect(config: &Config, host: &Host, at: &str) -> Result<Conn, Error> {
+    let options = config.options(host);
+    let connected = match Conn::new(options.clone()).await {
+        Err(error) if config.tls.mode(host) == Mode::Prefer && offers_none(&error) => {
+            Conn::new(OptsBuilder::from_opts(options).ssl_opts(None)).await
+        }
+        connected => connected,
+    };
+    connected.map_err(|error| refused(config, host, at, error))
+}
+
+fn offers_none(error: &mysql_async::Error) -> bool {
+    use mysql_async::DriverError::NoClientSslFlagFromServer;
+    matches!(error, mysql_async::Error::Driver(NoClientSslFlagFromServer))
+}
+
+/// What a failure to connect means.
+fn refused(config: &Config, host: &Host, at: &str, error: mysql_async::Error) -> Error {
+    let mode = config.tls.mode(host);
+    #[cfg(feature = "tls")]
+    if offers_none(&error) {
+        return Error::config(&config.store, tls::not_offered(&host.name));
+    }
+    #[cfg(feature = "tls")]
+    if let Some(why) = tls::explain(&error, &host.name) {
+        return Error::config(&config.store, why);
+    }
+    match &error {
+        mysql_async::Error::Server(server) if INSECURE.contains(&server.code) => Error::config(
+            &config.store,
+            format!("{} takes connections with TLS only; say tls=require", host.name),
+        ),
+        mysql_async::Error::Server(server) if server.code == DENIED => {
+            let more = tls::hint(&config.tls, mode);
+            let action = format!("{at}; check user and password{more}");
+            Error::refused(&config.store, action, error)
+        }
+        _ => told(&config.store, at, error),
+    }
+}

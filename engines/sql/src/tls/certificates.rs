@@ -1,0 +1,244 @@
+//! Whom to trust, who we are, and what is wrong with a certificate.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
+use fencelock_core::{Result, StoreUrl};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore,
+    SignatureScheme,
+};
+
+use super::Files;
+
+/// The library for TLS keeps its cryptography per process. An application that chose one before keeps its own.
+pub(super) fn choose_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+/// What `tls=require` goes by, read when the store is opened.
+pub(crate) struct Trust {
+    /// The authorities to trust.
+    pub(crate) authorities: Vec<CertificateDer<'static>>,
+    /// Certificate and key of this client, as the files have them.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) config: Arc<ClientConfig>,
+}
+
+impl Trust {
+    pub(super) fn read(url: &StoreUrl, files: &Files) -> Result<Self> {
+        let mut store = RootCertStore::empty();
+        let authorities = match &files.ca {
+            Some(file) => {
+                let authorities = certificates(url, "tls-ca", file, &contents(url, "tls-ca", file)?)?;
+                for authority in &authorities {
+                    let added = store.add(authority.clone());
+                    let refuse = |error| url.refuse(format!("the file {file} of tls-ca: {error}"));
+                    added.map_err(refuse)?;
+                }
+                authorities
+            }
+            None => of_this_machine(url, &mut store)?,
+        };
+        let builder = ClientConfig::builder().with_root_certificates(store);
+        let (config, identity) = match (&files.cert, &files.key) {
+            (Some(cert), Some(key)) => {
+                let text = (contents(url, "tls-cert", cert)?, contents(url, "tls-key", key)?);
+                let chain = certificates(url, "tls-cert", cert, &text.0)?;
+                let secret = PrivateKeyDer::from_pem_slice(&text.1).map_err(|_| {
+                    url.refuse(format!(
+                        "the file {key} of tls-key has no private key in PEM form (an encrypted one cannot be read)"
+                    ))
+                })?;
+                let config = builder.with_client_auth_cert(chain, secret);
+                let refuse = |error| url.refuse(format!("tls-cert and tls-key: {error}"));
+                (config.map_err(refuse)?, Some(text))
+            }
+            _ => (builder.with_no_client_auth(), None),
+        };
+        Ok(Self {
+            authorities,
+            identity,
+            config: Arc::new(config),
+        })
+    }
+}
+
+impl std::fmt::Debug for Trust {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Trust({} authorities)", self.authorities.len())
+    }
+}
+
+fn contents(url: &StoreUrl, option: &str, file: &str) -> Result<Vec<u8>> {
+    let read = std::fs::read(file);
+    read.map_err(|error| url.refuse(format!("the file {file} of {option}: {error}")))
+}
+
+fn certificates(
+    url: &StoreUrl,
+    option: &str,
+    file: &str,
+    text: &[u8],
+) -> Result<Vec<CertificateDer<'static>>> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(url.refuse(format!("the file {file} of {option} has no certificate in PEM form"))),
+        Err(error) => Err(url.refuse(format!("the file {file} of {option}: {error}"))),
+    }
+}
+
+/// The authorities that this machine trusts; those that cannot be read are left out.
+fn of_this_machine(
+    url: &StoreUrl,
+    store: &mut RootCertStore,
+) -> Result<Vec<CertificateDer<'static>>> {
+    let mut authorities = rustls_native_certs::load_native_certs().certs;
+    authorities.retain(|authority| store.add(authority.clone()).is_ok());
+    if authorities.is_empty() {
+        let why = "TLS needs to know whom to trust, and this machine has no list of authorities (on Debian the package \
+                   ca-certificates); give tls-ca=FILE";
+        return Err(url.refuse(why));
+    }
+    Ok(authorities)
+}
+
+/// What somebody has to change so that a handshake that failed can succeed; nothing if it may do so by itself.
+pub(crate) fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
+    if find::<InvalidDnsNameError>(error).is_some() {
+        return Some(format!("{host} is no name that a certificate can have"));
+    }
+    match find::<rustls::Error>(error)? {
+        rustls::Error::InvalidCertificate(error) => Some(certificate(error, host)),
+        rustls::Error::NoCertificatesPresented => Some(format!("{host} shows no certificate")),
+        rustls::Error::PeerIncompatible(why) => Some(nothing_in_common(host, why)),
+        rustls::Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateRequired => Some(format!(
+                "{host} wants a certificate of this client; give tls-cert and tls-key"
+            )),
+            AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied => Some(format!(
+                "{host} does not take the certificate of tls-cert: {alert:?}; give one of an authority that it trusts"
+            )),
+            AlertDescription::ProtocolVersion
+            | AlertDescription::HandshakeFailure
+            | AlertDescription::InsufficientSecurity => Some(nothing_in_common(host, alert)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn nothing_in_common(host: &str, why: &dyn std::fmt::Debug) -> String {
+    format!("{host} and this client have no way of TLS in common: {why:?}; the server needs TLS 1.2 or later")
+}
+
+fn certificate(error: &CertificateError, host: &str) -> String {
+    let change = "give the server a certificate that says so (subjectAltName), or name in the URL what it says";
+    match error {
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => format!(
+            "the certificate of {host} is of an authority that is not trusted here; give that authority in tls-ca=FILE (PEM), \
+             if it is the right one"
+        ),
+        CertificateError::NotValidForNameContext { presented, .. } if !presented.is_empty() => {
+            let names = presented.join(", ");
+            format!("the certificate is for {names}, and not for {host}; {change}")
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            format!("the certificate is not for {host}; {change}")
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            format!("the certificate of {host} has expired, or the clock of this machine is wrong")
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            format!("the certificate of {host} is not valid yet, or the clock of this machine is wrong")
+        }
+        other => {
+            let told = other.to_string();
+            let more = match told.as_str() {
+                told if told.contains("CaUsedAsEndEntity") => {
+                    ": it is an authority's own (self-signed); give the server one that an authority has signed"
+                }
+                told if told.contains("UnsupportedCertVersion") => {
+                    ": it is of an old version, which names no hosts; make it with subjectAltName"
+                }
+                _ => "",
+            };
+            format!("the certificate of {host} cannot be used: {told}{more}")
+        }
+    }
+}
+
+/// An error of this type in the chain of causes.
+fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+    if let Some(found) = error.downcast_ref() {
+        return Some(found);
+    }
+    // What an I/O error was made of does not count as its source.
+    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    inner
+        .and_then(|inner| find(inner))
+        .or_else(|| find(error.source()?))
+}
+
+/// For `tls=prefer`: takes any certificate. It keeps out who only listens.
+pub(crate) fn trusting_anybody() -> Arc<ClientConfig> {
+    let builder = ClientConfig::builder();
+    let algorithms = builder.crypto_provider().signature_verification_algorithms;
+    let config = builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody(algorithms)))
+        .with_no_client_auth();
+    Arc::new(config)
+}
+
+#[derive(Debug)]
+struct Anybody(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}

@@ -1,0 +1,324 @@
+//! TLS to the servers of a URL: what it asks for, and what that is worth.
+
+#[cfg(feature = "tls")]
+mod certificates;
+
+use fencelock_core::{Finding, Purpose, Result, StoreUrl};
+
+use crate::server::Host;
+
+#[cfg(all(feature = "tls", feature = "postgres"))]
+pub(crate) use certificates::trusting_anybody;
+#[cfg(feature = "tls")]
+pub(crate) use certificates::{Trust, explain};
+
+/// Whether a connection is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Never.
+    Off,
+    /// If the server offers it; nobody's certificate is checked.
+    Prefer,
+    /// Always, with a certificate that is for this host and of an authority that is trusted.
+    Require,
+}
+
+/// How the database's own clients call `tls`, `tls-ca`, `tls-cert` and `tls-key` in their URLs.
+pub(crate) type Usual = [&'static str; 4];
+
+/// The files of `tls-ca`, `tls-cert` and `tls-key`.
+#[derive(Debug, Default)]
+struct Files {
+    ca: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
+}
+
+/// What a URL says of TLS.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls {
+    asked: Option<Mode>,
+    /// There if a host requires it.
+    #[cfg(feature = "tls")]
+    pub(crate) trust: Option<std::sync::Arc<Trust>>,
+}
+
+impl Tls {
+    /// Takes the options, and reads the files that they name.
+    ///
+    /// # Errors
+    /// [`Error::Config`](fencelock_core::Error::Config) if they contradict each other, or a file cannot be used, or this
+    /// build has no TLS and a host needs it.
+    pub(crate) fn take(url: &mut StoreUrl, usual: Usual, hosts: &[Host]) -> Result<Self> {
+        let [mode, ca, cert, key] = usual;
+        let asked = take_mode(url, mode)?;
+        let files = Files {
+            ca: take_one(url, "tls-ca", ca)?.filter(|ca| ca != "system"),
+            cert: take_one(url, "tls-cert", cert)?,
+            key: take_one(url, "tls-key", key)?,
+        };
+        let asked = with_files(url, asked, &files)?;
+        if asked.is_some_and(|mode| mode != Mode::Off) && hosts.iter().any(is_socket) {
+            return Err(url.refuse("it asks for TLS over a socket of this machine, which has none; leave tls out"));
+        }
+        Self::with(url, asked, &files, hosts)
+    }
+
+    #[cfg(feature = "tls")]
+    fn with(url: &StoreUrl, asked: Option<Mode>, files: &Files, hosts: &[Host]) -> Result<Self> {
+        let mut tls = Self { asked, trust: None };
+        if hosts.iter().any(|host| tls.mode(host) != Mode::Off) {
+            certificates::choose_cryptography();
+        }
+        if hosts.iter().any(|host| tls.mode(host) == Mode::Require) {
+            tls.trust = Some(std::sync::Arc::new(Trust::read(url, files)?));
+        }
+        Ok(tls)
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn with(url: &StoreUrl, asked: Option<Mode>, _files: &Files, hosts: &[Host]) -> Result<Self> {
+        let tls = Self { asked };
+        let change = "this build has no TLS; build with the feature tls, or say tls=off";
+        match hosts.iter().find(|host| tls.mode(host) != Mode::Off) {
+            None => Ok(tls),
+            Some(_) if asked.is_some() => Err(url.refuse(change)),
+            Some(Host { name, .. }) => Err(url.refuse(format!(
+                "{name} is another machine, where TLS is the default, and {change}"
+            ))),
+        }
+    }
+
+    /// How to connect to one of the hosts. What does not leave the machine is not encrypted unless that is asked for.
+    pub(crate) fn mode(&self, host: &Host) -> Mode {
+        match self.asked {
+            Some(mode) => mode,
+            None if is_local(host) => Mode::Off,
+            None => Mode::Require,
+        }
+    }
+
+    /// What the way to the hosts lacks.
+    pub(crate) fn finding(&self, hosts: &[Host]) -> Option<Finding> {
+        let open = |host: &&Host| !is_local(host) && self.mode(host) != Mode::Require;
+        let host = hosts.iter().find(open)?;
+        let lacks = match self.mode(host) {
+            Mode::Prefer => {
+                "tls=prefer checks no certificate and does without TLS where none is offered: whoever sits between and \
+                 changes what passes"
+            }
+            _ => "what goes there is not encrypted: whoever sits between",
+        };
+        Some(Finding::new(
+            Purpose::Correctness,
+            format!(
+                "{} is another machine, and {lacks} can read the password and take every lock",
+                host.name
+            ),
+            "say tls=require, with tls-ca=FILE for an authority of your own",
+        ))
+    }
+}
+
+/// The mode that is asked for, by our own word or by the one of the database's own clients.
+fn take_mode(url: &mut StoreUrl, usual: &'static str) -> Result<Option<Mode>> {
+    let own = url.take("tls");
+    let Some(value) = take_one_of(url, "tls", own.clone(), usual)? else {
+        return Ok(None);
+    };
+    let mode = match value.to_ascii_lowercase().replace('_', "-").as_str() {
+        "off" => Mode::Off,
+        "prefer" => Mode::Prefer,
+        "require" => Mode::Require,
+        "disable" | "disabled" if own.is_none() => Mode::Off,
+        "preferred" if own.is_none() => Mode::Prefer,
+        // More is checked than some of these words ask for, and nothing less.
+        "required" | "verify-ca" | "verify-full" | "verify-identity" if own.is_none() => {
+            Mode::Require
+        }
+        _ => {
+            let option = if own.is_some() { "tls" } else { usual };
+            return Err(url.refuse(format!(
+                "{option}={value} is unknown here; say tls=off, tls=prefer or tls=require"
+            )));
+        }
+    };
+    Ok(Some(mode))
+}
+
+/// An option that has two names.
+fn take_one(url: &mut StoreUrl, own: &'static str, usual: &'static str) -> Result<Option<String>> {
+    let value = url.take(own);
+    take_one_of(url, own, value, usual)
+}
+
+fn take_one_of(
+    url: &mut StoreUrl,
+    own: &str,
+    value: Option<String>,
+    usual: &'static str,
+) -> Result<Option<String>> {
+    match (value, url.take(usual)) {
+        (Some(_), Some(_)) => Err(url.refuse(format!(
+            "{own} and {usual} mean the same; keep {own} alone"
+        ))),
+        (own, usual) => Ok(own.or(usual)),
+    }
+}
+
+/// Who names an authority or a certificate wants it used.
+fn with_files(url: &StoreUrl, asked: Option<Mode>, files: &Files) -> Result<Option<Mode>> {
+    let given = [
+        ("tls-ca", &files.ca),
+        ("tls-cert", &files.cert),
+        ("tls-key", &files.key),
+    ];
+    let Some((option, _)) = given.iter().find(|(_, file)| file.is_some()) else {
+        return Ok(asked);
+    };
+    if files.cert.is_some() != files.key.is_some() {
+        return Err(url.refuse("tls-cert and tls-key belong together; give both"));
+    }
+    match asked {
+        None | Some(Mode::Require) => Ok(Some(Mode::Require)),
+        Some(_) => Err(url.refuse(format!(
+            "{option} is for tls=require, the only one that checks certificates; leave one of the two out"
+        ))),
+    }
+}
+
+fn is_socket(host: &Host) -> bool {
+    host.name.starts_with('/')
+}
+
+fn is_local(host: &Host) -> bool {
+    let address: Option<std::net::IpAddr> = host.name.parse().ok();
+    is_socket(host)
+        || host.name.eq_ignore_ascii_case("localhost")
+        || address.is_some_and(|address| address.is_loopback())
+}
+
+/// Why nothing was sent to a server that has no TLS to offer.
+#[cfg(feature = "tls")]
+pub(crate) fn not_offered(host: &str) -> String {
+    format!(
+        "{host} offers no TLS, or somebody on the way hides that it does; no password and no statement was sent. Switch TLS \
+         on at the server, or say tls=off if nobody else can come between"
+    )
+}
+
+/// What a server that lets nobody in may want: for the end of a sentence.
+pub(crate) fn hint(tls: &Tls, mode: Mode) -> &'static str {
+    #[cfg(feature = "tls")]
+    let certificate = tls.trust.as_ref().is_some_and(|trust| trust.identity.is_some());
+    #[cfg(not(feature = "tls"))]
+    let certificate = tls.asked.is_none();
+    match mode {
+        Mode::Off => "; TLS is off here: if the server insists on it, say tls=require",
+        Mode::Require if !certificate => {
+            "; if the server wants a certificate of this user, give tls-cert and tls-key"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USUAL: Usual = ["sslmode", "sslrootcert", "sslcert", "sslkey"];
+
+    fn read(options: &str, host: &str) -> Result<Mode> {
+        let mut url = StoreUrl::parse(&format!("postgres://me@h/d?{options}"))?;
+        let (name, port) = (host.to_owned(), 1);
+        let host = Host { name, port };
+        let tls = Tls::take(&mut url, USUAL, std::slice::from_ref(&host))?;
+        url.finish()?;
+        Ok(tls.mode(&host))
+    }
+
+    #[test]
+    fn what_stays_on_the_machine_is_not_encrypted_by_default() {
+        for host in ["localhost", "127.0.0.1", "127.9.9.9", "::1", "/run/x"] {
+            assert_eq!(read("", host).unwrap(), Mode::Off, "{host}");
+        }
+        assert_eq!(read("sslmode=disable", "10.0.0.1").unwrap(), Mode::Off);
+        assert_eq!(read("tls=off", "10.0.0.1").unwrap(), Mode::Off);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for (options, word) in [
+            ("tls=on", "tls=require"),
+            ("tls=verify-full", "tls=require"),
+            ("sslmode=allow", "tls=prefer"),
+            ("tls=off&sslmode=disable", "keep tls alone"),
+            ("tls-ca=/x&sslrootcert=/x", "keep tls-ca alone"),
+            ("tls-cert=/x", "give both"),
+            ("sslkey=/x", "give both"),
+            ("tls=prefer&tls-ca=/x", "tls=require"),
+            ("tls=off&tls-cert=/x&tls-key=/y", "tls=require"),
+        ] {
+            let error = read(options, "localhost").unwrap_err().to_string();
+            assert!(error.contains(word), "{options}: {error}");
+        }
+        let error = read("tls=require", "/run/x").unwrap_err().to_string();
+        assert!(error.contains("socket"), "{error}");
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn a_build_without_it_says_so() {
+        for (options, host) in [
+            ("tls=require", "localhost"),
+            ("tls=prefer", "localhost"),
+            ("", "db.example"),
+        ] {
+            let error = read(options, host).unwrap_err().to_string();
+            assert!(error.contains("build with the feature tls, or say tls=off"), "{error}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn another_machine_is_spoken_to_with_tls() {
+        for host in ["db.example", "10.0.0.1", "localhost.example"] {
+            assert_eq!(read("", host).unwrap(), Mode::Require, "{host}");
+        }
+        for word in ["require", "verify-ca", "verify-full", "VERIFY_IDENTITY", "REQUIRED"] {
+            let mode = read(&format!("sslmode={word}"), "localhost").unwrap();
+            assert_eq!(mode, Mode::Require, "{word}");
+        }
+        assert_eq!(read("sslmode=prefer", "db").unwrap(), Mode::Prefer);
+        for (options, word) in [
+            ("tls-ca=/no/such/file", "the file /no/such/file of tls-ca"),
+            ("sslrootcert=Cargo.toml", "no certificate in PEM form"),
+            ("tls-cert=Cargo.toml&tls-key=Cargo.toml", "no certificate in PEM form"),
+        ] {
+            let error = read(options, "localhost").unwrap_err().to_string();
+            assert!(error.contains(word), "{options}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_way_that_is_open_to_others_is_found() {
+        let hosts = ["localhost", "db.example"].map(|name| Host {
+            name: name.to_owned(),
+            port: 1,
+        });
+        let found = |asked| {
+            let tls = Tls {
+                asked,
+                #[cfg(feature = "tls")]
+                trust: None,
+            };
+            tls.finding(&hosts).map(|finding| finding.what)
+        };
+        assert_eq!(found(None), None);
+        assert_eq!(found(Some(Mode::Require)), None);
+        let off = found(Some(Mode::Off)).unwrap();
+        assert!(off.contains("db.example") && off.contains("not encrypted"), "{off}");
+        let prefer = found(Some(Mode::Prefer)).unwrap();
+        assert!(prefer.contains("checks no certificate"), "{prefer}");
+    }
+}
