@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::certificates::make_certificates;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::http;
 use crate::peers::Peers;
 use crate::port::Port;
 use crate::process::{Process, Streams, program};
-use crate::redis::{log, make_certificates, open_log};
+use crate::redis::{log, open_log};
 
 /// How long a server may take to answer after its start. It takes half a second on an idle machine.
 const START: Duration = Duration::from_secs(30);

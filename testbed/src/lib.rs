@@ -5,6 +5,7 @@
 //! One file per kind of server. Every call here blocks for milliseconds at most, unless it says otherwise, and needs no
 //! async runtime.
 
+mod certificates;
 mod clock_shim;
 mod dir;
 mod etcd;

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::certificates::{HERE, make_certificates_for, make_client_certificate};
 use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
@@ -27,6 +28,7 @@ pub struct MariaDbBuilder {
     flags: Vec<String>,
     clock: Option<Arc<ClockShim>>,
     password: Option<String>,
+    tls: Option<String>,
 }
 
 impl MariaDbBuilder {
@@ -45,6 +47,18 @@ impl MariaDbBuilder {
     /// The password of the user `lock`. Without one it has none.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Offers TLS, with a certificate for `localhost` and 127.0.0.1 of an authority of its own ([`MariaDb::ca`]). Needs the
+    /// command `openssl`.
+    pub fn tls(self) -> Self {
+        self.tls_for(HERE)
+    }
+
+    /// The same with other names in the certificate, such as `DNS:db.example`.
+    pub fn tls_for(mut self, names: &str) -> Self {
+        self.tls = Some(names.to_owned());
         self
     }
 
@@ -67,9 +81,21 @@ impl MariaDbBuilder {
         Ok(server)
     }
 
-    fn launch(self) -> Result<MariaDb> {
+    fn launch(mut self) -> Result<MariaDb> {
         let template = template()?;
         let dir = Dir::new("mariadb")?;
+        if let Some(names) = &self.tls {
+            make_certificates_for(&dir, names)?;
+            make_client_certificate(&dir, "lock")?;
+            for (option, file) in [
+                ("ca", "ca.crt"),
+                ("cert", "server.crt"),
+                ("key", "server.key"),
+            ] {
+                self.flags
+                    .push(format!("--ssl-{option}={}", dir.join(file)));
+            }
+        }
         let data = dir.join("data");
         run(Command::new("cp").args(["-a", "--reflink=auto", &template, &data]))?;
         let port = Port::free()?;
@@ -128,6 +154,18 @@ impl MariaDb {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
+    }
+
+    /// The file with the certificate of the authority behind the server's own, if it [offers TLS](MariaDbBuilder::tls).
+    #[must_use]
+    pub fn ca(&self) -> String {
+        self.dir.join("ca.crt")
+    }
+
+    /// The files with a certificate of that authority for the user `lock`, and its key.
+    #[must_use]
+    pub fn certificate(&self) -> (String, String) {
+        (self.dir.join("client.crt"), self.dir.join("client.key"))
     }
 
     /// Runs SQL as the administrator; the answer's rows a line each,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::certificates::{HERE, make_certificates_for, make_client_certificate};
 use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
@@ -28,6 +29,8 @@ pub struct PostgresBuilder {
     settings: Vec<(String, String)>,
     clock: Option<Arc<ClockShim>>,
     password: Option<String>,
+    tls: Option<String>,
+    rule: Option<String>,
 }
 
 impl PostgresBuilder {
@@ -49,14 +52,45 @@ impl PostgresBuilder {
         self
     }
 
+    /// Offers TLS, with a certificate for `localhost` and 127.0.0.1 of an authority of its own ([`Postgres::ca`]). Needs the
+    /// command `openssl`.
+    pub fn tls(self) -> Self {
+        self.tls_for(HERE)
+    }
+
+    /// The same with other names in the certificate, such as `DNS:db.example`.
+    pub fn tls_for(mut self, names: &str) -> Self {
+        self.tls = Some(names.to_owned());
+        self
+    }
+
+    /// The line of `pg_hba.conf` that says who may connect by TCP, such as `hostssl all all 127.0.0.1/32 trust`.
+    pub fn rule(mut self, line: &str) -> Self {
+        self.rule = Some(line.to_owned());
+        self
+    }
+
     /// Starts it, and waits until it answers. There is the role `lock`, which may create things in the database `lock`.
     ///
     /// # Errors
     /// If PostgreSQL is not installed, or does not come up; then with the end of its log.
-    pub fn start(self) -> Result<Postgres> {
+    pub fn start(mut self) -> Result<Postgres> {
         let programs = Programs::find()?;
         let dir = Dir::new("postgres")?;
         programs.give(dir.path())?;
+        if let Some(names) = &self.tls {
+            make_certificates_for(&dir, names)?;
+            make_client_certificate(&dir, "lock")?;
+            programs.give(&dir.path().join("server.key"))?;
+            self = self.config("ssl", "on");
+            for (setting, file) in [
+                ("ca", "ca.crt"),
+                ("cert", "server.crt"),
+                ("key", "server.key"),
+            ] {
+                self = self.config(&format!("ssl_{setting}_file"), &dir.join(file));
+            }
+        }
         let template = programs.template()?;
         let data = dir.join("data");
         programs.run("cp", &["-a", "--reflink=auto", &template, &data])?;
@@ -65,8 +99,10 @@ impl PostgresBuilder {
         } else {
             "trust"
         };
+        let rule = self.rule.clone();
+        let rule = rule.unwrap_or_else(|| format!("host all all 127.0.0.1/32 {how}"));
         let rules = format!(
-            "local all all trust\nlocal replication all trust\nhost all all 127.0.0.1/32 {how}\nhost replication all 127.0.0.1/32 trust\n"
+            "local all all trust\nlocal replication all trust\n{rule}\nhost replication all 127.0.0.1/32 trust\n"
         );
         write(&format!("{data}/pg_hba.conf"), &rules)?;
         let postgres = Postgres::launch(programs, dir, data, self)?;
@@ -162,6 +198,18 @@ impl Postgres {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
+    }
+
+    /// The file with the certificate of the authority behind the server's own, if it [offers TLS](PostgresBuilder::tls).
+    #[must_use]
+    pub fn ca(&self) -> String {
+        self.dir.join("ca.crt")
+    }
+
+    /// The files with a certificate of that authority for the role `lock`, and its key.
+    #[must_use]
+    pub fn certificate(&self) -> (String, String) {
+        (self.dir.join("client.crt"), self.dir.join("client.key"))
     }
 
     /// Makes a database that belongs to the role `lock`.

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::certificates::make_certificates;
 use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
@@ -382,47 +383,4 @@ pub(crate) fn log(dir: &Dir) -> String {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
     };
     read().unwrap_or_else(|error| format!("(no log: {error})"))
-}
-
-/// An authority of its own, and a certificate of it for the server.
-pub(crate) fn make_certificates(dir: &Dir) -> Result<()> {
-    let openssl = program("openssl", "openssl")?;
-    let run = |args: &[&str]| {
-        let output = Command::new(&openssl)
-            .args(args)
-            .current_dir(dir.path())
-            .output();
-        let output = output.map_err(Failure::to("run openssl"))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(Failure::new(format!("openssl {args:?}: {said}")))
-    };
-    let key = [
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ];
-    let mut ca = vec![
-        "req",
-        "-x509",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=fencelock testbed",
-    ];
-    ca.extend(key);
-    ca.extend(["-addext", "keyUsage=critical,keyCertSign"]);
-    ca.extend(["-keyout", "ca.key", "-out", "ca.crt"]);
-    run(&ca)?;
-    let mut server = vec!["req", "-x509", "-days", "2", "-subj", "/CN=localhost"];
-    server.extend(key);
-    server.extend(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]);
-    server.extend(["-addext", "basicConstraints=critical,CA:FALSE"]);
-    server.extend(["-CA", "ca.crt", "-CAkey", "ca.key"]);
-    server.extend(["-keyout", "server.key", "-out", "server.crt"]);
-    run(&server)
 }

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use zookeeper_client::{Acls, Client, CreateMode, Error};
 
+use crate::certificates::make_certificates;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
 use crate::process::{Process, Streams, program};
 use crate::proxy::Proxy;
-use crate::redis::make_certificates;
 
 /// How long a server may take to answer after its start. It takes 0.7 s on an idle machine.
 const START: Duration = Duration::from_secs(60);

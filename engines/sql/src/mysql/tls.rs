@@ -9,9 +9,9 @@ use super::wire::told;
 use crate::server::Host;
 use crate::tls::{self, Mode, Tls};
 
-/// Refused for connecting without TLS: by MySQL, and by MariaDB.
-const INSECURE: [u16; 2] = [3159, 4263];
-/// Access denied: also to a user of whom the server wants TLS or a certificate.
+/// Refused by MySQL for connecting without TLS.
+const INSECURE: u16 = 3159;
+/// Access denied: also to a user of whom the server wants TLS or a certificate, and by MariaDB to anybody without TLS.
 const DENIED: u16 = 1045;
 
 /// The driver's options to connect to a host as it is asked for.
@@ -75,9 +75,12 @@ fn refused(config: &Config, host: &Host, at: &str, error: mysql_async::Error) ->
         return Error::config(&config.store, why);
     }
     match &error {
-        mysql_async::Error::Server(server) if INSECURE.contains(&server.code) => Error::config(
+        mysql_async::Error::Server(server) if server.code == INSECURE => Error::config(
             &config.store,
-            format!("{} takes connections with TLS only; say tls=require", host.name),
+            format!(
+                "{} takes connections with TLS only; say tls=require",
+                host.name
+            ),
         ),
         mysql_async::Error::Server(server) if server.code == DENIED => {
             let more = tls::hint(&config.tls, mode);

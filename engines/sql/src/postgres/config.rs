@@ -167,7 +167,10 @@ mod tests {
                 "postgres://me@localhost/d?strategy=advisory&max-connections=0",
                 "1 at least",
             ),
-            ("postgres://me@localhost/d?response-timeout=0", "response-timeout"),
+            (
+                "postgres://me@localhost/d?response-timeout=0",
+                "response-timeout",
+            ),
             ("postgres://me@localhost/d?poll=1", "poll"),
         ] {
             let error = read(text).unwrap_err().to_string();

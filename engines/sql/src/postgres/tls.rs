@@ -77,7 +77,10 @@ mod encrypted {
     const NOT_OFFERED: &str = "server does not support TLS";
 
     pub(super) fn explain(error: &tokio_postgres::Error, host: &Host) -> Option<String> {
-        if error.source().is_some_and(|cause| cause.to_string() == NOT_OFFERED) {
+        if error
+            .source()
+            .is_some_and(|cause| cause.to_string() == NOT_OFFERED)
+        {
             return Some(tls::not_offered(&host.name));
         }
         tls::explain(error, &host.name)

@@ -37,7 +37,8 @@ impl Trust {
         let mut store = RootCertStore::empty();
         let authorities = match &files.ca {
             Some(file) => {
-                let authorities = certificates(url, "tls-ca", file, &contents(url, "tls-ca", file)?)?;
+                let authorities =
+                    certificates(url, "tls-ca", file, &contents(url, "tls-ca", file)?)?;
                 for authority in &authorities {
                     let added = store.add(authority.clone());
                     let refuse = |error| url.refuse(format!("the file {file} of tls-ca: {error}"));
@@ -50,7 +51,10 @@ impl Trust {
         let builder = ClientConfig::builder().with_root_certificates(store);
         let (config, identity) = match (&files.cert, &files.key) {
             (Some(cert), Some(key)) => {
-                let text = (contents(url, "tls-cert", cert)?, contents(url, "tls-key", key)?);
+                let text = (
+                    contents(url, "tls-cert", cert)?,
+                    contents(url, "tls-key", key)?,
+                );
                 let chain = certificates(url, "tls-cert", cert, &text.0)?;
                 let secret = PrivateKeyDer::from_pem_slice(&text.1).map_err(|_| {
                     url.refuse(format!(
@@ -91,7 +95,9 @@ fn certificates(
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(url.refuse(format!("the file {file} of {option} has no certificate in PEM form"))),
+        Ok(_) => Err(url.refuse(format!(
+            "the file {file} of {option} has no certificate in PEM form"
+        ))),
         Err(error) => Err(url.refuse(format!("the file {file} of {option}: {error}"))),
     }
 }
@@ -143,7 +149,9 @@ pub(crate) fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<St
 }
 
 fn nothing_in_common(host: &str, why: &dyn std::fmt::Debug) -> String {
-    format!("{host} and this client have no way of TLS in common: {why:?}; the server needs TLS 1.2 or later")
+    format!(
+        "{host} and this client have no way of TLS in common: {why:?}; the server needs TLS 1.2 or later"
+    )
 }
 
 fn certificate(error: &CertificateError, host: &str) -> String {
@@ -154,7 +162,8 @@ fn certificate(error: &CertificateError, host: &str) -> String {
              if it is the right one"
         ),
         CertificateError::NotValidForNameContext { presented, .. } if !presented.is_empty() => {
-            let names = presented.join(", ");
+            let names: Vec<&str> = presented.iter().map(|name| plain(name)).collect();
+            let names = names.join(", ");
             format!("the certificate is for {names}, and not for {host}; {change}")
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
@@ -164,7 +173,9 @@ fn certificate(error: &CertificateError, host: &str) -> String {
             format!("the certificate of {host} has expired, or the clock of this machine is wrong")
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            format!("the certificate of {host} is not valid yet, or the clock of this machine is wrong")
+            format!(
+                "the certificate of {host} is not valid yet, or the clock of this machine is wrong"
+            )
         }
         other => {
             let told = other.to_string();
@@ -182,13 +193,23 @@ fn certificate(error: &CertificateError, host: &str) -> String {
     }
 }
 
+/// A name without what it is a name of: `DnsName("db.example")`.
+fn plain(name: &str) -> &str {
+    let inner = name
+        .split_once('(')
+        .and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.unwrap_or(name).trim_matches('"')
+}
+
 /// An error of this type in the chain of causes.
 fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
     if let Some(found) = error.downcast_ref() {
         return Some(found);
     }
     // What an I/O error was made of does not count as its source.
-    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let inner = error
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::get_ref);
     inner
         .and_then(|inner| find(inner))
         .or_else(|| find(error.source()?))

@@ -59,7 +59,9 @@ impl Tls {
         };
         let asked = with_files(url, asked, &files)?;
         if asked.is_some_and(|mode| mode != Mode::Off) && hosts.iter().any(is_socket) {
-            return Err(url.refuse("it asks for TLS over a socket of this machine, which has none; leave tls out"));
+            return Err(url.refuse(
+                "it asks for TLS over a socket of this machine, which has none; leave tls out",
+            ));
         }
         Self::with(url, asked, &files, hosts)
     }
@@ -159,9 +161,9 @@ fn take_one_of(
     usual: &'static str,
 ) -> Result<Option<String>> {
     match (value, url.take(usual)) {
-        (Some(_), Some(_)) => Err(url.refuse(format!(
-            "{own} and {usual} mean the same; keep {own} alone"
-        ))),
+        (Some(_), Some(_)) => {
+            Err(url.refuse(format!("{own} and {usual} mean the same; keep {own} alone")))
+        }
         (own, usual) => Ok(own.or(usual)),
     }
 }
@@ -210,7 +212,10 @@ pub(crate) fn not_offered(host: &str) -> String {
 /// What a server that lets nobody in may want: for the end of a sentence.
 pub(crate) fn hint(tls: &Tls, mode: Mode) -> &'static str {
     #[cfg(feature = "tls")]
-    let certificate = tls.trust.as_ref().is_some_and(|trust| trust.identity.is_some());
+    let certificate = tls
+        .trust
+        .as_ref()
+        .is_some_and(|trust| trust.identity.is_some());
     #[cfg(not(feature = "tls"))]
     let certificate = tls.asked.is_none();
     match mode {
@@ -275,7 +280,10 @@ mod tests {
             ("", "db.example"),
         ] {
             let error = read(options, host).unwrap_err().to_string();
-            assert!(error.contains("build with the feature tls, or say tls=off"), "{error}");
+            assert!(
+                error.contains("build with the feature tls, or say tls=off"),
+                "{error}"
+            );
         }
     }
 
@@ -285,7 +293,13 @@ mod tests {
         for host in ["db.example", "10.0.0.1", "localhost.example"] {
             assert_eq!(read("", host).unwrap(), Mode::Require, "{host}");
         }
-        for word in ["require", "verify-ca", "verify-full", "VERIFY_IDENTITY", "REQUIRED"] {
+        for word in [
+            "require",
+            "verify-ca",
+            "verify-full",
+            "VERIFY_IDENTITY",
+            "REQUIRED",
+        ] {
             let mode = read(&format!("sslmode={word}"), "localhost").unwrap();
             assert_eq!(mode, Mode::Require, "{word}");
         }
@@ -293,7 +307,10 @@ mod tests {
         for (options, word) in [
             ("tls-ca=/no/such/file", "the file /no/such/file of tls-ca"),
             ("sslrootcert=Cargo.toml", "no certificate in PEM form"),
-            ("tls-cert=Cargo.toml&tls-key=Cargo.toml", "no certificate in PEM form"),
+            (
+                "tls-cert=Cargo.toml&tls-key=Cargo.toml",
+                "no certificate in PEM form",
+            ),
         ] {
             let error = read(options, "localhost").unwrap_err().to_string();
             assert!(error.contains(word), "{options}: {error}");
@@ -317,7 +334,10 @@ mod tests {
         assert_eq!(found(None), None);
         assert_eq!(found(Some(Mode::Require)), None);
         let off = found(Some(Mode::Off)).unwrap();
-        assert!(off.contains("db.example") && off.contains("not encrypted"), "{off}");
+        assert!(
+            off.contains("db.example") && off.contains("not encrypted"),
+            "{off}"
+        );
         let prefer = found(Some(Mode::Prefer)).unwrap();
         assert!(prefer.contains("checks no certificate"), "{prefer}");
     }
