@@ -60,7 +60,10 @@ fn of_url(url: &StoreUrl) -> Vec<Finding> {
         .filter(|host| !is_loopback(host))
         .collect();
     let scheme = url.scheme.as_str();
-    let plain = !matches!(scheme, "redlocks" | "etcds")
+    // Databases have TLS to another machine unless an option says otherwise, of which their engine tells.
+    let database = matches!(scheme, "mysql" | "mariadb" | "postgres" | "postgresql");
+    let plain = !database
+        && !matches!(scheme, "redlocks" | "etcds")
         && !scheme.starts_with("rediss")
         && !scheme.ends_with("+tls")
         && url.clone().take("tls-ca").is_none();
@@ -72,7 +75,6 @@ fn of_url(url: &StoreUrl) -> Vec<Finding> {
                  password and take every lock"
             ),
             change: match scheme {
-                "mysql" | "mariadb" | "postgres" | "postgresql" => "use a tunnel (this engine speaks no TLS)",
                 "etcd" => "use etcds://, or a tunnel",
                 "zookeeper" => "use tls-ca=FILE, or a tunnel",
                 _ => "use the scheme with TLS (rediss://, redlocks://), or a tunnel",
@@ -263,6 +265,6 @@ mod tests {
         assert_eq!(found("rediss+sentinel://a:1,b:1,c:1/main"), 0);
         assert_eq!(found("zookeeper://a:1?tls-ca=x"), 0);
         assert_eq!(found("zookeeper://a:1"), 1);
-        assert_eq!(found("postgres://a/lock"), 1);
+        assert_eq!(found("postgres://a/lock"), 0);
     }
 }

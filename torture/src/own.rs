@@ -61,6 +61,19 @@ fn parts<'a>(url: &'a str) -> Option<Parts<'a>> {
     if after.contains("tls-ca=") || own_credentials || hosts.is_empty() {
         return None;
     }
+    // To another machine these have TLS, and check whom they talk to.
+    let database = ["mysql", "mariadb", "postgres", "postgresql"].contains(&scheme);
+    if database
+        && !["tls=off", "sslmode=disable"]
+            .iter()
+            .any(|off| after.contains(off))
+    {
+        let local = |host: &str| host.starts_with("127.") || host.starts_with("localhost");
+        let asked = ["tls=", "ssl"].iter().any(|word| after.contains(word));
+        if asked || !hosts.split(',').all(local) {
+            return None;
+        }
+    }
     let target = |host: &'a str| -> (&'a str, u16) {
         let with_port = host.rsplit_once(':');
         let found = with_port.and_then(|(name, port)| Some((name, port.parse().ok()?)));
@@ -93,8 +106,16 @@ mod tests {
             ("etcd://", vec![("a", 2379), ("::1", 9), ("::2", 2379)], "")
         );
         assert_eq!(
-            found("mysql://u@h/d?strategy=get-lock"),
-            ("mysql://u@", vec![("h", 3306)], "/d?strategy=get-lock")
+            found("mysql://u@h/d?tls=off"),
+            ("mysql://u@", vec![("h", 3306)], "/d?tls=off")
+        );
+        assert_eq!(
+            found("postgres://u@127.0.0.1/d?strategy=advisory"),
+            (
+                "postgres://u@",
+                vec![("127.0.0.1", 5432)],
+                "/d?strategy=advisory"
+            )
         );
         for other in [
             "sqlite:/x",
@@ -102,6 +123,8 @@ mod tests {
             "redis+sentinel://a/m",
             "zookeeper://a?tls-ca=x",
             "redlock://:p@a,:q@b",
+            "mysql://u@h/d",
+            "postgres://u@localhost/d?sslmode=require",
         ] {
             assert_eq!(parts(other), None, "{other}");
         }

@@ -17,6 +17,33 @@ pub(crate) mod zookeeper;
 
 use fencelock::Error;
 
+/// Refuses a URL by which the store speaks TLS: these baselines do not, and would send the password in the clear.
+///
+/// # Errors
+/// [`Error::Config`] then.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn check_plain(url: &mut fencelock::StoreUrl) -> Result<(), Error> {
+    let tls = url.take("tls");
+    if tls.as_deref() == Some("off") {
+        return Ok(());
+    }
+    let mut words = [
+        "tls-ca",
+        "tls-cert",
+        "sslmode",
+        "sslrootcert",
+        "ssl-mode",
+        "ssl-ca",
+    ]
+    .into_iter();
+    let asked = tls.is_some() || words.any(|word| url.take(word).is_some());
+    let local = |host: &String| host.starts_with("localhost") || host.starts_with("127.");
+    if asked || !url.hosts.iter().all(local) {
+        return Err(url.refuse("the baseline beside it speaks no TLS; measure with tls=off"));
+    }
+    Ok(())
+}
+
 /// The names in turn, for as long as there is time.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn statements(names: &[String], until: fencelock::BootInstant) -> impl Iterator<Item = &String> {

@@ -5,7 +5,7 @@ use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder};
 
-use super::{failed, statements};
+use super::{check_plain, failed, statements};
 
 /// How to reach the server; each task has a connection of its own.
 #[derive(Clone)]
@@ -18,6 +18,7 @@ impl BareMySql {
     /// A table beside the store's own.
     pub(crate) async fn open(url: &str) -> Result<Self> {
         let mut parts = StoreUrl::parse(url)?;
+        check_plain(&mut parts)?;
         let password = parts.take_password()?;
         let strategy = parts.take("strategy").unwrap_or_else(|| "lease".to_owned());
         let host = parts.hosts.first().map_or("127.0.0.1", String::as_str);

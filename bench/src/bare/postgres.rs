@@ -4,7 +4,7 @@
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use tokio_postgres::{Client, Config, NoTls};
 
-use super::{failed, statements};
+use super::{check_plain, failed, statements};
 
 /// How to reach the server; each task has a connection of its own.
 #[derive(Clone)]
@@ -17,6 +17,7 @@ impl BarePostgres {
     /// A table beside the store's own.
     pub(crate) async fn open(url: &str) -> Result<Self> {
         let mut parts = StoreUrl::parse(url)?;
+        check_plain(&mut parts)?;
         let password = parts.take_password()?;
         let strategy = parts.take("strategy").unwrap_or_else(|| "lease".to_owned());
         let host = parts.hosts.first().map_or("127.0.0.1", String::as_str);

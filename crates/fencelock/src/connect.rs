@@ -13,7 +13,7 @@ use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
 /// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`. Every store takes the option `prefix=TEXT`, which is put before
-/// all names.
+/// all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
 pub fn connect(url: &str) -> Connect {
     Connect {
         url: url.to_owned(),

@@ -5,14 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use fencelock_core::{Result, StoreUrl};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore,
-    SignatureScheme,
-};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer};
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
 use super::Files;
 
@@ -29,13 +24,17 @@ pub(crate) struct Trust {
     pub(crate) authorities: Vec<CertificateDer<'static>>,
     /// Certificate and key of this client, as the files have them.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// All of it, for who makes handshakes himself.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(crate) config: Arc<ClientConfig>,
 }
 
 impl Trust {
     pub(super) fn read(url: &StoreUrl, files: &Files) -> Result<Self> {
         let mut store = RootCertStore::empty();
-        let authorities = match &files.ca {
+        let authorities = match files.ca.as_deref() {
+            // PostgreSQL's own clients have this word for it.
+            None | Some("system") => of_this_machine(url, &mut store)?,
             Some(file) => {
                 let authorities =
                     certificates(url, "tls-ca", file, &contents(url, "tls-ca", file)?)?;
@@ -46,7 +45,6 @@ impl Trust {
                 }
                 authorities
             }
-            None => of_this_machine(url, &mut store)?,
         };
         let builder = ClientConfig::builder().with_root_certificates(store);
         let (config, identity) = match (&files.cert, &files.key) {
@@ -213,53 +211,4 @@ fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     inner
         .and_then(|inner| find(inner))
         .or_else(|| find(error.source()?))
-}
-
-/// For `tls=prefer`: takes any certificate. It keeps out who only listens.
-pub(crate) fn trusting_anybody() -> Arc<ClientConfig> {
-    let builder = ClientConfig::builder();
-    let algorithms = builder.crypto_provider().signature_verification_algorithms;
-    let config = builder
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody(algorithms)))
-        .with_no_client_auth();
-    Arc::new(config)
-}
-
-#[derive(Debug)]
-struct Anybody(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
 }

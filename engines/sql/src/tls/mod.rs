@@ -1,5 +1,7 @@
 //! TLS to the servers of a URL: what it asks for, and what that is worth.
 
+#[cfg(all(feature = "tls", feature = "postgres"))]
+mod anybody;
 #[cfg(feature = "tls")]
 mod certificates;
 
@@ -8,7 +10,7 @@ use fencelock_core::{Finding, Purpose, Result, StoreUrl};
 use crate::server::Host;
 
 #[cfg(all(feature = "tls", feature = "postgres"))]
-pub(crate) use certificates::trusting_anybody;
+pub(crate) use anybody::trusting_anybody;
 #[cfg(feature = "tls")]
 pub(crate) use certificates::{Trust, explain};
 
@@ -53,7 +55,7 @@ impl Tls {
         let [mode, ca, cert, key] = usual;
         let asked = take_mode(url, mode)?;
         let files = Files {
-            ca: take_one(url, "tls-ca", ca)?.filter(|ca| ca != "system"),
+            ca: take_one(url, "tls-ca", ca)?,
             cert: take_one(url, "tls-cert", cert)?,
             key: take_one(url, "tls-key", key)?,
         };

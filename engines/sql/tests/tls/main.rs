@@ -343,6 +343,44 @@ async fn a_server_that_has_none() {
     }
 }
 
+/// 0.0.0.0 leads to this machine, too, but says nothing of it: it is one like any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_machine() {
+    let server = MariaDb::builder().tls().password(PASSWORD).start().unwrap();
+    let postgres = Postgres::builder()
+        .tls()
+        .password(PASSWORD)
+        .start()
+        .unwrap();
+    for (url, ca) in [(server.url(), server.ca()), (postgres.url(), postgres.ca())] {
+        let url = url.replace("127.0.0.1", "0.0.0.0");
+        misconfigured(&url, &["tls-ca=FILE"]).await;
+        let words = ["is for localhost, ", "and not for 0.0.0.0"];
+        misconfigured(&format!("{url}?tls-ca={ca}"), &words).await;
+        for (tls, said) in [
+            ("off", "is not encrypted"),
+            ("prefer", "checks no certificate"),
+        ] {
+            let client = opened(&format!("{url}?tls={tls}")).await;
+            let findings = client.diagnose().await.unwrap();
+            let found = findings.iter().find(|finding| finding.what.contains(said));
+            let found = found.unwrap_or_else(|| panic!("{url} {tls}: {findings:?}"));
+            assert!(
+                found.what.starts_with("0.0.0.0 is another machine"),
+                "{found:?}"
+            );
+            assert!(found.change.contains("tls=require"), "{found:?}");
+        }
+    }
+    let client = opened(&server.url()).await;
+    let findings = client.diagnose().await.unwrap();
+    assert!(
+        !findings
+            .iter()
+            .any(|finding| finding.what.contains("another machine"))
+    );
+}
+
 fn port(url: &str) -> u16 {
     let (_, rest) = url.rsplit_once(':').unwrap();
     rest.split('/').next().unwrap().parse().unwrap()
