@@ -92,44 +92,11 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, LockError> {
 ///    to be written, and no fence is asked: what was done was done, whoever holds the lock by now.
 /// 3. The first try goes through the fence, writes, and runs [`Operations::finish`] with its outcome. Commit.
 ///
-/// The driver helpers (`sqlite::begin` and `sqlite::finish`, and those for `postgres` and `mysql`) run 1 to 2, and 3. An id
-/// counts for each lock by itself. Use `READ COMMITTED` in PostgreSQL, or be ready for serialization errors.
+/// The driver helpers (`sqlite::begin`, which has an example, and `sqlite::finish`; and those of `postgres` and `mysql`) run
+/// 1 to 2, and 3. An id counts for each lock by itself. Use `READ COMMITTED` in PostgreSQL, or be ready for serialization errors.
 ///
 /// An outcome is kept until [`Operations::prune`] removes it: run that now and then, and keep outcomes for longer than any
 /// client tries again. A try after that is a first try; then only the fence refuses it, if its holder was superseded.
-///
-/// ```
-/// # use fencelock_fence::sql::{Dialect, Operation, Operations, TableFence, sqlite};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # use rusqlite::TransactionBehavior::Immediate;
-/// # let mut database = rusqlite::Connection::open_in_memory()?;
-/// # database.execute_batch("CREATE TABLE account (balance INTEGER); INSERT INTO account VALUES (100)")?;
-/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:account".parse()?;
-/// let fence = TableFence::new(Dialect::Sqlite);
-/// let operations = Operations::new(Dialect::Sqlite);
-/// database.execute_batch(&fence.create())?;
-/// database.execute_batch(&operations.create())?;
-///
-/// let mut pay = |operation: &Operation| -> Result<String, Box<dyn std::error::Error>> {
-///     let transaction = database.transaction_with_behavior(Immediate)?;
-///     if let Some(outcome) = sqlite::begin(&transaction, &operations, &holder, operation)? {
-///         return Ok(outcome);
-///     }
-///     sqlite::pass(&transaction, &fence, &holder)?;
-///     transaction.execute("UPDATE account SET balance = balance - 10", ())?;
-///     let balance = transaction.query_row("SELECT balance FROM account", (), |row| row.get(0));
-///     let outcome = format!("{} are left", balance.map(|balance: i64| balance)?);
-///     sqlite::finish(&transaction, &operations, &holder, operation, &outcome)?;
-///     transaction.commit()?;
-///     Ok(outcome)
-/// };
-/// let operation = Operation::new("pay-4711")?;
-/// assert_eq!(pay(&operation)?, "90 are left");
-/// assert_eq!(pay(&operation)?, "90 are left");
-/// assert_eq!(pay(&Operation::new("pay-4712")?)?, "80 are left");
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Operations {
     dialect: Dialect,

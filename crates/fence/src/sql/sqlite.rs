@@ -31,6 +31,39 @@ pub fn pass(
 /// transaction, begun `IMMEDIATE`, and before the fence; drop the transaction if either refuses. The table must be there
 /// ([`Operations::create`]).
 ///
+/// ```
+/// # use fencelock_fence::sql::{Dialect, Operation, Operations, TableFence, sqlite};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use rusqlite::TransactionBehavior::Immediate;
+/// # let mut database = rusqlite::Connection::open_in_memory()?;
+/// # database.execute_batch("CREATE TABLE account (balance INTEGER); INSERT INTO account VALUES (100)")?;
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:account".parse()?;
+/// let fence = TableFence::new(Dialect::Sqlite);
+/// let operations = Operations::new(Dialect::Sqlite);
+/// database.execute_batch(&fence.create())?;
+/// database.execute_batch(&operations.create())?;
+///
+/// let mut pay = |operation: &Operation| -> Result<String, Box<dyn std::error::Error>> {
+///     let transaction = database.transaction_with_behavior(Immediate)?;
+///     if let Some(outcome) = sqlite::begin(&transaction, &operations, &holder, operation)? {
+///         return Ok(outcome);
+///     }
+///     sqlite::pass(&transaction, &fence, &holder)?;
+///     transaction.execute("UPDATE account SET balance = balance - 10", ())?;
+///     let balance = transaction.query_row("SELECT balance FROM account", (), |row| row.get(0));
+///     let outcome = format!("{} are left", balance.map(|balance: i64| balance)?);
+///     sqlite::finish(&transaction, &operations, &holder, operation, &outcome)?;
+///     transaction.commit()?;
+///     Ok(outcome)
+/// };
+/// let operation = Operation::new("pay-4711")?;
+/// assert_eq!(pay(&operation)?, "90 are left");
+/// assert_eq!(pay(&operation)?, "90 are left");
+/// assert_eq!(pay(&Operation::new("pay-4712")?)?, "80 are left");
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// Those of [`Operations::outcome`], and [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
 pub fn begin(
