@@ -14,7 +14,7 @@ pub enum FenceError {
     Stale(#[from] Box<Stale>),
 
     /// The resource did not answer, or answered with an error. What was asked of it may have been done all the same.
-    #[error("fence at {resource}: {action}: {cause}")]
+    #[error("fence at {resource}: could not {action}: {cause}; mend that, and try again")]
     Write {
         /// The resource.
         resource: String,
@@ -35,22 +35,36 @@ pub enum FenceError {
     },
 
     /// The file of a fence is another process's.
-    #[error("fence at {resource}: another process has it open")]
+    #[error(
+        "fence at {resource}: another process has it open; end that one, or give each process a file of its own"
+    )]
     InUse {
         /// The file.
         resource: String,
     },
 
     /// There is nothing there that could be written to, or there was nothing when it was tried.
-    #[error("fence at {resource}: there was no such row to write to")]
+    #[error("fence at {resource}: there was no such row to write to; insert it, and try again")]
     NoRow {
         /// Where.
         resource: String,
     },
 
+    /// The id of an operation came with another fingerprint before.
+    #[error(
+        "fence at {resource}: operation {id:?} was another one before; choose an id of its own for each operation"
+    )]
+    AnotherOperation {
+        /// The table of operations.
+        resource: String,
+        /// The operation's id.
+        id: String,
+    },
+
     /// Too few replicas took part. Some may have done what was asked.
     #[error(
-        "{done} of {of} replicas could {action}, and {needed} must; the first failure: {first}"
+        "{done} of {of} replicas could {action}, and {needed} must; bring more of them back, and try again; the first failure: \
+         {first}"
     )]
     TooFew {
         /// What was asked: "be marked", "be written".

@@ -1,6 +1,7 @@
 //! A fence in this process, with or without a file.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -42,7 +43,7 @@ struct Shared {
     memory: Mutex<Memory>,
     /// Whether `memory` may be locked for as long as a disk takes.
     on_disk: bool,
-    gates: Mutex<Gates>,
+    gates: Mutex<Gates<LockName, RwLock<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -51,12 +52,19 @@ struct Memory {
     file: Option<MarksFile>,
 }
 
-/// For each lock: who has passed and is still writing.
-#[derive(Debug, Default)]
-struct Gates {
-    gates: HashMap<LockName, Weak<RwLock<()>>>,
+/// A gate for each key (here a lock: who has passed and is still writing), which lives for as long as somebody has it.
+#[derive(Debug)]
+pub(crate) struct Gates<K, G> {
+    gates: HashMap<K, Weak<G>>,
     /// How many gates there may be before the next sweep.
     sweep_at: usize,
+}
+
+impl<K, G> Default for Gates<K, G> {
+    fn default() -> Self {
+        let (gates, sweep_at) = (HashMap::new(), 0);
+        Self { gates, sweep_at }
+    }
 }
 
 /// A holder that has passed and may write until this is dropped: no holder that excludes it passes meanwhile.
@@ -234,9 +242,9 @@ impl Highest {
     }
 }
 
-impl Gates {
-    fn of(&mut self, name: &LockName) -> Arc<RwLock<()>> {
-        if let Some(gate) = self.gates.get(name).and_then(Weak::upgrade) {
+impl<K: Clone + Eq + Hash, G: Default> Gates<K, G> {
+    pub(crate) fn of(&mut self, key: &K) -> Arc<G> {
+        if let Some(gate) = self.gates.get(key).and_then(Weak::upgrade) {
             return gate;
         }
         if self.gates.len() >= self.sweep_at {
@@ -244,7 +252,7 @@ impl Gates {
             self.sweep_at = 2 * self.gates.len() + 64;
         }
         let gate = Arc::default();
-        self.gates.insert(name.clone(), Arc::downgrade(&gate));
+        self.gates.insert(key.clone(), Arc::downgrade(&gate));
         gate
     }
 }

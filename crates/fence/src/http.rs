@@ -9,32 +9,64 @@
 //! | has more than one, or one that cannot be read | 400 |
 //! | has one of another lock, of a superseded holder, or of one that holds no more ([`FenceLayer::ask`]) | 412 |
 //! | cannot be judged: the store does not answer, the marks cannot be written | 503 |
+//! | waits too long for an earlier one to be finished ([`FenceLayer::wait_at_most`]) | 503 with `Retry-After` |
+//! | is one that the service panics over | 500 |
+//! | has an `Idempotency-Key` that was answered before ([`FenceLayer::answer_once`]) | the first answer |
+//!
+//! A request that has passed is handled to its end, in a task of its own, also when its client disconnects or a timeout
+//! outside of the layer drops it: its write may be on its way, and the next holder is kept out until it is over. So the layer
+//! needs a tokio runtime, with its clock on.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use fencelock_core::{Client, Sequencer};
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
-use serde_json::{Map, Value, json};
+use http::{HeaderValue, Method, Request, Response};
+use http_body::Body;
+use tokio::task::JoinHandle;
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument;
 
-use crate::error::FenceError;
 use crate::highest::{Highest, Pass};
+use answers::{Answer, Mine, Turn};
+use problem::Problem;
+
+mod answers;
+mod problem;
+
+pub use answers::{Answers, KEY_HEADER};
 
 /// The header that a holder sends its sequencer in.
 pub const HEADER: &str = "fencelock-sequencer";
+
+/// How long a request waits for an earlier one unless it is said.
+const WAIT: Duration = Duration::from_secs(10);
 
 type LockOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 /// Puts a fence before a service. Cheap to clone; all clones, and all services made with them, are one fence.
 ///
 /// A holder's request has the service to itself, as far as holders of the same lock go, until the service has answered (with
-/// the head of its answer): the check and the write are one step. Shared holders and permits come in beside each other.
+/// the head of its answer), whether or not somebody is there still to hear it: the check and the write are one step. Shared
+/// holders and permits come in beside each other.
+///
+/// ```
+/// use axum::Router;
+/// use axum::routing::put;
+/// use fencelock_fence::http::{Answers, FenceLayer};
+/// use std::time::Duration;
+///
+/// let service: Router = Router::new().route("/ledger", put(async || "written")).layer(
+///     FenceLayer::for_lock("ledger")
+///         .wait_at_most(Duration::from_secs(5))
+///         .answer_once(Answers::in_memory(16 << 20)),
+/// );
+/// ```
 #[derive(Clone)]
 pub struct FenceLayer {
     fence: Arc<Fence>,
@@ -46,6 +78,8 @@ struct Fence {
     highest: Highest,
     client: Option<Client>,
     always: bool,
+    wait: Duration,
+    answers: Option<Answers>,
 }
 
 impl FenceLayer {
@@ -64,6 +98,8 @@ impl FenceLayer {
             highest: Highest::in_memory(),
             client: None,
             always: false,
+            wait: WAIT,
+            answers: None,
         });
         Self { fence }
     }
@@ -94,6 +130,27 @@ impl FenceLayer {
     pub fn always(self) -> Self {
         self.with(|fence| fence.always = true)
     }
+
+    /// How long a request waits while an earlier one, which it must not overtake, is still being handled: 10 seconds unless
+    /// this is said. After that it is answered with 503 and `Retry-After`. The earlier one is never ended for it: a handler
+    /// that may hang (for a body that does not come, for a database) needs a timeout of its own, which knows what it wrote.
+    #[must_use]
+    pub fn wait_at_most(self, limit: Duration) -> Self {
+        self.with(|fence| fence.wait = limit)
+    }
+
+    /// Answers a request that has the same `Idempotency-Key` as one before with the first one's answer (and the header
+    /// `Idempotent-Replayed: true`), without troubling the service: also when its holder was superseded meanwhile. Keys are
+    /// counted for each lock by itself. Requests that only read, and those without a key, are handled each time.
+    ///
+    /// While the first is being handled, the others wait, for [`FenceLayer::wait_at_most`], and are then answered with 409.
+    /// A key that comes with another method or target is refused with 422; the bodies are not compared. Every answer is kept,
+    /// also that a handler panicked, but for 429 and 503, by which a service says that it has done nothing. An answer with a
+    /// key is read whole before it is sent, and may have 1 MiB.
+    #[must_use]
+    pub fn answer_once(self, answers: Answers) -> Self {
+        self.with(|fence| fence.answers = Some(answers))
+    }
 }
 
 impl fmt::Debug for FenceLayer {
@@ -102,6 +159,8 @@ impl fmt::Debug for FenceLayer {
             .field("highest", &self.fence.highest)
             .field("client", &self.fence.client)
             .field("always", &self.fence.always)
+            .field("wait", &self.fence.wait)
+            .field("answers", &self.fence.answers)
             .finish_non_exhaustive()
     }
 }
@@ -136,7 +195,9 @@ where
     S::Future: Send,
     S::Error: Send,
     B: Send + 'static,
-    R: From<String> + Send + 'static,
+    R: Body + From<Vec<u8>> + Send + 'static,
+    R::Data: Send,
+    R::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     type Response = Response<R>;
     type Error = S::Error;
@@ -153,46 +214,135 @@ where
         let fence = Arc::clone(&self.fence);
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            // Kept until the service has answered.
-            let _pass = match fence.judge(&parts).await {
-                Ok(pass) => pass,
+            let verdict = fence.judge(&parts).await;
+            let request = Request::from_parts(parts, body);
+            let (pass, mine) = match verdict {
+                Ok(Verdict::Free) => return inner.call(request).await,
+                Ok(Verdict::Passed(pass, mine)) => (pass, mine),
+                Ok(Verdict::Done(answer)) => return Ok(answer.again()),
                 Err(problem) => return Ok(problem.into_response()),
             };
-            inner.call(Request::from_parts(parts, body)).await
+            // In a task of its own: this future is dropped when the client disconnects, and the handler's write may be on
+            // its way by then. The gate opens after it.
+            let handle = async move {
+                let _pass = pass;
+                inner.call(request).await
+            };
+            let handler = tokio::spawn(handle.in_current_span());
+            match mine {
+                None => answer_of(handler).await,
+                Some(mine) => {
+                    let kept = tokio::spawn(keep(handler, mine).in_current_span());
+                    kept.await.unwrap_or_else(|_| Ok(failed()))
+                }
+            }
         })
     }
 }
 
+/// What the service answers, if it does not panic.
+async fn answer_of<R: From<Vec<u8>>, E>(
+    handler: JoinHandle<Result<Response<R>, E>>,
+) -> Result<Response<R>, E> {
+    // Why it failed is told by the panic's own message.
+    handler.await.unwrap_or_else(|_| Ok(failed()))
+}
+
+fn failed<R: From<Vec<u8>>>() -> Response<R> {
+    Problem::failed().into_response()
+}
+
+/// Keeps what the service answers for those who ask again, whoever hears it now.
+async fn keep<R, E>(
+    handler: JoinHandle<Result<Response<R>, E>>,
+    mine: Mine,
+) -> Result<Response<R>, E>
+where
+    R: Body + From<Vec<u8>>,
+    R::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match handler.await {
+        Ok(Ok(response)) => Ok(mine.keep(Some(response)).await),
+        Ok(Err(error)) => {
+            mine.keep::<R>(None).await;
+            Err(error)
+        }
+        Err(_) => Ok(mine.keep(None).await),
+    }
+}
+
+/// What is to be done with a request.
+enum Verdict {
+    /// No lock protects what it does.
+    Free,
+    /// It may go on. The pass keeps others out; the place is where its answer is to be kept.
+    Passed(Pass, Option<Mine>),
+    /// It was done before.
+    Done(Answer),
+}
+
 impl Fence {
-    /// Whether a request may go on; what it holds then keeps others out.
-    async fn judge(&self, parts: &Parts) -> Result<Option<Pass>, Problem> {
+    async fn judge(&self, parts: &Parts) -> Result<Verdict, Problem> {
         let Some(lock) = (self.lock_of)(parts) else {
-            return Ok(None);
+            return Ok(Verdict::Free);
         };
+        let Some(sequencer) = self.sequencer(parts, &lock)? else {
+            return Ok(Verdict::Free);
+        };
+        // Before the gate: what was done was done, whoever holds the lock by now.
+        let mine = match self.turn(parts, &sequencer).await? {
+            Some(Turn::Done(answer)) => return Ok(Verdict::Done(answer)),
+            Some(Turn::Mine(mine)) => Some(mine),
+            None => None,
+        };
+        let pass = self.pass(&sequencer).await?;
+        Ok(Verdict::Passed(pass, mine))
+    }
+
+    /// Whose request it is; `None` for a read that needs no holder.
+    fn sequencer(&self, parts: &Parts, lock: &str) -> Result<Option<Sequencer>, Problem> {
         let mut sent = parts.headers.get_all(HEADER).iter();
         let sequencer = match (sent.next(), sent.next()) {
             (None, _) if !self.always && is_read(&parts.method) => return Ok(None),
-            (None, _) => return Err(Problem::missing(&lock)),
+            (None, _) => return Err(Problem::missing(lock)),
             (Some(sent), None) => read(sent)?,
             (Some(_), Some(_)) => return Err(Problem::unreadable("there is more than one")),
         };
-        if sequencer.name.as_str() != lock {
-            return Err(Problem::of_another(&sequencer, &lock));
+        match sequencer.name.as_str() == lock {
+            true => Ok(Some(sequencer)),
+            false => Err(Problem::of_another(&sequencer, lock)),
         }
-        let refuse = |error| Problem::refusal(&sequencer, &error);
-        let gate = self.highest.gate(&sequencer).await;
+    }
+
+    /// Whether its operation was done; `None` if it names none.
+    async fn turn(&self, parts: &Parts, sequencer: &Sequencer) -> Result<Option<Turn>, Problem> {
+        let Some(answers) = self.answers.as_ref().filter(|_| !is_read(&parts.method)) else {
+            return Ok(None);
+        };
+        let Some(operation) = answers::operation(&parts.headers)? else {
+            return Ok(None);
+        };
+        let turn = answers.turn(&sequencer.name, &operation, parts, self.wait);
+        turn.await.map(Some)
+    }
+
+    /// Lets a holder in once nobody is in there who excludes it; what it gets then keeps others out.
+    async fn pass(&self, sequencer: &Sequencer) -> Result<Pass, Problem> {
+        let lock = sequencer.name.as_str();
+        let refuse = |error| Problem::refusal(sequencer, &error);
+        let gate = tokio::time::timeout(self.wait, self.highest.gate(sequencer)).await;
+        let gate = gate.map_err(|_| Problem::busy(lock, self.wait))?;
         if let Some(client) = &self.client {
             // At the gate, so that the answer is as fresh as it can be; and before anything is remembered, so that a
             // sequencer that nobody was granted keeps nobody out.
-            self.highest.judge(&sequencer).await.map_err(refuse)?;
-            match client.check(&sequencer).await {
+            self.highest.judge(sequencer).await.map_err(refuse)?;
+            match client.check(sequencer).await {
                 Ok(true) => {}
-                Ok(false) => return Err(Problem::not_held(&sequencer)),
-                Err(error) => return Err(Problem::unknown(&lock, &error)),
+                Ok(false) => return Err(Problem::not_held(sequencer)),
+                Err(error) => return Err(Problem::unknown(lock, &error)),
             }
         }
-        let pass = self.highest.pass(gate, &sequencer).await;
-        pass.map(Some).map_err(refuse)
+        self.highest.pass(gate, sequencer).await.map_err(refuse)
     }
 }
 
@@ -206,104 +356,4 @@ fn read(sent: &HeaderValue) -> Result<Sequencer, Problem> {
         .map_err(|error| Problem::unreadable(&error.to_string()))?;
     let parsed = text.trim().parse::<Sequencer>();
     parsed.map_err(|error| Problem::unreadable(&error.to_string()))
-}
-
-/// Why a request does not get to the service.
-struct Problem {
-    status: StatusCode,
-    kind: &'static str,
-    title: &'static str,
-    detail: String,
-    members: Vec<(&'static str, Value)>,
-}
-
-impl Problem {
-    fn missing(lock: &str) -> Self {
-        Self {
-            status: StatusCode::PRECONDITION_REQUIRED,
-            kind: "missing",
-            title: "A sequencer is required",
-            detail: format!("send the sequencer of lock {lock} in the header Fencelock-Sequencer"),
-            members: vec![("lock", json!(lock))],
-        }
-    }
-
-    fn unreadable(why: &str) -> Self {
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            kind: "unreadable",
-            title: "The sequencer cannot be read",
-            detail: format!("Fencelock-Sequencer: {why}"),
-            members: Vec::new(),
-        }
-    }
-
-    fn of_another(sequencer: &Sequencer, lock: &str) -> Self {
-        Self {
-            status: StatusCode::PRECONDITION_FAILED,
-            kind: "another-lock",
-            title: "The sequencer is of another lock",
-            detail: format!("lock {lock} protects this, and not {}", sequencer.name),
-            members: vec![("lock", json!(lock))],
-        }
-    }
-
-    fn refusal(sequencer: &Sequencer, error: &FenceError) -> Self {
-        let Some(stale) = error.stale() else {
-            return Self::unknown(sequencer.name.as_str(), error);
-        };
-        Self {
-            status: StatusCode::PRECONDITION_FAILED,
-            kind: "stale",
-            title: "The fencing token is stale",
-            detail: stale.to_string(),
-            members: vec![
-                ("lock", json!(sequencer.name.as_str())),
-                ("token", json!(stale.late.token.get())),
-                ("won", json!(stale.won.get())),
-            ],
-        }
-    }
-
-    fn not_held(sequencer: &Sequencer) -> Self {
-        let (name, token) = (&sequencer.name, sequencer.token);
-        Self {
-            status: StatusCode::PRECONDITION_FAILED,
-            kind: "not-held",
-            title: "The lock is not held",
-            detail: format!("the grant of lock {name} with token {token} is over"),
-            members: vec![
-                ("lock", json!(name.as_str())),
-                ("token", json!(token.get())),
-            ],
-        }
-    }
-
-    fn unknown(lock: &str, error: &dyn std::error::Error) -> Self {
-        tracing::warn!(lock, %error, "a request cannot be judged");
-        Self {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            kind: "unknown",
-            title: "The sequencer cannot be judged now",
-            // Not the error: it tells of the inside of the service.
-            detail: format!("whether lock {lock} is held cannot be found out; try again"),
-            members: vec![("lock", json!(lock))],
-        }
-    }
-
-    fn into_response<R: From<String>>(self) -> Response<R> {
-        let mut body = Map::new();
-        body.insert("type".into(), format!("urn:fencelock:{}", self.kind).into());
-        body.insert("title".into(), self.title.into());
-        body.insert("status".into(), self.status.as_u16().into());
-        body.insert("detail".into(), self.detail.into());
-        for (member, value) in self.members {
-            body.insert(member.into(), value);
-        }
-        let mut response = Response::new(R::from(Value::Object(body).to_string()));
-        *response.status_mut() = self.status;
-        let problem = HeaderValue::from_static("application/problem+json");
-        response.headers_mut().insert(CONTENT_TYPE, problem);
-        response
-    }
 }

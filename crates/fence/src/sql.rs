@@ -8,6 +8,9 @@
 //! * [`TableFence`]: a table of its own with a row per lock, for transactions that write more than one row. The driver
 //!   helpers (`sqlite::pass`, `postgres::pass`, `mysql::pass`) run it.
 //!
+//! A fence lets the same holder pass again: a request that is sent twice is carried out twice. [`Operations`] beside either
+//! form keeps each operation's outcome in the same transaction, and the second try gets it.
+//!
 //! ```
 //! # use fencelock_fence::sql::RowFence;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,10 +28,13 @@
 
 #[cfg(feature = "mysql")]
 pub mod mysql;
+mod operations;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+pub use operations::{OPERATION_COLUMNS, Operation, Operations, StoredOperation};
 
 use fencelock_core::{Error as LockError, Mode, Sequencer};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};

@@ -3,7 +3,7 @@
 use fencelock_core::Sequencer;
 use tokio_postgres::Transaction;
 
-use super::TableFence;
+use super::{Operation, Operations, TableFence};
 use crate::error::Result;
 
 /// Lets a holder pass, or refuses it. Call it first in the transaction; roll that back if it is refused. The table must be
@@ -29,4 +29,51 @@ pub async fn pass(
     let found = asked.await;
     let found = found.map_err(|error: tokio_postgres::Error| fence.failed(error))?;
     fence.judge(found, sequencer)
+}
+
+/// Begins an operation: `None` if this is the first try, and its outcome if it was done before. Call it first in the
+/// transaction, and before the fence; roll back if either refuses. The table must be there ([`Operations::create`]).
+///
+/// # Errors
+/// Those of [`Operations::outcome`], and [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
+///
+/// # Cancel safety
+/// If dropped, roll the transaction back.
+pub async fn begin(
+    transaction: &Transaction<'_>,
+    operations: &Operations,
+    sequencer: &Sequencer,
+    operation: &Operation,
+) -> Result<Option<String>> {
+    let failed = |error| operations.failed("begin an operation", error);
+    let begin = operations.begin(sequencer, operation);
+    if transaction.execute(&begin, &[]).await.map_err(failed)? == 1 {
+        return Ok(None);
+    }
+    let select = operations.select(sequencer, operation);
+    let row = transaction.query_opt(&select, &[]).await.map_err(failed)?;
+    let found = row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+    let found = found.transpose().map_err(failed)?;
+    operations.outcome(found, operation).map(Some)
+}
+
+/// Keeps the outcome of the operation that this transaction has begun. Commit then.
+///
+/// # Errors
+/// [`FenceError::Damaged`](crate::FenceError::Damaged) if it has not begun it, or has finished it;
+/// [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
+///
+/// # Cancel safety
+/// If dropped, roll the transaction back.
+pub async fn finish(
+    transaction: &Transaction<'_>,
+    operations: &Operations,
+    sequencer: &Sequencer,
+    operation: &Operation,
+    outcome: &str,
+) -> Result<()> {
+    let finish = operations.finish(sequencer, operation);
+    let changed = transaction.execute(&finish, &[&outcome]).await;
+    let changed = changed.map_err(|error| operations.failed("keep an outcome", error))?;
+    operations.finished(changed, operation)
 }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use fencelock_testbed::Dir;
 
-/// Runs an example as its user would, with where its ledger is.
-fn tells_the_story(name: &str, place: &str) {
+/// An example, to be run as its user would.
+fn example(name: &str) -> Command {
     let here = std::env::current_exe().unwrap();
     let built = here.parent().and_then(Path::parent).unwrap();
     let program = built.join("examples").join(name);
@@ -17,7 +17,12 @@ fn tells_the_story(name: &str, place: &str) {
         "{} is not built; {hint}",
         program.display()
     );
-    let mut example = Command::new(program);
+    Command::new(program)
+}
+
+/// Runs an example with where its ledger is.
+fn tells_the_story(name: &str, place: &str) {
+    let mut example = example(name);
     if !place.is_empty() {
         example.arg(place);
     }
@@ -68,6 +73,52 @@ fn sqlite_row() {
         row.get::<_, String>(0)
     });
     assert_eq!(entry.unwrap(), "by the successor");
+}
+
+/// Wherever it is killed, the order sent again is carried out exactly once, and answered as the first time.
+#[cfg(feature = "sqlite")]
+#[test]
+fn order_and_stock() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = Dir::new("shop").unwrap();
+    let path = dir.join("shop.db");
+    let order = |id: &str, kill_at: &str| {
+        let mut example = example("order_and_stock");
+        example.args([&path, id, "3"]).env("KILL_AT", kill_at);
+        let ended = example.output().unwrap();
+        (ended.status, String::from_utf8(ended.stdout).unwrap())
+    };
+    let answer = |(status, text): (std::process::ExitStatus, String), id: &str| {
+        assert!(status.success(), "{id}: {status}, {text}");
+        let answer = text.lines().find(|line| line.starts_with(id)).unwrap();
+        answer.to_owned()
+    };
+    let (status, text) = order("order-0", "");
+    let steps: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("step: "))
+        .collect();
+    assert!(status.success() && steps.len() >= 9, "{status}, {text}");
+    let shop = rusqlite::Connection::open(&path).unwrap();
+    for (step, done) in steps.iter().zip(1..) {
+        let id = format!("order-{}", done);
+        let (killed, text) = order(&id, step);
+        assert_eq!(killed.signal(), Some(9), "{step}: {text}");
+        let first = answer(order(&id, ""), &id);
+        assert_eq!(answer(order(&id, ""), &id), first, "{step}");
+        let left: i64 = shop
+            .query_row("SELECT left_over FROM stock", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(left, 97 - 3 * done, "{step}");
+        assert_eq!(
+            first,
+            format!("{id} has 3 apples; {left} are left"),
+            "{step}"
+        );
+        let count = "SELECT count(*) FROM orders WHERE id = ?1";
+        let orders: u32 = shop.query_row(count, [&id], |row| row.get(0)).unwrap();
+        assert_eq!(orders, 1, "{step}");
+    }
 }
 
 #[cfg(feature = "postgres")]

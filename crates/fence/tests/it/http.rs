@@ -5,6 +5,7 @@ use std::future::{Future, Ready, ready};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
+use axum::body::Body;
 use fencelock_core::{Client, Memory, Sequencer};
 use fencelock_fence::http::{FenceLayer, Fenced, HEADER};
 use http::{Request, Response, StatusCode};
@@ -19,9 +20,9 @@ use crate::exclusive;
 struct Counts(Arc<Mutex<u32>>);
 
 impl Service<Request<()>> for Counts {
-    type Response = Response<String>;
+    type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<String>, Infallible>>;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -29,7 +30,7 @@ impl Service<Request<()>> for Counts {
 
     fn call(&mut self, _request: Request<()>) -> Self::Future {
         *self.0.lock().unwrap() += 1;
-        ready(Ok(Response::new("written".to_owned())))
+        ready(Ok(Response::new(Body::from("written"))))
     }
 }
 
@@ -51,7 +52,8 @@ async fn send(
         return (parts.status, Value::Null);
     }
     assert_eq!(parts.headers["content-type"], "application/problem+json");
-    let problem: Value = serde_json::from_str(&body).unwrap();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let problem: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(problem["status"], parts.status.as_u16());
     (parts.status, problem)
 }
@@ -142,10 +144,10 @@ async fn the_check_and_the_write_are_one_step() {
     #[derive(Clone)]
     struct Slow(Arc<tokio::sync::Semaphore>);
     impl Service<Request<()>> for Slow {
-        type Response = Response<String>;
+        type Response = Response<Body>;
         type Error = Infallible;
         type Future =
-            std::pin::Pin<Box<dyn Future<Output = Result<Response<String>, Infallible>> + Send>>;
+            std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
         fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
             Poll::Ready(Ok(()))
@@ -155,7 +157,7 @@ async fn the_check_and_the_write_are_one_step() {
             let gate = Arc::clone(&self.0);
             Box::pin(async move {
                 gate.acquire().await.unwrap().forget();
-                Ok(Response::new(String::new()))
+                Ok(Response::new(Body::empty()))
             })
         }
     }

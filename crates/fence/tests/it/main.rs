@@ -7,6 +7,10 @@ mod examples;
 mod highest;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "http")]
+mod http_gone;
+#[cfg(feature = "http")]
+mod http_once;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]

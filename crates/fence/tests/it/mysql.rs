@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_fence::sql::{Dialect, RowFence, TableFence, mysql};
+use fencelock_fence::sql::{Dialect, Operation, Operations, RowFence, TableFence, mysql};
 use fencelock_testbed::MariaDb;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, TxOpts};
@@ -118,4 +118,107 @@ async fn a_row_says_in_a_transaction_who_won() {
     let found = transaction.query_first(fence.select("id = 7")).await;
     let refused = fence.explain(found.unwrap(), &exclusive(33));
     says_who_won(refused.unwrap_err().stale());
+}
+
+/// One operation in one transaction: what it answers, or why it is refused.
+async fn once(
+    conn: &mut Conn,
+    holder: &fencelock_core::Sequencer,
+    operation: &Operation,
+) -> fencelock_fence::Result<String> {
+    let fence = TableFence::new(Dialect::Mysql);
+    let operations = Operations::new(Dialect::Mysql);
+    let mut transaction = conn.start_transaction(TxOpts::default()).await.unwrap();
+    // Its view of the database is from before whoever it waits for has committed.
+    let view = "SELECT 1 FROM fencelock_operations";
+    transaction.query_drop(view).await.unwrap();
+    if let Some(outcome) = mysql::begin(&mut transaction, &operations, holder, operation).await? {
+        return Ok(outcome);
+    }
+    mysql::pass(&mut transaction, &fence, holder).await?;
+    let write = "UPDATE ledger SET value = value + 1";
+    transaction.query_drop(write).await.unwrap();
+    let read = "SELECT CONCAT('is ', value, ' ä€😀') FROM ledger";
+    let outcome: Option<String> = transaction.query_first(read).await.unwrap();
+    let outcome = outcome.unwrap();
+    mysql::finish(&mut transaction, &operations, holder, operation, &outcome).await?;
+    transaction.commit().await.unwrap();
+    Ok(outcome)
+}
+
+async fn with_operations(server: &MariaDb) -> Conn {
+    let mut conn = connect(server).await;
+    for statement in [
+        "CREATE TABLE ledger (value INT) ENGINE=InnoDB",
+        "INSERT INTO ledger VALUES (0)",
+        &TableFence::new(Dialect::Mysql).create(),
+        &Operations::new(Dialect::Mysql).create(),
+    ] {
+        conn.query_drop(statement).await.unwrap();
+    }
+    conn
+}
+
+/// Of all who try the same operation at once, one does it, and the others get its outcome.
+#[tokio::test]
+async fn an_operation_is_done_once() {
+    let server = MariaDb::start().unwrap();
+    let mut conn = with_operations(&server).await;
+    let operations = Operations::new(Dialect::Mysql);
+    let pay = Operation::new("pay 'ä'; --").unwrap();
+    let mut tries = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (mut conn, pay) = (connect(&server).await, pay.clone());
+        tries.spawn(async move { once(&mut conn, &crate::shared(34), &pay).await.unwrap() });
+    }
+    for outcome in tries.join_all().await {
+        assert_eq!(outcome, "is 1 ä€😀");
+    }
+    let more = Operation::new("more").unwrap();
+    let done = once(&mut conn, &exclusive(36), &more).await;
+    assert_eq!(done.unwrap(), "is 2 ä€😀");
+    // 34 is late by now; it was done all the same.
+    let again = once(&mut conn, &crate::shared(34), &pay).await;
+    assert_eq!(again.unwrap(), "is 1 ä€😀");
+    let late = Operation::new("late").unwrap();
+    let refused = once(&mut conn, &exclusive(35), &late).await.unwrap_err();
+    assert_eq!(refused.stale().unwrap().won.get(), 36);
+    let done = once(&mut conn, &exclusive(36), &late).await;
+    assert_eq!(done.unwrap(), "is 3 ä€😀");
+    let other = pay.clone().fingerprint("4 to Ann").unwrap();
+    let refused = once(&mut conn, &exclusive(36), &other).await.unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            fencelock_fence::FenceError::AnotherOperation { .. }
+        ),
+        "{refused:?}"
+    );
+    let earlier =
+        "UPDATE fencelock_operations SET done_at = done_at - 3700 WHERE operation = 'more'";
+    conn.query_drop(earlier).await.unwrap();
+    conn.query_drop(operations.prune(Duration::from_secs(3600)))
+        .await
+        .unwrap();
+    assert_eq!(conn.affected_rows(), 1);
+}
+
+/// The second try waits for the first one's end, and does the work if that did not.
+#[tokio::test]
+async fn a_second_try_takes_over_what_was_rolled_back() {
+    let server = MariaDb::start().unwrap();
+    let (mut early, mut late) = (with_operations(&server).await, connect(&server).await);
+    let operations = Operations::new(Dialect::Mysql);
+    let pay = Operation::new("pay").unwrap();
+    let mut first = early.start_transaction(TxOpts::default()).await.unwrap();
+    let begun = mysql::begin(&mut first, &operations, &exclusive(33), &pay).await;
+    assert_eq!(begun.unwrap(), None);
+    let second = pay.clone();
+    let waiting = tokio::spawn(async move { once(&mut late, &exclusive(33), &second).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "two are at the same operation");
+    first.rollback().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), "is 1 ä€😀");
+    let again = once(&mut early, &exclusive(33), &pay).await;
+    assert_eq!(again.unwrap(), "is 1 ä€😀");
 }

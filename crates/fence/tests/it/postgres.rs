@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_fence::sql::{Dialect, RowFence, TableFence, postgres};
+use fencelock_fence::sql::{Dialect, Operation, Operations, RowFence, TableFence, postgres};
 use fencelock_testbed::Postgres;
 use tokio_postgres::{Client, NoTls};
 
@@ -99,4 +99,119 @@ async fn a_transaction_keeps_its_place_until_it_ends() {
     let again = early.transaction().await.unwrap();
     let refused = postgres::pass(&again, &fence, &exclusive(33)).await;
     says_who_won(refused.unwrap_err().stale());
+}
+
+/// One operation in one transaction: what it answers, or why it is refused.
+async fn once(
+    client: &mut Client,
+    holder: &fencelock_core::Sequencer,
+    operation: &Operation,
+) -> fencelock_fence::Result<String> {
+    let fence = TableFence::new(Dialect::Postgres);
+    let operations = Operations::new(Dialect::Postgres);
+    let transaction = client.transaction().await.unwrap();
+    if let Some(outcome) = postgres::begin(&transaction, &operations, holder, operation).await? {
+        return Ok(outcome);
+    }
+    postgres::pass(&transaction, &fence, holder).await?;
+    let write = "UPDATE ledger SET value = value + 1 RETURNING 'is ' || value";
+    let outcome: String = transaction.query_one(write, &[]).await.unwrap().get(0);
+    postgres::finish(&transaction, &operations, holder, operation, &outcome).await?;
+    transaction.commit().await.unwrap();
+    Ok(outcome)
+}
+
+/// Of all who try the same operation at once, also as different holders, one does it, and the others get its outcome.
+#[tokio::test]
+async fn an_operation_is_done_once() {
+    let server = Postgres::start().unwrap();
+    let mut client = connect(&server).await;
+    let (fence, operations) = (
+        TableFence::new(Dialect::Postgres),
+        Operations::new(Dialect::Postgres),
+    );
+    let tables = format!(
+        "CREATE TABLE ledger (value INT); INSERT INTO ledger VALUES (0); {}; {}",
+        fence.create(),
+        operations.create()
+    );
+    client.batch_execute(&tables).await.unwrap();
+    let pay = Operation::new("pay 'ä'; --").unwrap();
+    let mut tries = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (mut client, pay) = (connect(&server).await, pay.clone());
+        tries.spawn(async move { once(&mut client, &crate::shared(34), &pay).await.unwrap() });
+    }
+    for outcome in tries.join_all().await {
+        assert_eq!(outcome, "is 1");
+    }
+    let more = Operation::new("more").unwrap();
+    assert_eq!(
+        once(&mut client, &exclusive(36), &more).await.unwrap(),
+        "is 2"
+    );
+    // 34 is late by now; it was done all the same.
+    assert_eq!(
+        once(&mut client, &crate::shared(34), &pay).await.unwrap(),
+        "is 1"
+    );
+    let late = Operation::new("late").unwrap();
+    let refused = once(&mut client, &exclusive(35), &late).await.unwrap_err();
+    assert_eq!(refused.stale().unwrap().won.get(), 36);
+    assert_eq!(
+        once(&mut client, &exclusive(36), &late).await.unwrap(),
+        "is 3"
+    );
+    let other = pay.clone().fingerprint("4 to Ann").unwrap();
+    let refused = once(&mut client, &exclusive(36), &other).await.unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            fencelock_fence::FenceError::AnotherOperation { .. }
+        ),
+        "{refused:?}"
+    );
+    let hour = Duration::from_secs(3600);
+    assert_eq!(
+        client.execute(&operations.prune(hour), &[]).await.unwrap(),
+        0
+    );
+    let earlier =
+        "UPDATE fencelock_operations SET done_at = done_at - 3700 WHERE operation = 'more'";
+    client.batch_execute(earlier).await.unwrap();
+    assert_eq!(
+        client.execute(&operations.prune(hour), &[]).await.unwrap(),
+        1
+    );
+}
+
+/// The second try waits for the first one's end, and does the work if that did not.
+#[tokio::test]
+async fn a_second_try_takes_over_what_was_rolled_back() {
+    let server = Postgres::start().unwrap();
+    let (mut early, mut late) = (connect(&server).await, connect(&server).await);
+    let (fence, operations) = (
+        TableFence::new(Dialect::Postgres),
+        Operations::new(Dialect::Postgres),
+    );
+    let tables = format!(
+        "CREATE TABLE ledger (value INT); INSERT INTO ledger VALUES (0); {}; {}",
+        fence.create(),
+        operations.create()
+    );
+    early.batch_execute(&tables).await.unwrap();
+    let pay = Operation::new("pay").unwrap();
+    let first = early.transaction().await.unwrap();
+    let begun = postgres::begin(&first, &operations, &exclusive(33), &pay).await;
+    assert_eq!(begun.unwrap(), None);
+    let second = pay.clone();
+    let waiting = tokio::spawn(async move { once(&mut late, &exclusive(33), &second).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "two are at the same operation");
+    first.rollback().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), "is 1");
+    assert_eq!(
+        once(&mut early, &exclusive(33), &pay).await.unwrap(),
+        "is 1"
+    );
 }

@@ -1,7 +1,7 @@
 //! On SQLite: the statements do what the rule says.
 
 use fencelock_fence::FenceError;
-use fencelock_fence::sql::{Dialect, RowFence, TableFence, sqlite};
+use fencelock_fence::sql::{Dialect, Operation, Operations, RowFence, TableFence, sqlite};
 use proptest::prelude::*;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
@@ -92,4 +92,154 @@ fn a_row_that_came_too_late_was_not_written() {
         }
         update(&connection, &fence, 1, &holder).unwrap();
     }
+}
+
+/// One operation in one transaction: what it answers, or why it is refused.
+fn once(
+    connection: &mut Connection,
+    holder: &fencelock_core::Sequencer,
+    operation: &Operation,
+) -> fencelock_fence::Result<String> {
+    let fence = TableFence::new(Dialect::Sqlite);
+    let operations = Operations::new(Dialect::Sqlite);
+    let immediate = TransactionBehavior::Immediate;
+    let transaction = connection.transaction_with_behavior(immediate).unwrap();
+    if let Some(outcome) = sqlite::begin(&transaction, &operations, holder, operation)? {
+        return Ok(outcome);
+    }
+    sqlite::pass(&transaction, &fence, holder)?;
+    let write = "UPDATE ledger SET value = value + 1 RETURNING 'is ' || value";
+    let outcome: String = transaction.query_row(write, (), |row| row.get(0)).unwrap();
+    sqlite::finish(&transaction, &operations, holder, operation, &outcome)?;
+    transaction.commit().unwrap();
+    Ok(outcome)
+}
+
+fn with_operations() -> Connection {
+    let (connection, _, of_table) = ledger();
+    let operations = Operations::new(Dialect::Sqlite).create();
+    connection.execute_batch(&operations).unwrap();
+    connection.execute_batch(&of_table.create()).unwrap();
+    connection
+}
+
+#[test]
+fn an_operation_is_done_once() {
+    let mut ledger = with_operations();
+    let pay = Operation::new("pay 'ä'; --").unwrap();
+    assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
+    assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
+    let more = Operation::new("more").unwrap();
+    assert_eq!(once(&mut ledger, &exclusive(34), &more).unwrap(), "is 2");
+    // It was done by 33, which is late by now, and it is known still what came of it.
+    assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
+    assert_eq!(once(&mut ledger, &exclusive(35), &pay).unwrap(), "is 1");
+    let late = Operation::new("late").unwrap();
+    let refused = once(&mut ledger, &exclusive(33), &late).unwrap_err();
+    says_who_won(refused.stale());
+    // What was refused was not done.
+    assert_eq!(once(&mut ledger, &exclusive(34), &late).unwrap(), "is 3");
+    // An id counts for each lock by itself.
+    let mut of_another = exclusive(33);
+    of_another.name = fencelock_core::LockName::new("another").unwrap();
+    assert_eq!(once(&mut ledger, &of_another, &pay).unwrap(), "is 4");
+}
+
+#[test]
+fn an_id_is_one_operation_s() {
+    let mut ledger = with_operations();
+    let of = |what: &str| Operation::new("pay").unwrap().fingerprint(what).unwrap();
+    once(&mut ledger, &exclusive(33), &of("3 to Ann")).unwrap();
+    once(&mut ledger, &exclusive(33), &of("3 to Ann")).unwrap();
+    for other in [of("4 to Ann"), Operation::new("pay").unwrap()] {
+        let refused = once(&mut ledger, &exclusive(33), &other).unwrap_err();
+        assert!(
+            matches!(refused, FenceError::AnotherOperation { .. }),
+            "{refused:?}"
+        );
+        assert!(
+            refused.to_string().contains("choose an id of its own"),
+            "{refused}"
+        );
+    }
+    assert!(Operation::new(&"x".repeat(256)).is_err());
+    assert!(
+        Operation::new("x")
+            .unwrap()
+            .fingerprint(&"x".repeat(256))
+            .is_err()
+    );
+}
+
+/// Nobody can tell whether it was done: it is neither done again nor answered.
+#[test]
+fn a_commit_without_an_outcome_is_told() {
+    let mut ledger = with_operations();
+    let operations = Operations::new(Dialect::Sqlite);
+    let pay = Operation::new("pay").unwrap();
+    let transaction = ledger.transaction().unwrap();
+    let unbegun = sqlite::finish(&transaction, &operations, &exclusive(33), &pay, "x");
+    assert!(
+        matches!(unbegun, Err(FenceError::Damaged { .. })),
+        "{unbegun:?}"
+    );
+    let begun = sqlite::begin(&transaction, &operations, &exclusive(33), &pay);
+    assert_eq!(begun.unwrap(), None);
+    transaction.commit().unwrap();
+    let told = once(&mut ledger, &exclusive(33), &pay).unwrap_err();
+    assert!(matches!(told, FenceError::Damaged { .. }), "{told:?}");
+    assert!(
+        told.to_string().contains("look whether it was carried out"),
+        "{told}"
+    );
+}
+
+#[test]
+fn old_outcomes_are_forgotten_when_that_is_asked() {
+    let mut ledger = with_operations();
+    let operations = Operations::new(Dialect::Sqlite);
+    let hour = std::time::Duration::from_secs(3600);
+    let (old, new) = (
+        Operation::new("old").unwrap(),
+        Operation::new("new").unwrap(),
+    );
+    once(&mut ledger, &exclusive(33), &old).unwrap();
+    let earlier = "UPDATE fencelock_operations SET done_at = done_at - 3700";
+    ledger.execute(earlier, ()).unwrap();
+    once(&mut ledger, &exclusive(33), &new).unwrap();
+    assert_eq!(ledger.execute(&operations.prune(hour), ()).unwrap(), 1);
+    assert_eq!(once(&mut ledger, &exclusive(33), &new).unwrap(), "is 2");
+    assert_eq!(once(&mut ledger, &exclusive(33), &old).unwrap(), "is 3");
+}
+
+/// The fence in the protected row, with the statements themselves.
+#[test]
+fn a_row_s_operation_is_done_once() {
+    let (mut connection, fence, _) = ledger();
+    let operations = Operations::in_table(Dialect::Sqlite, "done").unwrap();
+    connection.execute_batch(&operations.create()).unwrap();
+    let (holder, pay) = (exclusive(33), Operation::new("pay").unwrap());
+    for _ in 0..3 {
+        let transaction = connection.transaction().unwrap();
+        if transaction
+            .execute(&operations.begin(&holder, &pay), ())
+            .unwrap()
+            == 0
+        {
+            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+            let found = transaction.query_row(&operations.select(&holder, &pay), (), row);
+            let outcome = operations.outcome(found.optional().unwrap(), &pay);
+            assert_eq!(outcome.unwrap(), "paid");
+            continue;
+        }
+        let update = fence.update("value = value + 1", "id = 7", &holder);
+        assert_eq!(transaction.execute(&update, ()).unwrap(), 1);
+        let kept = transaction.execute(&operations.finish(&holder, &pay), ["paid"]);
+        assert_eq!(kept.unwrap(), 1);
+        transaction.commit().unwrap();
+    }
+    let value: i64 = connection
+        .query_row("SELECT value FROM ledger", (), |row| row.get(0))
+        .unwrap();
+    assert_eq!(value, 1);
 }
