@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::config::{Config, Servers};
 use crate::facts::Facts;
-use crate::refusal::{Meaning, explain, is_noscript, meaning};
+use crate::refusal::{Meaning, STRANGER, explain, is_noscript, meaning};
 use crate::scripts::{Script, Scripts};
 use crate::slots::COUNTER;
 
@@ -490,10 +490,7 @@ async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Va
 /// What is wrong with a server that answers like no Redis, or does not have the database.
 fn stranger(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::Parse {
-        return Some(
-            "what answers there is no Redis server (it does not speak Redis' protocol); check host and port, and whether \
-             it wants another scheme",
-        );
+        return Some(STRANGER);
     }
     let text = error.to_string();
     if text.contains("DB index is out of range") || text.contains("invalid DB index") {

@@ -1,6 +1,6 @@
 //! From the driver's errors to errors that say what to do.
 
-use fencelock_core::{Error, Finding, LockName, Purpose};
+use fencelock_core::{Cause, Error, Finding, LockName, Purpose};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// What a driver's error means for the connection it came over.
@@ -34,6 +34,10 @@ pub(crate) fn meaning(error: &RedisError) -> Meaning {
         _ => Meaning::Answered,
     }
 }
+
+/// What answers like no Redis.
+pub(crate) const STRANGER: &str = "what answers there is no Redis server (it does not speak Redis' protocol); check host and \
+                                   port, and whether it wants another scheme";
 
 pub(crate) fn is_noscript(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
@@ -70,7 +74,7 @@ pub(crate) fn explain(
     }
     if let Some(change) = right_missing(action, &code, &text) {
         let action = format!("{action}; {change}");
-        return Error::refused(store, action, error);
+        return Error::refused(store, action, without_script(error));
     }
     if let Some((what, change)) = takes_no_writes(&code, &text) {
         return Error::unavailable(store, action, format!("{what}; {change}"));
@@ -79,12 +83,34 @@ pub(crate) fn explain(
         let action = format!("{action}: no answer in time");
         return Error::unavailable(store, action, error);
     }
-    Error::unavailable(store, action, error)
+    if action == "connecting" && error.is_connection_dropped() {
+        let what = "the server closed the connection before it answered";
+        let change = "is it a Redis server, does it want TLS (rediss://), has it room for more clients (maxclients)?";
+        return Error::unavailable(store, action, format!("{what} ({error}); {change}"));
+    }
+    if error.kind() == ErrorKind::Parse {
+        return Error::unavailable(store, action, format!("{STRANGER} ({error})"));
+    }
+    Error::unavailable(store, action, without_script(error))
+}
+
+/// What the server says of a command within a script, without the script's hash and line.
+fn without_script(error: RedisError) -> Cause {
+    let text = error.to_string();
+    match text.split_once(" script: ") {
+        Some((said, _)) => said.into(),
+        None => error.into(),
+    }
 }
 
 /// Which right to give, if that is what is missing.
 fn right_missing(action: &str, code: &str, text: &str) -> Option<&'static str> {
-    if code != "NOPERM" && !text.contains("NOPERM") && !text.contains("ACL failure") {
+    let says = [
+        "NOPERM",
+        "ACL failure",
+        "The user executing the script can't",
+    ];
+    if code != "NOPERM" && !says.iter().any(|words| text.contains(words)) {
         return None;
     }
     if text.contains("channel") || action.contains("channel") {
@@ -133,7 +159,7 @@ pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Find
     let (why, change) = match takes_no_writes(code, &text) {
         Some((what, change)) => (what, change),
         None => (
-            text.as_str(),
+            text.split(" script: ").next().unwrap_or_default(),
             right_missing(action, code, &text).unwrap_or("see why it answers so"),
         ),
     };

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod access;
+mod advice;
 mod basics;
 mod cluster;
 mod failover;
@@ -12,6 +13,8 @@ mod foreign;
 mod gates;
 mod handoff;
 mod inspect;
+mod late;
+mod looking;
 mod redlock;
 mod sentinel;
 mod shared;
