@@ -38,7 +38,9 @@
 //! pexpireat zadd zrem zpopmin zrange zrangebyscore zscore zcard zrank hset hget hdel hmget hgetall scan`. Without
 //! `client|kill` a withdrawal after a broken connection is repeated for one lease; without `info` and `config|get` less can
 //! be said about what the server may forget. `replicas` needs `wait`; a cluster `cluster|info cluster|slots asking
-//! ssubscribe sunsubscribe spublish` besides.
+//! ssubscribe sunsubscribe spublish` besides. A store that is opened to look only
+//! ([`StoreUrl::inspect_only`](fencelock_core::StoreUrl)) needs no channels, no scripts and no right to write: of the commands
+//! `hello client|id info config|get time get pttl zrange hgetall hmget scan`, and those of a cluster.
 //!
 //! # What to know
 //! * A lock may be taken out of turn where its key is absent while a line stands: after the holder's lease ended, or its
@@ -62,6 +64,7 @@ mod refusal;
 mod renew;
 mod scripts;
 mod sentinel;
+mod settings;
 mod slots;
 mod value;
 mod waiters;

@@ -1,6 +1,6 @@
 //! From the driver's errors to errors that say what to do.
 
-use fencelock_core::{Error, LockName};
+use fencelock_core::{Cause, Error, Finding, LockName, Purpose};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// What a driver's error means for the connection it came over.
@@ -35,6 +35,10 @@ pub(crate) fn meaning(error: &RedisError) -> Meaning {
     }
 }
 
+/// What answers like no Redis.
+pub(crate) const STRANGER: &str = "what answers there is no Redis server (it does not speak Redis' protocol); check host and \
+                                   port, and whether it wants another scheme";
+
 pub(crate) fn is_noscript(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
@@ -68,21 +72,99 @@ pub(crate) fn explain(
         let action = format!("{action}; check user and password");
         return Error::refused(store, action, error);
     }
-    if has("NOPERM") || text.contains("ACL failure") {
-        let change = if text.contains("channel") || action.contains("channel") {
-            "allow it with ACL SETUSER <user> &fencelock:* +subscribe +publish"
-        } else {
-            "allow this user the keys that it locks, those with fencelock: in them, the channels &fencelock:*, and the \
-             commands that the documentation of this engine lists"
-        };
+    if let Some(change) = right_missing(action, &code, &text) {
         let action = format!("{action}; {change}");
-        return Error::refused(store, action, error);
+        return Error::refused(store, action, without_script(error));
+    }
+    if let Some((what, change)) = takes_no_writes(&code, &text) {
+        return Error::unavailable(store, action, format!("{what}; {change}"));
     }
     if error.is_timeout() {
         let action = format!("{action}: no answer in time");
         return Error::unavailable(store, action, error);
     }
-    Error::unavailable(store, action, error)
+    if action == "connecting" && error.is_connection_dropped() {
+        let what = "the server closed the connection before it answered";
+        let change = "is it a Redis server, does it want TLS (rediss://), has it room for more clients (maxclients)?";
+        return Error::unavailable(store, action, format!("{what} ({error}); {change}"));
+    }
+    if error.kind() == ErrorKind::Parse {
+        return Error::unavailable(store, action, format!("{STRANGER} ({error})"));
+    }
+    Error::unavailable(store, action, without_script(error))
+}
+
+/// What the server says of a command within a script, without the script's hash and line.
+fn without_script(error: RedisError) -> Cause {
+    let text = error.to_string();
+    match text.split_once(" script: ") {
+        Some((said, _)) => said.into(),
+        None => error.into(),
+    }
+}
+
+/// Which right to give, if that is what is missing.
+fn right_missing(action: &str, code: &str, text: &str) -> Option<&'static str> {
+    let says = [
+        "NOPERM",
+        "ACL failure",
+        "The user executing the script can't",
+    ];
+    if code != "NOPERM" && !says.iter().any(|words| text.contains(words)) {
+        return None;
+    }
+    if text.contains("channel") || action.contains("channel") {
+        return Some("allow it with ACL SETUSER <user> &fencelock:* +subscribe +publish");
+    }
+    Some(
+        "allow this user the keys that it locks, those with fencelock: in them, the channels &fencelock:*, and the commands \
+         that the documentation of this engine lists",
+    )
+}
+
+/// Why a server takes no writes for the time being, and what to do, if that is what it says.
+fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str)> {
+    // Older servers wrap the error of a command within a script.
+    let has = |word: &str| code == word || text.contains(&format!("-{word} "));
+    if has("READONLY") {
+        return Some((
+            "the server is a replica, which takes no writes",
+            "name its master, or let Sentinels name it (redis+sentinel://)",
+        ));
+    }
+    if has("OOM") {
+        return Some((
+            "the server's memory is full (maxmemory), and it takes no writes",
+            "free some, or allow it more: CONFIG SET maxmemory, and CONFIG REWRITE, so that it lasts",
+        ));
+    }
+    if has("MISCONF") {
+        return Some((
+            "the server cannot write to its disk, and takes no writes meanwhile (MISCONF)",
+            "see its log for the reason",
+        ));
+    }
+    if has("NOREPLICAS") {
+        return Some((
+            "the server takes no writes while fewer replicas are in step with it than min-replicas-to-write",
+            "see why they are away",
+        ));
+    }
+    None
+}
+
+/// That no lock can be taken on a server, by what it answered when it was tried.
+pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Finding {
+    let (code, text) = (error.code().unwrap_or_default(), error.to_string());
+    let (why, change) = match takes_no_writes(code, &text) {
+        Some((what, change)) => (what, change),
+        None => (
+            text.split(" script: ").next().unwrap_or_default(),
+            right_missing(action, code, &text).unwrap_or("see why it answers so"),
+        ),
+    };
+    let what = format!("no lock can be taken on {server}: {action}: {why}");
+    Finding::new(Purpose::Efficiency, what, change)
 }
 
 /// What is stored there is beyond this version.

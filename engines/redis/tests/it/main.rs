@@ -4,13 +4,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod access;
+mod advice;
 mod basics;
 mod cluster;
 mod failover;
 mod faults;
 mod foreign;
+mod gates;
 mod handoff;
 mod inspect;
+mod late;
+mod looking;
 mod redlock;
 mod sentinel;
 mod shared;

@@ -1,0 +1,144 @@
+//! What is said about a store, and what to do: it must be true after the next start of the server, too.
+
+use fencelock_core::engine::{Claim, Standing};
+use fencelock_core::{Durability, Engine, Error, StoreUrl};
+use fencelock_redis::Redis;
+use fencelock_testbed::{Etcd, MariaDb, Redis as Server};
+
+use crate::support::{Store, open, server};
+
+fn run(server: &Server, commands: &[&[&str]]) {
+    for command in commands {
+        let _: String = server.command(command).unwrap();
+    }
+}
+
+const APPEND: &[&str] = &["CONFIG", "SET", "appendonly", "yes"];
+const ALWAYS: &[&str] = &["CONFIG", "SET", "appendfsync", "always"];
+const REWRITE: &[&str] = &["CONFIG", "REWRITE"];
+
+/// What the promises and the doctor say; both must say the same.
+async fn judged(server: &Server) -> (Durability, Vec<String>) {
+    let store = open(&server.url()).await;
+    let promises = store.engine.promises();
+    let limits: Vec<String> = promises
+        .limits
+        .iter()
+        .map(|limit| format!("{} -> {}", limit.what, limit.change))
+        .collect();
+    let findings = store.engine.diagnose().await.unwrap();
+    for limit in &promises.limits {
+        assert!(
+            findings.iter().any(|f| f.what == limit.what),
+            "{findings:?}"
+        );
+    }
+    (promises.durability, limits)
+}
+
+/// Whether a lock is granted again after a crash of the server and a start with the same command line.
+async fn granted_twice(server: &mut Server) -> bool {
+    let store = open(&server.url()).await;
+    store.held(&store.claim("a")).await;
+    server.restart().unwrap();
+    let other = open(&server.url()).await;
+    let claim = Claim {
+        wait: false,
+        ..other.claim("a")
+    };
+    matches!(other.engine.place(&claim).await, Ok(Standing::Held(_)))
+}
+
+#[tokio::test]
+async fn what_config_set_alone_brings_is_not_believed() {
+    let mut server = server();
+    let (durability, limits) = judged(&server).await;
+    assert_eq!(durability, Durability::Volatile);
+    assert!(limits[0].contains("CONFIG REWRITE"), "{limits:?}");
+    run(&server, &[APPEND, ALWAYS]);
+    let (durability, limits) = judged(&server).await;
+    assert_eq!(durability, Durability::Volatile, "{limits:?}");
+    assert!(limits[0].contains("until its next start"), "{limits:?}");
+    assert!(limits[0].contains("CONFIG REWRITE"), "{limits:?}");
+    assert!(granted_twice(&mut server).await, "it did last");
+}
+
+#[tokio::test]
+async fn what_was_advised_lasts_over_a_crash() {
+    let mut server = server();
+    run(&server, &[APPEND, ALWAYS, REWRITE]);
+    let (durability, limits) = judged(&server).await;
+    assert_eq!(durability, Durability::Durable);
+    assert!(limits.is_empty(), "{limits:?}");
+    assert!(!granted_twice(&mut server).await);
+    let (durability, _) = judged(&server).await;
+    assert_eq!(durability, Durability::Durable);
+}
+
+/// The append-only file was on from the start; how it is flushed was set later.
+#[tokio::test]
+async fn of_two_settings_one_may_last() {
+    let server = Server::builder().append_only("everysec").start().unwrap();
+    assert_eq!(judged(&server).await.0, Durability::Process);
+    run(&server, &[ALWAYS]);
+    let (durability, limits) = judged(&server).await;
+    assert_eq!(durability, Durability::Process);
+    assert!(limits[0].contains("until its next start"), "{limits:?}");
+    run(&server, &[REWRITE]);
+    assert_eq!(judged(&server).await.0, Durability::Durable);
+}
+
+#[tokio::test]
+async fn an_eviction_policy_that_was_set_is_not_believed() {
+    let server = Server::builder()
+        .append_only("always")
+        .config("maxmemory", "100mb")
+        .config("maxmemory-policy", "allkeys-lru")
+        .start()
+        .unwrap();
+    let (_, limits) = judged(&server).await;
+    assert!(limits.iter().any(|limit| limit.contains("CONFIG REWRITE")));
+    run(
+        &server,
+        &[&["CONFIG", "SET", "maxmemory-policy", "noeviction"]],
+    );
+    let (_, limits) = judged(&server).await;
+    let told = |limit: &String| limit.contains("evicts no keys until its next start");
+    assert!(limits.iter().any(told), "{limits:?}");
+    run(&server, &[REWRITE]);
+    let (_, limits) = judged(&server).await;
+    assert!(limits.is_empty(), "{limits:?}");
+}
+
+async fn refused(url: &str) -> Error {
+    match Redis::connect(StoreUrl::parse(url).unwrap()).await {
+        Ok(_) => panic!("{url} lets us in"),
+        Err(error) => error,
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there_is_an_error_of_the_url() {
+    let server = server();
+    let error = refused(&format!("{}/99", server.url())).await;
+    assert!(matches!(error, Error::Config { .. }), "{error}");
+    assert!(error.to_string().contains("databases"), "{error}");
+    let url = format!("{}/15", server.url());
+    let store: Store = open(&url).await;
+    store.held(&store.claim("a")).await;
+}
+
+#[tokio::test]
+async fn the_port_of_another_server_is_an_error_of_the_url() {
+    let (etcd, mariadb) = (Etcd::start().unwrap(), MariaDb::start().unwrap());
+    let error = refused(&format!("redis://127.0.0.1:{}", mariadb.port())).await;
+    assert!(matches!(error, Error::Config { .. }), "{error}");
+    assert!(error.to_string().contains("no Redis server"), "{error}");
+    // It says nothing; so would a Redis that goes down.
+    let error = refused(&format!("redis://127.0.0.1:{}", etcd.port(0))).await;
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(
+        error.to_string().contains("is it a Redis server"),
+        "{error}"
+    );
+}
