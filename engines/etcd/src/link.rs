@@ -3,7 +3,7 @@
 //! One member at a time, the first that answers and has a leader. A balanced channel over all of them would send every
 //! third request to the one that is cut off.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +34,11 @@ pub(crate) struct Store {
     current: Mutex<Option<Arc<Link>>>,
     opening: Attempts,
     closed: AtomicBool,
+    connections: AtomicU64,
+    /// The highest revision that was seen.
+    seen: AtomicI64,
+    /// How often a lower one was found than was seen before: somebody restored a snapshot.
+    restores: AtomicU64,
 }
 
 /// A connection to one member.
@@ -44,6 +49,10 @@ pub(crate) struct Link {
     cluster: ClusterClient,
     maintenance: MaintenanceClient,
     broken: watch::Sender<bool>,
+    /// Its number among the connections of this client.
+    number: u64,
+    /// The cluster's revision when it was made.
+    revision: i64,
 }
 
 impl std::fmt::Debug for Link {
@@ -69,8 +78,12 @@ impl Store {
             current: Mutex::default(),
             opening: Attempts::default(),
             closed: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+            seen: AtomicI64::new(0),
+            restores: AtomicU64::new(0),
         };
         let link = store.find(store.config.connect_timeout).await?;
+        store.saw(link.revision);
         *store.current() = Some(link);
         Ok(store)
     }
@@ -108,8 +121,38 @@ impl Store {
             other => other,
         });
         let link = found.inspect_err(|error| opening.fail(error))?;
+        if link.revision < self.seen() {
+            self.went_back(link.revision);
+        }
         *self.current() = Some(Arc::clone(&link));
         Ok(link)
+    }
+
+    /// The number of the connection of the moment.
+    pub(crate) async fn connection(&self) -> Result<u64> {
+        Ok(self.link().await?.number)
+    }
+
+    /// The highest revision that was seen: whatever is asked for now and changes something has a higher one, unless a
+    /// snapshot was restored.
+    pub(crate) fn seen(&self) -> i64 {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    fn saw(&self, revision: i64) {
+        self.seen.fetch_max(revision, Ordering::SeqCst);
+    }
+
+    /// Revisions have gone back to this one: somebody has restored a snapshot.
+    pub(crate) fn went_back(&self, to: i64) {
+        tracing::warn!(store = %self.config.store, "the cluster's revisions went back: a snapshot was restored");
+        self.seen.store(to, Ordering::SeqCst);
+        self.restores.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often that was found.
+    pub(crate) fn restores(&self) -> u64 {
+        self.restores.load(Ordering::SeqCst)
     }
 
     /// Gives a connection up; the next request finds another.
@@ -162,11 +205,11 @@ impl Store {
         let opened = async {
             let client = Client::connect([endpoint], Some(self.config.options.clone())).await?;
             // Connects, and asks the quorum: a member that is cut off does not answer this.
-            client.kv_client().get(BASE, None).await?;
-            Ok(client)
+            let got = client.kv_client().get(BASE, None).await?;
+            Ok((client, got.header().map_or(0, |header| header.revision())))
         };
         match opened.await {
-            Ok(client) => {
+            Ok((client, revision)) => {
                 let broken = watch::Sender::new(false);
                 Ok(Arc::new(Link {
                     kv: client.kv_client(),
@@ -175,6 +218,8 @@ impl Store {
                     cluster: client.cluster_client(),
                     maintenance: client.maintenance_client(),
                     broken,
+                    number: self.connections.fetch_add(1, Ordering::SeqCst),
+                    revision,
                 }))
             }
             Err(error) => Err(self.cannot_connect(endpoint, &error).await),
@@ -262,8 +307,10 @@ impl Store {
         action: impl Fn() -> String,
         txn: Txn,
     ) -> Result<TxnResponse, Trouble> {
-        self.ask(action, |link| async move { link.kv.clone().txn(txn).await })
-            .await
+        let txn = |link: Arc<Link>| async move { link.kv.clone().txn(txn).await };
+        let answer = self.ask(action, txn).await?;
+        self.saw(answer.header().map_or(0, |header| header.revision()));
+        Ok(answer)
     }
 
     pub(crate) async fn get(

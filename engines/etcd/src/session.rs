@@ -65,6 +65,8 @@ struct State {
     doubtful: bool,
     /// It is being revoked: nothing may be believed of it any more.
     revoked: bool,
+    /// How often snapshots had been restored when it was begun, or found to be there still.
+    restores: u64,
     members: HashMap<ClaimId, Member>,
 }
 
@@ -317,7 +319,7 @@ impl Shared {
         if let Some(opening) = &opening {
             opening.inherit(&self.store.config.store)?;
         }
-        let confirmed = Clock::Boot.now();
+        let (confirmed, restores) = (Clock::Boot.now(), self.store.restores());
         let seconds = i64::try_from(class.seconds).unwrap_or(i64::MAX);
         let granted = self.store.grant(seconds).await;
         if let (Some(opening), Err(trouble)) = (&mut opening, &granted) {
@@ -336,6 +338,7 @@ impl Shared {
                 retired: false,
                 doubtful: false,
                 revoked: false,
+                restores,
                 members: HashMap::new(),
             }),
             pinned: AtomicUsize::new(0),
@@ -364,9 +367,13 @@ impl Shared {
         let (kept, audited) = futures_util::future::join(kept, self.audit(session, asked)).await;
         match kept {
             Ok(()) => {
-                let mut state = session.state();
-                state.confirmed = asked;
-                audited.inspect(|()| state.audited = asked)
+                session.state().confirmed = asked;
+                audited?;
+                if self.retire_if_restored(session) {
+                    self.audit(session, asked).await?;
+                }
+                session.state().audited = asked;
+                Ok(())
             }
             Err(trouble) if trouble.lease_gone => {
                 self.end(session);
@@ -374,6 +381,19 @@ impl Shared {
             }
             Err(trouble) => Err(trouble),
         }
+    }
+
+    /// A snapshot that was restored brings back sessions, and keys in them whose claims are long over: those are deleted, and
+    /// the session is ended when it can be. Returns whether that is new.
+    fn retire_if_restored(&self, session: &Arc<Session>) -> bool {
+        let restores = self.store.restores();
+        let before = std::mem::replace(&mut session.state().restores, restores);
+        if before == restores {
+            return false;
+        }
+        session.retire();
+        self.claims().begin_series();
+        true
     }
 
     /// The session is over: tells those who hold in it.

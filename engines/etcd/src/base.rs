@@ -1,0 +1,148 @@
+//! From where tokens are counted.
+//!
+//! A token is a create revision times 16 on top of the number at `fencelock/base`. Revisions grow, until somebody restores a
+//! snapshot: then they go back, and the number with them. So each client lifts the number over each of its connections,
+//! before its first claim there, until the next token is the time in microseconds at least. No token is ever far ahead of
+//! the time, so those after a restore are above all from before it.
+//!
+//! A claim is put in a transaction that compares the number, so a client that knows an old one is told the new one. The
+//! number is only ever raised.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
+use fencelock_core::{Error, Result, Token};
+
+use crate::engine::Shared;
+use crate::layout::{BASE, Layout};
+use crate::value::TOKENS;
+
+/// By how much in microseconds the next token may be behind the time: no restore takes less, and clients that come at the
+/// same time need not lift the number one after the other.
+const BEHIND: u64 = 100_000;
+
+/// What a client knows of the number.
+#[derive(Debug, Default)]
+pub(crate) struct Base {
+    /// The connection over which it was lifted, and the number.
+    known: Mutex<Option<(u64, u64)>>,
+    /// The highest token that this client has seen.
+    highest: AtomicU64,
+}
+
+impl Base {
+    fn known(&self) -> MutexGuard<'_, Option<(u64, u64)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A claim has this token.
+    pub(crate) fn saw(&self, token: Token) {
+        self.highest.fetch_max(token.get(), Ordering::SeqCst);
+    }
+
+    /// What was known may be wrong.
+    pub(crate) fn forget(&self) {
+        *self.known() = None;
+    }
+
+    /// Whether another number was found than the one that a request went by; notes it.
+    pub(crate) fn has_moved(&self, used: Option<u64>, found: Option<u64>) -> bool {
+        let Some(used) = used.filter(|_| used != found) else {
+            return false;
+        };
+        let mut known = self.known();
+        *known = match (*known, found) {
+            // Another client has lifted it.
+            (Some((connection, _)), Some(found)) if found > used => Some((connection, found)),
+            _ => None,
+        };
+        true
+    }
+}
+
+impl Shared {
+    /// From where tokens are counted, after it was lifted over this connection. `None` in Go's layout.
+    pub(crate) async fn base(&self) -> Result<Option<u64>> {
+        if self.layout() == Layout::Concurrency {
+            return Ok(None);
+        }
+        loop {
+            let connection = self.store.connection().await?;
+            if let Some((over, base)) = *self.base.known()
+                && over == connection
+            {
+                return Ok(Some(base));
+            }
+            if let Some(base) = self.lift_base().await? {
+                *self.base.known() = Some((connection, base));
+            }
+        }
+    }
+
+    /// Lifts the number if it has to be; `None` if somebody else did so meanwhile.
+    async fn lift_base(&self) -> Result<Option<u64>> {
+        let action = || "reading from where tokens are counted".to_owned();
+        let got = self.store.get(action, BASE, GetOptions::new()).await?;
+        let stored = match got.kvs().first() {
+            Some(kv) => Some(base_in(kv).ok_or_else(|| {
+                let why = format!(
+                    "the key {BASE} is damaged, or of a newer version; it must hold a number"
+                );
+                Error::config(&self.store.config.store, why)
+            })?),
+            None => None,
+        };
+        let revision = got.header().map_or(0, |header| header.revision());
+        let counted = (revision.unsigned_abs() + 1) * u64::from(TOKENS);
+        let above = self.base.highest.load(Ordering::SeqCst) + 1;
+        let next = stored.map_or(0, |base| base + counted);
+        if stored.is_some() && next >= now().saturating_sub(BEHIND).max(above) {
+            return Ok(stored);
+        }
+        let base = now().max(above).saturating_sub(counted);
+        let base = base.max(stored.unwrap_or(0));
+        let same = match stored {
+            Some(stored) => Compare::value(BASE, CompareOp::Equal, stored.to_string()),
+            None => Compare::create_revision(BASE, CompareOp::Equal, 0),
+        };
+        let lift = Txn::new()
+            .when([same])
+            .and_then([TxnOp::put(BASE, base.to_string(), None)]);
+        let action = || "setting from where tokens are counted".to_owned();
+        let lifted = self.store.txn(action, lift).await?;
+        Ok(lifted.succeeded().then_some(base))
+    }
+}
+
+/// The time in microseconds.
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// The number in the key from which tokens are counted, if it is one.
+pub(crate) fn base_in(kv: &KeyValue) -> Option<u64> {
+    kv.value_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_lifted_is_taken_over_and_one_that_went_back_is_not() {
+        let base = Base::default();
+        *base.known() = Some((1, 50));
+        assert!(!base.has_moved(Some(50), Some(50)));
+        assert!(!base.has_moved(None, Some(50)));
+        assert!(base.has_moved(Some(50), Some(60)));
+        assert_eq!(*base.known(), Some((1, 60)));
+        for found in [Some(40), None] {
+            *base.known() = Some((1, 50));
+            assert!(base.has_moved(Some(50), found));
+            assert_eq!(*base.known(), None);
+        }
+    }
+}
