@@ -37,8 +37,6 @@ pub(crate) struct Store {
     connections: AtomicU64,
     /// The highest revision that was seen.
     seen: AtomicI64,
-    /// How often a lower one was found than was seen before: somebody restored a snapshot.
-    restores: AtomicU64,
 }
 
 /// A connection to one member.
@@ -80,7 +78,6 @@ impl Store {
             closed: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             seen: AtomicI64::new(0),
-            restores: AtomicU64::new(0),
         };
         let link = store.find(store.config.connect_timeout).await?;
         store.saw(link.revision);
@@ -147,12 +144,6 @@ impl Store {
     pub(crate) fn went_back(&self, to: i64) {
         tracing::warn!(store = %self.config.store, "the cluster's revisions went back: a snapshot was restored");
         self.seen.store(to, Ordering::SeqCst);
-        self.restores.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// How often that was found.
-    pub(crate) fn restores(&self) -> u64 {
-        self.restores.load(Ordering::SeqCst)
     }
 
     /// Gives a connection up; the next request finds another.

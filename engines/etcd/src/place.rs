@@ -305,6 +305,10 @@ impl Shared {
             return Ok(Some(Standing::Busy));
         };
         if !self.is_mine(claim, own) {
+            if self.layout() == Layout::Fencelock {
+                // No claim of this client has this key: a snapshot that was restored brought it back.
+                self.delete(own.key(), own.create_revision()).await?;
+            }
             return Ok(None);
         }
         let on = self.sessions.on(own.lease());

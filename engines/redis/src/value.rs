@@ -247,7 +247,11 @@ pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
     let (_window, _seen, _reserve) = (parts.next()?, parts.next()?, parts.next()?);
     let mode = mode(parts.next()?)?;
     let owner = Rest::parse(parts.next()?)?.owner;
-    Some(WaiterView { owner, mode, label: None })
+    Some(WaiterView {
+        owner,
+        mode,
+        label: None,
+    })
 }
 
 /// What the server tells a process on its channel.

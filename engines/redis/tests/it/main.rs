@@ -12,6 +12,7 @@ mod foreign;
 mod handoff;
 mod inspect;
 mod redlock;
+mod redlock_time;
 mod sentinel;
 mod shared;
 mod support;
