@@ -5,18 +5,21 @@
 //! before its first claim there, until the next token is the time in microseconds at least. No token is ever far ahead of
 //! the time, so those after a restore are above all from before it.
 //!
+//! A connection that breaks and is made again by the driver would go unseen; so a watch is kept on each, whose end tells.
+//!
 //! A claim is put in a transaction that compares the number, so a client that knows an old one is told the new one. The
 //! number is only ever raised.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
-use fencelock_core::{Error, Result, Token};
+use fencelock_core::{BootInstant, Clock, Error, Result, Token};
 
 use crate::engine::Shared;
 use crate::layout::{BASE, Layout};
+use crate::link::Store;
 use crate::value::TOKENS;
 
 /// By how much in microseconds the next token may be behind the time: no restore takes less, and clients that come at the
@@ -26,20 +29,35 @@ const BEHIND: u64 = 100_000;
 /// What a client knows of the number.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
-    /// The connection over which it was lifted, and the number.
-    known: Mutex<Option<(u64, u64)>>,
+    known: Mutex<Option<Known>>,
     /// The highest token that this client has seen.
     highest: AtomicU64,
 }
 
+/// The number as it was found last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    base: u64,
+    /// The connection over which it was lifted, and when.
+    connection: u64,
+    lifted: BootInstant,
+}
+
 impl Base {
-    fn known(&self) -> MutexGuard<'_, Option<(u64, u64)>> {
+    fn known(&self) -> MutexGuard<'_, Option<Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A claim has this token.
     pub(crate) fn saw(&self, token: Token) {
         self.highest.fetch_max(token.get(), Ordering::SeqCst);
+    }
+
+    /// What a claim that goes by the known number has to come after: the connection over which that was lifted, and the
+    /// highest revision that was seen. No connection in Go's layout.
+    pub(crate) fn connection(&self, store: &Store) -> (Option<u64>, i64) {
+        let known = *self.known();
+        (known.map(|known| known.connection), store.seen())
     }
 
     /// What was known may be wrong.
@@ -55,7 +73,10 @@ impl Base {
         let mut known = self.known();
         *known = match (*known, found) {
             // Another client has lifted it.
-            (Some((connection, _)), Some(found)) if found > used => Some((connection, found)),
+            (Some(known), Some(found)) if found > used => Some(Known {
+                base: found,
+                ..known
+            }),
             _ => None,
         };
         true
@@ -69,14 +90,26 @@ impl Shared {
             return Ok(None);
         }
         loop {
-            let connection = self.store.connection().await?;
-            if let Some((over, base)) = *self.base.known()
-                && over == connection
+            let link = self.store.link().await?;
+            let known = *self.base.known();
+            let no_later = Duration::from_micros(BEHIND);
+            if let Some(known) = known.filter(|known| known.connection == link.number)
+                && (link.is_guarded_since(known.lifted + no_later)
+                    || Clock::Boot.now() < known.lifted + no_later)
             {
-                return Ok(Some(base));
+                return Ok(Some(known.base));
             }
+            let lifted = Clock::Boot.now();
             if let Some(base) = self.lift_base().await? {
-                *self.base.known() = Some((connection, base));
+                *self.base.known() = Some(Known {
+                    base,
+                    connection: link.number,
+                    lifted,
+                });
+                if link.begin_to_guard() {
+                    let link = Arc::clone(&link);
+                    self.spawn(async move { link.guard().await });
+                }
             }
         }
     }
@@ -134,13 +167,21 @@ mod tests {
     #[test]
     fn a_number_that_was_lifted_is_taken_over_and_one_that_went_back_is_not() {
         let base = Base::default();
-        *base.known() = Some((1, 50));
+        let known = |base| {
+            let lifted = BootInstant::from_nanos(7);
+            Some(Known {
+                base,
+                connection: 1,
+                lifted,
+            })
+        };
+        *base.known() = known(50);
         assert!(!base.has_moved(Some(50), Some(50)));
         assert!(!base.has_moved(None, Some(50)));
         assert!(base.has_moved(Some(50), Some(60)));
-        assert_eq!(*base.known(), Some((1, 60)));
+        assert_eq!(*base.known(), known(60));
         for found in [Some(40), None] {
-            *base.known() = Some((1, 50));
+            *base.known() = known(50);
             assert!(base.has_moved(Some(50), found));
             assert_eq!(*base.known(), None);
         }

@@ -11,7 +11,7 @@ use etcd_client::{
     Client, ClusterClient, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient,
     MaintenanceClient, Txn, TxnResponse, WatchFilterType, WatchOptions,
 };
-use fencelock_core::{Error, Result};
+use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -46,9 +46,12 @@ pub(crate) struct Link {
     watches: Watches,
     cluster: ClusterClient,
     maintenance: MaintenanceClient,
-    broken: watch::Sender<bool>,
+    broken: Arc<watch::Sender<bool>>,
+    /// Ends with the connection: since when it is there.
+    guard: Mutex<Option<(BootInstant, Watch)>>,
+    guarding: AtomicBool,
     /// Its number among the connections of this client.
-    number: u64,
+    pub(crate) number: u64,
     /// The cluster's revision when it was made.
     revision: i64,
 }
@@ -65,6 +68,38 @@ impl Link {
         let mut broken = self.broken.subscribe();
         // The sender lives as long as `self`.
         drop(broken.wait_for(|broken| *broken).await);
+    }
+
+    fn is_broken(&self) -> bool {
+        *self.broken.borrow()
+    }
+
+    /// Whether the end of this connection has been watched since that instant or before.
+    pub(crate) fn is_guarded_since(&self, instant: BootInstant) -> bool {
+        let guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.as_ref().is_some_and(|(since, _)| *since <= instant)
+    }
+
+    /// Whether [`Link::guard`] is to be called.
+    pub(crate) fn begin_to_guard(&self) -> bool {
+        !self.guarding.swap(true, Ordering::SeqCst)
+    }
+
+    /// Watches for the end of this connection: a watch that tells nothing but its own end. The driver connects again
+    /// without a word, perhaps to a server that has another past.
+    pub(crate) async fn guard(&self) {
+        let nothing = [WatchFilterType::NoPut, WatchFilterType::NoDelete];
+        let options = WatchOptions::new().with_filters(nothing);
+        match self.watches.open(BASE.as_bytes(), options, false).await {
+            Ok(watch) => {
+                let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+                *guard = Some((Clock::Boot.now(), watch));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "watching for the end of a connection; trying again");
+                self.guarding.store(false, Ordering::SeqCst);
+            }
+        }
     }
 }
 
@@ -96,10 +131,20 @@ impl Store {
         }
     }
 
+    fn unbroken(&self) -> Option<Arc<Link>> {
+        let current = self.current();
+        current.as_ref().filter(|link| !link.is_broken()).cloned()
+    }
+
+    /// Whether this is the connection of the moment still.
+    pub(crate) fn is_over(&self, connection: u64) -> bool {
+        self.unbroken().is_none_or(|link| link.number != connection)
+    }
+
     /// The connection, made anew if there is none.
     pub(crate) async fn link(&self) -> Result<Arc<Link>> {
-        if let Some(link) = &*self.current() {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.unbroken() {
+            return Ok(link);
         }
         let config = &self.config;
         let limit = config.connect_timeout.min(config.response_timeout);
@@ -108,8 +153,8 @@ impl Store {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed);
         }
-        if let Some(link) = &*self.current() {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.unbroken() {
+            return Ok(link);
         }
         opening.inherit(&config.store)?;
         let found = self.find(limit).await.map_err(|error| match error {
@@ -201,14 +246,16 @@ impl Store {
         };
         match opened.await {
             Ok((client, revision)) => {
-                let broken = watch::Sender::new(false);
+                let broken = Arc::new(watch::Sender::new(false));
                 Ok(Arc::new(Link {
                     kv: client.kv_client(),
                     lease: client.lease_client(),
-                    watches: Watches::new(client.watch_client(), broken.subscribe()),
+                    watches: Watches::new(client.watch_client(), Arc::clone(&broken)),
                     cluster: client.cluster_client(),
                     maintenance: client.maintenance_client(),
                     broken,
+                    guard: Mutex::default(),
+                    guarding: AtomicBool::new(false),
                     number: self.connections.fetch_add(1, Ordering::SeqCst),
                     revision,
                 }))

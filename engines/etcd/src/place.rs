@@ -104,11 +104,11 @@ impl Shared {
     /// For claims that were not sent before: it does not look for what an earlier request may have put.
     async fn take(self: &Arc<Self>, claim: &Claim) -> Result<Option<Standing>> {
         loop {
-            let base = self.base().await?;
             let hold = self.session_to_hold(claim).await?;
+            let base = self.base().await?;
             let key = self.note(claim, base, None, &hold);
             let txn = self.taking(claim, &key, base, &hold);
-            let (asked, seen) = (Clock::Boot.now(), self.store.seen());
+            let (asked, seen) = (Clock::Boot.now(), self.base.connection(&self.store));
             let action = || format!("taking lock {}", claim.name);
             let answer = match self.store.txn(action, txn).await {
                 Ok(answer) => answer,
@@ -150,7 +150,7 @@ impl Shared {
             Some(line) => self.joining(claim, &key, base, line),
             None => self.placing(claim, &key, base, (&hold, line.as_ref())),
         };
-        let (asked, seen) = (Clock::Boot.now(), self.store.seen());
+        let (asked, seen) = (Clock::Boot.now(), self.base.connection(&self.store));
         let action = || format!("taking lock {}", claim.name);
         let answer = match self.store.txn(action, txn).await {
             Ok(answer) => answer,
@@ -362,13 +362,22 @@ impl Shared {
         }
     }
 
-    /// Whether a key was put at a revision that this client had seen before it asked, because a snapshot was restored behind a
-    /// connection that stayed. Takes the key back: its token may have been another claim's.
-    async fn is_from_before(&self, key: &str, revision: i64, seen: i64) -> Result<bool> {
-        if revision > seen {
+    /// Whether a key was put at a revision that this client had seen before it asked, or over another
+    /// connection than the one over which tokens were lifted: a snapshot may have been restored. Takes the key back then,
+    /// since its token may have been another claim's.
+    async fn is_from_before(
+        &self,
+        key: &str,
+        revision: i64,
+        (connection, seen): (Option<u64>, i64),
+    ) -> Result<bool> {
+        let broke = connection.is_some_and(|connection| self.store.is_over(connection));
+        if revision > seen && !broke {
             return Ok(false);
         }
-        self.store.went_back(revision);
+        if revision <= seen {
+            self.store.went_back(revision);
+        }
         self.base.forget();
         self.delete(key.as_bytes(), revision).await?;
         Ok(true)

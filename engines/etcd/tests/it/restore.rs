@@ -56,6 +56,14 @@ async fn tokens_go_on_above_after_a_restored_snapshot() {
                 fence.pass(one, "a").await;
             }
         }
+        // One has seen nothing of what was undone, and comes first.
+        let snapshot = etcd.snapshot(0).unwrap();
+        for _ in 0..10 {
+            fence.pass(&before[0], "a").await;
+        }
+        etcd.restore_snapshot(&snapshot).unwrap();
+        fence.pass(&before[1], "a").await;
+        fence.pass(&before[0], "a").await;
         // And once more, with a new client first.
         let snapshot = etcd.snapshot(0).unwrap();
         fence.pass(&before[0], "a").await;
