@@ -165,6 +165,14 @@ impl Cluster {
         self.map().owners.get(usize::from(slot)).cloned().flatten()
     }
 
+    /// A slot that this node has.
+    pub(crate) fn slot_of(&self, node: &Arc<Node>) -> Option<u16> {
+        let map = self.map();
+        let has = |owner: &Option<Arc<Node>>| owner.as_ref().is_some_and(|o| Arc::ptr_eq(o, node));
+        let found = map.owners.iter().position(has);
+        found.and_then(|slot| u16::try_from(slot).ok())
+    }
+
     /// The node of a slot, and its connection; waits for one no longer than for an answer.
     pub(crate) async fn link(&self, hub: &Arc<Hub>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
         let begun = Clock::Boot.now();

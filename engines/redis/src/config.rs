@@ -53,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) replicas: u32,
     /// For how long nothing is granted by a new master.
     pub(crate) promotion_delay: Duration,
+    /// Whether the store is opened to look only.
+    pub(crate) inspect_only: bool,
 }
 
 /// The files of `tls-ca`, `tls-cert` and `tls-key`.
@@ -65,6 +67,7 @@ pub(crate) struct TlsFiles {
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let store = url.to_string();
+        let inspect_only = url.inspect_only;
         let password = url.take_password()?;
         let connect_timeout = url.take_duration("connect-timeout")?;
         let response_timeout = url.take_duration("response-timeout")?;
@@ -174,6 +177,7 @@ impl Config {
             restart_delay,
             replicas,
             promotion_delay,
+            inspect_only,
         })
     }
 
@@ -208,12 +212,18 @@ impl Config {
             restart_delay: Duration::ZERO,
             replicas: 0,
             promotion_delay: Duration::ZERO,
+            inspect_only: false,
         })
     }
 
     /// Whether a replica may come to take over: then the token of each grant is the server's time at least.
     pub(crate) fn timed(&self) -> bool {
         !matches!(self.servers, Servers::One) || self.replicas > 0
+    }
+
+    /// Whether nothing is granted for a while after a restart or a fail-over.
+    pub(crate) fn delays(&self) -> bool {
+        !self.restart_delay.is_zero() || !self.promotion_delay.is_zero()
     }
 
     pub(crate) fn is_cluster(&self) -> bool {

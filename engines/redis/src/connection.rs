@@ -14,7 +14,7 @@ use redis::{
 };
 use tokio::sync::Notify;
 
-use crate::config::Config;
+use crate::config::{Config, Servers};
 use crate::facts::Facts;
 use crate::refusal::{Meaning, explain, is_noscript, meaning};
 use crate::scripts::{Script, Scripts};
@@ -83,6 +83,8 @@ pub(crate) enum Purpose {
     Whole,
     /// For waiting until replicas have what was written: it listens to nothing.
     Writing,
+    /// For looking: it listens to nothing and writes nothing, and so needs no server and no user that may write.
+    Looking,
 }
 
 /// What opening takes besides the configuration.
@@ -125,6 +127,8 @@ impl Link {
         let failed = |action: &'static str| {
             move |error: RedisError| explain(&config.store, action, None, error)
         };
+        // Later on, what is wrong with the server may pass: another may be put in its place.
+        let first = opening.generation == 1;
         let broken = Arc::new(AtomicBool::new(false));
         let channels = Channels::default();
         let hear = Arc::new(hear);
@@ -180,6 +184,9 @@ impl Link {
                     let why = format!("Redis 6 or later is needed, with RESP3: {text}");
                     return Error::config(&config.store, why);
                 }
+                if first && let Some(why) = stranger(&error) {
+                    return Error::config(&config.store, why);
+                }
                 explain(&config.store, "connecting", None, error)
             })
         };
@@ -195,29 +202,45 @@ impl Link {
             probed.map_err(failed("publishing to a channel fencelock:*"))?;
         }
 
-        let mut questions = Pipeline::with_capacity(3);
+        let mut questions = Pipeline::with_capacity(4);
         questions.cmd("CLIENT").arg("ID");
         questions.cmd("INFO");
         questions.cmd("CONFIG").arg("GET").arg("appendfsync");
-        let answers = connection.send_packed_commands(&questions, 0, 3).await;
+        questions.cmd("INFO").arg("commandstats");
+        let answers = connection.send_packed_commands(&questions, 0, 4).await;
         let answers = answers.map_err(failed("asking the server about itself"))?;
         let client_id = match answers.first() {
             Some(Value::Int(id)) => Some(*id),
             _ => None,
         };
-        let facts = Facts::new(answers.get(1), answers.get(2));
+        let facts = Facts::new(answers.get(1), answers.get(2)).with_stats(answers.get(3));
         if let Some(why) = facts.unfit(config.is_cluster()) {
+            return Err(Error::config(&config.store, why));
+        }
+        let looks = opening.purpose == Purpose::Looking;
+        if first
+            && !looks
+            && matches!(config.servers, Servers::One)
+            && let Some(master) = facts.master()
+        {
+            let why = format!(
+                "it is a replica, on which no lock can be taken; name its master, which it says is {master}, or let \
+                 Sentinels name it (redis+sentinel://)"
+            );
             return Err(Error::config(&config.store, why));
         }
 
         let delay = config.restart_delay;
-        if !delay.is_zero() && facts.uptime().is_none() {
+        if !delay.is_zero() && !looks && facts.uptime().is_none() {
             let why = "restart-delay needs to know since when the server runs; allow the command INFO to this user";
             return Err(Error::config(&config.store, why));
         }
 
         let asked_at = Clock::Boot.now();
-        let (floor, server_time) = if config.is_cluster() {
+        let (floor, server_time) = if looks {
+            // It draws no token, and its requests have no deadline.
+            (0, 0)
+        } else if config.is_cluster() {
             // Each slot has a counter, and every token is the server's time at least.
             let time = ask(&mut connection, &redis::cmd("TIME")).await;
             let time = time.and_then(|value| Ok(<(i64, i64)>::from_redis_value(value)?));
@@ -296,6 +319,22 @@ impl Link {
         let answer = ask(&mut connection, command).await;
         self.note(answer.as_ref().err());
         answer
+    }
+
+    /// What the server says to a command that it is to refuse. Draws no conclusions about the connection.
+    pub(crate) async fn try_out(&self, command: &Cmd) -> Option<RedisError> {
+        ask(&mut self.connection.clone(), command).await.err()
+    }
+
+    /// Whether this user may listen: the error if not.
+    pub(crate) async fn try_listening(&self, channel: &str) -> Option<RedisError> {
+        let mut connection = self.connection.clone();
+        let error = connection.subscribe(channel).await.err();
+        if error.is_none() {
+            // It fails only if the connection does.
+            drop(connection.unsubscribe(channel).await);
+        }
+        error
     }
 
     /// Sends several commands at once. An error of one is in its place among the answers.
@@ -446,6 +485,24 @@ async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Va
         Value::ServerError(error) => Err(error.into()),
         answer => Ok(answer),
     }
+}
+
+/// What is wrong with a server that answers like no Redis, or does not have the database.
+fn stranger(error: &RedisError) -> Option<&'static str> {
+    if error.kind() == ErrorKind::Parse {
+        return Some(
+            "what answers there is no Redis server (it does not speak Redis' protocol); check host and port, and whether \
+             it wants another scheme",
+        );
+    }
+    let text = error.to_string();
+    if text.contains("DB index is out of range") || text.contains("invalid DB index") {
+        return Some(
+            "the server does not have so many databases (`databases` in its redis.conf, which is 16 unless set); write a \
+             lower number after the host",
+        );
+    }
+    None
 }
 
 /// An answer that is not what a script of ours answers.

@@ -1,6 +1,7 @@
 //! What stands between a store, as it is now, and what locks are for: beyond the limits of its promises.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::{
@@ -12,6 +13,9 @@ use crate::config::Servers;
 use crate::connection::Link;
 use crate::engine::Redis;
 use crate::facts::Facts;
+use crate::node::Node;
+use crate::refusal::untakeable;
+use crate::slots::counter;
 
 impl Redis {
     pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
@@ -51,41 +55,115 @@ impl Redis {
                     continue;
                 }
             };
-            let whole = matches!(config.servers, Servers::One);
             let name = link.client.get_connection_info().addr().to_string();
             rights(&link, &mut findings).await;
-            let info = link.send(Cmd::new().arg("INFO")).await.ok();
-            let facts = Facts::new(info.as_ref(), None);
-            if let Some(up) = facts.uptime().filter(|up| *up < DEFAULT_TTL)
-                && promises.durability != Durability::Durable
-                && config.restart_delay.is_zero()
-            {
-                findings.push(Finding::new(
-                    Purpose::Correctness,
-                    format!("{name} started {up:?} ago, and may have forgotten locks whose holders still believe"),
-                    "wait until the longest ttl in use is over, or open the store with restart-delay=TTL",
-                ));
-            }
-            let replicas = facts.count("connected_slaves");
-            if !whole && replicas == Some(0) {
-                findings.push(Finding::new(
-                    Purpose::Efficiency,
-                    format!("{name} has no replica: nobody takes over from it"),
-                    "add a replica, or see why it is not connected",
-                ));
-            }
-            let least = setting(&link, "min-replicas-to-write").await;
-            if !whole && least.as_deref() == Some("0") && config.replicas == 0 {
-                findings.push(Finding::new(
-                    Purpose::Correctness,
-                    format!("{name} goes on granting when it is cut off from its replicas (min-replicas-to-write is 0)"),
-                    "CONFIG SET min-replicas-to-write 1; or open the store with replicas=N",
-                ));
-            }
+            self.of_server(&name, &node, &link, &mut findings).await;
             links.push((name, link));
         }
         findings.extend(clocks(links, |link, time| Box::pin(link.send(time))).await);
         Ok(findings)
+    }
+
+    /// What one server says about itself.
+    async fn of_server(
+        &self,
+        name: &str,
+        node: &Arc<Node>,
+        link: &Link,
+        findings: &mut Vec<Finding>,
+    ) {
+        let config = &self.hub.config;
+        let info = link.send(Cmd::new().arg("INFO")).await.ok();
+        let stats = link.send(Cmd::new().arg("INFO").arg("commandstats")).await;
+        let facts = Facts::new(info.as_ref(), None).with_stats(stats.ok().as_ref());
+        if let Some(master) = facts.master() {
+            findings.push(Finding::new(
+                Purpose::Efficiency,
+                format!("{name} is a replica of {master}: no lock can be taken on it"),
+                format!("name {master} in the URL, or let Sentinels name it (redis+sentinel://)"),
+            ));
+        } else {
+            findings.extend(self.refusals(name, node, link).await);
+        }
+        if let Some(up) = facts.uptime().filter(|up| *up < DEFAULT_TTL)
+            && self.promises().durability != Durability::Durable
+            && config.restart_delay.is_zero()
+        {
+            findings.push(Finding::new(
+                Purpose::Correctness,
+                format!("{name} started {up:?} ago, and may have forgotten locks whose holders still believe"),
+                "wait until the longest ttl in use is over, or open the store with restart-delay=TTL",
+            ));
+        }
+        if !matches!(config.servers, Servers::One) {
+            self.of_master(name, link, &facts, findings).await;
+        }
+    }
+
+    /// What concerns a server that a replica is to take over from.
+    async fn of_master(&self, name: &str, link: &Link, facts: &Facts, findings: &mut Vec<Finding>) {
+        if facts.count("connected_slaves") == Some(0) {
+            findings.push(Finding::new(
+                Purpose::Efficiency,
+                format!("{name} has no replica: nobody takes over from it"),
+                "add a replica, or see why it is not connected",
+            ));
+        }
+        if self.hub.config.replicas > 0 {
+            return;
+        }
+        let wanted = ["min-replicas-to-write 1"];
+        let or = "or open the store with replicas=N";
+        match setting(link, "min-replicas-to-write").await.as_deref() {
+            Some("0") => findings.push(Finding::new(
+                Purpose::Correctness,
+                format!("{name} goes on granting when it is cut off from its replicas (min-replicas-to-write is 0)"),
+                format!("{}; {or}", facts.lasting(&wanted)),
+            )),
+            Some(_) if !facts.settings_last() => findings.push(Finding::new(
+                Purpose::Correctness,
+                format!(
+                    "{name} grants nothing when it is cut off from its replicas until its next start only, as far as can \
+                     be seen: min-replicas-to-write may have been set with CONFIG SET, which ends with the process"
+                ),
+                format!("{}; {or}", facts.keep(&wanted)),
+            )),
+            _ => {}
+        }
+    }
+
+    /// Whether a lock could be taken: by commands that the server refuses to everybody, but only after it has looked at
+    /// rights, memory and disk. They write nothing.
+    async fn refusals(&self, name: &str, node: &Arc<Node>, link: &Link) -> Vec<Finding> {
+        let slot = self.hub.cluster().and_then(|cluster| cluster.slot_of(node));
+        let counter = counter(slot);
+        let mut write = redis::cmd("SET");
+        write.arg(&*counter).arg(0).arg("NX").arg("XX");
+        let mut script = redis::cmd("EVAL");
+        script.arg("return 1").arg(1).arg(&*counter);
+        let channel = "fencelock:doctor";
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(channel).arg("probe");
+        let tried = [
+            ("writing", link.try_out(&write).await),
+            ("running a script", link.try_out(&script).await),
+            (
+                "publishing to a channel fencelock:*",
+                link.try_out(&publish).await,
+            ),
+            (
+                "subscribing to a channel fencelock:*",
+                link.try_listening(channel).await,
+            ),
+        ];
+        let refused = |error: &RedisError| error.code().is_some_and(|code| code != "ERR");
+        let tried = tried
+            .into_iter()
+            .filter_map(|(action, error)| Some((action, error?)));
+        tried
+            .filter(|(_, error)| refused(error))
+            .map(|(action, error)| untakeable(name, action, &error))
+            .collect()
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, mpsc};
 use crate::cluster::Turns;
 use crate::config::Config;
 use crate::connection::{Link, odd};
-use crate::hub::Hub;
+use crate::hub::{Gate, Hub, Terms};
 use crate::node::{Node, Writer};
 use crate::refusal::{explain, unreadable};
 use crate::slots::{COUNTER, Keys};
@@ -145,13 +145,11 @@ impl Redis {
     ) -> Result<(Arc<Node>, Arc<Link>), Result<Standing>> {
         let found = self.hub.link(slot).await;
         let (node, link) = found.map_err(Err)?;
-        if let Some(from) = link.grants_from
-            && Clock::Boot.now() < from
-        {
-            return Err(not_yet(self.hub.store(), claim, from));
+        match self.hub.gate(&node, &link) {
+            Gate::Open => Ok((node, link)),
+            Gate::ShutUntil(from) => Err(not_yet(self.hub.store(), claim, from)),
+            Gate::Unsure(error) => Err(Err(error)),
         }
-        self.hub.check_master(&node).map_err(Err)?;
-        Ok((node, link))
     }
 
     /// By script: in line, shared, recorded, or again.
@@ -246,7 +244,8 @@ impl Redis {
                         recorded: true,
                     };
                     if let Some(writer) = &mut writer {
-                        self.replicate(claim, &keys, writer).await?;
+                        let terms = hub.terms(keys.slot, &node, &main);
+                        self.replicate(claim, &keys, writer, &terms).await?;
                     }
                     hub.waiters.remove(&claim.id);
                     return Ok(Standing::Held(grant));
@@ -287,7 +286,13 @@ impl Redis {
     }
 
     /// Waits until as many replicas as were asked for have the grant. A shortfall withdraws it.
-    async fn replicate(&self, claim: &Claim, keys: &Keys<'_>, link: &mut Writer) -> Result<()> {
+    async fn replicate(
+        &self,
+        claim: &Claim,
+        keys: &Keys<'_>,
+        link: &mut Writer,
+        terms: &Terms,
+    ) -> Result<()> {
         let hub = &self.hub;
         let asked = hub.config.replicas;
         let patience = hub.config.response_timeout / 2;
@@ -302,7 +307,8 @@ impl Redis {
         let mark = mark(&claim.id);
         let args = |command: &mut Cmd| {
             keys.push_all(command);
-            command.arg(&mark[..]).arg("").arg(hub.highest(keys.slot));
+            command.arg(&mark[..]).arg("");
+            terms.push(command);
         };
         if let Err(error) = link.run(&hub.scripts.withdraw, args).await {
             link.spoil();
@@ -367,14 +373,14 @@ impl Redis {
         how: Leave,
     ) -> Result<(Value, Arc<Node>, Arc<Link>)> {
         let hub = &self.hub;
-        let args = |command: &mut Cmd| {
+        let args = |command: &mut Cmd, terms: &Terms| {
             keys.push_all(command);
             command.arg(mark);
             match how {
                 Leave::Release => command.arg(""),
                 Leave::Abandon => command.arg(millis(claim.lock_delay)),
             };
-            command.arg(hub.highest(keys.slot));
+            terms.push(command);
         };
         let script = &hub.scripts.withdraw;
         hub.run("withdrawing a claim", keys, script, args).await
@@ -393,6 +399,7 @@ impl Engine for Redis {
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         let hub = &self.hub;
+        hub.check_whole("taking a lock")?;
         let waiting = hub.waiters.find(&claim.id);
         let hot = hub.hot.of(&claim.name);
         let plain = waiting.is_none()
@@ -439,6 +446,11 @@ impl Engine for Redis {
         if late || !claim.lock_delay.is_zero() || self.hub.config.replicas > 0 {
             return Ok(None);
         }
+        // Another client's script granted it, perhaps one that goes by no delay. Placing again waits for the delay.
+        let slot = self.hub.keys(&claim.name).slot;
+        if self.hub.config.delays() && self.ready(claim, slot).await.is_err() {
+            return Ok(None);
+        }
         self.hub.waiters.remove(&claim.id);
         self.hub.hot.of(&claim.name).heat();
         let tokens = Tokens {
@@ -467,7 +479,7 @@ impl Engine for Redis {
         let hot = hub.hot.of(&claim.name);
         let common = how == Leave::Release && claim.mode == Mode::Exclusive && !hot.is_hot();
         if common {
-            let args = |command: &mut Cmd| {
+            let args = |command: &mut Cmd, _: &Terms| {
                 keys.push_two(command);
                 command.arg(&mark[..]);
             };
@@ -520,15 +532,16 @@ impl Engine for Redis {
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         let hub = &self.hub;
+        hub.check_whole("taking a lock from its holder")?;
         let keys = hub.keys(name);
-        let args = |command: &mut Cmd| {
+        let args = |command: &mut Cmd, terms: &Terms| {
             keys.push_all(command);
             command.arg(token.get());
             command.arg(match how {
                 Evict::Release => "release",
                 Evict::Ask => "ask",
             });
-            command.arg(hub.highest(keys.slot));
+            terms.push(command);
         };
         let (answer, ..) = hub.run("evicting", &keys, &hub.scripts.evict, args).await?;
         match answer {

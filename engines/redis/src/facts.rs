@@ -18,15 +18,6 @@ pub(crate) struct Facts {
 
 impl Facts {
     pub(crate) fn new(info: Option<&Value>, fsync: Option<&Value>) -> Self {
-        let text = match info {
-            Some(Value::BulkString(bytes)) => Some(String::from_utf8_lossy(bytes).into_owned()),
-            Some(Value::VerbatimString { text, .. }) => Some(text.clone()),
-            _ => None,
-        };
-        let fields = text.map(|text| {
-            let pairs = text.lines().filter_map(|line| line.split_once(':'));
-            pairs.map(|(k, v)| (k.into(), v.trim().into())).collect()
-        });
         let as_text = |value: &Value| match value {
             Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
             Value::SimpleString(text) => Some(text.clone()),
@@ -37,10 +28,19 @@ impl Facts {
             Some(Value::Array(items)) => items.get(1).and_then(as_text),
             _ => None,
         };
+        let fields = read(info);
         Self { fields, fsync }
     }
 
-    fn get(&self, field: &str) -> Option<&str> {
+    /// With `INFO commandstats` besides.
+    pub(crate) fn with_stats(mut self, stats: Option<&Value>) -> Self {
+        if let Some(fields) = &mut self.fields {
+            fields.extend(read(stats).unwrap_or_default());
+        }
+        self
+    }
+
+    pub(crate) fn get(&self, field: &str) -> Option<&str> {
         let fields = self.fields.as_ref()?;
         fields.get(field).map(String::as_str)
     }
@@ -65,6 +65,15 @@ impl Facts {
         Some(Duration::from_secs(seconds))
     }
 
+    /// Where the master of this server is, if it is a replica.
+    pub(crate) fn master(&self) -> Option<String> {
+        if self.get("role") != Some("slave") {
+            return None;
+        }
+        let (host, port) = (self.get("master_host")?, self.get("master_port")?);
+        Some(format!("{host}:{port}"))
+    }
+
     /// Why this engine cannot serve on such a server.
     pub(crate) fn unfit(&self, cluster: bool) -> Option<&'static str> {
         if self.get("redis_mode") == Some("sentinel") {
@@ -81,11 +90,57 @@ impl Facts {
         }
     }
 
-    fn durability(&self) -> Durability {
+    /// What the server remembers by the settings that it has now.
+    fn durability_now(&self) -> Durability {
         match (self.get("aof_enabled"), self.fsync.as_deref()) {
             (Some("1"), Some("always")) => Durability::Durable,
             (Some("1"), _) => Durability::Process,
             _ => Durability::Volatile,
+        }
+    }
+
+    /// What it remembers by those that its next start finds, too.
+    fn durability(&self) -> Durability {
+        match self.durability_now() {
+            now if self.settings_last() => now,
+            Durability::Durable | Durability::Process if self.append_only_from_start() => {
+                Durability::Process
+            }
+            _ => Durability::Volatile,
+        }
+    }
+
+    /// What of the durability may be missing.
+    fn forgets(&self) -> Option<Limit> {
+        let (now, lasts) = (self.durability_now(), self.durability());
+        let or = "or open the store with restart-delay=TTL, the longest ttl in use";
+        let wanted = ["appendonly yes", "appendfsync always"];
+        let limit = |what: &str, change: String| {
+            let (what, change) = (what.to_owned(), format!("{change}; {or}"));
+            Some(Limit { what, change })
+        };
+        match (now, lasts) {
+            (_, Durability::Durable) => None,
+            (Durability::Durable, _) => limit(
+                "the server remembers every grant until its next start only, as far as can be seen: appendonly or \
+                 appendfsync may have been set with CONFIG SET, which ends with the process; after that the last grants \
+                 may be forgotten, and granted again",
+                self.keep(&wanted),
+            ),
+            (Durability::Process, Durability::Volatile) => limit(
+                "the server has appendonly until its next start only, as far as can be seen: it may have been set with \
+                 CONFIG SET, which ends with the process; what is granted after that is forgotten with the start that \
+                 follows, and granted again",
+                self.lasting(&wanted),
+            ),
+            (_, Durability::Process) => limit(
+                "after a loss of power the last grants may be forgotten, and granted again",
+                self.lasting(&wanted[1..]),
+            ),
+            (_, Durability::Volatile) => limit(
+                "a restart of the server forgets every lock, and grants it again",
+                self.lasting(&wanted),
+            ),
         }
     }
 
@@ -106,27 +161,29 @@ impl Facts {
             return limits;
         }
         let promotes = !config.promotion_delay.is_zero();
-        let delayed = !config.restart_delay.is_zero() || promotes;
-        match self.durability() {
-            Durability::Durable => {}
-            Durability::Process if !delayed => limit(
-                "after a loss of power the last grants may be forgotten, and granted again",
-                "CONFIG SET appendfsync always; or open the store with restart-delay=TTL, the longest ttl in use",
-            ),
-            Durability::Volatile if !delayed => limit(
-                "a restart of the server forgets every lock, and grants it again",
-                "CONFIG SET appendonly yes and CONFIG SET appendfsync always; or open the store with restart-delay=TTL, \
-                 the longest ttl in use",
-            ),
-            _ => {}
+        if !config.delays()
+            && let Some(Limit { what, change }) = self.forgets()
+        {
+            limit(&what, &change);
         }
         let policy = self.get("maxmemory_policy").unwrap_or("noeviction");
-        if self.number("maxmemory") > 0 && policy != "noeviction" {
+        let limited = self.number("maxmemory") > 0;
+        if limited && policy == "noeviction" && !self.settings_last() {
+            limit(
+                "the server evicts no keys until its next start only, as far as can be seen: maxmemory-policy may have been \
+                 set with CONFIG SET, which ends with the process",
+                &self.keep(&["maxmemory-policy noeviction"]),
+            );
+        }
+        if limited && policy != "noeviction" {
             limit(
                 &format!(
                     "when memory is short the server evicts keys ({policy}), and locks with them"
                 ),
-                "CONFIG SET maxmemory-policy noeviction, or keep locks on a server of their own",
+                &format!(
+                    "{}; or keep locks on a server of their own",
+                    self.lasting(&["maxmemory-policy noeviction"])
+                ),
             );
         }
         let (replicas, asked) = (self.number("connected_slaves"), u64::from(config.replicas));
@@ -201,6 +258,18 @@ impl Facts {
             limits,
         }
     }
+}
+
+/// The lines of `INFO`, if there was an answer.
+fn read(info: Option<&Value>) -> Option<HashMap<String, String>> {
+    let text = match info {
+        Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes),
+        Some(Value::VerbatimString { text, .. }) => text.into(),
+        _ => return None,
+    };
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    let pairs = pairs.map(|(key, value)| (key.into(), value.trim().into()));
+    Some(pairs.collect())
 }
 
 fn rank(durability: Durability) -> u8 {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fencelock_core::engine::{Claim, Event};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Promises, Result};
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::mpsc;
 
 use crate::cluster::{Cluster, Turns};
@@ -28,6 +28,32 @@ enum Topology {
     /// One, or whichever is the master.
     One(Arc<Node>),
     Cluster(Cluster),
+}
+
+/// Whether a server may grant.
+#[derive(Debug)]
+pub(crate) enum Gate {
+    Open,
+    /// It was started or promoted a moment ago and may have forgotten who holds.
+    ShutUntil(BootInstant),
+    /// It may be the master no more.
+    Unsure(Error),
+}
+
+/// What a script that may serve a line goes by.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// The highest token seen.
+    floor: u64,
+    /// Whether nobody may be granted the lock.
+    shut: bool,
+}
+
+impl Terms {
+    /// As the scripts expect them.
+    pub(crate) fn push(&self, command: &mut Cmd) {
+        command.arg(self.floor).arg(u8::from(self.shut));
+    }
 }
 
 /// What all calls share.
@@ -60,7 +86,7 @@ impl Hub {
         let (events, heard) = mpsc::unbounded_channel();
         let sentinels = match &config.servers {
             Servers::Sentinel { master, sentinels } => {
-                let strict = !config.promotion_delay.is_zero();
+                let strict = !config.promotion_delay.is_zero() && !config.inspect_only;
                 Some(Arc::new(Sentinels::new(master, sentinels, strict)))
             }
             _ => None,
@@ -182,6 +208,26 @@ impl Hub {
         }
     }
 
+    /// Whether the server behind a connection may grant now. Every way to a grant asks here: a claim that is placed, a
+    /// grant that was pushed, and each script that may serve a line.
+    pub(crate) fn gate(&self, node: &Node, link: &Link) -> Gate {
+        match link.grants_from {
+            Some(from) if Clock::Boot.now() < from => Gate::ShutUntil(from),
+            _ => match self.check_master(node) {
+                Ok(()) => Gate::Open,
+                Err(error) => Gate::Unsure(error),
+            },
+        }
+    }
+
+    /// What a script that may serve a line goes by, if it is run over this connection.
+    pub(crate) fn terms(&self, slot: u16, node: &Node, link: &Link) -> Terms {
+        Terms {
+            floor: self.highest(slot),
+            shut: !matches!(self.gate(node, link), Gate::Open),
+        }
+    }
+
     /// Runs a script about a lock at the server that has it.
     ///
     /// # Errors
@@ -191,12 +237,13 @@ impl Hub {
         action: &str,
         keys: &Keys<'_>,
         script: &Script,
-        fill: impl Fn(&mut Cmd) + Send + Sync,
+        fill: impl Fn(&mut Cmd, &Terms) + Send + Sync,
     ) -> Result<(Value, Arc<Node>, Arc<Link>)> {
         let mut turns = None;
         loop {
             let (node, link) = self.link(keys.slot).await?;
-            match link.run(script, &fill).await {
+            let terms = self.terms(keys.slot, &node, &link);
+            match link.run(script, |command| fill(command, &terms)).await {
                 Ok(answer) => return Ok((answer, node, link)),
                 Err(error) => {
                     let turns = turns.get_or_insert_with(|| Turns::new(&self.config));
@@ -206,6 +253,46 @@ impl Hub {
                 }
             }
         }
+    }
+
+    /// Asks the server that has a lock several questions at once, without a script.
+    ///
+    /// # Errors
+    /// If there is no answer, or one is an error.
+    pub(crate) async fn ask(
+        self: &Arc<Self>,
+        action: &str,
+        keys: &Keys<'_>,
+        questions: &Pipeline,
+    ) -> Result<Vec<Value>> {
+        let mut turns = Turns::new(&self.config);
+        loop {
+            let (_, link) = self.link(keys.slot).await?;
+            let answers = link.send_all(questions).await.and_then(|answers| {
+                let answers = answers.into_iter().map(|answer| match answer {
+                    Value::ServerError(error) => Err(RedisError::from(error)),
+                    answer => Ok(answer),
+                });
+                answers.collect::<Result<Vec<Value>, _>>()
+            });
+            match answers {
+                Ok(answers) => return Ok(answers),
+                Err(error) if self.turn(&mut turns, keys.slot, &error).await => {}
+                Err(error) => return Err(explain(self.store(), action, Some(keys.name), error)),
+            }
+        }
+    }
+
+    /// That nothing can be taken or changed, if the store was opened to look only.
+    ///
+    /// # Errors
+    /// If it was.
+    pub(crate) fn check_whole(&self, what: &'static str) -> Result<()> {
+        if !self.config.inspect_only {
+            return Ok(());
+        }
+        let why = "it was opened to look only; open it anew";
+        Err(Error::unsupported(self.store(), what, why))
     }
 
     /// Whether an answer means to ask again, elsewhere or a little later; then it is time to.
@@ -317,7 +404,7 @@ impl Hub {
                 } else {
                     // Nobody waits for it here any more: give it back at once.
                     let hub = Arc::clone(self);
-                    tokio::spawn(async move { hub.give_back(claim, name).await });
+                    tokio::spawn(async move { hub.give_back(claim, first, name).await });
                 }
             }
             Message::Lost(claim) => {
@@ -329,14 +416,15 @@ impl Hub {
         }
     }
 
-    /// Gives back what was handed over, unless there was a sign of life from the claim since: it may hold by an answer
+    /// Gives back the grant with this token, unless there was a sign of life from the claim since: it may hold by an answer
     /// that came before the message did.
-    async fn give_back(self: &Arc<Self>, claim: ClaimId, name: LockName) {
+    async fn give_back(self: &Arc<Self>, claim: ClaimId, first: u64, name: LockName) {
         let keys = self.keys(&name);
-        let args = |command: &mut Cmd| {
+        let args = |command: &mut Cmd, terms: &Terms| {
             keys.push_all(command);
             command.arg(&mark(&claim)[..]).arg("");
-            command.arg(self.highest(keys.slot)).arg("unconfirmed");
+            terms.push(command);
+            command.arg(first);
         };
         let script = &self.scripts.withdraw;
         if let Err(error) = self.run("giving back a grant", &keys, script, args).await {

@@ -1,32 +1,41 @@
 //! Looking at locks without touching them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use fencelock_core::engine::{Cursor, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 use futures_util::stream::{self, StreamExt};
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::connection::odd;
 use crate::engine::Redis;
+use crate::hub::Terms;
 use crate::refusal::{explain, unreadable};
+use crate::slots::Keys;
 use crate::value::{Hold, Stored, foreign_view, waiter_view};
 
 /// The pauses between two looks of one who waits for a change.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// What `look.lua` answers.
+/// How many waiters are shown: as many as by `look.lua`.
+const MOST_WAITERS: isize = 1000;
+
+/// A lock as the server has it.
 struct Seen {
+    /// The server's time in ms.
     now: u64,
     value: Option<Vec<u8>>,
     left: Option<Duration>,
-    readers: Vec<Value>,
-    waiters: Vec<Value>,
+    /// Of each reader its claim, its expiry in ms, and what is stored.
+    readers: Vec<(String, u64, String)>,
+    /// What is stored of each waiter, in order.
+    waiters: Vec<String>,
 }
 
 impl Seen {
+    /// From the answer of `look.lua`.
     fn new(answer: Value) -> Result<Self, RedisError> {
         let refuse = |answer: &Value| Err(odd(answer));
         let Value::Array(parts) = answer else {
@@ -44,13 +53,10 @@ impl Seen {
                 ],
             ) => Ok(Self {
                 now: u64::try_from(now).unwrap_or(0),
-                value: match value {
-                    Value::BulkString(bytes) => Some(bytes),
-                    _ => None,
-                },
-                left: u64::try_from(left).ok().map(Duration::from_millis),
-                readers,
-                waiters,
+                value: bytes(value),
+                left: remaining(left),
+                readers: readers.chunks_exact(3).map(reader).collect(),
+                waiters: waiters.iter().map(text).collect(),
             }),
             Ok(parts) => refuse(&Value::Array(parts.to_vec())),
             Err(parts) => refuse(&Value::Array(parts)),
@@ -73,16 +79,12 @@ impl Seen {
                     view.holders.push(hold);
                 }
                 Stored::Readers(mode) => {
-                    for reader in self.readers.chunks_exact(3) {
-                        let [claim, expiry, stored] = reader else {
-                            continue;
-                        };
-                        let expiry: u64 = text(expiry).parse().unwrap_or(0);
+                    for (claim, expiry, stored) in &self.readers {
                         let Some(left) = expiry.checked_sub(self.now).filter(|left| *left > 0)
                         else {
                             continue;
                         };
-                        if let Some(hold) = Hold::parse_reader(&text(claim), &text(stored)) {
+                        if let Some(hold) = Hold::parse_reader(claim, stored) {
                             let left = Some(Duration::from_millis(left));
                             view.holders.push(hold.view(mode, left, self.now));
                         }
@@ -94,13 +96,29 @@ impl Seen {
                 Stored::Foreign | Stored::Unreadable => return None,
             }
         }
-        let waiters = self
-            .waiters
-            .iter()
-            .filter_map(|waiter| waiter_view(&text(waiter)));
-        view.waiters.extend(waiters);
+        let waiters = self.waiters.iter();
+        view.waiters
+            .extend(waiters.filter_map(|waiter| waiter_view(waiter)));
         Some(view)
     }
+}
+
+fn bytes(value: Value) -> Option<Vec<u8>> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// What `PTTL` says.
+fn remaining(left: i64) -> Option<Duration> {
+    u64::try_from(left).ok().map(Duration::from_millis)
+}
+
+/// One of the triples that `look.lua` answers with.
+fn reader(parts: &[Value]) -> (String, u64, String) {
+    let part = |at: usize| parts.get(at).map(text).unwrap_or_default();
+    (part(0), part(1).parse().unwrap_or(0), part(2))
 }
 
 pub(crate) fn text(value: &Value) -> String {
@@ -115,10 +133,70 @@ impl Redis {
     async fn see(&self, name: &LockName) -> Result<Seen> {
         let hub = self.hub();
         let keys = hub.keys(name);
-        let args = |command: &mut Cmd| keys.push_without_counter(command);
         let action = "looking at a lock";
+        if hub.config.inspect_only {
+            return self.see_without_script(action, &keys).await;
+        }
+        let args = |command: &mut Cmd, _: &Terms| keys.push_without_counter(command);
         let (answer, ..) = hub.run(action, &keys, &hub.scripts.look, args).await?;
         Seen::new(answer).map_err(|error| explain(hub.store(), action, Some(name), error))
+    }
+
+    /// By reads alone: whoever may only look need not be allowed scripts, which may write.
+    async fn see_without_script(&self, action: &str, keys: &Keys<'_>) -> Result<Seen> {
+        let hub = self.hub();
+        let name = keys.name.as_str();
+        let failed = |error: RedisError| explain(hub.store(), action, Some(keys.name), error);
+        let mut lock = Pipeline::with_capacity(4);
+        lock.cmd("TIME");
+        lock.cmd("GET").arg(name);
+        lock.cmd("PTTL").arg(name);
+        lock.cmd("ZRANGE")
+            .arg(keys.line())
+            .arg(0)
+            .arg(MOST_WAITERS - 1);
+        let answers = hub.ask(action, keys, &lock).await?;
+        let ((seconds, micros), value, left, line): (
+            (u64, u64),
+            Option<Vec<u8>>,
+            i64,
+            Vec<String>,
+        ) = redis::from_redis_value(Value::Array(answers)).map_err(|error| failed(error.into()))?;
+        let mut seen = Seen {
+            now: seconds * 1000 + micros / 1000,
+            value,
+            left: remaining(left),
+            readers: Vec::new(),
+            waiters: Vec::new(),
+        };
+        if seen
+            .value
+            .as_deref()
+            .is_some_and(|value| value.starts_with(b"fl1:*:"))
+        {
+            let mut readers = Pipeline::with_capacity(2);
+            let all = readers.cmd("ZRANGE").arg(keys.beside("readers"));
+            all.arg(0).arg(-1).arg("WITHSCORES");
+            readers.cmd("HGETALL").arg(keys.beside("readers:who"));
+            let answers = hub.ask(action, keys, &readers).await?;
+            let (expiries, mut stored): (Vec<(String, f64)>, HashMap<String, String>) =
+                redis::from_redis_value(Value::Array(answers))
+                    .map_err(|error| failed(error.into()))?;
+            seen.readers
+                .extend(expiries.into_iter().map(|(claim, expiry)| {
+                    let stored = stored.remove(&claim).unwrap_or_default();
+                    (claim, expiry as u64, stored)
+                }));
+        }
+        if !line.is_empty() {
+            let mut waiters = Pipeline::with_capacity(1);
+            waiters.cmd("HMGET").arg(keys.beside("who")).arg(&line);
+            let answers = hub.ask(action, keys, &waiters).await?;
+            if let Some(Value::Array(waiters)) = answers.first() {
+                seen.waiters.extend(waiters.iter().map(text));
+            }
+        }
+        Ok(seen)
     }
 
     pub(crate) async fn look_until(

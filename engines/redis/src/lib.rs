@@ -63,6 +63,7 @@ mod refusal;
 mod renew;
 mod scripts;
 mod sentinel;
+mod settings;
 mod slots;
 mod value;
 mod waiters;

@@ -177,7 +177,10 @@ impl Node {
         let opening = Opening {
             config,
             client,
-            purpose: Purpose::Whole,
+            purpose: match config.inspect_only {
+                true => Purpose::Looking,
+                false => Purpose::Whole,
+            },
             scripts: &hub.scripts,
             channel: &hub.channel,
             generation,
@@ -200,7 +203,7 @@ impl Node {
             .grants_from
             .max(self.swapped_until(&link, config.restart_delay));
         if let Some(found) = found {
-            if !config.promotion_delay.is_zero() {
+            if !config.promotion_delay.is_zero() && !config.inspect_only {
                 let Some(uptime) = link.uptime else {
                     let why = "promotion-delay needs to know since when the server runs; allow the command INFO to this user";
                     return Err(Error::config(&config.store, why));

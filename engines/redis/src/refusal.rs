@@ -1,6 +1,6 @@
 //! From the driver's errors to errors that say what to do.
 
-use fencelock_core::{Error, LockName};
+use fencelock_core::{Error, Finding, LockName, Purpose};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// What a driver's error means for the connection it came over.
@@ -68,21 +68,77 @@ pub(crate) fn explain(
         let action = format!("{action}; check user and password");
         return Error::refused(store, action, error);
     }
-    if has("NOPERM") || text.contains("ACL failure") {
-        let change = if text.contains("channel") || action.contains("channel") {
-            "allow it with ACL SETUSER <user> &fencelock:* +subscribe +publish"
-        } else {
-            "allow this user the keys that it locks, those with fencelock: in them, the channels &fencelock:*, and the \
-             commands that the documentation of this engine lists"
-        };
+    if let Some(change) = right_missing(action, &code, &text) {
         let action = format!("{action}; {change}");
         return Error::refused(store, action, error);
+    }
+    if let Some((what, change)) = takes_no_writes(&code, &text) {
+        return Error::unavailable(store, action, format!("{what}; {change}"));
     }
     if error.is_timeout() {
         let action = format!("{action}: no answer in time");
         return Error::unavailable(store, action, error);
     }
     Error::unavailable(store, action, error)
+}
+
+/// Which right to give, if that is what is missing.
+fn right_missing(action: &str, code: &str, text: &str) -> Option<&'static str> {
+    if code != "NOPERM" && !text.contains("NOPERM") && !text.contains("ACL failure") {
+        return None;
+    }
+    if text.contains("channel") || action.contains("channel") {
+        return Some("allow it with ACL SETUSER <user> &fencelock:* +subscribe +publish");
+    }
+    Some(
+        "allow this user the keys that it locks, those with fencelock: in them, the channels &fencelock:*, and the commands \
+         that the documentation of this engine lists",
+    )
+}
+
+/// Why a server takes no writes for the time being, and what to do, if that is what it says.
+fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str)> {
+    // Older servers wrap the error of a command within a script.
+    let has = |word: &str| code == word || text.contains(&format!("-{word} "));
+    if has("READONLY") {
+        return Some((
+            "the server is a replica, which takes no writes",
+            "name its master, or let Sentinels name it (redis+sentinel://)",
+        ));
+    }
+    if has("OOM") {
+        return Some((
+            "the server's memory is full (maxmemory), and it takes no writes",
+            "free some, or allow it more: CONFIG SET maxmemory, and CONFIG REWRITE, so that it lasts",
+        ));
+    }
+    if has("MISCONF") {
+        return Some((
+            "the server cannot write to its disk, and takes no writes meanwhile (MISCONF)",
+            "see its log for the reason",
+        ));
+    }
+    if has("NOREPLICAS") {
+        return Some((
+            "the server takes no writes while fewer replicas are in step with it than min-replicas-to-write",
+            "see why they are away",
+        ));
+    }
+    None
+}
+
+/// That no lock can be taken on a server, by what it answered when it was tried.
+pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Finding {
+    let (code, text) = (error.code().unwrap_or_default(), error.to_string());
+    let (why, change) = match takes_no_writes(code, &text) {
+        Some((what, change)) => (what, change),
+        None => (
+            text.as_str(),
+            right_missing(action, code, &text).unwrap_or("see why it answers so"),
+        ),
+    };
+    let what = format!("no lock can be taken on {server}: {action}: {why}");
+    Finding::new(Purpose::Efficiency, what, change)
 }
 
 /// What is stored there is beyond this version.

@@ -11,6 +11,7 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use crate::cluster::{Turns, asks, is_redirection};
 use crate::connection::odd;
 use crate::engine::{Redis, shortfall};
+use crate::hub::Terms;
 use crate::refusal::{explain, is_noscript};
 use crate::value::{kind, mark, push_rest, px};
 
@@ -344,13 +345,11 @@ impl Redis {
         let hub = self.hub();
         let keys = hub.keys(&claim.name);
         let (id, kind) = (mark(&claim.id), kind(claim.mode));
-        let args = |command: &mut Cmd| {
+        let args = |command: &mut Cmd, terms: &Terms| {
             keys.push_all(command);
-            command
-                .arg(&id[4..])
-                .arg(&kind)
-                .arg(px(claim))
-                .arg(hub.highest(keys.slot));
+            command.arg(&id[4..]).arg(&kind).arg(px(claim));
+            command.arg(held.token.get());
+            terms.push(command);
         };
         let fail =
             |error: RedisError| Renewal::Unknown(self.failed("renewing", Some(&claim.name), error));
@@ -376,6 +375,8 @@ impl Redis {
                 writer.sends();
             }
             let asked_at = Clock::Boot.now();
+            let terms = hub.terms(keys.slot, &node, &main);
+            let args = |command: &mut Cmd| args(command, &terms);
             let answer = link.run(&hub.scripts.renew_shared, args).await;
             let code = match answer {
                 Ok(code) => code,
@@ -432,9 +433,9 @@ impl Redis {
             let hub = &hub;
             let pokes = names.into_iter().map(|name| async move {
                 let keys = hub.keys(&name);
-                let args = |command: &mut Cmd| {
+                let args = |command: &mut Cmd, terms: &Terms| {
                     keys.push_all(command);
-                    command.arg(hub.highest(keys.slot));
+                    terms.push(command);
                 };
                 let poked = hub.run("serving a line", &keys, &hub.scripts.poke, args);
                 if let Err(error) = poked.await {

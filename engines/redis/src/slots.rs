@@ -85,6 +85,14 @@ pub(crate) fn line_key(name: &str) -> String {
     }
 }
 
+/// The counter of a store, or, in a cluster, of a slot.
+pub(crate) fn counter(slot: Option<u16>) -> Cow<'static, str> {
+    match slot {
+        Some(slot) => format!("{COUNTER}:{{{}}}", tag(slot)).into(),
+        None => COUNTER.into(),
+    }
+}
+
 /// The keys of a lock.
 #[derive(Debug)]
 pub(crate) struct Keys<'a> {
@@ -96,16 +104,12 @@ pub(crate) struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     pub(crate) fn new(name: &'a LockName, cluster: bool) -> Self {
-        let slot = if cluster { slot(name.as_str()) } else { 0 };
+        let slot = cluster.then(|| slot(name.as_str()));
         Self {
             name,
-            slot,
+            slot: slot.unwrap_or(0),
             line: line_key(name.as_str()),
-            counter: if cluster {
-                format!("{COUNTER}:{{{}}}", tag(slot)).into()
-            } else {
-                COUNTER.into()
-            },
+            counter: counter(slot),
         }
     }
 
@@ -140,6 +144,16 @@ impl<'a> Keys<'a> {
             key.push_str(suffix);
             command.arg(&key);
         }
+    }
+
+    /// The key of the line.
+    pub(crate) fn line(&self) -> &str {
+        &self.line
+    }
+
+    /// Another key beside the lock.
+    pub(crate) fn beside(&self, suffix: &str) -> String {
+        format!("{}:{suffix}", self.line)
     }
 }
 

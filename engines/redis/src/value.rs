@@ -246,12 +246,8 @@ pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
     let mut parts = text.splitn(5, ':');
     let (_window, _seen, _reserve) = (parts.next()?, parts.next()?, parts.next()?);
     let mode = mode(parts.next()?)?;
-    let owner = Rest::parse(parts.next()?)?.owner;
-    Some(WaiterView {
-        owner,
-        mode,
-        label: None,
-    })
+    let Rest { owner, label, .. } = Rest::parse(parts.next()?)?;
+    Some(WaiterView { owner, mode, label })
 }
 
 /// What the server tells a process on its channel.

@@ -1,8 +1,8 @@
 -- evict: take the lock from the claim that holds this token, or ask that claim to let go.
 -- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
--- ARGV 1 token  2 'ask' or 'release'  3 floor
+-- ARGV 1 token  2 'ask' or 'release'  3 floor  4 shut (1 or 0)
 -- Answers 1 done, 0 this token does not hold, -1 what is stored is of a newer version.
-local floor = tonumber(ARGV[3])
+local floor, shut = tonumber(ARGV[3]), ARGV[4] == '1'
 local wanted, asks = tonumber(ARGV[1]), ARGV[2] == 'ask'
 -- include lib.lua
 

@@ -1,5 +1,6 @@
--- lib: what the scripts share. Expects the local `floor`: the highest token that the client has seen from this store (in
--- a cluster: from this slot).
+-- lib: what the scripts share. Expects two locals. `floor`: the highest token that the client has seen from this store (in
+-- a cluster: from this slot). `shut`: whether the client knows that the server may not grant now (it was started or
+-- promoted a moment ago); then the line stands still, and its waiters ask again.
 -- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
 --
 -- The lock itself, at `name`:
@@ -146,6 +147,9 @@ end
 -- for as long as there are any. If it lives, it comes back with its ticket. `own`, the calling claim, gets `own_px` and
 -- needs no telling. Returns what holds the lock then, and the tokens of `own` if it was served.
 local function advance(value, present, own, own_px)
+  if shut then
+    return value, present
+  end
   local first, count
   for _ = 1, 64 do
     if value and not present then

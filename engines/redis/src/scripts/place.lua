@@ -6,6 +6,8 @@
 -- {'newer'}.
 local claim, kind, px, wish, rest = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]), ARGV[10]
 local waits, floor = ARGV[6] == '1', tonumber(ARGV[7])
+-- The client does not place a claim while the server may not grant.
+local shut = false
 -- include lib.lua
 
 if now() > tonumber(ARGV[8]) then
@@ -14,23 +16,29 @@ end
 
 local value, present = holder()
 
+-- A claim that holds keeps the longer of its lease and the one that is asked for: this call may come late.
 if value and string.sub(value, 5, 36) == claim then
+  local left = redis.call('PTTL', name)
   if kind ~= 'x' then
-    local token = share(claim, kind, px, rest, true, 0)
+    local token = share(claim, kind, math.max(tonumber(px), left), rest, true, 0)
     advance(true, kind)
     return {'held', token, 1, 1}
   end
-  local first, count, token, since, asked, kept =
-    string.match(value, '^:(%d+):(%d+):(%d+):%d+:(%d+):(%d):(.*)$', 37)
+  local first, count, token, before, since, asked, kept =
+    string.match(value, '^:(%d+):(%d+):(%d+):(%d+):(%d+):(%d):(.*)$', 37)
   local fresh = 0
   if first == '0' then
     first, fresh = text(draw(1)), 1
     token = first
   end
   asked = asked == '2' and '0' or asked
-  redis.call('SET', name,
-    'fl1:' .. claim .. ':' .. first .. ':' .. count .. ':' .. token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':'
-      .. kept, 'PX', px)
+  local head = 'fl1:' .. claim .. ':' .. first .. ':' .. count .. ':' .. token .. ':'
+  local tail = ':' .. since .. ':' .. asked .. ':' .. kept
+  if left > tonumber(px) then
+    redis.call('SET', name, head .. before .. tail, 'KEEPTTL')
+  else
+    redis.call('SET', name, head .. px .. tail, 'PX', px)
+  end
   return {'held', tonumber(first), tonumber(count), fresh}
 end
 
@@ -39,7 +47,8 @@ if present and present == kind then
     string.match(redis.call('HGET', reading, claim) or '', '^(%d+):%d+:(%d+):(%d):(.*)$')
   if token then
     asked = asked == '2' and '0' or asked
-    redis.call('ZADD', readers, text(now() + px), claim)
+    local expiry = math.max(now() + px, tonumber(redis.call('ZSCORE', readers, claim)) or 0)
+    redis.call('ZADD', readers, text(expiry), claim)
     redis.call('HSET', reading, claim, token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':' .. kept)
     settle(kind)
     return {'held', tonumber(token), 1, 0}

@@ -1,17 +1,17 @@
 -- withdraw: release, leave the line, or undo a place of unknown outcome.
 -- KEYS 1 lock  2 line  3 line:who  4 line:readers  5 line:readers:who  6 counter
--- ARGV 1 'fl1:' and the claim  2 empty to release; to abandon, the lock-delay in ms  3 floor
---      4 (if given) only what was handed over without a sign of life from the claim since
+-- ARGV 1 'fl1:' and the claim  2 empty to release; to abandon, the lock-delay in ms  3 floor  4 shut (1 or 0)
+--      5 (if given) a token: only the grant with it, if that was handed over and there was no sign of life from the claim
 -- Answers 1 released, 2 left the line, 3 over before, 4 not the owner.
-local floor = tonumber(ARGV[3])
+local floor, shut = tonumber(ARGV[3]), ARGV[4] == '1'
 local claim, delay = string.sub(ARGV[1], 5), tonumber(ARGV[2]) or 0
 -- include lib.lua
 local value = redis.call('GET', name)
 local mine = value and string.sub(value, 1, 36) == ARGV[1]
 
-if ARGV[4] then
+if ARGV[5] then
   local kept = mine and string.sub(value, 5) or redis.call('HGET', reading, claim) or ''
-  if not string.find(kept, mine and '^%x+:%d+:%d+:%d+:%d+:%d+:2:' or '^%d+:%d+:%d+:2:') then
+  if string.match(kept, mine and '^%x+:(%d+):%d+:%d+:%d+:%d+:2:' or '^(%d+):%d+:%d+:2:') ~= ARGV[5] then
     return 4
   end
 end

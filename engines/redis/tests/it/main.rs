@@ -9,6 +9,7 @@ mod cluster;
 mod failover;
 mod faults;
 mod foreign;
+mod gates;
 mod handoff;
 mod inspect;
 mod redlock;

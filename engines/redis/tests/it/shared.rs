@@ -129,14 +129,14 @@ async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
     };
     let token = store.held(&reader).await.tokens.first;
     let writer = store.claim("l");
-    store.lock(&writer).await;
+    let writers = store.lock(&writer).await.tokens.first;
     let before = Store::pttl(&server, "l");
     assert!(before > 20_000, "{before}");
     let renewed = store.renew(&reader, token).await;
     assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
     assert!(Store::pttl(&server, "l") > 20_000);
     assert_ne!(store.release(&reader).await, Withdrawn::Released);
-    let held = store.renew(&writer, token).await;
+    let held = store.renew(&writer, writers).await;
     assert!(matches!(held, Renewal::Kept { .. }), "{held:?}");
 }
 

@@ -1,0 +1,162 @@
+//! What of a server's settings outlives the process: `CONFIG SET` ends with it.
+//!
+//! A server tells which settings it has, not where they come from. It counts its commands, though: without a `CONFIG SET`
+//! since the start, the next start finds what there is now. Whether the last `CONFIG SET` or the last `CONFIG REWRITE` came
+//! later it does not tell; a `CONFIG REWRITE` is believed.
+
+use crate::facts::Facts;
+
+/// How the settings of now came to be, as far as the server tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The server was started with them.
+    Start,
+    /// `CONFIG SET` changed some, and `CONFIG REWRITE` wrote them into the file.
+    Written,
+    /// `CONFIG SET` changed some, and nothing wrote them down.
+    Passing,
+    /// The server does not count these commands (before Redis 7), or the counts were reset.
+    Untold,
+}
+
+impl Facts {
+    /// The file that the server was started with, and that `CONFIG REWRITE` writes.
+    fn file(&self) -> Option<&str> {
+        self.get("config_file").filter(|file| !file.is_empty())
+    }
+
+    /// How often a command was run with success since the start.
+    fn successes(&self, command: &str) -> u64 {
+        let stats = self.get(&format!("cmdstat_{command}")).unwrap_or_default();
+        let number = |field: &str| -> u64 {
+            let mut all = stats.split(',').filter_map(|pair| pair.split_once('='));
+            let found = all.find(|(key, _)| *key == field);
+            found.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
+        };
+        // A failed one counts among the calls, too.
+        number("calls").saturating_sub(number("failed_calls"))
+    }
+
+    fn origin(&self) -> Origin {
+        let version = self
+            .get("redis_version")
+            .and_then(|text| text.split('.').next());
+        let counts = version
+            .and_then(|major| major.parse().ok())
+            .is_some_and(|major: u32| major >= 7);
+        // There is one at least: the command that opened this connection.
+        let told = self.get("cmdstat_hello").is_some();
+        if !counts || !told || self.successes("config|resetstat") > 0 {
+            return Origin::Untold;
+        }
+        match (
+            self.successes("config|set"),
+            self.successes("config|rewrite"),
+        ) {
+            (0, _) => Origin::Start,
+            (_, 0) => Origin::Passing,
+            _ => Origin::Written,
+        }
+    }
+
+    /// Whether the next start of the server finds the settings of now, as far as can be known.
+    pub(crate) fn settings_last(&self) -> bool {
+        match self.origin() {
+            Origin::Start | Origin::Written => true,
+            Origin::Passing => false,
+            // Without a file nothing could have been written down.
+            Origin::Untold => self.file().is_some(),
+        }
+    }
+
+    /// Whether the append-only file was on when the server started: turning it on later writes it anew.
+    pub(crate) fn append_only_from_start(&self) -> bool {
+        let is = |field, value| self.get(field) == Some(value);
+        is("aof_enabled", "1")
+            && is("aof_last_rewrite_time_sec", "-1")
+            && is("aof_rewrite_in_progress", "0")
+            && is("aof_rewrite_scheduled", "0")
+    }
+
+    /// How to change settings so that the next start of the server finds them: `name value` each.
+    pub(crate) fn lasting(&self, settings: &[&str]) -> String {
+        let lines = settings.join(" and ");
+        match self.file() {
+            Some(file) => {
+                let set: Vec<String> = settings
+                    .iter()
+                    .map(|line| format!("CONFIG SET {line}"))
+                    .collect();
+                let set = set.join(", ");
+                format!(
+                    "{set}, and then CONFIG REWRITE, so that it lasts; or write {lines} into {file} and restart the server"
+                )
+            }
+            None => format!(
+                "start the server with a redis.conf that says {lines} (it runs without one, so CONFIG SET would last \
+                 until its next start only)"
+            ),
+        }
+    }
+
+    /// How to make the settings of now last.
+    pub(crate) fn keep(&self, settings: &[&str]) -> String {
+        match self.file() {
+            Some(file) => format!("CONFIG REWRITE, which writes them into {file}"),
+            None => self.lasting(settings),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redis::Value;
+
+    fn facts(version: &str, file: &str, stats: &str) -> Facts {
+        let info = format!("redis_version:{version}\r\nconfig_file:{file}\r\naof_enabled:1\r\n");
+        let bytes = |text: String| Value::BulkString(text.into_bytes());
+        let stats = format!("cmdstat_hello:calls=1,failed_calls=0\r\n{stats}");
+        Facts::new(Some(&bytes(info)), None).with_stats(Some(&bytes(stats)))
+    }
+
+    #[test]
+    fn what_was_set_and_not_written_does_not_last() {
+        let set = "cmdstat_config|set:calls=2,usec=9,rejected_calls=0,failed_calls=0\r\n";
+        let failed = "cmdstat_config|set:calls=2,usec=9,rejected_calls=0,failed_calls=2\r\n";
+        let written = format!(
+            "{set}cmdstat_config|rewrite:calls=1,usec=9,rejected_calls=0,failed_calls=0\r\n"
+        );
+        let in_vain = format!(
+            "{set}cmdstat_config|rewrite:calls=1,usec=9,rejected_calls=0,failed_calls=1\r\n"
+        );
+        let reset = "cmdstat_config|resetstat:calls=1,usec=9,rejected_calls=0,failed_calls=0\r\n";
+        for (version, file, stats, lasts) in [
+            ("7.0.15", "", "", true),
+            ("7.0.15", "/etc/redis.conf", failed, true),
+            ("7.0.15", "/etc/redis.conf", set, false),
+            ("8.0.0", "/etc/redis.conf", &written, true),
+            ("7.0.15", "", &in_vain, false),
+            ("7.0.15", "", reset, false),
+            ("6.0.16", "", "", false),
+            ("6.0.16", "/etc/redis.conf", "", true),
+        ] {
+            assert_eq!(
+                facts(version, file, stats).settings_last(),
+                lasts,
+                "{version} {file} {stats}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_advice_is_one_that_can_be_followed() {
+        let with_file = facts("7.0.15", "/r.conf", "").lasting(&["appendonly yes"]);
+        assert!(
+            with_file.contains("REWRITE") && with_file.contains("/r.conf"),
+            "{with_file}"
+        );
+        let without = facts("7.0.15", "", "").lasting(&["appendonly yes"]);
+        assert!(!without.contains("REWRITE"), "{without}");
+    }
+}
