@@ -288,6 +288,48 @@ impl Etcd {
         self.make_user()
     }
 
+    /// Saves a snapshot of what one member has, as an administrator might; the file.
+    ///
+    /// # Errors
+    /// If `etcdctl` is not installed, or fails. It does so if the cluster wants TLS or a user.
+    pub fn snapshot(&self, member: usize) -> Result<String> {
+        let file = self.members[0].dir.join("snapshot.db");
+        // It makes no new one over an old one.
+        drop(std::fs::remove_file(&file));
+        let endpoint = format!("http://127.0.0.1:{}", self.port(member));
+        etcdctl(&["--endpoints", &endpoint, "snapshot", "save", &file])?;
+        Ok(file)
+    }
+
+    /// Starts all members again with what a snapshot has: whatever was acknowledged since is undone.
+    ///
+    /// # Errors
+    /// If `etcdctl` is not installed, or fails, and as [`EtcdBuilder::start`].
+    pub fn restore_snapshot(&self, file: &str) -> Result<()> {
+        self.kill9_all();
+        let all = self.peers_by_name();
+        for (index, member) in self.members.iter().enumerate() {
+            let data = member.dir.join("data");
+            std::fs::remove_dir_all(&data).map_err(Failure::to(format!("remove {data}")))?;
+            let (name, peer) = (format!("m{index}"), member.peer.known());
+            let peer = format!("http://127.0.0.1:{peer}");
+            etcdctl(&[
+                "snapshot",
+                "restore",
+                file,
+                "--name",
+                &name,
+                "--data-dir",
+                &data,
+                "--initial-cluster",
+                &all,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])?;
+        }
+        self.start_all()
+    }
+
     /// Deletes every key, as an administrator might.
     ///
     /// # Errors
@@ -432,15 +474,19 @@ impl Etcd {
         (0..self.size()).try_for_each(|member| self.await_healthy(member))
     }
 
+    /// Where the members find each other, as `--initial-cluster` wants it.
+    fn peers_by_name(&self) -> String {
+        let all = self.members.iter().enumerate();
+        let all = all.map(|(i, m)| format!("m{i}=http://127.0.0.1:{}", m.peer.known()));
+        all.collect::<Vec<_>>().join(",")
+    }
+
     fn command(&self, index: usize) -> Result<Process> {
         let member = &self.members[index];
         let client = match self.tls {
             true => format!("https://127.0.0.1:{}", member.client.number()),
             false => format!("http://127.0.0.1:{}", member.client.number()),
         };
-        let all = self.members.iter().enumerate();
-        let all = all.map(|(i, m)| format!("m{i}=http://127.0.0.1:{}", m.peer.known()));
-        let all: Vec<String> = all.collect();
         let mut command = Command::new(&self.server);
         command
             .args(["--name", &format!("m{index}")])
@@ -459,7 +505,7 @@ impl Etcd {
                 "--listen-metrics-urls",
                 &format!("http://127.0.0.1:{}", member.metrics.number()),
             ])
-            .args(["--initial-cluster", &all.join(",")])
+            .args(["--initial-cluster", &self.peers_by_name()])
             // A leader that is gone is replaced in half a second or so.
             .args(["--heartbeat-interval", "50", "--election-timeout", "300"])
             // Passwords for tests need not withstand anything.
@@ -611,4 +657,21 @@ fn base64(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+/// Runs `etcdctl` to its end.
+fn etcdctl(words: &[&str]) -> Result<()> {
+    let program = program("etcdctl", "etcd-client")?;
+    let output = Command::new(program)
+        .env("ETCDCTL_API", "3")
+        .args(words)
+        .output()
+        .map_err(Failure::to("run etcdctl"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(Failure::new(format!("etcdctl {words:?} fails: {said}")))
+        }
+    }
 }

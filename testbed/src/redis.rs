@@ -261,6 +261,26 @@ impl Redis {
         self.restart()
     }
 
+    /// Copies the files that it remembers by, as they are now, for [`Redis::restart_as_saved`].
+    ///
+    /// # Errors
+    /// If it is not append-only, or the files cannot be copied.
+    pub fn save(&self) -> Result<()> {
+        let (files, saved) = (self.dir.join("appendonlydir"), self.dir.join("saved"));
+        copy_all(&files, &saved).map_err(Failure::to(format!("copy {files}")))
+    }
+
+    /// Starts it again on the same port with the files as they were saved: whatever was acknowledged since is undone.
+    ///
+    /// # Errors
+    /// If nothing was saved, and as [`RedisBuilder::start`].
+    pub fn restart_as_saved(&mut self) -> Result<()> {
+        self.kill9();
+        let (files, saved) = (self.dir.join("appendonlydir"), self.dir.join("saved"));
+        copy_all(&saved, &files).map_err(Failure::to(format!("copy {saved}")))?;
+        self.restart()
+    }
+
     /// As a loss of power would: kills it, and cuts the last `bytes` off its append-only file.
     ///
     /// # Errors
@@ -383,4 +403,17 @@ pub(crate) fn log(dir: &Dir) -> String {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
     };
     read().unwrap_or_else(|error| format!("(no log: {error})"))
+}
+
+/// Makes a directory that has these files and no others.
+fn copy_all(from: &str, to: &str) -> std::io::Result<()> {
+    if Path::new(to).exists() {
+        fs::remove_dir_all(to)?;
+    }
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        fs::copy(entry.path(), Path::new(to).join(entry.file_name()))?;
+    }
+    Ok(())
 }

@@ -92,6 +92,8 @@ pub fn seen_long_ago(node: &Redis, database: u32) -> Result<()> {
         .find_map(|line| line.strip_prefix("run_id:"))
         .ok_or_else(|| Failure::new("a redis-server without a run id"))?;
     let since = format!("{run}:1");
+    // A day before the machine was started.
+    let watch = format!("{}=-86400000,", machine()?);
     let noted = node.connect().and_then(|mut connection| {
         let mut commands = redis::pipe();
         commands.cmd("SELECT").arg(database);
@@ -99,8 +101,20 @@ pub fn seen_long_ago(node: &Redis, database: u32) -> Result<()> {
             .cmd("HSET")
             .arg("fencelock:redlock")
             .arg("since")
-            .arg(since);
+            .arg(since)
+            .arg("watch")
+            .arg(&watch);
         commands.query::<()>(&mut connection)
     });
     noted.map_err(Failure::to("note since when a server is seen"))
+}
+
+/// This machine as clients know it: its boot, and the time namespace.
+fn machine() -> Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let boot = boot.map_err(Failure::to("read the machine's boot id"))?;
+    let namespace = std::fs::read_link("/proc/self/ns/time");
+    let namespace = namespace.map_or_else(|_| String::new(), |link| link.display().to_string());
+    let both = boot + &namespace;
+    Ok(both.chars().filter(char::is_ascii_hexdigit).collect())
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, Txn, TxnOp};
 use fencelock_core::engine::{
     Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
     Withdrawn,
@@ -18,9 +18,10 @@ use fencelock_core::{
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use crate::base::Base;
 use crate::claims::Claims;
 use crate::config::Config;
-use crate::layout::{BASE, Layout};
+use crate::layout::Layout;
 use crate::link::Store;
 use crate::refusal::Trouble;
 use crate::release::Released;
@@ -41,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) sessions: Sessions,
     claims: Mutex<Claims>,
-    base: Mutex<Option<u64>>,
+    pub(crate) base: Base,
     /// What the cluster leaves to be desired, as far as it told at open.
     limits: Vec<Limit>,
     /// Under which this client gets mail.
@@ -69,7 +70,7 @@ impl Etcd {
             store,
             sessions: Sessions::default(),
             claims: Mutex::default(),
-            base: Mutex::default(),
+            base: Base::default(),
             limits: Vec::new(),
             client: format!("{:032x}", fastrand::u128(..)),
             tell,
@@ -119,48 +120,6 @@ impl Shared {
     pub(crate) fn lost(&self, id: ClaimId) {
         // Nobody listens once the engine is dropped.
         let _ = self.tell.send(Event::Lost(id));
-    }
-
-    /// From where tokens are counted: the time at which the store was first used. A store that was emptied counts from a
-    /// later time, so that its tokens go on increasing. `None` in Go's layout.
-    pub(crate) async fn base(&self) -> Result<Option<u64>> {
-        if self.layout() == Layout::Concurrency {
-            return Ok(None);
-        }
-        let known = *self.known_base();
-        if known.is_some() {
-            return Ok(known);
-        }
-        let action = || "reading from where tokens are counted".to_owned();
-        let got = self.store.get(action, BASE, GetOptions::new()).await?;
-        if let Some(kv) = got.kvs().first() {
-            let base = base_in(kv).ok_or_else(|| {
-                let why = format!(
-                    "the key {BASE} is damaged, or of a newer version; it must hold a number"
-                );
-                Error::config(&self.store.config.store, why)
-            })?;
-            *self.known_base() = Some(base);
-            return Ok(Some(base));
-        }
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now = now.map_or(0, |now| now.as_micros() as u64);
-        let absent = Compare::create_revision(BASE, CompareOp::Equal, 0);
-        let begin = Txn::new()
-            .when([absent])
-            .and_then([TxnOp::put(BASE, now.to_string(), None)]);
-        self.store.txn(action, begin).await?;
-        // Whoever came first: read what stands there now.
-        Box::pin(self.base()).await
-    }
-
-    fn known_base(&self) -> MutexGuard<'_, Option<u64>> {
-        self.base.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What was known of the base was wrong.
-    pub(crate) fn forget_base(&self) {
-        *self.known_base() = None;
     }
 
     /// Whether a key is there, as it was created then.
@@ -232,11 +191,6 @@ impl Shared {
             task.abort();
         }
     }
-}
-
-/// The number in the key from which tokens are counted, if it is one.
-pub(crate) fn base_in(kv: &KeyValue) -> Option<u64> {
-    kv.value_str().ok()?.parse().ok()
 }
 
 #[async_trait]

@@ -47,6 +47,7 @@
 //! * A change of the leader prolongs all leases by one lease.
 
 mod attempt;
+mod base;
 mod claims;
 mod config;
 mod diagnose;

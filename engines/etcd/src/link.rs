@@ -3,7 +3,7 @@
 //! One member at a time, the first that answers and has a leader. A balanced channel over all of them would send every
 //! third request to the one that is cut off.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use etcd_client::{
     Client, ClusterClient, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient,
     MaintenanceClient, Txn, TxnResponse, WatchFilterType, WatchOptions,
 };
-use fencelock_core::{Error, Result};
+use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -34,6 +34,9 @@ pub(crate) struct Store {
     current: Mutex<Option<Arc<Link>>>,
     opening: Attempts,
     closed: AtomicBool,
+    connections: AtomicU64,
+    /// The highest revision that was seen.
+    seen: AtomicI64,
 }
 
 /// A connection to one member.
@@ -43,7 +46,14 @@ pub(crate) struct Link {
     watches: Watches,
     cluster: ClusterClient,
     maintenance: MaintenanceClient,
-    broken: watch::Sender<bool>,
+    broken: Arc<watch::Sender<bool>>,
+    /// Ends with the connection: since when it is there.
+    guard: Mutex<Option<(BootInstant, Watch)>>,
+    guarding: AtomicBool,
+    /// Its number among the connections of this client.
+    pub(crate) number: u64,
+    /// The cluster's revision when it was made.
+    revision: i64,
 }
 
 impl std::fmt::Debug for Link {
@@ -59,6 +69,38 @@ impl Link {
         // The sender lives as long as `self`.
         drop(broken.wait_for(|broken| *broken).await);
     }
+
+    fn is_broken(&self) -> bool {
+        *self.broken.borrow()
+    }
+
+    /// Whether the end of this connection has been watched since that instant or before.
+    pub(crate) fn is_guarded_since(&self, instant: BootInstant) -> bool {
+        let guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.as_ref().is_some_and(|(since, _)| *since <= instant)
+    }
+
+    /// Whether [`Link::guard`] is to be called.
+    pub(crate) fn begin_to_guard(&self) -> bool {
+        !self.guarding.swap(true, Ordering::SeqCst)
+    }
+
+    /// Watches for the end of this connection: a watch that tells nothing but its own end. The driver connects again
+    /// without a word, perhaps to a server that has another past.
+    pub(crate) async fn guard(&self) {
+        let nothing = [WatchFilterType::NoPut, WatchFilterType::NoDelete];
+        let options = WatchOptions::new().with_filters(nothing);
+        match self.watches.open(BASE.as_bytes(), options, false).await {
+            Ok(watch) => {
+                let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+                *guard = Some((Clock::Boot.now(), watch));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "watching for the end of a connection; trying again");
+                self.guarding.store(false, Ordering::SeqCst);
+            }
+        }
+    }
 }
 
 impl Store {
@@ -69,8 +111,11 @@ impl Store {
             current: Mutex::default(),
             opening: Attempts::default(),
             closed: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+            seen: AtomicI64::new(0),
         };
         let link = store.find(store.config.connect_timeout).await?;
+        store.saw(link.revision);
         *store.current() = Some(link);
         Ok(store)
     }
@@ -86,10 +131,20 @@ impl Store {
         }
     }
 
+    fn unbroken(&self) -> Option<Arc<Link>> {
+        let current = self.current();
+        current.as_ref().filter(|link| !link.is_broken()).cloned()
+    }
+
+    /// Whether this is the connection of the moment still.
+    pub(crate) fn is_over(&self, connection: u64) -> bool {
+        self.unbroken().is_none_or(|link| link.number != connection)
+    }
+
     /// The connection, made anew if there is none.
     pub(crate) async fn link(&self) -> Result<Arc<Link>> {
-        if let Some(link) = &*self.current() {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.unbroken() {
+            return Ok(link);
         }
         let config = &self.config;
         let limit = config.connect_timeout.min(config.response_timeout);
@@ -98,8 +153,8 @@ impl Store {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed);
         }
-        if let Some(link) = &*self.current() {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.unbroken() {
+            return Ok(link);
         }
         opening.inherit(&config.store)?;
         let found = self.find(limit).await.map_err(|error| match error {
@@ -108,8 +163,32 @@ impl Store {
             other => other,
         });
         let link = found.inspect_err(|error| opening.fail(error))?;
+        if link.revision < self.seen() {
+            self.went_back(link.revision);
+        }
         *self.current() = Some(Arc::clone(&link));
         Ok(link)
+    }
+
+    /// The number of the connection of the moment.
+    pub(crate) async fn connection(&self) -> Result<u64> {
+        Ok(self.link().await?.number)
+    }
+
+    /// The highest revision that was seen: whatever is asked for now and changes something has a higher one, unless a
+    /// snapshot was restored.
+    pub(crate) fn seen(&self) -> i64 {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    fn saw(&self, revision: i64) {
+        self.seen.fetch_max(revision, Ordering::SeqCst);
+    }
+
+    /// Revisions have gone back to this one: somebody has restored a snapshot.
+    pub(crate) fn went_back(&self, to: i64) {
+        tracing::warn!(store = %self.config.store, "the cluster's revisions went back: a snapshot was restored");
+        self.seen.store(to, Ordering::SeqCst);
     }
 
     /// Gives a connection up; the next request finds another.
@@ -162,19 +241,23 @@ impl Store {
         let opened = async {
             let client = Client::connect([endpoint], Some(self.config.options.clone())).await?;
             // Connects, and asks the quorum: a member that is cut off does not answer this.
-            client.kv_client().get(BASE, None).await?;
-            Ok(client)
+            let got = client.kv_client().get(BASE, None).await?;
+            Ok((client, got.header().map_or(0, |header| header.revision())))
         };
         match opened.await {
-            Ok(client) => {
-                let broken = watch::Sender::new(false);
+            Ok((client, revision)) => {
+                let broken = Arc::new(watch::Sender::new(false));
                 Ok(Arc::new(Link {
                     kv: client.kv_client(),
                     lease: client.lease_client(),
-                    watches: Watches::new(client.watch_client(), broken.subscribe()),
+                    watches: Watches::new(client.watch_client(), Arc::clone(&broken)),
                     cluster: client.cluster_client(),
                     maintenance: client.maintenance_client(),
                     broken,
+                    guard: Mutex::default(),
+                    guarding: AtomicBool::new(false),
+                    number: self.connections.fetch_add(1, Ordering::SeqCst),
+                    revision,
                 }))
             }
             Err(error) => Err(self.cannot_connect(endpoint, &error).await),
@@ -262,8 +345,10 @@ impl Store {
         action: impl Fn() -> String,
         txn: Txn,
     ) -> Result<TxnResponse, Trouble> {
-        self.ask(action, |link| async move { link.kv.clone().txn(txn).await })
-            .await
+        let txn = |link: Arc<Link>| async move { link.kv.clone().txn(txn).await };
+        let answer = self.ask(action, txn).await?;
+        self.saw(answer.header().map_or(0, |header| header.revision()));
+        Ok(answer)
     }
 
     pub(crate) async fn get(

@@ -10,8 +10,9 @@ use etcd_client::{
 use fencelock_core::engine::{Claim, Leave, Place, Standing, Withdrawn};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
 
+use crate::base::base_in;
 use crate::claims::{Number, Placed, Wanted};
-use crate::engine::{Shared, base_in};
+use crate::engine::Shared;
 use crate::layout::{Layout, end_of};
 use crate::refusal::Trouble;
 use crate::session::{Class, Pin, Session};
@@ -102,22 +103,31 @@ impl Shared {
     ///
     /// For claims that were not sent before: it does not look for what an earlier request may have put.
     async fn take(self: &Arc<Self>, claim: &Claim) -> Result<Option<Standing>> {
-        let base = self.base().await?;
-        let hold = self.session_to_hold(claim).await?;
-        let key = self.note(claim, base, None, &hold);
-        let txn = self.taking(claim, &key, base, &hold);
-        let asked = Clock::Boot.now();
-        let action = || format!("taking lock {}", claim.name);
-        let answer = match self.store.txn(action, txn).await {
-            Ok(answer) => answer,
-            Err(trouble) => return Box::pin(self.not_put(claim, trouble, vec![hold])).await,
-        };
-        if !answer.succeeded() {
-            self.claims().heat(&claim.name);
-            return Ok(None);
+        loop {
+            let hold = self.session_to_hold(claim).await?;
+            let base = self.base().await?;
+            let key = self.note(claim, base, None, &hold);
+            let txn = self.taking(claim, &key, base, &hold);
+            let (asked, seen) = (Clock::Boot.now(), self.base.connection(&self.store));
+            let action = || format!("taking lock {}", claim.name);
+            let answer = match self.store.txn(action, txn).await {
+                Ok(answer) => answer,
+                Err(trouble) => return Box::pin(self.not_put(claim, trouble, vec![hold])).await,
+            };
+            if !answer.succeeded() {
+                let (counted, _) = found(&answer).next().unwrap_or_default();
+                if self.base.has_moved(base, counted.first().and_then(base_in)) {
+                    continue;
+                }
+                self.claims().heat(&claim.name);
+                return Ok(None);
+            }
+            if self.is_from_before(&key, revision(&answer), seen).await? {
+                continue;
+            }
+            self.note_there(claim, revision(&answer), &hold.0);
+            return self.grant(claim, asked).await;
         }
-        self.note_there(claim, revision(&answer), &hold.0);
-        self.grant(claim, asked).await
     }
 
     /// Puts the claim's key unless it is there already. `None`: again, with what is known by now.
@@ -140,7 +150,7 @@ impl Shared {
             Some(line) => self.joining(claim, &key, base, line),
             None => self.placing(claim, &key, base, (&hold, line.as_ref())),
         };
-        let asked = Clock::Boot.now();
+        let (asked, seen) = (Clock::Boot.now(), self.base.connection(&self.store));
         let action = || format!("taking lock {}", claim.name);
         let answer = match self.store.txn(action, txn).await {
             Ok(answer) => answer,
@@ -152,7 +162,10 @@ impl Shared {
                 return self.not_put(claim, trouble, used).await;
             }
         };
+        let went_back =
+            answer.succeeded() && self.is_from_before(&key, revision(&answer), seen).await?;
         match joins {
+            _ if went_back => Ok(None),
             Some(line) if answer.succeeded() => {
                 self.note_there(claim, revision(&answer), &line.0);
                 let (others, more) = found(&answer).next().unwrap_or_default();
@@ -280,8 +293,7 @@ impl Shared {
         let ((found_base, _), (own, _), (others, more)) = (next(), next(), next());
         let Some(own) = own.first() else {
             let found = found_base.first().and_then(base_in);
-            if base.is_some() && found != base {
-                self.forget_base();
+            if self.base.has_moved(base, found) {
                 return Ok(None);
             }
             // A writer's key may be a reader's by now; only those who stand in line can tell.
@@ -293,6 +305,10 @@ impl Shared {
             return Ok(Some(Standing::Busy));
         };
         if !self.is_mine(claim, own) {
+            if self.layout() == Layout::Fencelock {
+                // No claim of this client has this key: a snapshot that was restored brought it back.
+                self.delete(own.key(), own.create_revision()).await?;
+            }
             return Ok(None);
         }
         let on = self.sessions.on(own.lease());
@@ -346,12 +362,34 @@ impl Shared {
         }
     }
 
+    /// Whether a key was put at a revision that this client had seen before it asked, or over another
+    /// connection than the one over which tokens were lifted: a snapshot may have been restored. Takes the key back then,
+    /// since its token may have been another claim's.
+    async fn is_from_before(
+        &self,
+        key: &str,
+        revision: i64,
+        (connection, seen): (Option<u64>, i64),
+    ) -> Result<bool> {
+        let broke = connection.is_some_and(|connection| self.store.is_over(connection));
+        if revision > seen && !broke {
+            return Ok(false);
+        }
+        if revision <= seen {
+            self.store.went_back(revision);
+        }
+        self.base.forget();
+        self.delete(key.as_bytes(), revision).await?;
+        Ok(true)
+    }
+
     fn note_there(&self, claim: &Claim, revision: i64, on: &Arc<Session>) {
         self.update(claim, |placed| {
             let tokens = Tokens {
                 first: value::first_token(placed.base, revision),
                 count: value::count(claim, placed.base),
             };
+            self.base.saw(at_token(tokens.first, DOWNGRADED));
             placed.there = Some((revision, tokens));
             placed.on = Arc::clone(on);
         });

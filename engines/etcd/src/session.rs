@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::attempt::Attempts;
 use crate::engine::Shared;
+use crate::layout::is_released;
 use crate::refusal::Trouble;
 
 /// For how long a session that nobody needs is kept for the next one.
@@ -65,6 +66,8 @@ struct State {
     doubtful: bool,
     /// It is being revoked: nothing may be believed of it any more.
     revoked: bool,
+    /// The connection over which keys were looked for last that no claim has.
+    swept: u64,
     members: HashMap<ClaimId, Member>,
 }
 
@@ -317,6 +320,7 @@ impl Shared {
         if let Some(opening) = &opening {
             opening.inherit(&self.store.config.store)?;
         }
+        let connection = self.store.connection().await?;
         let confirmed = Clock::Boot.now();
         let seconds = i64::try_from(class.seconds).unwrap_or(i64::MAX);
         let granted = self.store.grant(seconds).await;
@@ -336,6 +340,7 @@ impl Shared {
                 retired: false,
                 doubtful: false,
                 revoked: false,
+                swept: connection,
                 members: HashMap::new(),
             }),
             pinned: AtomicUsize::new(0),
@@ -364,9 +369,13 @@ impl Shared {
         let (kept, audited) = futures_util::future::join(kept, self.audit(session, asked)).await;
         match kept {
             Ok(()) => {
-                let mut state = session.state();
-                state.confirmed = asked;
-                audited.inspect(|()| state.audited = asked)
+                session.state().confirmed = asked;
+                audited?;
+                session.state().audited = asked;
+                if let Err(trouble) = self.sweep(session).await {
+                    tracing::debug!(error = %trouble.error, "looking for keys of nobody; trying again");
+                }
+                Ok(())
             }
             Err(trouble) if trouble.lease_gone => {
                 self.end(session);
@@ -374,6 +383,30 @@ impl Shared {
             }
             Err(trouble) => Err(trouble),
         }
+    }
+
+    /// What went on before a connection was made is not known: a snapshot that was restored brings keys back whose claims
+    /// are long over. Over each connection such keys are looked for once, and deleted.
+    async fn sweep(&self, session: &Arc<Session>) -> Result<(), Trouble> {
+        let connection = self.store.connection().await.map_err(Trouble::unsent)?;
+        if session.state().swept == connection {
+            return Ok(());
+        }
+        if let Some((_, keys)) = self.store.lease(session.lease, true).await? {
+            let members: Vec<Vec<u8>> = {
+                let state = session.state();
+                state.members.values().map(|m| m.key.clone()).collect()
+            };
+            let is_left = |key: &&Vec<u8>| {
+                // Claims are noted before they are sent.
+                !members.contains(key) && !is_released(key) && !self.is_known(key)
+            };
+            for key in keys.iter().filter(is_left) {
+                self.delete_on(key, session.lease).await?;
+            }
+        }
+        session.state().swept = connection;
+        Ok(())
     }
 
     /// The session is over: tells those who hold in it.

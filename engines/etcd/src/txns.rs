@@ -19,7 +19,13 @@ impl Shared {
     pub(crate) fn taking(&self, claim: &Claim, key: &str, base: Option<u64>, hold: &Pin) -> Txn {
         let take = put(key, self.value(claim, base), hold);
         let free = self.is_free(claim, key, base);
-        Txn::new().when(free).and_then([take])
+        // Where it is not free, there may be another reason.
+        let why = base.map(|_| TxnOp::get(BASE, None));
+        let txn = Txn::new().when(free).and_then([take]);
+        match why {
+            Some(why) => txn.or_else([why]),
+            None => txn,
+        }
     }
 
     /// What must be so for a claim to hold at once: the line is empty (of those that matter), and tokens are counted as known.

@@ -4,6 +4,7 @@
 //! same client, whose keys have the same names each time; then nothing is asked of the server.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
@@ -87,8 +88,8 @@ impl Watch {
 }
 
 impl Watches {
-    /// Those of a connection; its task ends when that is `broken`.
-    pub(crate) fn new(client: WatchClient, broken: watch::Receiver<bool>) -> Self {
+    /// Those of a connection; its task ends when that is `broken`, and says that it is when the stream ends.
+    pub(crate) fn new(client: WatchClient, broken: Arc<watch::Sender<bool>>) -> Self {
         let (orders, ordered) = mpsc::unbounded_channel();
         let stream = Stream {
             client,
@@ -158,15 +159,20 @@ impl Stream {
     async fn run(
         mut self,
         ordered: mpsc::UnboundedReceiver<Order>,
-        mut broken: watch::Receiver<bool>,
+        broken: Arc<watch::Sender<bool>>,
     ) {
+        let mut given_up = broken.subscribe();
         tokio::select! {
-            _ = broken.wait_for(|broken| *broken) => {}
-            () = self.serve(ordered) => {}
+            _ = given_up.wait_for(|broken| *broken) => {}
+            () = self.serve(ordered, &broken) => {}
         }
     }
 
-    async fn serve(&mut self, mut ordered: mpsc::UnboundedReceiver<Order>) {
+    async fn serve(
+        &mut self,
+        mut ordered: mpsc::UnboundedReceiver<Order>,
+        broken: &watch::Sender<bool>,
+    ) {
         let mut responses = None;
         loop {
             let response = async {
@@ -200,7 +206,15 @@ impl Stream {
                     }
                     None => return,
                 },
-                told = response => told.is_some_and(|told| self.pass_on(told)),
+                told = response => match told {
+                    Some(told) => self.pass_on(told),
+                    None => {
+                        if self.proven {
+                            broken.send_replace(true);
+                        }
+                        false
+                    }
+                },
             };
             if !stays {
                 // All watches are over; the next one opens another stream.

@@ -58,6 +58,7 @@ mod facts;
 mod hot;
 mod hub;
 mod inspect;
+mod machine;
 mod node;
 mod redlock;
 mod refusal;

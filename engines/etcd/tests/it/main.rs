@@ -7,6 +7,7 @@ mod access;
 mod cluster;
 mod foreign;
 mod line;
+mod restore;
 mod sessions;
 mod turns;
 

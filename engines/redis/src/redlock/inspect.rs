@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use fencelock_core::engine::{Cursor, Evict, HolderView, LockView, Page};
-use fencelock_core::{ClaimId, LockName, Mode, Result, Token};
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Mode, Result, Token};
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 
@@ -14,8 +14,12 @@ use crate::refusal::{explain, unreadable};
 use crate::slots::line_key;
 use crate::value::{Stored, foreign_view, mark, waiter_view};
 
+/// For how long a look goes on at least while the answers do not suffice.
+const LOOKING: Duration = Duration::from_millis(500);
+
 /// What one node has.
 struct Seen {
+    node: usize,
     now: u64,
     value: Option<Vec<u8>>,
     left: Option<Duration>,
@@ -23,7 +27,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(answer: Value) -> Option<Self> {
+    fn new(node: usize, answer: Value) -> Option<Self> {
         let Value::Array(parts) = answer else {
             return None;
         };
@@ -36,6 +40,7 @@ impl Seen {
                     Value::Array(waiters),
                 ],
             ) => Some(Self {
+                node,
                 now: u64::try_from(now).unwrap_or(0),
                 value: match value {
                     Value::BulkString(bytes) => Some(bytes),
@@ -64,7 +69,7 @@ impl Inner {
                 async move {
                     let seen = answer.await.and_then(|answer| {
                         let shown = crate::connection::odd(&answer);
-                        Seen::new(answer).ok_or(shown)
+                        Seen::new(node.index, answer).ok_or(shown)
                     });
                     let failed = |error| explain(&node.name, action, Some(name), error);
                     seen.map_err(|error| (node.index, failed(error)))
@@ -87,22 +92,56 @@ impl Inner {
             }
         }
         if seen.len() < self.settings.quorum {
-            return Err(self.too_few(action, failed));
+            let answered: Vec<usize> = seen.iter().map(|seen| seen.node).collect();
+            return Err(self.too_few_but(action, failed, &answered));
         }
         Ok(seen)
     }
 
-    /// The lock; without others' if only ours are wanted.
+    /// The lock; without others' if only ours are wanted. Votes that are split, and answers that come late, are over in a
+    /// moment: so it looks again for a while before it says that the answers do not suffice.
     async fn view(&self, name: &LockName, foreigners: bool) -> Result<LockView> {
-        let seen = self.see(name).await?;
+        let begun = Clock::Boot.now();
+        let mut pauses = Pauses::new();
+        loop {
+            let failed = match self.see(name).await {
+                Ok(seen) => match self.judge(name, &seen, foreigners)? {
+                    Some(view) => return Ok(view),
+                    None => self.undecided(name, &seen),
+                },
+                Err(error) => error,
+            };
+            if self.is_over(begun) || !failed.is_transient() {
+                return Err(failed);
+            }
+            pauses.next().await;
+        }
+    }
+
+    /// Those that do not answer decide who holds.
+    fn undecided(&self, name: &LockName, seen: &[Seen]) -> Error {
+        let action = format!(
+            "telling who holds lock {name} by {} nodes, which do not agree",
+            seen.len()
+        );
+        let answered: Vec<usize> = seen.iter().map(|seen| seen.node).collect();
+        self.too_few_but(&action, Vec::new(), &answered)
+    }
+
+    fn is_over(&self, begun: BootInstant) -> bool {
+        Clock::Boot.now().since(begun) >= LOOKING.max(self.settings.node_timeout * 2)
+    }
+
+    /// The lock by what these nodes have. Only they have a vote; `None` if it is the others' votes that decide.
+    fn judge(&self, name: &LockName, seen: &[Seen], foreigners: bool) -> Result<Option<LockView>> {
         let quorum = self.settings.quorum;
-        // Who did not answer may have it, too.
         let silent = self.nodes.len() - seen.len();
+        let is_open = |votes: usize| votes < quorum && votes + silent >= quorum;
         let mut view = LockView::free(name.clone());
         let mut unreadable_at = 0;
         let mut by_claim: HashMap<ClaimId, Vec<HolderView>> = HashMap::new();
         let mut others: HashMap<&[u8], Vec<Option<Duration>>> = HashMap::new();
-        for seen in &seen {
+        for seen in seen {
             let Some(value) = &seen.value else { continue };
             match Stored::parse(value) {
                 Stored::Alone(hold) => {
@@ -118,25 +157,33 @@ impl Inner {
         if unreadable_at >= quorum {
             return Err(unreadable(&self.settings.store, name));
         }
+        let ours = by_claim.values().map(Vec::len);
+        let theirs = others.values().map(Vec::len).filter(|_| foreigners);
+        if ours.chain(theirs).chain([unreadable_at]).any(is_open) {
+            return Ok(None);
+        }
         for (_, mut votes) in by_claim {
-            if votes.len() + silent < quorum {
+            if votes.len() < quorum {
                 continue;
             }
-            let told = |token: &Token| {
-                let same = votes.iter().filter(|hold| hold.token == Some(*token));
-                same.count() + silent >= quorum
+            let of = |token: Token| {
+                let same = votes.iter().filter(|hold| hold.token == Some(token));
+                same.count()
             };
             let tokens: BTreeSet<Token> = votes.iter().filter_map(|hold| hold.token).collect();
-            let token = tokens.into_iter().rev().find(told);
+            if tokens.iter().any(|token| is_open(of(*token))) {
+                return Ok(None);
+            }
+            let token = tokens.into_iter().find(|token| of(*token) >= quorum);
             // What a quorum keeps it for.
             votes.sort_by_key(|hold| std::cmp::Reverse(hold.ttl_left));
-            let mut hold = votes.swap_remove(quorum.min(votes.len()) - 1);
+            let mut hold = votes.swap_remove(quorum - 1);
             hold.token = token;
             view.holders.push(hold);
         }
         if view.holders.is_empty() && foreigners {
             for (value, votes) in others {
-                if votes.len() + silent >= quorum {
+                if votes.len() >= quorum {
                     let left = votes.into_iter().flatten().max();
                     view.holders.push(foreign_view(value, left));
                 }
@@ -149,7 +196,7 @@ impl Inner {
                 .filter_map(|waiter| waiter_view(&text(waiter)));
             view.waiters.extend(waiters);
         }
-        Ok(view)
+        Ok(Some(view))
     }
 
     pub(super) async fn look_until(
@@ -205,7 +252,7 @@ impl Inner {
                         items.push(view);
                     }
                 }
-                Err(fencelock_core::Error::NotALock { .. }) => {}
+                Err(Error::NotALock { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

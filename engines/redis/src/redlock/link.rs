@@ -10,6 +10,7 @@ use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError
 use tokio::sync::Notify;
 
 use super::courier::{Courier, Reply};
+use crate::machine;
 use crate::refusal::{Meaning, explain, is_noscript, meaning};
 
 /// Requests that may wait in this process for the socket.
@@ -22,8 +23,8 @@ pub(crate) struct Link {
     health: Arc<Health>,
     /// Changes with every start of the server.
     pub(crate) run_id: String,
-    /// For how long the server ran when the connection was made; it may be a second more.
-    pub(crate) uptime: Duration,
+    /// For how long the server had run at least when the connection was made, whatever clocks say.
+    pub(crate) ran: Duration,
     /// Whether the server evicts keys when memory is short.
     pub(crate) evicts: bool,
     /// Whether the server votes, as this connection knows: it has the scripts then.
@@ -129,13 +130,13 @@ impl Link {
             return Err(Error::config(node, why));
         };
         connection.set_response_timeout(answer_timeout);
-        let seconds = field("uptime_in_seconds").and_then(|text| text.parse().ok());
+        let ran = machine::ran(|name| field(name)?.trim().parse().ok());
         let capped = field("maxmemory").is_some_and(|text| text != "0");
         Ok(Self {
             courier: Courier::new(connection, Arc::clone(&health)),
             health,
             run_id: run_id.to_owned(),
-            uptime: Duration::from_secs(seconds.unwrap_or(0)),
+            ran,
             evicts: capped && field("maxmemory_policy") != Some("noeviction"),
             member: AtomicBool::new(false),
             floor: AtomicU64::new(0),

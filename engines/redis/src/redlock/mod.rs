@@ -18,7 +18,8 @@
 //!
 //! # What keeps a node from voting
 //! A server process votes once it was *let in*: after `max-ttl` and 2 s since it was first seen (or, if it still has its
-//! memory, since it was started), with no counter below those of the other nodes. So a store of new nodes grants nothing
+//! memory, as soon as it has used so much processor time), with no counter below those of the other nodes. Both go by
+//! clocks that nobody sets: the boot clock of each machine that has clients, and the processor's. So a store of new nodes grants nothing
 //! for its first 32 s. A process is known by the run id that `INFO` tells at each connection; a node that does not know
 //! the scripts any more, or whose counters have fallen, is looked at anew. A node whose clock was set, against this
 //! machine's boot clock, does not vote for as long either.
@@ -32,6 +33,7 @@
 mod config;
 mod courier;
 mod diagnose;
+mod held;
 mod inspect;
 mod link;
 mod node;
@@ -62,11 +64,13 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use self::config::Settings;
 use self::courier::Told;
+use self::held::Held;
 use self::node::{Abstains, BUCKETS, MEMORY, Node};
 use self::round::{Round, Tally};
 use self::scripts::Scripts;
 use self::vote::{Asked, Manner, Outcome, whose};
 use crate::hot::Hot;
+use crate::machine::Machine;
 use crate::value::{Message, millis, px};
 use crate::waiters::{Waiter, Waiters};
 
@@ -91,11 +95,13 @@ pub struct Redlock {
 #[derive(Debug)]
 pub(crate) struct Inner {
     settings: Settings,
+    machine: Machine,
     scripts: Scripts,
     nodes: Vec<Arc<Node>>,
     /// What this process listens to is `fencelock:` and this.
     channel: String,
     waiters: Waiters,
+    held: Held,
     hot: Hot,
     attempts: AtomicU64,
     events: mpsc::UnboundedSender<Event>,
@@ -151,10 +157,12 @@ impl Redlock {
         let count = nodes.len();
         let inner = Arc::new(Inner {
             settings,
+            machine: Machine::this(),
             scripts: Scripts::new(),
             nodes,
             channel: ClaimIds::new()?.next().to_string(),
             waiters: Waiters::default(),
+            held: Held::default(),
             hot: Hot::default(),
             attempts: AtomicU64::new(0),
             events,
@@ -352,6 +360,11 @@ impl Inner {
 
     /// Fewer nodes than the quorum: which, and why.
     fn too_few(&self, action: &str, failed: Vec<(usize, Error)>) -> Error {
+        self.too_few_but(action, failed, &[])
+    }
+
+    /// The same where these have answered.
+    fn too_few_but(&self, action: &str, failed: Vec<(usize, Error)>, answered: &[usize]) -> Error {
         let now = Clock::Boot.now();
         let mut texts = Vec::new();
         let mut refusing = 0;
@@ -375,6 +388,7 @@ impl Inner {
                 }
                 None if node.voter(now).is_some() && action == "placing a claim" => continue,
                 None if node.link().is_some() && action == "connecting" => continue,
+                None if answered.contains(&node.index) => continue,
                 None => {
                     let Abstains { why, refused } = node.abstains(self, now);
                     refusing += usize::from(refused);
@@ -709,6 +723,9 @@ impl Engine for Redlock {
         if inner.is_closed() {
             return Err(Error::Closed);
         }
+        if let Some(grant) = inner.again(claim).await? {
+            return Ok(Standing::Held(grant));
+        }
         let mut waiter = inner.waiters.find(&claim.id);
         let hot = inner.hot.of(&claim.name);
         let mut plain = waiter.is_none() && !claim.record && !hot.is_hot();
@@ -738,6 +755,7 @@ impl Engine for Redlock {
             };
             match inner.attempt(claim, manner).await {
                 Outcome::Granted(grant) => {
+                    inner.held.note(claim.id, &grant);
                     inner.waiters.remove(&claim.id);
                     if !plain && waiter.is_none() {
                         hot.cool();
@@ -791,11 +809,7 @@ impl Engine for Redlock {
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
-        let mut renewals = Vec::with_capacity(held.len());
-        for some in held.chunks(RENEWED_AT_ONCE) {
-            renewals.extend(self.inner.renew_some(some).await);
-        }
-        renewals
+        self.inner.renew_all(held).await
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
@@ -803,6 +817,7 @@ impl Engine for Redlock {
             self.inner.waiters.remove(&claim.id);
             return Err(Error::Closed);
         }
+        self.inner.held.forget(claim.id);
         let withdrawn = match how {
             Leave::Release => self.inner.withdraw(claim, b"release").await,
             Leave::Abandon => {

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use super::Inner;
 use super::link::Link;
 use super::timekeeper::Timekeeper;
+use crate::machine::Machine;
 use crate::refusal::explain;
 use crate::scripts::Script;
 
@@ -41,6 +42,8 @@ pub(crate) struct Node {
     /// Before this instant, in ns, it does not vote, since its clock was set.
     suspended_until: AtomicU64,
     bell: Arc<Notify>,
+    /// The spell without a vote (the run id, and since when as the server says) that is being watched, and since when.
+    watched: Mutex<Option<((String, i64), BootInstant)>>,
     /// Withdrawals that had no answer.
     owed: Mutex<VecDeque<(BootInstant, Cmd)>>,
 }
@@ -80,6 +83,7 @@ impl Node {
             clock: Timekeeper::default(),
             suspended_until: AtomicU64::new(0),
             bell: Arc::default(),
+            watched: Mutex::default(),
             owed: Mutex::default(),
         }
     }
@@ -245,21 +249,23 @@ impl Node {
         let longest = inner.settings.max_ttl.as_millis() as u64;
         command.arg(&scripts.attach.text).arg(1).arg(MEMORY);
         command.arg(&link.run_id).arg(longest);
+        command.arg(inner.machine.id()).arg(Machine::now());
         let asked = Clock::Boot.now();
         let answer = link.ask(&command).await;
         let heard = Clock::Boot.now();
         let answer =
-            answer.and_then(|value| Ok(<(i64, i64, i64, u64, u64)>::from_redis_value(value)?));
-        let (member, micros, since, longest, floor) =
+            answer.and_then(|value| Ok(<(i64, i64, i64, u64, u64, i64)>::from_redis_value(value)?));
+        let (member, micros, since, longest, floor, first) =
             answer.map_err(|error| self.failed("asking the node whether it votes", error))?;
         self.told_time(inner, micros, asked, heard);
         inner.saw_longest(Duration::from_millis(longest));
         let delay = inner.settings.delay(inner.longest());
-        let seen = Duration::from_micros(u64::try_from(micros - since).unwrap_or(0));
+        // No clock of the node counts here: a clock that is set right after the start makes any uptime.
+        let seen = self.seen_for(link, (since, first), asked);
         // With its memory, it can have forgotten nothing since it was started; without, it may have been emptied just
         // before it was seen first.
         let waited = match member {
-            0 => seen.max(link.uptime.saturating_sub(Duration::from_secs(1))),
+            0 => seen.max(link.ran),
             _ => seen,
         };
         let due = asked + delay.saturating_sub(waited);
@@ -270,6 +276,20 @@ impl Node {
             self.settle(link).await;
         }
         Ok(())
+    }
+
+    /// For how long a server that does not vote has been seen in this spell, by this machine's boot clock: since `first`, when
+    /// a client on this machine saw it, or since this client did, where the server takes no more notes.
+    fn seen_for(&self, link: &Link, (since, first): (i64, i64), asked: BootInstant) -> Duration {
+        let spell = (link.run_id.clone(), since);
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = match &*watched {
+            Some((known, own)) if *known == spell => *own,
+            _ => watched.insert((spell, asked)).1,
+        };
+        let now = i64::try_from(asked.as_nanos() / 1_000_000).unwrap_or(i64::MAX);
+        let noted = u64::try_from(now.saturating_sub(first)).unwrap_or(0);
+        Duration::from_millis(noted).max(asked.since(own))
     }
 
     async fn give_scripts(&self, inner: &Inner, link: &Link) -> Result<()> {

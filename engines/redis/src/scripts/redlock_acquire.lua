@@ -5,7 +5,7 @@
 -- Answers {word, counter, micros, pttl}: 'ok', 'busy', 'late', or 'blank' if the node has lost its memory.
 --
 -- The lock's value is 'fl1:<claim>:<attempt>:1:<token>:<px>:<since>:<asked>:<rest>'. An earlier attempt of the same claim
--- makes room for a later one. The memory is a hash: a counter for each bucket of names, and what `redlock_attach` keeps.
+-- makes room for a later one, unless it was renewed: then it is a grant. The memory is a hash: a counter for each bucket of names, and what `redlock_attach` keeps.
 local name, line, memory = KEYS[1], KEYS[2], KEYS[3]
 local claim, attempt, px, bucket = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 local parts = redis.call('TIME')
@@ -23,8 +23,8 @@ if not known[2] then
 end
 local value = redis.call('GET', name)
 if value then
-  local earlier = string.match(value, '^fl1:' .. claim .. ':(%d+):')
-  if not earlier or tonumber(earlier) > tonumber(attempt) then
+  local earlier, since = string.match(value, '^fl1:' .. claim .. ':(%d+):1:%d+:%d+:(%d+):')
+  if not earlier or tonumber(earlier) > tonumber(attempt) or since ~= '0' then
     if ARGV[6] == '1' then
       redis.call('ZADD', line, 'NX', text(micros), claim)
       redis.call('HSET', line .. ':who', claim, '0:' .. text(micros / 1000) .. ':1:x:' .. ARGV[8])

@@ -23,5 +23,5 @@ else
 end
 redis.call('HSET', memory, 'floor', ARGV[3])
 redis.call('HSET', memory, 'run', run)
-redis.call('HDEL', memory, 'since')
+redis.call('HDEL', memory, 'since', 'watch')
 return 1

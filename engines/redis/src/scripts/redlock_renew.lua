@@ -1,7 +1,8 @@
--- redlock_renew: prolong many holds, and write their tokens. Never makes a key anew.
+-- redlock_renew: prolong many holds, and write their tokens. Never makes a key anew, nor a lease shorter, and never changes
+-- a token that was written by a renewal.
 -- KEYS n locks
 -- ARGV 3 for each: 'fl1:' claim ':'  token  px
--- Answers for each: 0 lost, 1 kept, 2 kept and asked to let go, 3 not done (out of memory).
+-- Answers for each: 0 lost, or held by another token, 1 kept, 2 kept and asked to let go, 3 not done (out of memory).
 local now
 local answers = {}
 for i, name in ipairs(KEYS) do
@@ -12,8 +13,14 @@ for i, name in ipairs(KEYS) do
   else
     local attempt, stored, before, since, asked, rest =
       string.match(value, '^(%d+):1:(%d+):(%d+):(%d+):(%d):(.*)$', #mark + 1)
+    local left = redis.call('PTTL', name)
+    if left > tonumber(px) then
+      px = left
+    end
     local done
-    if stored == token and since ~= '0' then
+    if stored ~= token and since ~= '0' then
+      done = false
+    elseif since ~= '0' then
       done = redis.call('PEXPIRE', name, px)
     else
       if since == '0' then
@@ -21,12 +28,14 @@ for i, name in ipairs(KEYS) do
           local parts = redis.call('TIME')
           now = parts[1] * 1000 + math.floor(parts[2] / 1000)
         end
-        since = string.format('%.0f', now - (before - redis.call('PTTL', name)))
+        since = string.format('%.0f', now - (before - left))
       end
       done = redis.pcall('SET', name,
         mark .. attempt .. ':1:' .. token .. ':' .. px .. ':' .. since .. ':' .. asked .. ':' .. rest, 'PX', px)
     end
-    if type(done) == 'table' and done.err then
+    if not done then
+      answers[i] = 0
+    elseif type(done) == 'table' and done.err then
       answers[i] = 3
     else
       answers[i] = asked == '1' and 2 or 1

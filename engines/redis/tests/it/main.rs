@@ -16,6 +16,7 @@ mod inspect;
 mod late;
 mod looking;
 mod redlock;
+mod redlock_time;
 mod sentinel;
 mod shared;
 mod support;

@@ -15,21 +15,21 @@ use futures_util::future::join_all;
 use crate::support::{calls, ms};
 
 /// Where a node keeps what it remembers.
-const MEMORY: &str = "fencelock:redlock";
+pub(crate) const MEMORY: &str = "fencelock:redlock";
 /// The shortest that is far above the node-timeout, so that what waits for it is over soon.
 const MAX_TTL: Duration = Duration::from_secs(1);
 /// So long a node that was restarted does not vote.
-const DELAY: Duration = Duration::from_secs(3);
+pub(crate) const DELAY: Duration = Duration::from_secs(3);
 
 /// Five servers, each behind a proxy.
-struct Nodes {
-    servers: Vec<Redis>,
-    proxies: Vec<Proxy>,
+pub(crate) struct Nodes {
+    pub(crate) servers: Vec<Redis>,
+    pub(crate) proxies: Vec<Proxy>,
 }
 
 impl Nodes {
     /// Five that were seen long ago.
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let nodes = Self::start_fresh(Redis::builder);
         for server in &nodes.servers {
             age(server);
@@ -37,38 +37,38 @@ impl Nodes {
         nodes
     }
 
-    fn start_fresh(builder: impl Fn() -> RedisBuilder) -> Self {
+    pub(crate) fn start_fresh(builder: impl Fn() -> RedisBuilder) -> Self {
         let servers: Vec<Redis> = (0..5).map(|_| builder().start().unwrap()).collect();
         let proxies = servers.iter().map(|server| Proxy::start(server.port()));
         let proxies = proxies.map(|proxy| proxy.unwrap()).collect();
         Self { servers, proxies }
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         url(self.servers.iter().map(Redis::port), "")
     }
 
-    fn proxied_url(&self) -> String {
+    pub(crate) fn proxied_url(&self) -> String {
         url(self.proxies.iter().map(Proxy::port), "")
     }
 
-    async fn open(&self) -> Store {
+    pub(crate) async fn open(&self) -> Store {
         open(&self.url()).await.unwrap()
     }
 
-    async fn proxied(&self) -> Store {
+    pub(crate) async fn proxied(&self) -> Store {
         open(&self.proxied_url()).await.unwrap()
     }
 
     /// Who holds at each node, as its value says.
-    fn values(&self, name: &str) -> Vec<Option<String>> {
+    pub(crate) fn values(&self, name: &str) -> Vec<Option<String>> {
         let servers = self.servers.iter();
         servers
             .map(|server| server.command(&["GET", name]).unwrap())
             .collect()
     }
 
-    async fn await_free(&self, name: &str, nodes: &[usize]) {
+    pub(crate) async fn await_free(&self, name: &str, nodes: &[usize]) {
         let free = |node: &usize| -> bool {
             let exists: u64 = self.servers[*node].command(&["EXISTS", name]).unwrap();
             exists == 0
@@ -77,23 +77,23 @@ impl Nodes {
     }
 }
 
-fn url(ports: impl IntoIterator<Item = u16>, options: &str) -> String {
+pub(crate) fn url(ports: impl IntoIterator<Item = u16>, options: &str) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts = hosts.collect::<Vec<_>>().join(",");
     format!("redlock://{hosts}?node-timeout=100ms&max-ttl=1s{options}")
 }
 
-fn age(server: &Redis) {
+pub(crate) fn age(server: &Redis) {
     seen_long_ago(server, 0).unwrap();
 }
 
 /// An engine, and a source of claims.
-struct Store {
-    engine: Arc<Redlock>,
-    ids: ClaimIds,
+pub(crate) struct Store {
+    pub(crate) engine: Arc<Redlock>,
+    pub(crate) ids: ClaimIds,
 }
 
-async fn open(url: &str) -> Result<Store> {
+pub(crate) async fn open(url: &str) -> Result<Store> {
     let engine = Arc::new(Redlock::connect(StoreUrl::parse(url)?).await?);
     let ids = ClaimIds::new()?;
     Ok(Store { engine, ids })
@@ -101,7 +101,7 @@ async fn open(url: &str) -> Result<Store> {
 
 impl Store {
     /// A claim that does not wait, for [`MAX_TTL`].
-    fn claim(&self, name: &str) -> Claim {
+    pub(crate) fn claim(&self, name: &str) -> Claim {
         Claim {
             id: self.ids.next(),
             owner: "tester".into(),
@@ -116,7 +116,7 @@ impl Store {
         }
     }
 
-    async fn take(&self, name: &str) -> (Claim, Grant) {
+    pub(crate) async fn take(&self, name: &str) -> (Claim, Grant) {
         let claim = self.claim(name);
         let begin = Instant::now();
         loop {
@@ -134,11 +134,11 @@ impl Store {
         }
     }
 
-    async fn release(&self, claim: &Claim) -> Withdrawn {
+    pub(crate) async fn release(&self, claim: &Claim) -> Withdrawn {
         self.engine.withdraw(claim, Leave::Release).await.unwrap()
     }
 
-    async fn renew(&self, claim: &Claim, grant: &Grant) -> Renewal {
+    pub(crate) async fn renew(&self, claim: &Claim, grant: &Grant) -> Renewal {
         let held = fencelock_core::engine::HeldClaim {
             claim: claim.clone(),
             token: grant.tokens.first,
@@ -147,7 +147,7 @@ impl Store {
     }
 
     /// Whether the lock is held by another, answered by enough nodes.
-    async fn is_busy(&self, name: &str) -> bool {
+    pub(crate) async fn is_busy(&self, name: &str) -> bool {
         let claim = self.claim(name);
         match self.engine.place(&claim).await {
             Ok(Standing::Busy) => true,
@@ -160,7 +160,7 @@ impl Store {
     }
 }
 
-async fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
         assert!(begin.elapsed() < Duration::from_secs(15), "in vain: {what}");

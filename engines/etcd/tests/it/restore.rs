@@ -1,0 +1,129 @@
+//! A snapshot is restored: what was acknowledged since is undone, and revisions go back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fencelock::{Client, Error, Token};
+use fencelock_testbed::Etcd;
+
+use crate::{client, soon, until};
+
+/// The resource: it takes nobody whose token is not above all before.
+#[derive(Default)]
+struct Fence(HashMap<String, Token>);
+
+impl Fence {
+    /// Takes the lock, and has its token pass.
+    async fn pass(&mut self, client: &Client, name: &str) -> Token {
+        let take = async {
+            loop {
+                match client.lock(name).ttl(Duration::from_secs(3)).await {
+                    Ok(guard) => return guard,
+                    // The connection from before breaks on the way.
+                    Err(error) => assert!(error.is_transient(), "{error}"),
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let guard = soon("the lock is granted", take).await;
+        let token = guard.token();
+        let before = self.0.insert(name.to_owned(), token);
+        assert!(before < Some(token), "{token:?} after {before:?} of {name}");
+        drop(guard.release().await);
+        token
+    }
+}
+
+#[tokio::test]
+async fn tokens_go_on_above_after_a_restored_snapshot() {
+    for members in [1, 3] {
+        let etcd = Etcd::cluster(members).start().unwrap();
+        let before = [client(&etcd).await, client(&etcd).await];
+        let mut fence = Fence::default();
+        for one in &before {
+            fence.pass(one, "a").await;
+        }
+        let snapshot = etcd.snapshot(0).unwrap();
+        for _ in 0..40 {
+            for one in &before {
+                fence.pass(one, "a").await;
+            }
+        }
+        etcd.restore_snapshot(&snapshot).unwrap();
+        let after = client(&etcd).await;
+        for _ in 0..3 {
+            for one in [&before[1], &after, &before[0]] {
+                fence.pass(one, "a").await;
+            }
+        }
+        // One has seen nothing of what was undone, and comes first.
+        let snapshot = etcd.snapshot(0).unwrap();
+        for _ in 0..10 {
+            fence.pass(&before[0], "a").await;
+        }
+        etcd.restore_snapshot(&snapshot).unwrap();
+        fence.pass(&before[1], "a").await;
+        fence.pass(&before[0], "a").await;
+        // And once more, with a new client first.
+        let snapshot = etcd.snapshot(0).unwrap();
+        fence.pass(&before[0], "a").await;
+        etcd.restore_snapshot(&snapshot).unwrap();
+        let new = client(&etcd).await;
+        for one in [&new, &before[0], &before[1], &after] {
+            fence.pass(one, "a").await;
+        }
+    }
+}
+
+/// The session lives, and so would whatever the snapshot has of it.
+#[tokio::test]
+async fn what_a_snapshot_brings_back_is_cleared_by_the_client_that_had_it() {
+    let etcd = Etcd::start().unwrap();
+    let (one, two) = (client(&etcd).await, client(&etcd).await);
+    let ttl = Duration::from_secs(3);
+    let kept = one.lock("kept").ttl(ttl).await.unwrap();
+    let released = one.lock("released").ttl(ttl).await.unwrap();
+    // In the session of its ttl.
+    until("both were renewed", async || {
+        let told = etcd.leases().unwrap();
+        told.len() == 1
+    })
+    .await;
+    let snapshot = etcd.snapshot(0).unwrap();
+    released.release().await.unwrap();
+    etcd.restore_snapshot(&snapshot).unwrap();
+    let view = async || two.look("released").await;
+    until("it is held as the snapshot has it", async || {
+        view().await.is_ok_and(|view| !view.holders.is_empty())
+    })
+    .await;
+    assert!(matches!(
+        two.try_lock("kept").await,
+        Err(Error::Held { .. })
+    ));
+    // Far longer than the ttl: its session is kept alive for the other.
+    let next = soon("it is free again", async {
+        loop {
+            match two.lock("released").await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(error.is_transient(), "{error}"),
+            }
+        }
+    })
+    .await;
+    assert!(next.is_valid());
+    assert!(kept.is_valid(), "what the snapshot has is held on");
+    kept.release().await.unwrap();
+    next.release().await.unwrap();
+}
+
+/// Whoever only looks writes nothing, with a user who may not.
+#[tokio::test]
+async fn looking_lifts_nothing() {
+    let etcd = Etcd::start().unwrap();
+    let watcher = client(&etcd).await;
+    watcher.list("").await.unwrap();
+    watcher.look("a").await.unwrap();
+    watcher.diagnose().await.unwrap();
+    assert_eq!(etcd.keys("fencelock/").unwrap(), 0);
+}
