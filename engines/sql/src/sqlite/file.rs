@@ -76,7 +76,10 @@ impl Source {
     /// all that this engine has met, and not below the time in microseconds, which outruns every counter: so tokens go on
     /// increasing when the file was deleted, or an old copy of it put back, or a loss of power took the last commits.
     pub(super) fn next_token(&self, stored: i64, count: u32) -> i64 {
-        let met = self.highest.fetch_max(stored, Ordering::Relaxed).max(stored);
+        let met = self
+            .highest
+            .fetch_max(stored, Ordering::Relaxed)
+            .max(stored);
         let next = met.saturating_add(count.into()).max(micros());
         self.highest.fetch_max(next, Ordering::Relaxed);
         next
@@ -316,7 +319,10 @@ pub(super) fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i6
 
 /// Waits for other processes with growing random naps until the deadline: a process that is unlucky again and again
 /// is so with a vanishing chance, where SQLite's own fixed steps let the newest win.
-pub(super) fn wait_when_busy(connection: &mut Connection, deadline: &Arc<AtomicU64>) -> rusqlite::Result<()> {
+pub(super) fn wait_when_busy(
+    connection: &mut Connection,
+    deadline: &Arc<AtomicU64>,
+) -> rusqlite::Result<()> {
     let deadline = Arc::clone(deadline);
     connection.busy_handler(Some(move |tries: i32| {
         let deadline = BootInstant::from_nanos(deadline.load(Ordering::Relaxed));

@@ -109,7 +109,8 @@ impl Source {
             true => ["", ""],
             false => [", NULL AS run, NULL AS written", ", NULL AS label"],
         };
-        let boot: String = connection.query_row("SELECT boot FROM main.store", [], |row| row.get(0))?;
+        let boot: String =
+            connection.query_row("SELECT boot FROM main.store", [], |row| row.get(0))?;
         let is_over = match self.run.is(&boot) {
             true => "FALSE".to_owned(),
             false => self.run.is_over(Clock::Boot.now()),

@@ -117,7 +117,11 @@ impl Sqlite {
         .await?;
         let listener = match source.inspect_only {
             true => None,
-            false => listen(&source, me, hear(Arc::clone(&doors), holds, queue.clone(), tell)),
+            false => listen(
+                &source,
+                me,
+                hear(Arc::clone(&doors), holds, queue.clone(), tell),
+            ),
         };
         if listener.is_none() {
             queue.nobody_listens();

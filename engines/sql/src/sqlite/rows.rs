@@ -209,7 +209,7 @@ pub(super) fn renew(
                WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned' \
                AND ?4 BETWEEN first AND first + count - 1";
     let mut select = visit.connection.prepare_cached(sql)?;
-    let sql = "UPDATE holders SET expiry = ?3, lock_delay = ?4, token = ?5, owner = ?6, label = ?7, written = ?8 \
+    let sql = "UPDATE holders SET expiry = ?3, lock_delay = ?4, token = ?5, owner = ?6, label = ?7, written = ?8, bell = ?9 \
                WHERE name = ?1 AND claim = ?2";
     let mut update = visit.connection.prepare_cached(sql)?;
     let mut renewals = Vec::with_capacity(held.len());
@@ -231,6 +231,7 @@ pub(super) fn renew(
             &*claim.owner,
             claim.label.as_deref(),
             now,
+            visit.me.as_bytes(),
         ])?;
         visit.holds.put_up(claim.id, &claim.name);
         renewals.push(Renewal::Kept {
@@ -314,8 +315,7 @@ pub(super) fn look(visit: &Visit<'_>, name: &LockName) -> Sql<LockView> {
         })
     })?;
     let holders = holders.collect::<Sql<Vec<_>>>()?;
-    let sql =
-        "SELECT owner, mode, label FROM waiters WHERE name = ?1 AND expiry > ?2 ORDER BY ticket LIMIT ?3";
+    let sql = "SELECT owner, mode, label FROM waiters WHERE name = ?1 AND expiry > ?2 ORDER BY ticket LIMIT ?3";
     let mut waiters = visit.connection.prepare_cached(sql)?;
     let values = params![name.as_str(), nanos(now), MOST_WAITERS_SHOWN];
     let waiters = waiters.query_map(values, |row| {
@@ -442,7 +442,9 @@ fn draw(visit: &Visit<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
         Mode::Exclusive => claim.reserve.clamp(1, lease::MOST_TOKENS),
         Mode::Shared | Mode::Permit { .. } => 1,
     };
-    let mut select = visit.connection.prepare_cached("SELECT token, boot FROM store")?;
+    let mut select = visit
+        .connection
+        .prepare_cached("SELECT token, boot FROM store")?;
     let read = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, String>(1)?));
     let (stored, boot) = select.query_row([], read)?;
     let run = &visit.source.run;
@@ -489,13 +491,17 @@ fn stand(visit: &Visit<'_>, claim: &Claim, ticket: Option<i64>, rows: &Rows) -> 
     let expiry = nanos(visit.now + CLAIM_WINDOW);
     let name = claim.name.as_str();
     if let Some(ticket) = ticket {
-        let sql = "UPDATE waiters SET expiry = ?3, mode = ?4 WHERE name = ?1 AND ticket = ?2";
+        let sql =
+            "UPDATE waiters SET expiry = ?3, mode = ?4, bell = ?5 WHERE name = ?1 AND ticket = ?2";
         let mode = lease::mode_text(claim.mode);
         // A row past its expiry was cleared just now, and stands again where it stood.
-        let kept = visit
-            .connection
-            .prepare_cached(sql)?
-            .execute(params![name, ticket, expiry, mode])?;
+        let kept = visit.connection.prepare_cached(sql)?.execute(params![
+            name,
+            ticket,
+            expiry,
+            mode,
+            visit.me.as_bytes()
+        ])?;
         if kept > 0 {
             return Ok(());
         }
