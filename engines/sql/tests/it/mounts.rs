@@ -179,9 +179,9 @@ async fn a_full_disk_is_told() {
         let holder = claim("job");
         held(&engine, &holder).await;
         let filler = path.with_file_name("filler");
-        let mut all = vec![0; 4096];
         let mut file = std::fs::File::create(&filler).unwrap();
-        while std::io::Write::write(&mut file, &all).is_ok_and(|written| written > 0) {}
+        while std::io::Write::write(&mut file, &[0; 4096]).is_ok_and(|written| written > 0) {}
+        drop(file);
         let mut failed = Vec::new();
         for count in 0..200 {
             // Some fit into what is left of a page.
@@ -201,7 +201,6 @@ async fn a_full_disk_is_told() {
         let view = inspect(&path).await.unwrap();
         let view = view.look(&name("job"), None).await.unwrap();
         assert_eq!(view.holders.len(), 1);
-        all.clear();
         std::fs::remove_file(filler).unwrap();
         engine.withdraw(&holder, Leave::Release).await.unwrap();
         held(&engine, &claim("job")).await;
