@@ -105,6 +105,12 @@ async fn rows_of_another_run_of_the_machine_are_over() {
     waiting(&engine, &claim("job")).await;
     let sql = "UPDATE store SET boot = 'another', token = token + 5";
     directory.raw().execute(sql, []).unwrap();
+    let sql = "UPDATE holders SET run = 'another'";
+    directory.raw().execute(sql, []).unwrap();
+    // A place in line as the clock of another run counts it.
+    let later = (now() + Duration::from_secs(3600)).as_nanos() as i64;
+    let sql = "UPDATE waiters SET expiry = ?1";
+    directory.raw().execute(sql, [later]).unwrap();
     let error = engine.place(&claim("other")).await.unwrap_err();
     assert!(error.to_string().contains("another machine"), "{error}");
     engine.close().await.unwrap();
@@ -137,7 +143,7 @@ async fn a_newer_format_is_refused_and_left_alone() {
     directory.open().await.close().await.unwrap();
     let raw = directory.raw();
     raw.execute_batch(
-        "PRAGMA user_version = 2; INSERT INTO waiters VALUES ('a', 1, x'00', 'x', 1, 'o', NULL)",
+        "PRAGMA user_version = 2; INSERT INTO waiters VALUES ('a', 1, x'00', 'x', 1, 'o', NULL, NULL)",
     )
     .unwrap();
     let text = refusal(&directory.file()).await;
@@ -198,6 +204,61 @@ async fn a_path_that_cannot_be_is_named() {
     assert!(text.contains("is a directory"), "{text}");
     std::fs::write(directory.0.join("plain"), "").unwrap();
     refusal(&directory.0.join("plain/locks.db")).await;
+}
+
+/// By the other name nobody would meet: SQLite names the files beside it by the path.
+#[tokio::test]
+async fn a_file_with_two_names_is_refused() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    held(&engine, &claim("job")).await;
+    let linked = directory.0.join("linked.db");
+    std::fs::hard_link(directory.file(), &linked).unwrap();
+    for path in [&linked, &directory.file()] {
+        let text = refusal(path).await;
+        assert!(text.contains("2 names"), "{text}");
+    }
+    // Whoever has it open goes on.
+    held(&engine, &claim("other")).await;
+    std::fs::remove_file(linked).unwrap();
+    let link = directory.0.join("link.db");
+    std::os::unix::fs::symlink(directory.file(), &link).unwrap();
+    busy(&Sqlite::at(link).await.unwrap(), &attempt(claim("job"))).await;
+}
+
+/// As an earlier version made it.
+#[tokio::test]
+async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    held(&engine, &claim("job")).await;
+    engine.close().await.unwrap();
+    let raw = directory.raw();
+    raw.execute_batch(
+        "ALTER TABLE holders DROP COLUMN run; ALTER TABLE holders DROP COLUMN written;
+         ALTER TABLE waiters DROP COLUMN label",
+    )
+    .unwrap();
+    let engine = directory.open().await;
+    busy(&engine, &attempt(claim("job"))).await;
+    let labelled = Claim {
+        label: Some("nightly".into()),
+        ..claim("job")
+    };
+    waiting(&engine, &labelled).await;
+    let view = engine.look(&name("job"), None).await.unwrap();
+    assert_eq!(view.waiters[0].label.as_deref(), Some("nightly"));
+    held(&engine, &claim("other")).await;
+    // In another run of the machine none of them holds.
+    raw.execute("UPDATE store SET boot = 'another'", [])
+        .unwrap();
+    raw.execute(
+        "UPDATE holders SET run = 'another' WHERE run IS NOT NULL",
+        [],
+    )
+    .unwrap();
+    let engine = directory.open().await;
+    held(&engine, &attempt(claim("other"))).await;
 }
 
 #[tokio::test]

@@ -5,8 +5,11 @@
 mod file;
 mod leases;
 mod line;
+mod mounts;
+mod restore;
 #[path = "../shared/versioned.rs"]
 mod shared;
+mod strangers;
 mod versioned;
 
 use std::path::{Path, PathBuf};
@@ -14,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{BootInstant, ClaimIds, Clock, Engine, LockName, Mode};
+use fencelock_core::engine::{Claim, Grant, HeldClaim, Place, Standing};
+use fencelock_core::{BootInstant, ClaimIds, Clock, Engine, LockName, Mode, Token};
 use fencelock_sql::Sqlite;
 
 /// A directory of its own, gone at the end of the test.
@@ -97,6 +100,13 @@ fn lasting(millis: u64, claim: Claim) -> Claim {
     Claim {
         ttl: Duration::from_millis(millis),
         ..claim
+    }
+}
+
+fn held_claim(claim: &Claim, token: Token) -> HeldClaim {
+    HeldClaim {
+        claim: claim.clone(),
+        token,
     }
 }
 
