@@ -27,6 +27,7 @@ mod owner;
 #[doc(hidden)]
 pub mod planted;
 mod promises;
+mod redact;
 mod semaphore;
 #[cfg(feature = "serde")]
 mod serialize;
