@@ -51,6 +51,7 @@ pub struct ClientBuilder {
     purpose: Purpose,
     observer: Option<Arc<dyn Observer>>,
     batch: u32,
+    inspect_only: bool,
 }
 
 pub(crate) struct Inner {
@@ -60,6 +61,8 @@ pub(crate) struct Inner {
     pub(crate) ids: ClaimIds,
     pub(crate) who: Arc<str>,
     pub(crate) batch: u32,
+    /// Nothing is taken, and nothing is taken from others.
+    inspect_only: bool,
     pub(crate) lines: Lines,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) owners: Owners,
@@ -94,6 +97,13 @@ impl ClientBuilder {
         self
     }
 
+    /// The client only looks: it can look, list, watch, check and diagnose. A wish and [`Client::evict`] are refused with
+    /// [`Error::Unsupported`], before anything is sent.
+    pub fn inspect_only(mut self, inspect_only: bool) -> Self {
+        self.inspect_only = inspect_only;
+        self
+    }
+
     /// Makes the client.
     ///
     /// # Errors
@@ -120,6 +130,7 @@ impl ClientBuilder {
             ids: ClaimIds::new()?,
             who: who_am_i(),
             batch: self.batch,
+            inspect_only: self.inspect_only,
             lines: Lines::default(),
             keeper,
             owners: Owners::default(),
@@ -178,6 +189,7 @@ impl Client {
             purpose: Purpose::default(),
             observer: None,
             batch: DEFAULT_BATCH,
+            inspect_only: false,
         }
     }
 
@@ -276,13 +288,15 @@ impl Client {
     /// not hold.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer.
+    /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if
+    /// the client was opened to look only.
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on behind.
     pub async fn evict(&self, name: &str, token: Token, how: Evict) -> Result<bool> {
         let name = LockName::new(name)?;
         let inner = Arc::clone(&self.inner);
+        inner.check_takes("the release of another's lock")?;
         let evict = async move { inner.engine.evict(&name, token, how).await };
         self.inner.carry(evict).await
     }
@@ -392,6 +406,15 @@ impl Inner {
             }
             worked.await;
         }
+    }
+
+    /// Refuses what changes the store, if the client was opened to look only.
+    pub(crate) fn check_takes(&self, what: &'static str) -> Result<()> {
+        if !self.inspect_only {
+            return Ok(());
+        }
+        let why = "this client was opened to look only; open another one without inspect_only";
+        Err(Error::unsupported(&self.engine, what, why))
     }
 
     /// Refuses a ttl that the store does not take.
