@@ -32,7 +32,7 @@ fn a_held_lock_is_shown_with_holder_and_waiters() {
     let bed = Bed::new();
     let mut hold = bed.start(&["hold", "--label", "nightly", "--ttl", "20s", "a"]);
     let granted = hold.json();
-    let _waiter = bed.start(&["run", "--shared", "a", "true"]);
+    let _waiter = bed.start(&["run", "--shared", "--label", "by hand", "a", "true"]);
     bed.await_waiters("a", 1);
     let shown = bed.show("a");
     assert_eq!(keys(&shown), ["holders", "name", "token", "waiters"]);
@@ -53,8 +53,9 @@ fn a_held_lock_is_shown_with_holder_and_waiters() {
     assert!((1..=20_000).contains(&left), "{left}");
     assert!(holder["held_ms"].as_u64().unwrap() < 20_000);
     let waiter = &shown["waiters"][0];
-    assert_eq!(keys(waiter), ["mode", "owner"]);
+    assert_eq!(keys(waiter), ["label", "mode", "owner"]);
     assert_eq!(waiter["mode"], "shared");
+    assert_eq!(waiter["label"], "by hand");
     assert!(waiter["owner"].as_str().unwrap().contains('#'));
 
     let text = bed.run(&["show", "a"]).out;
@@ -66,6 +67,7 @@ fn a_held_lock_is_shown_with_holder_and_waiters() {
         "{text}"
     );
     assert!(lines[1].contains("waiting, place 1: shared"), "{text}");
+    assert!(lines[1].ends_with("(by hand)"), "{text}");
 }
 
 #[test]

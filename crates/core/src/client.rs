@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 
 use crate::clock::{BootInstant, Clock};
 use crate::drive::{CLOSING, Caller};
+use crate::duration::in_words;
 use crate::engine::{Engine, Evict, LockView};
 use crate::error::{Error, Result};
 use crate::guard::{self, Held};
@@ -431,12 +432,14 @@ impl Inner {
             min_ttl, max_ttl, ..
         } = self.promises;
         if ttl < min_ttl {
-            let why = format!("the shortest that {} takes is {min_ttl:?}", self.engine);
+            let min_ttl = in_words(min_ttl);
+            let why = format!("the shortest that {} takes is {min_ttl}", self.engine);
             return Err(Error::invalid("ttl", shown(), why));
         }
         if ttl.saturating_add(lock_delay) > max_ttl {
+            let max_ttl = in_words(max_ttl);
             let why = format!(
-                "with its lock-delay it is longer than the {max_ttl:?} that {} takes",
+                "with its lock-delay it is longer than the {max_ttl} that {} takes",
                 self.engine
             );
             return Err(Error::invalid("ttl", shown(), why));

@@ -115,6 +115,12 @@ impl StoreUrl {
         })
     }
 
+    /// A text that may be a store's URL, as it may be shown: nothing before an `@`, and no option.
+    #[must_use]
+    pub fn redacted(text: &str) -> String {
+        redacted(text)
+    }
+
     /// Takes an option as it is written.
     pub fn take(&mut self, option: &'static str) -> Option<String> {
         self.known.push(option);
