@@ -109,3 +109,24 @@ fn holder_line(holder: &HolderView) -> String {
 fn in_parentheses(label: Option<&str>) -> String {
     label.map_or(String::new(), |label| format!(" ({})", one_line(label)))
 }
+
+#[cfg(test)]
+mod tests {
+    use fencelock::engine::{Mode, WaiterView};
+
+    use super::*;
+
+    #[test]
+    fn waiters_are_told_with_their_labels() {
+        let mut view = LockView::free(LockName::new("a").unwrap());
+        let waiter = |owner: &str, label: Option<&str>| WaiterView {
+            owner: owner.to_owned(),
+            mode: Mode::Exclusive,
+            label: label.map(str::to_owned),
+        };
+        view.waiters = vec![waiter("me", Some("by\thand")), waiter("you", None)];
+        let told =
+            "a: waiting, place 1: exclusive, me (by hand)\na: waiting, place 2: exclusive, you\n";
+        assert_eq!(describe(&view), told);
+    }
+}

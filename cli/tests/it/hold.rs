@@ -137,3 +137,18 @@ fn without_a_reader_it_does_not_hold() {
     assert_eq!(ran.code, 70, "{}", ran.err);
     assert!(bed.show("a")["token"].is_null());
 }
+
+#[test]
+fn it_tells_of_a_loss_that_only_the_release_finds() {
+    let bed = Bed::new();
+    // It looks again only after ten seconds.
+    let mut hold = bed.start(&["hold", "--ttl", "30s", "a"]);
+    let token = hold.json()["token"].to_string();
+    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+    hold.end_input();
+    let lost = hold.json();
+    assert_eq!(lost["lost"], true);
+    let ran = hold.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert!(ran.err.contains("lock a"), "{}", ran.err);
+}
