@@ -58,10 +58,14 @@ impl Doors {
         locked(&self.0).get(&claim).cloned()
     }
 
-    pub(crate) fn ring(&self, claim: ClaimId) {
-        if let Some(door) = locked(&self.0).get(&claim) {
+    /// Whether the claim waits here. Rings that come before it looks are one.
+    pub(crate) fn ring(&self, claim: ClaimId) -> bool {
+        let doors = locked(&self.0);
+        let door = doors.get(&claim);
+        if let Some(door) = door {
             door.bell.notify_one();
         }
+        door.is_some()
     }
 }
 

@@ -3,6 +3,8 @@
 //! Every engine listens on a Unix datagram socket with an abstract name (Linux only: no file is left behind, and the name is
 //! gone with its process). Its address is stored with its rows. A ring is a hint and never more: it makes its receiver
 //! look at the file. It may be lost, and it reaches nobody in another network namespace; polling covers that.
+//!
+//! Any user of the machine may write to the socket. What names no claim of this engine is dropped here.
 
 use std::fmt;
 use std::io;
@@ -80,6 +82,12 @@ pub(super) enum Rung {
     Gone,
 }
 
+/// After so many rings in a row that were for nobody here, the listener pauses.
+#[cfg(target_os = "linux")]
+const IN_VAIN: u32 = 64;
+#[cfg(target_os = "linux")]
+const NAP: Duration = Duration::from_millis(5);
+
 const TURN: u8 = b't';
 const LOST: u8 = b'l';
 const ASKED: u8 = b'a';
@@ -96,15 +104,21 @@ fn encode(news: &News) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<News> {
+/// What a ring is about, as its receiver hears it. What happened, and to which lock, stands in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// A claim that waits.
+    Turn(ClaimId),
+    /// A claim that holds.
+    Held(ClaimId),
+}
+
+fn decode(bytes: &[u8]) -> Option<Heard> {
     let (kind, rest) = bytes.split_first()?;
-    let (claim, name) = rest.split_first_chunk()?;
-    let claim = ClaimId::from_bytes(*claim);
-    let name = LockName::new(std::str::from_utf8(name).ok()?).ok()?;
+    let claim = ClaimId::from_bytes(*rest.first_chunk()?);
     match *kind {
-        TURN => Some(News::Turn(name, claim)),
-        LOST => Some(News::Held(name, Event::Lost(claim))),
-        ASKED => Some(News::Held(name, Event::Asked(claim))),
+        TURN => Some(Heard::Turn(claim)),
+        LOST | ASKED => Some(Heard::Held(claim)),
         _ => None,
     }
 }
@@ -168,7 +182,7 @@ mod socket {
     impl Listener {
         pub(in super::super) fn start(
             id: BellId,
-            mut hear: impl FnMut(News) + Send + 'static,
+            mut hear: impl FnMut(Heard) -> bool + Send + 'static,
         ) -> io::Result<Self> {
             let socket = Arc::new(UnixDatagram::bind_addr(&address(id)?)?);
             let stop = Arc::new(AtomicBool::new(false));
@@ -205,13 +219,13 @@ mod socket {
         }
     }
 
-    /// Hears what comes until it is stopped.
+    /// Hears what comes until it is stopped. `hear` answers whether it was for this engine.
     pub(super) fn listen(
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
         stopped: &AtomicBool,
-        hear: &mut impl FnMut(News),
+        hear: &mut impl FnMut(Heard) -> bool,
     ) {
-        let mut buffer = [0; 1024];
+        let (mut buffer, mut in_vain) = ([0; 1024], 0);
         loop {
             let received = receive(&mut buffer);
             if stopped.load(Ordering::Acquire) {
@@ -219,8 +233,15 @@ mod socket {
             }
             match received {
                 Ok(length) => {
-                    if let Some(news) = decode(&buffer[..length]) {
-                        hear(news);
+                    let heard = decode(&buffer[..length]);
+                    in_vain = match heard.is_some_and(&mut *hear) {
+                        true => 0,
+                        false => in_vain + 1,
+                    };
+                    // Whoever floods the socket waits for its buffer, and not this process for the processor.
+                    if in_vain >= IN_VAIN {
+                        in_vain = 0;
+                        std::thread::sleep(NAP);
                     }
                 }
                 // A signal.
@@ -267,7 +288,7 @@ mod socket {
     impl Listener {
         pub(in super::super) fn start(
             _id: BellId,
-            _hear: impl FnMut(News) + Send + 'static,
+            _hear: impl FnMut(Heard) -> bool + Send + 'static,
         ) -> io::Result<Self> {
             Ok(Self)
         }
@@ -326,7 +347,11 @@ mod tests {
                 Ok(0)
             }
         };
-        socket::listen(receive, &stop, &mut |_| heard += 1);
+        let mut hear = |_| {
+            heard += 1;
+            true
+        };
+        socket::listen(receive, &stop, &mut hear);
         assert_eq!((heard, comes.next()), (1, None));
     }
 

@@ -1,30 +1,42 @@
-//! The file: where it is, how it is opened, its format, and what its errors mean to a person.
+//! The file: where it is, how it is opened, and its format.
 
 use std::fmt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fencelock_core::{BootInstant, Clock, Error, Limit, Result};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, OpenFlags};
+
+use super::names;
+use super::rows::CLAIM_WINDOW;
+use super::run::Run;
 
 /// `fnlk`, in the header of our files.
 const APPLICATION_ID: i64 = 0x666e_6c6b;
 /// The format of the tables below. A file of a newer one is refused.
 const FORMAT: i64 = 1;
 
-const SCHEMA: &str = include_str!("schema.sql");
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
+/// What the tables of format 1 did not have at first. Earlier versions do not miss it, and go on with the file.
+const COLUMNS_SINCE: &str = "ALTER TABLE holders ADD COLUMN run TEXT;
+    ALTER TABLE holders ADD COLUMN written INTEGER;
+    ALTER TABLE waiters ADD COLUMN label TEXT;";
 
 /// What an engine needs to open its file, again if it was replaced.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Source {
     pub(super) path: PathBuf,
-    /// The id of this run of the machine: rows written in another one are over.
-    pub(super) boot: Arc<str>,
+    pub(super) run: Run,
     pub(super) connect_timeout: Duration,
+    /// Nothing is written, and nothing is made.
+    pub(super) inspect_only: bool,
+    /// The highest token that this engine has met, whatever file the path named then. An old copy of the file may be put
+    /// back at any time.
+    highest: AtomicI64,
 }
 
 /// Shown in errors and as the engine's own `Display`.
@@ -42,20 +54,32 @@ pub(super) struct File {
 }
 
 impl Source {
-    pub(super) fn new(path: PathBuf, connect_timeout: Duration) -> Result<Self> {
+    pub(super) fn new(
+        path: PathBuf,
+        connect_timeout: Duration,
+        inspect_only: bool,
+    ) -> Result<Self> {
         let shown = format!("sqlite:{}", path.display());
         let path = std::path::absolute(&path)
             .map_err(|error| Error::config(&shown, format!("the path cannot be used: {error}")))?;
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
-            let why = "/proc/sys/kernel/random/boot_id tells since when this machine runs, and cannot be read";
-            Error::config(&shown, format!("{why}: {error}"))
-        })?;
-        let boot = boot.trim().into();
+        let run = Run::find().map_err(|why| Error::config(&shown, why))?;
         Ok(Self {
             path,
-            boot,
+            run,
             connect_timeout,
+            inspect_only,
+            highest: AtomicI64::new(0),
         })
+    }
+
+    /// The last of `count` tokens to be drawn now, when `stored` is the last one drawn that the file knows of. It is above
+    /// all that this engine has met, and not below the time in microseconds, which outruns every counter: so tokens go on
+    /// increasing when the file was deleted, or an old copy of it put back, or a loss of power took the last commits.
+    pub(super) fn next_token(&self, stored: i64, count: u32) -> i64 {
+        let met = self.highest.fetch_max(stored, Ordering::Relaxed).max(stored);
+        let next = met.saturating_add(count.into()).max(micros());
+        self.highest.fetch_max(next, Ordering::Relaxed);
+        next
     }
 
     /// Opens the file; makes it if there is none.
@@ -90,6 +114,8 @@ impl Source {
         let mut connection = connect()?;
         let identity = identity(&self.path).filter(|after| Some(*after) == before);
         let identity = identity.ok_or_else(|| self.gone())?;
+        // Here only: whoever opened it before it had a second name has it by the first.
+        self.check_names()?;
         let set_up = self.set_up(&mut connection, deadline);
         // Whatever another file had to say.
         if !is_at(&self.path, identity) {
@@ -124,11 +150,10 @@ impl Source {
         connection.pragma_update(None, "synchronous", "normal")?;
         // The thread does it.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-        let boot: Option<String> = match pragma(connection, "user_version")? {
-            0 => None,
-            _ => Some(connection.query_row("SELECT boot FROM store", [], |row| row.get(0))?),
-        };
-        if boot.as_deref() == Some(&*self.boot) {
+        if pragma(connection, "user_version")? == FORMAT
+            && has_all_columns(connection)?
+            && self.is_of_this_run(connection)?
+        {
             return Ok(());
         }
         connection.execute_batch("BEGIN IMMEDIATE")?;
@@ -143,32 +168,68 @@ impl Source {
     }
 
     fn prepare_alone(&self, connection: &Connection) -> rusqlite::Result<()> {
-        // The time in microseconds outruns every counter, so the tokens of a file that was deleted, or that a loss of
-        // power set back, are not given again.
-        let seed = SystemTime::now().duration_since(UNIX_EPOCH);
-        let seed = seed.map_or(1, |time| i64::try_from(time.as_micros()).unwrap_or(1));
         match pragma(connection, "user_version")? {
             0 => {
                 connection.execute_batch(SCHEMA)?;
                 connection.pragma_update(None, "application_id", APPLICATION_ID)?;
                 connection.pragma_update(None, "user_version", FORMAT)?;
                 let store = "INSERT INTO store (id, token, boot) VALUES (1, ?1, ?2)";
-                connection.execute(store, (seed, &*self.boot))?;
+                let boot = self.run.id().unwrap_or_default();
+                connection.execute(store, (micros(), boot)).map(drop)
             }
             FORMAT => {
-                let changed = "UPDATE store SET token = max(token, ?1), boot = ?2 WHERE boot <> ?2";
-                if connection.execute(changed, (seed, &*self.boot))? > 0 {
-                    connection.execute("DELETE FROM holders", [])?;
-                    connection.execute("DELETE FROM waiters", [])?;
+                if !has_all_columns(connection)? {
+                    connection.execute_batch(COLUMNS_SINCE)?;
                 }
+                if !self.is_of_this_run(connection)? {
+                    self.begin_run(connection)?;
+                }
+                Ok(())
             }
             // The check after this one says so.
-            _newer => {}
+            _newer => Ok(()),
+        }
+    }
+
+    /// Whether all rows may be of this run of the machine, and the file says so.
+    fn is_of_this_run(&self, connection: &Connection) -> rusqlite::Result<bool> {
+        let sql = "SELECT boot, token FROM store";
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get(1)?));
+        let (boot, token) = connection.query_row(sql, [], read)?;
+        self.highest.fetch_max(token, Ordering::Relaxed);
+        if self.run.id().is_some() {
+            return Ok(self.run.is(&boot));
+        }
+        let is_over = self.run.is_over(Clock::Boot.now());
+        let sql = format!("SELECT NOT EXISTS (SELECT 1 FROM holders WHERE {is_over})");
+        connection.query_row(&sql, [], |row| row.get(0))
+    }
+
+    /// Clears what is left from before the machine was started.
+    fn begin_run(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let now = Clock::Boot.now();
+        let is_over = self.run.is_over(now);
+        connection.execute(&format!("DELETE FROM holders WHERE {is_over}"), [])?;
+        // No place in line stands for longer; those of before the start that seem to be of now lapse like any.
+        let longest = (now + CLAIM_WINDOW).as_nanos();
+        let sql = format!("DELETE FROM waiters WHERE expiry > {longest}");
+        connection.execute(&sql, [])?;
+        // Whoever does not know the id leaves the one that is there to those who do.
+        if let Some(id) = self.run.id() {
+            connection.execute("UPDATE store SET boot = ?1", [id])?;
         }
         Ok(())
     }
 
-    fn check_format(&self, connection: &Connection) -> Result<()> {
+    pub(super) fn check_names(&self) -> Result<()> {
+        match names::fault(&self.path) {
+            Ok(None) => Ok(()),
+            Ok(Some(fault)) => Err(Error::config(self, fault)),
+            Err(_) => Err(self.gone()),
+        }
+    }
+
+    pub(super) fn check_format(&self, connection: &Connection) -> Result<()> {
         let header = header(connection).map_err(|error| self.error("read the file", &error));
         let (application, format, tables) = header?;
         let why = match (application, format) {
@@ -195,97 +256,12 @@ impl Source {
                 change: "put the file on a local disk; for several machines use a server such as redis: or etcd:".into(),
             });
         }
-        if offset_of_boot_clock() {
-            limits.push(Limit {
-                what: "this process is in a time namespace with a boot clock of its own: leases do not compare with those of others".into(),
-                change: "run all users of the file in one time namespace".into(),
-            });
-        }
         limits
     }
 
     pub(super) fn gone(&self) -> Error {
         let why = "the file was deleted or replaced while it was opened";
         Error::unavailable(self, "open the file", why)
-    }
-
-    /// An error of SQLite in the words of this crate.
-    pub(super) fn error(&self, action: &str, error: &rusqlite::Error) -> Error {
-        let cause = error.to_string();
-        let Some(code) = error.sqlite_error_code() else {
-            let why = format!("{action}: {cause}");
-            return Error::Internal {
-                store: self.to_string(),
-                why,
-            };
-        };
-        match code {
-            ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
-                let why = "another process keeps the file locked for longer than this one waits (response-timeout, connect-timeout)";
-                Error::unavailable(self, action, why)
-            }
-            ErrorCode::CannotOpen => self.cannot_open(action, cause),
-            ErrorCode::ReadOnly
-            | ErrorCode::PermissionDenied
-            | ErrorCode::AuthorizationForStatementDenied => {
-                let action = format!(
-                    "{action}: this user needs the right to write the file and its directory"
-                );
-                Error::refused(self, action, cause)
-            }
-            ErrorCode::NotADatabase => Error::config(
-                self,
-                "the file is no SQLite database; name another one. It was left alone",
-            ),
-            ErrorCode::DatabaseCorrupt => {
-                let why = "the file is damaged; when nothing uses it any more, delete it with its -wal and -shm, and it is made anew";
-                Error::config(self, format!("{why} ({cause})"))
-            }
-            ErrorCode::DiskFull
-            | ErrorCode::SystemIoFailure
-            | ErrorCode::OutOfMemory
-            | ErrorCode::FileLockingProtocolFailed => Error::unavailable(self, action, cause),
-            _ => {
-                let why = format!("{action}: {cause}");
-                Error::Internal {
-                    store: self.to_string(),
-                    why,
-                }
-            }
-        }
-    }
-
-    /// SQLite does not say why; the file system does. (The file itself must not be opened and closed here: that would
-    /// drop the locks that SQLite has on it in this process.)
-    fn cannot_open(&self, action: &str, cause: String) -> Error {
-        use std::io::ErrorKind;
-        let directory = self.path.parent().unwrap_or(Path::new("/"));
-        let shown = directory.display();
-        let why = match std::fs::metadata(directory) {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                let action = format!("{action}: this user may not look into {shown}");
-                return Error::refused(self, action, cause);
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                format!("the directory {shown} does not exist; make it, or name another file")
-            }
-            Err(error) => format!("the directory {shown} cannot be used: {error}"),
-            Ok(found) if !found.is_dir() => format!("{shown} is no directory; name another file"),
-            Ok(_) if self.path.is_dir() => "the path is a directory; name a file in it".to_owned(),
-            Ok(_) => {
-                let write = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
-                let denied = rustix::fs::access(directory, write).is_err();
-                let exists = self.path.exists();
-                if denied || exists {
-                    let action = format!(
-                        "{action}: this user needs the right to write the file and its directory {shown}"
-                    );
-                    return Error::refused(self, action, cause);
-                }
-                format!("the file cannot be made in {shown}: {cause}")
-            }
-        };
-        Error::config(self, why)
     }
 }
 
@@ -306,13 +282,13 @@ fn is_at(path: &Path, file: (u64, u64)) -> bool {
     identity(path) == Some(file)
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = std::fs::metadata(path).ok()?;
     Some((found.dev(), found.ino()))
 }
 
 /// The application's id, the format's number, and the number of changes of the schema, in one snapshot.
-fn header(connection: &Connection) -> rusqlite::Result<(i64, i64, i64)> {
+pub(super) fn header(connection: &Connection) -> rusqlite::Result<(i64, i64, i64)> {
     let snapshot = connection.unchecked_transaction()?;
     let read = |name| pragma(&snapshot, name);
     Ok((
@@ -322,13 +298,25 @@ fn header(connection: &Connection) -> rusqlite::Result<(i64, i64, i64)> {
     ))
 }
 
-fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
+/// Whether the tables have [`COLUMNS_SINCE`].
+pub(super) fn has_all_columns(connection: &Connection) -> rusqlite::Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM pragma_table_info('waiters') WHERE name = 'label')";
+    connection.query_row(sql, [], |row| row.get(0))
+}
+
+/// The time, as tokens count it.
+fn micros() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(1, |time| i64::try_from(time.as_micros()).unwrap_or(1))
+}
+
+pub(super) fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
 /// Waits for other processes with growing random naps until the deadline: a process that is unlucky again and again
 /// is so with a vanishing chance, where SQLite's own fixed steps let the newest win.
-fn wait_when_busy(connection: &mut Connection, deadline: &Arc<AtomicU64>) -> rusqlite::Result<()> {
+pub(super) fn wait_when_busy(connection: &mut Connection, deadline: &Arc<AtomicU64>) -> rusqlite::Result<()> {
     let deadline = Arc::clone(deadline);
     connection.busy_handler(Some(move |tries: i32| {
         let deadline = BootInstant::from_nanos(deadline.load(Ordering::Relaxed));
@@ -343,7 +331,7 @@ fn wait_when_busy(connection: &mut Connection, deadline: &Arc<AtomicU64>) -> rus
     }))
 }
 
-/// The default file: `$XDG_STATE_HOME/fencelock/locks.db`, else below `~/.local/state`. Its directories are made.
+/// The default file: `$XDG_STATE_HOME/fencelock/locks.db`, else below `~/.local/state`.
 pub(super) fn default_path() -> Result<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     // The convention says that a relative path in XDG_STATE_HOME is to be ignored.
@@ -354,17 +342,21 @@ pub(super) fn default_path() -> Result<PathBuf> {
         let why = "neither XDG_STATE_HOME nor HOME is set, so there is no default file; name one: sqlite:/PATH";
         return Err(Error::config("sqlite:", why));
     };
-    let directory = state.join("fencelock");
+    Ok(state.join("fencelock/locks.db"))
+}
+
+/// Makes the directories of the default file.
+pub(super) fn make_default_directory(path: &Path) -> Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
     let mut builder = std::fs::DirBuilder::new();
-    let made = builder.recursive(true).mode(0o700).create(&directory);
+    let made = builder.recursive(true).mode(0o700).create(directory);
     made.map_err(|error| {
         let why = format!(
             "the directory {} of the default file cannot be made: {error}; name another file: sqlite:/PATH",
             directory.display()
         );
         Error::config("sqlite:", why)
-    })?;
-    Ok(directory.join("locks.db"))
+    })
 }
 
 /// The kind of network file system that the file is on, if it is on one.
@@ -390,17 +382,4 @@ fn network_file_system(path: &Path) -> Option<&'static str> {
 #[cfg(not(target_os = "linux"))]
 fn network_file_system(_path: &Path) -> Option<&'static str> {
     None
-}
-
-/// Whether this process's boot clock is shifted against the machine's.
-fn offset_of_boot_clock() -> bool {
-    let Ok(offsets) = std::fs::read_to_string("/proc/self/timens_offsets") else {
-        return false;
-    };
-    let boot = offsets.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        let name = words.next()?;
-        matches!(name, "boottime" | "7").then(|| words.any(|word| word != "0"))
-    });
-    boot.unwrap_or(false)
 }

@@ -8,12 +8,20 @@
 //! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`: one per
 //! user. Programs of several users need one named path in a directory that all of them may write.
 //!
+//! Opened to look only ([`StoreUrl::inspect_only`]) nothing is made and nothing written, and reading suffices. Do not open
+//! it so in a process that also takes locks in the same file: SQLite has one view of its lock file per process.
+//!
 //! Small writes are done on the thread of their caller where they need no waiting. On a disk that may stall for long (a
 //! network's) use a runtime of several threads: on one thread nobody is told meanwhile that a lock is lost.
 
 mod bell;
+mod explain;
 mod file;
+mod holds;
+mod inspect;
+mod names;
 mod rows;
+mod run;
 mod thread;
 
 use std::fmt;
@@ -34,21 +42,24 @@ use tokio::sync::mpsc;
 
 use crate::doors::{Doors, FIRST_NAP};
 use crate::naps::{jitter, longer};
-use bell::{BellId, Listener, News};
+use bell::{BellId, Heard, Listener};
 use file::Source;
+use holds::Holds;
 use thread::{Action, Queue, Worker};
 
 /// How long a call waits for processes that have the file locked.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most holds that are renewed in one transaction, so that others have their turn between two.
 const RENEWED_AT_ONCE: usize = 500;
+/// The most events that wait to be heard. Further ones are found with the next renewal.
+const MOST_EVENTS: usize = 4096;
 
 /// The engine on an SQLite file. Clients on one machine that name the same file share its locks.
 pub struct Sqlite {
     source: Arc<Source>,
     queue: Queue,
     doors: Arc<Doors>,
-    events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    events: tokio::sync::Mutex<mpsc::Receiver<Event>>,
     listener: Mutex<Option<Listener>>,
     promises: Promises,
 }
@@ -65,13 +76,20 @@ impl Sqlite {
         }
         let connect_timeout = url.take_duration("connect-timeout")?.unwrap_or(TIMEOUT);
         let response_timeout = url.take_duration("response-timeout")?.unwrap_or(TIMEOUT);
-        let path = std::mem::take(&mut url.path);
+        let (path, inspect_only) = (std::mem::take(&mut url.path), url.inspect_only);
         url.finish()?;
         let path = match path.as_str() {
-            "" => file::default_path()?,
+            "" => {
+                let path = file::default_path()?;
+                if !inspect_only {
+                    file::make_default_directory(&path)?;
+                }
+                path
+            }
             path => PathBuf::from(path),
         };
-        Self::start(path, connect_timeout, response_timeout).await
+        let source = Source::new(path, connect_timeout, inspect_only)?;
+        Self::start(source, response_timeout).await
     }
 
     /// Opens this file, and makes it if there is none; its directory must exist.
@@ -79,29 +97,29 @@ impl Sqlite {
     /// # Errors
     /// As for [`Sqlite::open`].
     pub async fn at(path: impl AsRef<Path>) -> Result<Self> {
-        Self::start(path.as_ref().to_owned(), TIMEOUT, TIMEOUT).await
+        let source = Source::new(path.as_ref().to_owned(), TIMEOUT, false)?;
+        Self::start(source, TIMEOUT).await
     }
 
-    async fn start(
-        path: PathBuf,
-        connect_timeout: Duration,
-        response_timeout: Duration,
-    ) -> Result<Self> {
-        let source = Arc::new(Source::new(path, connect_timeout)?);
-        let (me, doors) = (BellId::new()?, Arc::new(Doors::default()));
-        let (tell, told) = mpsc::unbounded_channel();
+    async fn start(source: Source, response_timeout: Duration) -> Result<Self> {
+        let source = Arc::new(source);
+        let me = BellId::new()?;
+        let (doors, holds) = (Arc::new(Doors::default()), Arc::new(Holds::default()));
+        let (tell, told) = mpsc::channel(MOST_EVENTS);
         let queue = thread::start(Worker {
             source: Arc::clone(&source),
             response_timeout,
             me,
             doors: Arc::clone(&doors),
+            holds: Arc::clone(&holds),
             events: Some(tell.clone()),
         })
         .await?;
-        let hear = hear(Arc::clone(&doors), queue.clone(), tell);
-        let listener = Listener::start(me, hear);
-        if let Err(error) = &listener {
-            tracing::warn!(store = %source, %error, "no socket to be woken through; waiters here poll");
+        let listener = match source.inspect_only {
+            true => None,
+            false => listen(&source, me, hear(Arc::clone(&doors), holds, queue.clone(), tell)),
+        };
+        if listener.is_none() {
             queue.nobody_listens();
         }
         let promises = promises(&source);
@@ -110,31 +128,50 @@ impl Sqlite {
             queue,
             doors,
             events: tokio::sync::Mutex::new(told),
-            listener: Mutex::new(listener.ok()),
+            listener: Mutex::new(listener),
             promises,
         })
     }
 }
 
-/// What to do with a ring from another process.
+/// Without a socket waiters here poll.
+fn listen(
+    source: &Source,
+    me: BellId,
+    hear: impl FnMut(Heard) -> bool + Send + 'static,
+) -> Option<Listener> {
+    let listener = Listener::start(me, hear);
+    if let Err(error) = &listener {
+        tracing::warn!(store = %source, %error, "no socket to be woken through; waiters here poll");
+    }
+    listener.ok()
+}
+
+/// What to do with a ring from another process, and whether it is for this one. Anybody may write to the socket, so the
+/// file has the last word.
 fn hear(
     doors: Arc<Doors>,
+    holds: Arc<Holds>,
     queue: Queue,
-    events: mpsc::UnboundedSender<Event>,
-) -> impl FnMut(News) + Send + 'static {
-    move |news| match news {
-        News::Turn(_, claim) => doors.ring(claim),
-        // Anybody may write to the socket, so the file has the last word.
-        News::Held(name, event) => {
-            let events = events.clone();
+    events: mpsc::Sender<Event>,
+) -> impl FnMut(Heard) -> bool + Send + 'static {
+    move |heard| match heard {
+        Heard::Turn(claim) => doors.ring(claim),
+        Heard::Held(claim) => {
+            let Some(name) = holds.to_look_at(claim) else {
+                return false;
+            };
+            let (events, holds) = (events.clone(), Arc::clone(&holds));
             let action = Action::About("look at", name.clone());
             queue.read_behind(action, move |visit| {
-                if rows::confirms(visit, &name, event)? {
-                    // Nobody listens once the engine is dropped.
-                    let _ = events.send(event);
+                holds.looking_at(claim);
+                if let Some(event) = rows::what_happened(visit, &name, claim)? {
+                    // Nobody listens once the engine is dropped; what does not fit is found with the next renewal.
+                    let _ = events.try_send(event);
                 }
                 Ok(())
             });
+            true
         }
     }
 }
@@ -147,12 +184,13 @@ fn promises(source: &Source) -> Promises {
         permits: true,
         lock_delay: true,
         ranges: true,
+        portable: true,
         lease: LeaseKind::Lease,
         wake: Wake::Poll,
         // The last commits may be missing after a loss of power, but so is every process that held: a new run of the
         // machine ends all holds, and lifts the counter to the time.
         durability: Durability::Process,
-        clock: "all processes read one boot clock; the wall clock, which tokens are seeded from, is not set back by more than the machine was off",
+        clock: "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back",
         min_ttl: Duration::from_millis(50),
         max_ttl: Duration::from_secs(100 * 365 * 86_400),
         limits: source.limits(),
@@ -208,7 +246,7 @@ impl Engine for Sqlite {
         for part in held.chunks(RENEWED_AT_ONCE) {
             let (asked_at, part) = (Clock::Boot.now(), part.to_vec());
             let work = move |visit: &mut thread::Visit<'_>| rows::renew(visit, &part, asked_at);
-            match self.queue.write(Action::Other("renew holds"), work).await {
+            match self.queue.renew(Action::Other("renew holds"), work).await {
                 Ok(renewed) => renewals.extend(renewed),
                 Err(error) => {
                     // The others would wait as long again, and validity does not.

@@ -42,37 +42,33 @@ pub(super) fn place(
     };
     match rows.step(claim, now) {
         Step::Prolong(tokens) => {
-            let sql =
-                "UPDATE holders SET expiry = ?3, lock_delay = ?4 WHERE name = ?1 AND claim = ?2";
-            let (expiry, delay) = (nanos(expiry), length(claim.lock_delay));
-            execute(
-                visit,
-                sql,
-                params![claim.name.as_str(), id(claim), expiry, delay],
-            )?;
+            // Never sooner than it is: the claim may have been renewed since this was asked.
+            let sql = "UPDATE holders SET expiry = max(expiry, ?3), lock_delay = ?4, written = ?5 \
+                       WHERE name = ?1 AND claim = ?2";
+            let (name, delay) = (claim.name.as_str(), length(claim.lock_delay));
+            let values = params![name, id(claim), nanos(expiry), delay, nanos(now)];
+            execute(visit, sql, values)?;
+            visit.holds.put_up(claim.id, &claim.name);
             held(tokens)
         }
         Step::Downgrade => {
             let Some(tokens) = draw(visit, claim)? else {
                 return Ok(Err(foreign(visit)));
             };
-            let sql = "UPDATE holders SET mode = ?3, first = ?4, count = ?5, token = ?4, expiry = ?6, lock_delay = ?7 \
+            let sql = "UPDATE holders SET mode = ?3, first = ?4, count = ?5, token = ?4, \
+                       expiry = max(expiry, ?6), lock_delay = ?7, written = ?8 \
                        WHERE name = ?1 AND claim = ?2";
-            let (mode, first) = (lease::mode_text(claim.mode), integer(tokens.first));
-            let (expiry, delay) = (nanos(expiry), length(claim.lock_delay));
-            execute(
-                visit,
-                sql,
-                params![
-                    claim.name.as_str(),
-                    id(claim),
-                    mode,
-                    first,
-                    tokens.count,
-                    expiry,
-                    delay
-                ],
-            )?;
+            let values = params![
+                claim.name.as_str(),
+                id(claim),
+                lease::mode_text(claim.mode),
+                integer(tokens.first),
+                tokens.count,
+                nanos(expiry),
+                length(claim.lock_delay),
+                nanos(now),
+            ];
+            execute(visit, sql, values)?;
             call_next(visit, &claim.name)?;
             held(tokens)
         }
@@ -132,6 +128,7 @@ pub(super) fn has_changed(visit: &Visit<'_>, claim: &Claim) -> Sql<bool> {
 /// Release, leave the line, or abandon.
 pub(super) fn withdraw(visit: &mut Visit<'_>, claim: &Claim, how: Leave) -> Sql<Withdrawn> {
     visit.doors.take_down(claim.id);
+    visit.holds.take_down(claim.id);
     let name = &claim.name;
     let held = match how {
         Leave::Release => release(visit, name, claim.id)?,
@@ -201,24 +198,27 @@ fn stored_expiry(visit: &Visit<'_>, name: &LockName, claim: ClaimId) -> Sql<Opti
     select.query_row(values, |row| row.get(0)).optional()
 }
 
-/// Prolong holds, and store the tokens and owners that they have by now.
+/// Prolong holds, and store the tokens and owners that they have by now. A renewal with a token that the grant does not
+/// have is of a grant that is over: the claim was placed again since, late.
 pub(super) fn renew(
     visit: &mut Visit<'_>,
     held: &[HeldClaim],
     asked_at: BootInstant,
 ) -> Sql<Vec<Renewal>> {
     let sql = "SELECT state = 'asked' FROM holders \
-               WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned'";
+               WHERE name = ?1 AND claim = ?2 AND expiry > ?3 AND state <> 'abandoned' \
+               AND ?4 BETWEEN first AND first + count - 1";
     let mut select = visit.connection.prepare_cached(sql)?;
-    let sql = "UPDATE holders SET expiry = ?3, lock_delay = ?4, token = ?5, owner = ?6, label = ?7 \
+    let sql = "UPDATE holders SET expiry = ?3, lock_delay = ?4, token = ?5, owner = ?6, label = ?7, written = ?8 \
                WHERE name = ?1 AND claim = ?2";
     let mut update = visit.connection.prepare_cached(sql)?;
     let mut renewals = Vec::with_capacity(held.len());
     for HeldClaim { claim, token } in held {
-        let (name, id) = (claim.name.as_str(), id(claim));
-        let values = params![name, id, nanos(visit.now)];
+        let (name, id, now) = (claim.name.as_str(), id(claim), nanos(visit.now));
+        let values = params![name, id, now, integer(*token)];
         let live = select.query_row(values, |row| row.get(0)).optional()?;
         let Some(asked) = live else {
+            visit.holds.take_down(claim.id);
             renewals.push(Renewal::Lost);
             continue;
         };
@@ -229,8 +229,10 @@ pub(super) fn renew(
             length(claim.lock_delay),
             integer(*token),
             &*claim.owner,
-            claim.label.as_deref()
+            claim.label.as_deref(),
+            now,
         ])?;
+        visit.holds.put_up(claim.id, &claim.name);
         renewals.push(Renewal::Kept {
             counted_from: asked_at,
             lease: claim.ttl,
@@ -274,16 +276,20 @@ pub(super) fn evict(visit: &mut Visit<'_>, name: &LockName, token: Token, how: E
     Ok(true)
 }
 
-/// Whether what a ring said of a holder is so.
-pub(super) fn confirms(visit: &Visit<'_>, name: &LockName, event: Event) -> Sql<bool> {
+/// What happened to a holder, if anything did.
+pub(super) fn what_happened(
+    visit: &Visit<'_>,
+    name: &LockName,
+    claim: ClaimId,
+) -> Sql<Option<Event>> {
     let sql = "SELECT state FROM holders WHERE name = ?1 AND claim = ?2";
     let mut select = visit.connection.prepare_cached(sql)?;
-    let (Event::Lost(claim) | Event::Asked(claim)) = event;
     let values = params![name.as_str(), claim.as_bytes()];
     let state: Option<String> = select.query_row(values, |row| row.get(0)).optional()?;
-    Ok(match event {
-        Event::Lost(_) => state.is_none(),
-        Event::Asked(_) => state.as_deref() == Some("asked"),
+    Ok(match state.as_deref() {
+        None => Some(Event::Lost(claim)),
+        Some("asked") => Some(Event::Asked(claim)),
+        Some(_) => None,
     })
 }
 
@@ -309,14 +315,14 @@ pub(super) fn look(visit: &Visit<'_>, name: &LockName) -> Sql<LockView> {
     })?;
     let holders = holders.collect::<Sql<Vec<_>>>()?;
     let sql =
-        "SELECT owner, mode FROM waiters WHERE name = ?1 AND expiry > ?2 ORDER BY ticket LIMIT ?3";
+        "SELECT owner, mode, label FROM waiters WHERE name = ?1 AND expiry > ?2 ORDER BY ticket LIMIT ?3";
     let mut waiters = visit.connection.prepare_cached(sql)?;
     let values = params![name.as_str(), nanos(now), MOST_WAITERS_SHOWN];
     let waiters = waiters.query_map(values, |row| {
         Ok(WaiterView {
             owner: row.get(0)?,
             mode: mode(row, 1)?,
-            label: None,
+            label: row.get(2)?,
         })
     })?;
     Ok(LockView {
@@ -436,27 +442,30 @@ fn draw(visit: &Visit<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
         Mode::Exclusive => claim.reserve.clamp(1, lease::MOST_TOKENS),
         Mode::Shared | Mode::Permit { .. } => 1,
     };
-    let sql = "UPDATE store SET token = token + ?1 WHERE boot = ?2";
-    let mut update = visit.connection.prepare_cached(sql)?;
-    if update.execute(params![count, &*visit.source.boot])? == 0 {
+    let mut select = visit.connection.prepare_cached("SELECT token, boot FROM store")?;
+    let read = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, String>(1)?));
+    let (stored, boot) = select.query_row([], read)?;
+    let run = &visit.source.run;
+    if run.id().is_some() && !run.is(&boot) {
         return Ok(None);
     }
-    let mut select = visit.connection.prepare_cached("SELECT token FROM store")?;
-    let last = select.query_row([], |row| row.get(0))?;
+    let last = visit.source.next_token(stored, count);
+    execute(visit, "UPDATE store SET token = ?1", [last])?;
     Ok(Some(lease::tokens_up_to(last, count)))
 }
 
 fn foreign(visit: &Visit<'_>) -> Error {
     Error::config(
         visit.source,
-        "another machine uses this file now, and the two do not share their locks; \
-         use a server such as redis: or etcd: for several machines",
+        "another machine uses this file now, and the two do not share their locks (or a copy from before the last start \
+         of the machine was put back: then start this process anew); use a server such as redis: or etcd: for several \
+         machines",
     )
 }
 
 fn store(visit: &mut Visit<'_>, claim: &Claim, tokens: Tokens, expiry: BootInstant) -> Sql<()> {
-    let sql = "INSERT INTO holders (name, claim, mode, first, count, token, expiry, lock_delay, since, state, owner, label, bell) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?4, ?6, ?7, ?8, 'held', ?9, ?10, ?11)";
+    let sql = "INSERT INTO holders (name, claim, mode, first, count, token, expiry, lock_delay, since, state, owner, label, bell, run, written) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?4, ?6, ?7, ?8, 'held', ?9, ?10, ?11, ?12, ?8)";
     let values = params![
         claim.name.as_str(),
         id(claim),
@@ -469,7 +478,9 @@ fn store(visit: &mut Visit<'_>, claim: &Claim, tokens: Tokens, expiry: BootInsta
         &*claim.owner,
         claim.label.as_deref(),
         visit.me.as_bytes(),
+        visit.source.run.id(),
     ];
+    visit.holds.put_up(claim.id, &claim.name);
     execute(visit, sql, values)
 }
 
@@ -490,7 +501,8 @@ fn stand(visit: &Visit<'_>, claim: &Claim, ticket: Option<i64>, rows: &Rows) -> 
         }
     }
     let last = rows.line.last().map_or(0, |last| last.ticket);
-    let sql = "INSERT INTO waiters (name, ticket, claim, mode, expiry, owner, bell) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    let sql = "INSERT INTO waiters (name, ticket, claim, mode, expiry, owner, bell, label) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let values = params![
         name,
         ticket.unwrap_or(last + 1),
@@ -499,6 +511,7 @@ fn stand(visit: &Visit<'_>, claim: &Claim, ticket: Option<i64>, rows: &Rows) -> 
         expiry,
         &*claim.owner,
         visit.me.as_bytes(),
+        claim.label.as_deref(),
     ];
     execute(visit, sql, values)
 }

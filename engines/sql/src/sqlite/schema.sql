@@ -1,9 +1,9 @@
--- Format 1. Times are nanoseconds of CLOCK_BOOTTIME in the run of the machine that store.boot names.
+-- Format 1. Times are nanoseconds of CLOCK_BOOTTIME. A run is one of the machine, from its start to its end.
 
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     token INTEGER NOT NULL,   -- the last token drawn
-    boot TEXT NOT NULL        -- the run of the machine; the rows of another one are over
+    boot TEXT NOT NULL        -- the kernel's boot id in the run that opened the file last, as far as anybody knew it
 ) STRICT;
 
 CREATE TABLE holders (
@@ -20,6 +20,8 @@ CREATE TABLE holders (
     owner TEXT NOT NULL,
     label TEXT,
     bell BLOB,                -- where the holder's process listens
+    run TEXT,                 -- the kernel's boot id, if the holder's process knew it
+    written INTEGER,          -- when it was granted or prolonged
     PRIMARY KEY (name, claim)
 ) STRICT, WITHOUT ROWID;
 
@@ -31,5 +33,6 @@ CREATE TABLE waiters (
     expiry INTEGER NOT NULL,
     owner TEXT NOT NULL,
     bell BLOB,
+    label TEXT,
     PRIMARY KEY (name, ticket)
 ) STRICT, WITHOUT ROWID;

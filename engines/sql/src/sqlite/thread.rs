@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use super::bell::{BellId, News, Ring, Ringer, Rung};
 use super::file::{File, Source};
+use super::holds::Holds;
 use super::rows;
 use crate::doors::Doors;
 
@@ -57,6 +58,7 @@ pub(super) struct Visit<'a> {
     pub(super) now: BootInstant,
     pub(super) me: BellId,
     pub(super) doors: &'a Doors,
+    pub(super) holds: &'a Holds,
     /// To be sent when the transaction is committed.
     pub(super) rings: Vec<Ring>,
 }
@@ -109,6 +111,8 @@ where
 enum Message {
     Write(Box<dyn Job>),
     Read(Box<dyn Job>),
+    /// There are renewals.
+    Renew,
     Checkpoint,
     Close(oneshot::Sender<()>),
 }
@@ -117,6 +121,7 @@ enum Message {
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     messages: mpsc::Sender<Message>,
+    renewals: mpsc::Sender<Box<dyn Job>>,
     desk: Arc<Desk>,
     source: Arc<Source>,
     response_timeout: Duration,
@@ -152,6 +157,18 @@ impl Queue {
     ) -> Result<T> {
         let (job, answer) = self.request(action.clone(), work);
         self.send(Message::Write(job))?;
+        self.answer(action, answer).await
+    }
+
+    /// As `write`, before whatever else is queued: validity ends while it waits.
+    pub(super) async fn renew<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Visit<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = self.request(action.clone(), work);
+        self.renewals.send(job).map_err(|_| Error::Closed)?;
+        self.send(Message::Renew)?;
         self.answer(action, answer).await
     }
 
@@ -292,24 +309,26 @@ pub(super) struct Worker {
     pub(super) response_timeout: Duration,
     pub(super) me: BellId,
     pub(super) doors: Arc<Doors>,
+    pub(super) holds: Arc<Holds>,
     /// Until the engine is closed.
-    pub(super) events: Option<tokio::sync::mpsc::UnboundedSender<Event>>,
+    pub(super) events: Option<tokio::sync::mpsc::Sender<Event>>,
 }
 
 /// Starts the thread and opens the file on it.
 pub(super) async fn start(worker: Worker) -> Result<Queue> {
     let (messages, inbox) = mpsc::channel();
+    let (renewals, to_renew) = mpsc::channel();
     let response_timeout = worker.response_timeout;
     let source = Arc::clone(&worker.source);
     let (opened, open) = oneshot::channel();
-    let run = move || match worker.source.open() {
+    let run = move || match open_file(&worker.source) {
         Ok(file) => {
             let desk = Arc::new(Desk {
                 hands: Mutex::new(Hands::new(worker, file)),
                 queued: AtomicUsize::new(0),
             });
             if opened.send(Ok(Arc::clone(&desk))).is_ok() {
-                desk.serve(&inbox);
+                desk.serve(&inbox, &to_renew);
             }
         }
         Err(error) => {
@@ -328,19 +347,29 @@ pub(super) async fn start(worker: Worker) -> Result<Queue> {
     let desk = open.await.map_err(died)??;
     Ok(Queue {
         messages,
+        renewals,
         desk,
         source,
         response_timeout,
     })
 }
 
+/// The file to work on. Who only looks opens it for each look, and here to see whether that can be done.
+fn open_file(source: &Source) -> Result<Option<File>> {
+    match source.inspect_only {
+        true => source.glance(|_| Ok(None)),
+        false => source.open().map(Some),
+    }
+}
+
 impl Desk {
     /// The thread's work, until the engine is closed or dropped.
-    fn serve(&self, inbox: &mpsc::Receiver<Message>) {
+    fn serve(&self, inbox: &mpsc::Receiver<Message>, renewals: &mpsc::Receiver<Box<dyn Job>>) {
         let mut writes = Vec::new();
         let mut reads = Vec::new();
         let mut close = None;
         while let Ok(message) = inbox.recv() {
+            writes.extend(renewals.try_iter());
             let mut next = Some(message);
             let (mut taken, mut checkpoint) = (0, false);
             while let Some(message) = next {
@@ -348,6 +377,7 @@ impl Desk {
                 match message {
                     Message::Write(job) => writes.push(job),
                     Message::Read(job) => reads.push(job),
+                    Message::Renew => {}
                     Message::Checkpoint => checkpoint = true,
                     Message::Close(done) => {
                         close = Some(done);
@@ -400,11 +430,11 @@ struct Hands {
 }
 
 impl Hands {
-    fn new(worker: Worker, file: File) -> Self {
+    fn new(worker: Worker, file: Option<File>) -> Self {
         Self {
             ringer: Ringer::new(),
             worker,
-            file: Some(file),
+            file,
             swept: BootInstant::from_nanos(0),
         }
     }
@@ -454,8 +484,10 @@ impl Hands {
         jobs: &mut [Box<dyn Job>],
         deadline: BootInstant,
     ) -> Result<Vec<Ring>, Failure> {
-        self.begin(deadline)?;
-        let mut visit = self.visit()?;
+        let file = self.the_file()?;
+        file.wait_until(deadline);
+        execute(&file.connection, "BEGIN IMMEDIATE")?;
+        let mut visit = self.visit(&file.connection);
         let worked = jobs.iter_mut().try_for_each(|job| job.work(&mut visit));
         let Visit {
             connection, rings, ..
@@ -471,16 +503,6 @@ impl Hands {
         }
     }
 
-    fn begin(&self, deadline: BootInstant) -> Result<(), Failure> {
-        let file = self
-            .file
-            .as_ref()
-            .ok_or_else(|| self.worker.source.gone())?;
-        file.wait_until(deadline);
-        execute(&file.connection, "BEGIN IMMEDIATE")?;
-        Ok(())
-    }
-
     fn read(&mut self, mut job: Box<dyn Job>) {
         let outcome = self.read_once(&mut *job);
         let failure = outcome.err();
@@ -489,37 +511,60 @@ impl Hands {
     }
 
     fn read_once(&mut self, job: &mut dyn Job) -> Result<(), Failure> {
+        if self.worker.source.inspect_only {
+            let action = job.action().to_string();
+            let source = &self.worker.source;
+            let mut read = |connection: &Connection| {
+                let read = self.read_in_a_snapshot(connection, job);
+                read.map_err(|error| source.error(&action, &error))
+            };
+            return Ok(source.glance(&mut read)?);
+        }
         self.open_again_if_replaced()?;
-        let file = self
-            .file
-            .as_ref()
-            .ok_or_else(|| self.worker.source.gone())?;
+        let file = self.the_file()?;
         file.wait_until(job.deadline());
-        // One snapshot for all that it reads.
-        execute(&file.connection, "BEGIN")?;
-        let mut visit = self.visit()?;
-        let worked = job.work(&mut visit);
-        let ended = execute(visit.connection, "COMMIT");
-        Ok(worked.and(ended)?)
+        Ok(self.read_in_a_snapshot(&file.connection, job)?)
     }
 
-    fn visit(&self) -> Result<Visit<'_>, Failure> {
-        let file = self
-            .file
-            .as_ref()
-            .ok_or_else(|| self.worker.source.gone())?;
-        Ok(Visit {
-            connection: &file.connection,
+    /// One snapshot for all that it reads.
+    fn read_in_a_snapshot(
+        &self,
+        connection: &Connection,
+        job: &mut dyn Job,
+    ) -> rusqlite::Result<()> {
+        execute(connection, "BEGIN")?;
+        let worked = job.work(&mut self.visit(connection));
+        let ended = execute(connection, "COMMIT");
+        worked.and(ended)
+    }
+
+    fn the_file(&self) -> Result<&File, Failure> {
+        let source = &self.worker.source;
+        let no_file = || match source.inspect_only {
+            true => Error::unsupported(
+                source,
+                "a change of locks",
+                "the store was opened to look only",
+            ),
+            false => source.gone(),
+        };
+        Ok(self.file.as_ref().ok_or_else(no_file)?)
+    }
+
+    fn visit<'a>(&'a self, connection: &'a Connection) -> Visit<'a> {
+        Visit {
+            connection,
             source: &self.worker.source,
             now: Clock::Boot.now(),
             me: self.worker.me,
             doors: &self.worker.doors,
+            holds: &self.worker.holds,
             rings: Vec::new(),
-        })
+        }
     }
 
     fn open_again_if_replaced(&mut self) -> Result<(), Error> {
-        if self.has_the_file() {
+        if self.worker.source.inspect_only || self.has_the_file() {
             return Ok(());
         }
         let source = &self.worker.source;
@@ -560,11 +605,13 @@ impl Hands {
 
     fn hear(&self, news: News) {
         match news {
-            News::Turn(_, claim) => self.worker.doors.ring(claim),
+            News::Turn(_, claim) => {
+                self.worker.doors.ring(claim);
+            }
             News::Held(_, event) => {
                 if let Some(events) = &self.worker.events {
-                    // Nobody listens once the engine is dropped.
-                    let _ = events.send(event);
+                    // Nobody listens once the engine is dropped; what does not fit is found with the next renewal.
+                    let _ = events.try_send(event);
                 }
             }
         }
