@@ -41,9 +41,9 @@ fn anybody_lives(group: Pid) -> bool {
     let Ok(all) = std::fs::read_dir("/proc") else {
         return false;
     };
-    let stats =
-        all.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("stat")).ok());
-    stats.into_iter().any(|stat| {
+    let mut stats = all.filter_map(|entry| std::fs::read(entry.ok()?.path().join("stat")).ok());
+    stats.any(|stat| {
+        let stat = String::from_utf8_lossy(&stat);
         // The program's name, in parentheses, may hold anything. After it: state, parent, group.
         let words = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         let mut words = words.split(' ');

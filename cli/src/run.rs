@@ -24,7 +24,7 @@ use crate::joined;
 use crate::session::{self, Session};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
-use crate::wire::{FRAME, News, Order, Why};
+use crate::wire::{FRAME, News, Order, Outcome, Why};
 
 /// How long to wait for word that should come at once: from the guard process when the lock is lost (then the command is
 /// killed from here), or from whoever has continued this job.
@@ -266,7 +266,17 @@ impl Job {
                 .is_some_and(|group| !group::await_end(group, BURIED));
         }
         job.finish();
-        let how = job.fate();
+        job.verdict(guard, ended, lost_because.as_deref())
+    }
+
+    /// What the end of the command comes to; without an outcome the guard process was killed.
+    fn verdict(
+        &self,
+        guard: &Guard,
+        ended: Option<(Outcome, Option<Why>)>,
+        lost_because: Option<&str>,
+    ) -> Exit {
+        let how = self.fate();
         match ended {
             Some((outcome, None)) => Ok(outcome.code()),
             Some((_, Some(Why::MaxHold))) => {
@@ -276,8 +286,7 @@ impl Job {
             }
             Some(_) => {
                 let unrenewed = "it could not be renewed in time";
-                let why = lost_because.as_deref().unwrap_or(unrenewed);
-                Err(lost(guard, why, how))
+                Err(lost(guard, lost_because.unwrap_or(unrenewed), how))
             }
             None => {
                 let text = format!("the guard process was killed; {how}");

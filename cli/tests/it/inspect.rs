@@ -267,3 +267,26 @@ fn bench_measures_and_prints_json() {
     assert_eq!(sections.as_array().unwrap().len(), 1, "{sections}");
     assert_eq!(bed.run(&["ls"]).out, "");
 }
+
+/// Those who only look need no file, make none, and need no right to write to one.
+#[test]
+fn looking_creates_nothing() {
+    let bed = Bed::new();
+    let token = "fl1:x:1:00000000000000000000000000000000:a";
+    for (words, code) in [
+        (&["ls"][..], 0),
+        (&["show", "a"], 0),
+        (&["doctor"], 0),
+        (&["check", token], 1),
+    ] {
+        let ran = bed.run(words);
+        assert_eq!(ran.code, code, "{words:?}: {ran:?}");
+        let files = std::fs::read_dir(bed.path(".")).unwrap();
+        let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        assert!(files.is_empty(), "{words:?} made {files:?}");
+    }
+    // To release is to write.
+    assert_eq!(bed.run(&["release", "a", "--token", "1"]).code, 1);
+    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 0);
+    assert_eq!(bed.run(&["show", "a"]).out, "a: free\n");
+}
