@@ -22,7 +22,7 @@ pub use worker::{Relaunch, run_worker};
 
 use std::time::Duration;
 
-use fencelock::{Result, Wake};
+use fencelock::{Result, StoreUrl, Wake};
 
 use crate::contender::engine;
 
@@ -78,6 +78,7 @@ pub async fn run(
 ) -> Result<Vec<Section>> {
     let client = fencelock::connect(url).await?;
     let pushes = client.promises().wake == Wake::Push;
+    let url = &named(url, &client.store())?;
     client.close().await?;
     let run = format!(
         "fencelock-bench/{}-{}",
@@ -119,6 +120,21 @@ pub async fn run(
             .await?;
     }
     Ok(sections)
+}
+
+/// The URL with its file named, so that the baseline can lie beside it also where the store is the default file.
+fn named(url: &str, store: &str) -> Result<String> {
+    let parts = StoreUrl::parse(url)?;
+    if parts.scheme != "sqlite" || !parts.path.is_empty() {
+        return Ok(url.to_owned());
+    }
+    let options = url.split_once('?').map(|(_, options)| options);
+    let store = store.replace('%', "%25").replace('?', "%3F");
+    let store = store.replace('@', "%40");
+    Ok(match options {
+        Some(options) => format!("{store}?{options}"),
+        None => store,
+    })
 }
 
 impl Bench<'_> {

@@ -195,7 +195,8 @@ pub(crate) struct Release {
     /// The lock
     pub(crate) name: String,
 
-    /// The holder's fencing token; a holder with another one is left alone
+    /// The holder's fencing token; a holder with another one is left alone. Where a process hands the lock on among its own
+    /// tasks, all tokens of its turn mean that process, whichever task has the lock now
     #[arg(long, value_name = "N")]
     pub(crate) token: u64,
 

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use fencelock::{Durability, Finding, LeaseKind, Order, Promises, Purpose, StoreUrl, Wake};
+use fencelock::{
+    Durability, Finding, LeaseKind, Order, Promises, Purpose, StoreUrl, Wake, in_words,
+};
 use serde_json::{Value, json};
 
 use crate::args::Doctor;
@@ -12,7 +14,7 @@ use crate::session;
 pub(crate) async fn doctor(args: Doctor, store: Option<String>) -> Outcome {
     let url = session::store_url(store);
     let purpose: Purpose = args.purpose.into();
-    let client = fencelock::connect(&url).await?;
+    let client = fencelock::connect(&url).inspect_only().await?;
     let mut findings = client.diagnose().await?;
     findings.extend(of_url(&StoreUrl::parse(&url)?));
     let (promises, store) = (client.promises().clone(), client.store());
@@ -178,7 +180,11 @@ impl Report {
         line("assumes", promises.clock);
         line(
             "ttl",
-            &format!("{:?} to {:?}", promises.min_ttl, promises.max_ttl),
+            &format!(
+                "{} to {}",
+                in_words(promises.min_ttl),
+                in_words(promises.max_ttl)
+            ),
         );
         for (purpose, text) in [
             (Purpose::Efficiency, "efficiency"),

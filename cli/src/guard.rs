@@ -22,10 +22,10 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process_group, waitid, waitpid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
+use crate::exit::say;
+use crate::group;
 use crate::launch;
 use crate::terminal::unshielded;
 use crate::wire::{FRAME, News, Order, Outcome, Why};
@@ -33,9 +33,15 @@ use crate::wire::{FRAME, News, Order, Outcome, Why};
 /// The first argument of a guard process.
 pub(crate) const WORD: &str = "__guard";
 
+/// The variable with the lock's name, which the guard has from the command's environment.
+pub(crate) const NAME: &str = "FENCELOCK_NAME";
+
 /// The longest nap. A timer of the operating system stands still while the machine sleeps and a lease does not, so the
 /// guard looks at the clock at least this often.
 const NAP: Duration = Duration::from_millis(200);
+
+/// For how long those who were killed are given to be gone, also when the lease is over.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What a guard is told when it is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +168,7 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
         terms,
         ending: None,
         orphan: false,
+        denied: false,
     };
     watch.tell(News::Started(group.as_raw_pid()));
     let watched = watch.watch();
@@ -189,6 +196,8 @@ struct Watch {
     ending: Option<Ending>,
     /// `run` is gone.
     orphan: bool,
+    /// It was said that the command may not be signalled.
+    denied: bool,
 }
 
 impl Watch {
@@ -257,6 +266,10 @@ impl Watch {
         {
             ending.killed = true;
             self.signal(Signal::KILL);
+            // Others of the group may have been killed, and the command itself not.
+            if !group::may_signal(self.group) {
+                self.deny();
+            }
         }
     }
 
@@ -283,6 +296,14 @@ impl Watch {
     fn finish(&mut self, outcome: Outcome) {
         if self.ending.is_some() {
             self.signal(Signal::KILL);
+            // The lock must not be released while somebody goes on who was to be ended; after its lease it is free anyway.
+            let lease = self.terms.deadline.since(Clock::Boot.now());
+            if !group::await_end(self.group, LINGER) {
+                self.deny();
+                if !group::await_end(self.group, lease) {
+                    self.tell(News::Left);
+                }
+            }
         }
         self.tell(News::Ended(outcome, self.ending.map(|ending| ending.why)));
     }
@@ -316,9 +337,21 @@ impl Watch {
         }
     }
 
-    fn signal(&self, signal: Signal) {
-        // It fails if nobody is left in the group, or nobody of this user: nothing can be done then.
-        let _ = kill_process_group(self.group, signal);
+    fn signal(&mut self, signal: Signal) {
+        if !group::signal(self.group, signal) {
+            self.deny();
+        }
+    }
+
+    /// Says, once, that the command may not be signalled. Said from here, since `run` may be gone.
+    fn deny(&mut self) {
+        if std::mem::replace(&mut self.denied, true) {
+            return;
+        }
+        let name = std::env::var(NAME).unwrap_or_default();
+        let what = "the command, or a part of it, runs as another user, whom this one may not signal, and goes on";
+        say(&format!("lock {name}: {what}; {}", group::INSTEAD));
+        self.tell(News::Denied);
     }
 
     fn tell(&mut self, news: News) {

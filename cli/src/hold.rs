@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
+use fencelock::Release;
 use tokio::sync::oneshot;
 
 use crate::args::Hold;
@@ -47,13 +48,22 @@ pub(crate) async fn hold(args: Hold, store: Option<String>) -> Outcome {
         }
     };
     let outcome = held.await;
-    if let Ok(Err(error)) = tokio::time::timeout(session::CLOSING, guard.release()).await
-        && args.taking.verbose
-    {
-        say(&format!("{error}; the lock is free after its lease"));
-    }
+    let released = tokio::time::timeout(session::CLOSING, guard.release()).await;
     session::close(&client).await;
-    outcome
+    match released {
+        Ok(Ok(Release::NotOwner | Release::AlreadyExpired)) if outcome.is_ok() => {
+            let reason = "it was not held any more when it was to be released";
+            // Whoever has ended the hold may not read any more; the exit code says it, too.
+            let _ = print(&json::lost(reason));
+            let text = format!("lock {}: {reason}", args.name);
+            Err(Failure::new(code::LOST, text))
+        }
+        Ok(Err(error)) if args.taking.verbose => {
+            say(&format!("{error}; the lock is free after its lease"));
+            outcome
+        }
+        _ => outcome,
+    }
 }
 
 /// Says when somebody asks for the lock; ends only when that cannot be said.

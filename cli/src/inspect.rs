@@ -1,19 +1,19 @@
 //! `show`, `ls`, `check` and `release`: looking at locks that others hold, and taking them away.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::io::{self, IsTerminal};
 
 use fencelock::engine::{Evict, HolderView, LockView};
-use fencelock::{LockName, Sequencer, Token};
+use fencelock::{LockName, Sequencer, Token, in_words};
 
-use crate::args::{Check, Ls, Purpose, Release, Show};
+use crate::args::{Check, Ls, Patience, Purpose, Release, Show};
 use crate::exit::{Failure, Outcome, code, one_line, print};
 use crate::json;
 use crate::session;
 
 pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
     LockName::new(&args.name)?;
-    let client = session::open(store, Purpose::Efficiency).await?;
+    let client = session::open_to_look(store).await?;
     let view = client.look(&args.name).await?;
     print(&if args.json {
         json::view(&view) + "\n"
@@ -24,8 +24,16 @@ pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
 }
 
 pub(crate) async fn ls(args: Ls, store: Option<String>) -> Outcome {
-    let client = session::open(store, Purpose::Efficiency).await?;
+    let client = session::open_to_look(store).await?;
     let held = client.list(&args.prefix).await?;
+    if held.is_empty() && !args.json && io::stdout().is_terminal() {
+        // For a person; a program gets no line for no lock.
+        print(&match args.prefix.as_str() {
+            "" => "no lock is held\n".to_owned(),
+            prefix => format!("no lock whose name begins with {prefix:?} is held\n"),
+        })?;
+        return Ok(code::DONE);
+    }
     print(&if args.json {
         let views: Vec<String> = held.iter().map(json::view).collect();
         json::array(&views) + "\n"
@@ -37,7 +45,7 @@ pub(crate) async fn ls(args: Ls, store: Option<String>) -> Outcome {
 
 pub(crate) async fn check(args: Check, store: Option<String>) -> Outcome {
     let sequencer: Sequencer = args.sequencer.parse()?;
-    let client = session::open(store, Purpose::Efficiency).await?;
+    let client = session::open_to_look(store).await?;
     if client.check(&sequencer).await? {
         return Ok(code::DONE);
     }
@@ -48,7 +56,7 @@ pub(crate) async fn check(args: Check, store: Option<String>) -> Outcome {
 
 pub(crate) async fn release(args: Release, store: Option<String>) -> Outcome {
     LockName::new(&args.name)?;
-    let client = session::open(store, Purpose::Efficiency).await?;
+    let client = session::open(store, Purpose::Efficiency, Patience::Endless).await?;
     let (name, token) = (&args.name, args.token);
     let how = if args.ask { Evict::Ask } else { Evict::Release };
     if client.evict(name, Token(token), how).await? {
@@ -70,7 +78,8 @@ fn describe(view: &LockView) -> String {
     let holders = view.holders.iter().map(holder_line);
     let waiters = view.waiters.iter().enumerate().map(|(i, waiter)| {
         let (mode, owner) = (waiter.mode.as_str(), one_line(&waiter.owner));
-        format!("waiting, place {}: {mode}, {owner}", i + 1)
+        let label = in_parentheses(waiter.label.as_deref());
+        format!("waiting, place {}: {mode}, {owner}{label}", i + 1)
     });
     for line in holders.chain(waiters) {
         // Writing to a string never fails.
@@ -87,41 +96,37 @@ fn holder_line(holder: &HolderView) -> String {
     };
     line += &one_line(&holder.owner);
     if let Some(held) = holder.held {
-        line += &format!(", for {}", rough(held));
+        line += &format!(", for {}", in_words(held));
     }
     line += &match holder.ttl_left {
-        Some(left) => format!(", lease ends in {}", rough(left)),
+        Some(left) => format!(", lease ends in {}", in_words(left)),
         None => ", without a lease".to_owned(),
     };
-    if let Some(label) = &holder.label {
-        line += &format!(" ({})", one_line(label));
-    }
+    line += &in_parentheses(holder.label.as_deref());
     line
 }
 
-/// A duration as people say it.
-pub(crate) fn rough(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..10 => format!("{:.1}s", duration.as_secs_f64()),
-        10..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        7200..172_800 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
-    }
+fn in_parentheses(label: Option<&str>) -> String {
+    label.map_or(String::new(), |label| format!(" ({})", one_line(label)))
 }
 
 #[cfg(test)]
 mod tests {
+    use fencelock::engine::{Mode, WaiterView};
+
     use super::*;
 
     #[test]
-    fn durations_as_people_say_them() {
-        let said = |seconds| rough(Duration::from_secs_f64(seconds));
-        assert_eq!(said(0.25), "0.2s");
-        assert_eq!(said(59.9), "59s");
-        assert_eq!(said(125.0), "2m05s");
-        assert_eq!(said(7260.0), "2h01m");
-        assert_eq!(said(180_000.0), "2d02h");
+    fn waiters_are_told_with_their_labels() {
+        let mut view = LockView::free(LockName::new("a").unwrap());
+        let waiter = |owner: &str, label: Option<&str>| WaiterView {
+            owner: owner.to_owned(),
+            mode: Mode::Exclusive,
+            label: label.map(str::to_owned),
+        };
+        view.waiters = vec![waiter("me", Some("by\thand")), waiter("you", None)];
+        let told =
+            "a: waiting, place 1: exclusive, me (by hand)\na: waiting, place 2: exclusive, you\n";
+        assert_eq!(describe(&view), told);
     }
 }

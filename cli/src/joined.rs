@@ -12,7 +12,7 @@ use tokio::process::Command;
 
 use crate::args::Times;
 use crate::exit::{Failure, Outcome as Exit, code};
-use crate::run::{grace, lost, not_started};
+use crate::run::{ENDED, grace, lost, not_started};
 use crate::signals::Signals;
 use crate::terminal::{Terminal, unshielded};
 use crate::wire::Outcome;
@@ -42,16 +42,19 @@ pub(crate) async fn run(
     };
     let begun = Clock::Boot.now();
     let mut ended_because = None;
+    let near_end = near_end(guard, times);
+    tokio::pin!(near_end);
     let status = loop {
         tokio::select! {
             biased;
             status = child.wait() => break status,
             why = guard.lost(), if ended_because.is_none() => {
-                ended_because = Some(lost(guard, &why));
+                ended_because = Some(lost(guard, &why, ENDED));
                 signal(Signal::KILL);
             }
-            () = near_end(guard, grace(times)), if ended_because.is_none() => {
-                ended_because = Some(lost(guard, "the outer command could not renew it in time"));
+            () = &mut near_end, if ended_because.is_none() => {
+                let why = "the outer command could not renew it in time";
+                ended_because = Some(lost(guard, why, ENDED));
                 signal(Signal::TERM);
             }
             () = over(begun, times.max_hold), if ended_because.is_none() => {
@@ -82,10 +85,14 @@ fn came_from_terminal(signal: Signal) -> bool {
     keys.contains(&signal) && Terminal::open().is_some_and(|terminal| terminal.is_ours())
 }
 
-/// Returns when only `grace` is left of the validity.
-async fn near_end(guard: &Guard, grace: Duration) {
+/// Returns when of the validity only the time is left that the command needs to end. The lease is the outer command's, and
+/// may be far shorter than one that this command line names: it is as long as was ever left of it.
+async fn near_end(guard: &Guard, times: &Times) {
+    let mut lease = Duration::ZERO;
     loop {
         let left = guard.remaining();
+        lease = lease.max(left);
+        let grace = grace(times.kill_after, lease);
         if left <= grace {
             return;
         }

@@ -60,6 +60,7 @@ fn waiter(waiter: &WaiterView) -> String {
     object(&[
         ("owner", waiter.owner.as_str().into()),
         ("mode", waiter.mode.as_str().into()),
+        ("label", waiter.label.as_deref().into()),
     ])
 }
 
@@ -108,7 +109,7 @@ mod tests {
             waiters: vec![WaiterView {
                 owner: "you".into(),
                 mode: Mode::Exclusive,
-                label: None,
+                label: Some("too".into()),
             }],
         };
         assert_eq!(
@@ -116,7 +117,7 @@ mod tests {
             concat!(
                 r#"{"name":"a \"b\"","token":7,"holders":[{"owner":"me","token":7,"mode":"shared","#,
                 r#""ttl_left_ms":1999,"held_ms":null,"label":"why"}],"waiters":[{"owner":"you","#,
-                r#""mode":"exclusive"}]}"#
+                r#""mode":"exclusive","label":"too"}]}"#
             )
         );
     }

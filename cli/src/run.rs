@@ -18,16 +18,20 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::args::{Run, Times};
 use crate::exit::{Failure, Outcome as Exit, code, say};
+use crate::group;
 use crate::guard::{self, Terms};
 use crate::joined;
 use crate::session::{self, Session};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
-use crate::wire::{FRAME, News, Order, Why};
+use crate::wire::{FRAME, News, Order, Outcome, Why};
 
 /// How long to wait for word that should come at once: from the guard process when the lock is lost (then the command is
 /// killed from here), or from whoever has continued this job.
 const UNHEARD: Duration = Duration::from_millis(100);
+
+/// For how long those whom `run` itself has killed are given to be gone.
+const BURIED: Duration = Duration::from_secs(1);
 
 /// For how long a store is told of the end of a lock that is lost anyway.
 const AFTER_LOSS: Duration = Duration::from_millis(300);
@@ -52,7 +56,15 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Exit {
         Ok(environment) if guard.joined() => {
             joined::run(&guard, &times, &command, &environment, &mut signals).await
         }
-        Ok(environment) => under_guard(&guard, &times, &command, &environment, &mut signals).await,
+        Ok(environment) => {
+            let over = under_guard(&guard, &times, &command, &environment, &mut signals).await;
+            if over.left {
+                // Neither released nor renewed any more: the lock is free after its lease.
+                std::mem::forget(guard);
+                return over.exit;
+            }
+            over.exit
+        }
     };
     let_go(&client, guard, outcome, verbose).await
 }
@@ -81,7 +93,7 @@ async fn prepare(guard: &Guard, times: &Times) -> Result<Vec<(&'static str, Stri
     }
     let sequencer = guard.sequencer().await?;
     Ok(vec![
-        ("FENCELOCK_NAME", guard.name().to_string()),
+        (guard::NAME, guard.name().to_string()),
         ("FENCELOCK_TOKEN", guard.token().to_string()),
         ("FENCELOCK_SEQUENCER", sequencer.to_string()),
         (session::OWNER, guard.owner().to_owned()),
@@ -100,18 +112,18 @@ pub(crate) fn not_started(command: &[OsString], error: &io::Error) -> Failure {
     Failure::new(code::NOT_STARTED, text)
 }
 
-/// The end of every command whose lock is lost.
-pub(crate) fn lost(guard: &Guard, why: &str) -> Failure {
+/// The end of every command whose lock is lost; `how` tells what became of the command.
+pub(crate) fn lost(guard: &Guard, why: &str, how: &str) -> Failure {
     let name = guard.name();
-    Failure::new(
-        code::LOST,
-        format!("lock {name} was lost: {why}; the command was ended"),
-    )
+    Failure::new(code::LOST, format!("lock {name} was lost: {why}; {how}"))
 }
 
+/// What becomes of a command whose lock is lost.
+pub(crate) const ENDED: &str = "the command was ended";
+
 /// How long before the end of the validity a command is asked to end.
-pub(crate) fn grace(times: &Times) -> Duration {
-    times.kill_after.min(times.ttl / 3)
+pub(crate) fn grace(kill_after: Duration, lease: Duration) -> Duration {
+    kill_after.min(lease / 3)
 }
 
 /// Gives the lock back. The outcome of the command stands, unless the store says that the lock was not held any more.
@@ -154,6 +166,8 @@ async fn let_go(client: &Client, guard: Guard, outcome: Exit, verbose: bool) -> 
 
 /// The command, its guard process and its terminal, seen from `run`.
 struct Job {
+    /// The end of the validity that the guard process was started with.
+    deadline: BootInstant,
     orders: StdStream,
     news: mpsc::UnboundedReceiver<News>,
     process: Child,
@@ -164,6 +178,17 @@ struct Job {
     given: bool,
     /// This job was to be stopped, and has not heard yet that it was continued.
     halted: bool,
+    /// The command runs as a user whom the guard process may not signal.
+    denied: bool,
+    /// A part of the command goes on that could not be ended.
+    left: bool,
+}
+
+/// The end of a job.
+struct Over {
+    exit: Exit,
+    /// A part of the command goes on, so the lock must not be released before its lease is over.
+    left: bool,
 }
 
 async fn under_guard(
@@ -172,68 +197,114 @@ async fn under_guard(
     command: &[OsString],
     environment: &[(&'static str, String)],
     signals: &mut Signals,
-) -> Exit {
-    let mut sent = guard.valid_until();
-    let mut job = Job::start(times, sent, command, environment)
-        .map_err(|error| Failure::internal("starting the guard process", error))?;
-    let mut lost_because: Option<String> = None;
-    let mut asked = false;
-    let ended = loop {
-        tokio::select! {
-            biased;
-            news = job.news.recv() => match news {
-                None => break None,
-                Some(News::Started(pid)) => job.group = Pid::from_raw(pid),
-                Some(News::NotStarted(errno)) => {
-                    job.finish();
-                    let error = io::Error::from_raw_os_error(errno);
-                    return Err(Failure::internal("starting a process for the command", error));
-                }
-                Some(News::Stopped(signal)) => job.stopped(signal, guard),
-                Some(News::Ending(_)) => {}
-                Some(News::Ended(outcome, why)) => break Some((outcome, why)),
-            },
-            why = guard.lost(), if lost_because.is_none() => {
-                lost_because = Some(why);
-                job.order(Order::Lost);
-            }
-            () = tokio::time::sleep(UNHEARD), if lost_because.is_some() => job.kill(),
-            () = tokio::time::sleep(UNHEARD), if job.halted => job.not_halted(guard),
-            until = end_of_validity(guard, sent), if lost_because.is_none() => {
-                sent = until;
-                job.order(Order::Deadline(until));
-            }
-            () = guard.asked_to_release(), if !asked => {
-                asked = true;
-                job.order(Order::Signal(Signal::TERM.as_raw()));
-            }
-            signal = signals.next() => {
-                if signal == Signal::CONT.as_raw() {
-                    job.resume(guard);
-                } else {
-                    job.order(Order::Signal(signal));
-                }
-            }
+) -> Over {
+    let mut job = match Job::start(times, guard.valid_until(), command, environment) {
+        Ok(job) => job,
+        Err(error) => {
+            let exit = Err(Failure::internal("starting the guard process", error));
+            return Over { exit, left: false };
         }
     };
-    if ended.is_none() {
-        job.kill();
+    let exit = job.attend(guard, signals).await;
+    let left = job.left;
+    Over { exit, left }
+}
+
+impl Job {
+    /// Stands between the guard process and everybody else until the command is over.
+    async fn attend(&mut self, guard: &Guard, signals: &mut Signals) -> Exit {
+        let job = self;
+        let mut sent = job.deadline;
+        let mut lost_because: Option<String> = None;
+        let mut asked = false;
+        let ended = loop {
+            tokio::select! {
+                biased;
+                news = job.news.recv() => match news {
+                    None => break None,
+                    Some(News::Started(pid)) => job.group = Pid::from_raw(pid),
+                    Some(News::NotStarted(errno)) => {
+                        job.finish();
+                        let error = io::Error::from_raw_os_error(errno);
+                        return Err(Failure::internal("starting a process for the command", error));
+                    }
+                    Some(News::Stopped(signal)) => job.stopped(signal, guard),
+                    Some(News::Ending(_)) => {}
+                    Some(News::Denied) => job.denied = true,
+                    Some(News::Left) => job.left = true,
+                    Some(News::Ended(outcome, why)) => break Some((outcome, why)),
+                },
+                why = guard.lost(), if lost_because.is_none() => {
+                    lost_because = Some(why);
+                    job.order(Order::Lost);
+                }
+                () = tokio::time::sleep(UNHEARD), if lost_because.is_some() => job.kill(),
+                () = tokio::time::sleep(UNHEARD), if job.halted => job.not_halted(guard),
+                until = end_of_validity(guard, sent), if lost_because.is_none() => {
+                    sent = until;
+                    job.order(Order::Deadline(until));
+                }
+                () = guard.asked_to_release(), if !asked => {
+                    asked = true;
+                    let name = guard.name();
+                    say(&format!("lock {name}: somebody asks for it (release --ask), so the command is asked to end"));
+                    job.order(Order::Signal(Signal::TERM.as_raw()));
+                }
+                signal = signals.next() => {
+                    if signal == Signal::CONT.as_raw() {
+                        job.resume(guard);
+                    } else {
+                        job.order(Order::Signal(signal));
+                    }
+                }
+            }
+        };
+        if ended.is_none() {
+            job.kill();
+            job.left = job
+                .group
+                .is_some_and(|group| !group::await_end(group, BURIED));
+        }
+        job.finish();
+        job.verdict(guard, ended, lost_because.as_deref())
     }
-    job.finish();
-    match ended {
-        Some((outcome, None)) => Ok(outcome.code()),
-        Some((_, Some(Why::MaxHold))) => {
-            let name = guard.name();
-            let text = format!("lock {name}: --max-hold is over; the command was ended");
-            Err(Failure::new(code::LOST, text))
+
+    /// What the end of the command comes to; without an outcome the guard process was killed.
+    fn verdict(
+        &self,
+        guard: &Guard,
+        ended: Option<(Outcome, Option<Why>)>,
+        lost_because: Option<&str>,
+    ) -> Exit {
+        let how = self.fate();
+        match ended {
+            Some((outcome, None)) => Ok(outcome.code()),
+            Some((_, Some(Why::MaxHold))) => {
+                let name = guard.name();
+                let text = format!("lock {name}: --max-hold is over; {how}");
+                Err(Failure::new(code::LOST, text))
+            }
+            Some(_) => {
+                let unrenewed = "it could not be renewed in time";
+                Err(lost(guard, lost_because.unwrap_or(unrenewed), how))
+            }
+            None => {
+                let text = format!("the guard process was killed; {how}");
+                Err(Failure::new(code::INTERNAL, text))
+            }
         }
-        Some(_) => {
-            let unrenewed = "it could not be renewed in time";
-            Err(lost(guard, lost_because.as_deref().unwrap_or(unrenewed)))
-        }
-        None => {
-            let text = "the guard process was killed, so the command was ended";
-            Err(Failure::new(code::INTERNAL, text))
+    }
+
+    /// What became of a command that was to end.
+    fn fate(&self) -> &'static str {
+        match (self.left, self.denied) {
+            (true, _) => {
+                "a part of the command goes on, which this user may not signal; the lock is free after its lease"
+            }
+            (false, true) => {
+                "this user may not signal the command, which went on until it ended by itself"
+            }
+            (false, false) => ENDED,
         }
     }
 }
@@ -259,11 +330,11 @@ impl Job {
         let given = terminal.as_ref().is_some_and(Terminal::is_ours);
         let terms = Terms {
             deadline,
-            grace: grace(times),
+            grace: grace(times.kill_after, times.ttl),
             kill_after: times.kill_after,
             max_hold: times.max_hold.map(|most| Clock::Boot.now() + most),
             foreground: given.then(getpgrp),
-            nested: std::env::var_os(session::OWNER).is_some(),
+            nested: session::outer_owner().is_some(),
         };
         let (process, socket) = guard::start(&terms, command, environment)?;
         socket.set_nonblocking(true)?;
@@ -272,6 +343,7 @@ impl Job {
         let (tell, news) = mpsc::unbounded_channel();
         tokio::spawn(async move { hear(reader, &tell).await });
         Ok(Self {
+            deadline,
             orders,
             news,
             process,
@@ -279,6 +351,8 @@ impl Job {
             terminal,
             given,
             halted: false,
+            denied: false,
+            left: false,
         })
     }
 

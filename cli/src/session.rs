@@ -1,15 +1,15 @@
 //! From a command line to a lock that is held: opening the store, waiting, and closing.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use fencelock::engine::LockView;
-use fencelock::{Client, Guard, LockName, Owner};
+use fencelock::{Client, Guard, LockName, Owner, in_words};
 use rustix::termios::tcgetwinsize;
 
 use crate::args::{Patience, Purpose, Taking, Times};
 use crate::exit::{Failure, code, one_line, say};
-use crate::inspect::rough;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
@@ -37,10 +37,24 @@ pub(crate) fn store_url(store: Option<String>) -> String {
         .unwrap_or_else(|| "sqlite:".to_owned())
 }
 
-/// Opens the store (see [`store_url`]).
-pub(crate) async fn open(store: Option<String>, purpose: Purpose) -> Result<Client, Failure> {
+/// Opens the store (see [`store_url`]) to look at it only.
+pub(crate) async fn open_to_look(store: Option<String>) -> Result<Client, Failure> {
+    Ok(fencelock::connect(&store_url(store)).inspect_only().await?)
+}
+
+/// Opens the store (see [`store_url`]). One that does not answer is asked again for as long as its URL says, but no longer
+/// than the lock would be waited for.
+pub(crate) async fn open(
+    store: Option<String>,
+    purpose: Purpose,
+    patience: Patience,
+) -> Result<Client, Failure> {
     let url = store_url(store);
-    let client = fencelock::connect(&url).purpose(purpose.into()).await?;
+    let mut connect = fencelock::connect(&url).purpose(purpose.into());
+    if let Patience::Until(most) = patience {
+        connect = connect.patience(most);
+    }
+    let client = connect.await?;
     for limit in client.warnings() {
         say(&format!("warning: {}; {}", limit.what, limit.change));
     }
@@ -66,7 +80,7 @@ pub(crate) async fn take(
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Err(ended_by(signal)),
-        client = open(store, taking.purpose) => client?,
+        client = open(store, taking.purpose, times.patience) => client?,
     };
     let taken = tokio::select! {
         biased;
@@ -136,10 +150,15 @@ async fn wish(
 
 /// Who claims: the owner of the command around this one, else a new one.
 fn owner(client: &Client) -> Result<Owner, Failure> {
-    match std::env::var_os(OWNER) {
+    match outer_owner() {
         None => Ok(client.owner()),
         Some(text) => Ok(client.join(&text.to_string_lossy())?),
     }
+}
+
+/// The owner of the command around this one, if there is one. An empty text is none, as with every variable.
+pub(crate) fn outer_owner() -> Option<OsString> {
+    std::env::var_os(OWNER).filter(|text| !text.is_empty())
 }
 
 /// Keeps a line on the terminal that tells who holds the lock, since when, and one's place. Never returns.
@@ -162,7 +181,7 @@ fn place(view: &LockView, me: &str) -> String {
     if let Some(holder) = view.holders.first() {
         text += ", held";
         if let Some(held) = holder.held {
-            text += &format!(" for {}", rough(held));
+            text += &format!(" for {}", in_words(held));
         }
         // Without the part that only machines read.
         let who = holder.owner.split('#').next();

@@ -27,6 +27,10 @@ pub(crate) enum News {
     Stopped(i32),
     /// The guard has begun to end the command.
     Ending(Why),
+    /// The command, or a part of it, runs as a user whom the guard may not signal.
+    Denied,
+    /// The command itself is over, and a part of it goes on that could not be ended.
+    Left,
     /// The command is over.
     Ended(Outcome, Option<Why>),
 }
@@ -91,6 +95,8 @@ impl News {
             Self::NotStarted(errno) => frame(b'n', number(errno)),
             Self::Stopped(signal) => frame(b'z', number(signal)),
             Self::Ending(why) => frame(b'e', why.number()),
+            Self::Denied => frame(b'd', 0),
+            Self::Left => frame(b'l', 0),
             Self::Ended(outcome, why) => {
                 let how = match outcome {
                     Outcome::Code(code) => u64::from(code),
@@ -110,6 +116,8 @@ impl News {
             b'n' => Some(Self::NotStarted(signed?)),
             b'z' => Some(Self::Stopped(signed?)),
             b'e' => Some(Self::Ending(Why::from_number(value)?)),
+            b'd' => Some(Self::Denied),
+            b'l' => Some(Self::Left),
             b'x' => {
                 let [how, signalled, why, ..] = value.to_le_bytes();
                 let outcome = match signalled {
@@ -172,6 +180,8 @@ mod tests {
             News::NotStarted(2),
             News::Stopped(20),
             News::Ending(Why::MaxHold),
+            News::Denied,
+            News::Left,
             News::Ended(Outcome::Code(255), None),
             News::Ended(Outcome::Signal(9), Some(Why::Lost)),
             News::Ended(Outcome::Code(0), Some(Why::Abandoned)),

@@ -77,6 +77,26 @@ impl Bed {
         command
     }
 
+    /// The same, started in a way of its own: `start` is what stands before the `fencelock`.
+    pub(crate) fn command_through(&self, start: &[&str], words: &[&str]) -> Command {
+        let like = self.command(words);
+        let mut command = Command::new(start[0]);
+        command
+            .args(&start[1..])
+            .args(words)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for (name, value) in like.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
     /// Runs a `fencelock` to its end.
     pub(crate) fn run(&self, words: &[&str]) -> Ran {
         finish(self.command(words))

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use crate::bed::{Bed, until};
+use crate::bed::{Bed, finish, until};
 use crate::exit_codes::{Described, all};
 
 #[test]
@@ -65,4 +65,21 @@ fn max_hold_kills_who_does_not_listen() {
     assert_eq!((ran.code, ran.out.as_str()), (75, "deaf\n"), "{}", ran.err);
     assert!(begun.elapsed().as_millis() >= 300);
     until("the lock is free", || bed.show("a")["token"].is_null());
+}
+
+/// Some who start commands ignore word of children, and with it the children are gone before anybody can ask how they ended.
+#[test]
+fn the_commands_own_code_also_where_word_of_children_is_ignored() {
+    let bed = Bed::new();
+    let start = [
+        "env",
+        "--ignore-signal=CHLD",
+        env!("CARGO_BIN_EXE_fencelock"),
+    ];
+    let command = |words: &[&str]| bed.command_through(&start, words);
+    let ran = finish(command(&["run", "a", "-c", "exit 3"]));
+    assert_eq!((ran.code, ran.err.as_str()), (3, ""), "{ran:?}");
+    let words = ["run", "a", "--", start[2], "run", "a", "-c", "exit 4"];
+    let ran = finish(command(&words));
+    assert_eq!((ran.code, ran.err.as_str()), (4, ""), "{ran:?}");
 }

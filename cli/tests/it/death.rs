@@ -222,7 +222,10 @@ fn a_lock_that_is_asked_for_gets_the_command_asked() {
         0
     );
     assert_eq!(running.line(), "asked");
-    assert_eq!(running.end().code, 9);
+    let ran = running.end();
+    assert_eq!(ran.code, 9);
+    // Its user is told why.
+    assert!(ran.err.contains("release --ask"), "{}", ran.err);
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn a_file_of_this_machine_is_fit() {
     assert_eq!(told.code, 0, "{told:?}");
     assert!(told.out.contains("first come, first served"), "{told:?}");
     assert!(told.out.contains("for correctness: nothing"), "{told:?}");
+    assert!(told.out.contains(" 50ms to 100 years\n"), "{told:?}");
     let json: serde_json::Value =
         serde_json::from_str(&bed.run(&["doctor", "--json"]).out).unwrap();
     assert_eq!(json["engine"], "sqlite");

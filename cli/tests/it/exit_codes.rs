@@ -90,7 +90,8 @@ fn held(bed: &Bed) {
     ] {
         let words = [&["run"], options, &["a", "--", "echo", "ran"]].concat();
         let ran = bed.run(&words);
-        assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{options:?}");
+        let what = format!("{options:?}: {}", ran.err);
+        assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{what}");
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
         assert!(ran.err.contains("lock a is"), "{}", ran.err);
     }

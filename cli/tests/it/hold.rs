@@ -137,3 +137,20 @@ fn without_a_reader_it_does_not_hold() {
     assert_eq!(ran.code, 70, "{}", ran.err);
     assert!(bed.show("a")["token"].is_null());
 }
+
+#[cfg(feature = "redis")]
+#[test]
+fn it_tells_of_a_loss_that_only_the_release_finds() {
+    let redis = fencelock_testbed::Redis::start().unwrap();
+    let bed = Bed::on(redis.url());
+    // It asks again only after ten seconds, and nobody tells it of this.
+    let mut hold = bed.start(&["hold", "--ttl", "30s", "a"]);
+    hold.line();
+    redis.command::<()>(&["DEL", "a"]).unwrap();
+    hold.end_input();
+    let lost = hold.json();
+    assert_eq!(lost["lost"], true);
+    let ran = hold.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    assert!(ran.err.contains("lock a"), "{}", ran.err);
+}

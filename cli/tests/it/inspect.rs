@@ -53,7 +53,7 @@ fn a_held_lock_is_shown_with_holder_and_waiters() {
     assert!((1..=20_000).contains(&left), "{left}");
     assert!(holder["held_ms"].as_u64().unwrap() < 20_000);
     let waiter = &shown["waiters"][0];
-    assert_eq!(keys(waiter), ["mode", "owner"]);
+    assert_eq!(keys(waiter), ["label", "mode", "owner"]);
     assert_eq!(waiter["mode"], "shared");
     assert!(waiter["owner"].as_str().unwrap().contains('#'));
 
@@ -140,6 +140,24 @@ fn release_is_fenced_by_the_token() {
 }
 
 #[test]
+fn a_reader_that_has_left_is_no_failure() {
+    let bed = Bed::new();
+    for words in [
+        &["ls", "--json"][..],
+        &["show", "a"],
+        &["doctor"],
+        &["--help"],
+    ] {
+        let mut command = bed.command(words);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stdout(writer);
+        let ran = crate::bed::finish(command);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{words:?}");
+    }
+}
+
+#[test]
 fn completions_and_the_manual_are_printed() {
     let bed = Bed::new();
     for shell in ["bash", "zsh", "fish"] {
@@ -189,6 +207,46 @@ fn help_and_version_exit_with_0() {
 }
 
 #[test]
+fn bench_measures_the_default_store() {
+    let bed = Bed::new();
+    let words = [
+        "bench",
+        "--only",
+        "pairs",
+        "--workers",
+        "1",
+        "--rounds",
+        "1",
+    ];
+    let command = || {
+        let mut command = bed.command(&words);
+        command
+            .args(["--period", "100ms"])
+            .env("FENCELOCK_STORE", "")
+            .env("XDG_STATE_HOME", bed.path("."));
+        command
+    };
+    let measured = crate::bed::finish(command());
+    assert_eq!(measured.code, 0, "{}", measured.err);
+    let files = std::fs::read_dir(bed.path("fencelock")).unwrap();
+    let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    assert!(files.iter().any(|file| file == "locks.db"), "{files:?}");
+    assert!(
+        !files
+            .iter()
+            .any(|file| file.to_string_lossy().contains("bare")),
+        "{files:?}"
+    );
+    // A reader that has left is no failure, of this one either.
+    let mut unread = command();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    unread.stdout(writer);
+    let ran = crate::bed::finish(unread);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+}
+
+#[test]
 fn bench_measures_and_prints_json() {
     let bed = Bed::new();
     let words = [
@@ -208,4 +266,27 @@ fn bench_measures_and_prints_json() {
     let sections: Value = serde_json::from_str(&measured.out).unwrap();
     assert_eq!(sections.as_array().unwrap().len(), 1, "{sections}");
     assert_eq!(bed.run(&["ls"]).out, "");
+}
+
+/// Those who only look need no file, make none, and need no right to write to one.
+#[test]
+fn looking_creates_nothing() {
+    let bed = Bed::new();
+    let token = "fl1:x:1:00000000000000000000000000000000:a";
+    for (words, code) in [
+        (&["ls"][..], 0),
+        (&["show", "a"], 0),
+        (&["doctor"], 0),
+        (&["check", token], 1),
+    ] {
+        let ran = bed.run(words);
+        assert_eq!(ran.code, code, "{words:?}: {ran:?}");
+        let files = std::fs::read_dir(bed.path(".")).unwrap();
+        let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        assert!(files.is_empty(), "{words:?} made {files:?}");
+    }
+    // To release is to write.
+    assert_eq!(bed.run(&["release", "a", "--token", "1"]).code, 1);
+    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 0);
+    assert_eq!(bed.run(&["show", "a"]).out, "a: free\n");
 }

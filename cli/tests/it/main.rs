@@ -15,9 +15,13 @@ mod exit_codes;
 mod hold;
 mod inputs;
 mod inspect;
+#[cfg(feature = "redis")]
+mod late_store;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nested;
+mod other_user;
+mod passwords;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]

@@ -163,3 +163,23 @@ fn a_nested_hold_of_another_name_ends_with_the_outer_one() {
     outer.signal(Signal::CONT);
     assert_eq!(outer.end().code, 75);
 }
+
+#[test]
+fn a_short_lease_of_the_outer_command_does_not_end_the_inner_one() {
+    let bed = Bed::new();
+    // Its own command line names none, so 30 s, of which it would want the last five to end its command in.
+    let words = [
+        "run", "--ttl", "1500ms", "a", "--", FENCELOCK, "run", "a", "-c",
+    ];
+    let ran = bed.run(&[&words[..], &["sleep 2; echo done"]].concat());
+    assert_eq!((ran.code, ran.out.as_str()), (0, "done\n"), "{}", ran.err);
+}
+
+#[test]
+fn an_empty_owner_is_none() {
+    let bed = Bed::new();
+    let mut command = bed.command(&["run", "a", "--", "echo", "ran"]);
+    command.env("FENCELOCK_OWNER", "");
+    let ran = crate::bed::finish(command);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
+}

@@ -291,3 +291,16 @@ fn a_stop_that_nobody_could_end_is_none() {
     shell.see("heard-one");
     assert_eq!(shell.number("code="), 0);
 }
+
+#[test]
+fn a_person_is_told_that_nothing_is_held() {
+    let bed = Bed::new();
+    let mut shell = Shell::on(&bed);
+    shell.type_in("$FL ls\n");
+    shell.see("no lock is held");
+    shell.type_in("$FL ls job/\n");
+    shell.see("begins with \"job/\"");
+    // A program that reads it gets no line.
+    shell.type_in("$FL ls | wc -c | sed s/^/bytes:/\n");
+    assert_eq!(shell.number("bytes:"), 0);
+}

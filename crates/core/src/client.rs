@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 
 use crate::clock::{BootInstant, Clock};
 use crate::drive::{CLOSING, Caller};
+use crate::duration::in_words;
 use crate::engine::{Engine, Evict, LockView};
 use crate::error::{Error, Result};
 use crate::guard::{self, Held};
@@ -51,6 +52,7 @@ pub struct ClientBuilder {
     purpose: Purpose,
     observer: Option<Arc<dyn Observer>>,
     batch: u32,
+    inspect_only: bool,
 }
 
 pub(crate) struct Inner {
@@ -60,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) ids: ClaimIds,
     pub(crate) who: Arc<str>,
     pub(crate) batch: u32,
+    /// Nothing is taken, and nothing is taken from others.
+    inspect_only: bool,
     pub(crate) lines: Lines,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) owners: Owners,
@@ -94,6 +98,13 @@ impl ClientBuilder {
         self
     }
 
+    /// The client only looks: it can look, list, watch, check and diagnose. A wish and [`Client::evict`] are refused with
+    /// [`Error::Unsupported`], before anything is sent.
+    pub fn inspect_only(mut self, inspect_only: bool) -> Self {
+        self.inspect_only = inspect_only;
+        self
+    }
+
     /// Makes the client.
     ///
     /// # Errors
@@ -120,6 +131,7 @@ impl ClientBuilder {
             ids: ClaimIds::new()?,
             who: who_am_i(),
             batch: self.batch,
+            inspect_only: self.inspect_only,
             lines: Lines::default(),
             keeper,
             owners: Owners::default(),
@@ -178,6 +190,7 @@ impl Client {
             purpose: Purpose::default(),
             observer: None,
             batch: DEFAULT_BATCH,
+            inspect_only: false,
         }
     }
 
@@ -276,13 +289,15 @@ impl Client {
     /// not hold.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer.
+    /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if
+    /// the client was opened to look only.
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on behind.
     pub async fn evict(&self, name: &str, token: Token, how: Evict) -> Result<bool> {
         let name = LockName::new(name)?;
         let inner = Arc::clone(&self.inner);
+        inner.check_takes("the release of another's lock")?;
         let evict = async move { inner.engine.evict(&name, token, how).await };
         self.inner.carry(evict).await
     }
@@ -394,6 +409,15 @@ impl Inner {
         }
     }
 
+    /// Refuses what changes the store, if the client was opened to look only.
+    pub(crate) fn check_takes(&self, what: &'static str) -> Result<()> {
+        if !self.inspect_only {
+            return Ok(());
+        }
+        let why = "this client was opened to look only; open another one without inspect_only";
+        Err(Error::unsupported(&self.engine, what, why))
+    }
+
     /// Refuses a ttl that the store does not take.
     pub(crate) fn check_ttl(&self, ttl: Duration, lock_delay: Duration) -> Result<()> {
         let shown = || format!("{ttl:?}");
@@ -408,12 +432,14 @@ impl Inner {
             min_ttl, max_ttl, ..
         } = self.promises;
         if ttl < min_ttl {
-            let why = format!("the shortest that {} takes is {min_ttl:?}", self.engine);
+            let min_ttl = in_words(min_ttl);
+            let why = format!("the shortest that {} takes is {min_ttl}", self.engine);
             return Err(Error::invalid("ttl", shown(), why));
         }
         if ttl.saturating_add(lock_delay) > max_ttl {
+            let max_ttl = in_words(max_ttl);
             let why = format!(
-                "with its lock-delay it is longer than the {max_ttl:?} that {} takes",
+                "with its lock-delay it is longer than the {max_ttl} that {} takes",
                 self.engine
             );
             return Err(Error::invalid("ttl", shown(), why));

@@ -42,9 +42,64 @@ pub fn parse_duration(what: &'static str, text: &str) -> Result<Duration> {
     Ok(duration)
 }
 
+/// A duration as people say it, in the units that they would use: `40ms`, `26.7s`, `2m05s`, `10 years`.
+#[must_use]
+pub fn in_words(duration: Duration) -> String {
+    const YEAR: u64 = 365 * 86_400;
+    // The bigger unit, and the smaller one unless there is none of it.
+    let two = |size: u64, big: &str, small_size: u64, small: &str| {
+        let seconds = duration.as_secs();
+        match seconds % size / small_size {
+            0 => format!("{}{big}", seconds / size),
+            rest => format!("{}{big}{rest:02}{small}", seconds / size),
+        }
+    };
+    match duration.as_secs() {
+        0 if duration.is_zero() => "0s".to_owned(),
+        0 if duration.as_millis() == 0 => format!("{}us", duration.as_micros()),
+        0 => format!("{}ms", duration.as_millis()),
+        1..60 => {
+            // Cut off, not rounded: a minute has sixty seconds.
+            let tenths = duration.subsec_millis() / 100;
+            match tenths {
+                0 => format!("{}s", duration.as_secs()),
+                tenths => format!("{}.{tenths}s", duration.as_secs()),
+            }
+        }
+        60..7200 => two(60, "m", 1, "s"),
+        7200..172_800 => two(3600, "h", 60, "m"),
+        172_800..YEAR => two(86_400, "d", 3600, "h"),
+        seconds => match seconds / YEAR {
+            1 => "1 year".to_owned(),
+            years => format!("{years} years"),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_as_people_say_them() {
+        for (text, said) in [
+            ("0", "0s"),
+            ("0.0005s", "500us"),
+            ("40ms", "40ms"),
+            ("1s", "1s"),
+            ("26.712345s", "26.7s"),
+            ("59.99s", "59.9s"),
+            ("60s", "1m"),
+            ("125s", "2m05s"),
+            ("2h", "2h"),
+            ("7260s", "2h01m"),
+            ("180000s", "2d02h"),
+            ("365d", "1 year"),
+            ("3650d", "10 years"),
+        ] {
+            assert_eq!(in_words(parse_duration("x", text).unwrap()), said);
+        }
+    }
 
     #[test]
     fn reads_what_people_write() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::duration::in_words;
 use crate::name::LockName;
 
 /// A [`Result`](std::result::Result) with this crate's [`Error`].
@@ -44,7 +45,7 @@ pub enum Error {
     },
 
     /// The time to wait is over and the lock is held by somebody else still.
-    #[error("lock {name} is still held by another after {waited:?}")]
+    #[error("lock {name} is still held by another after {}", in_words(*waited))]
     TimedOut {
         /// The lock.
         name: LockName,

@@ -27,6 +27,7 @@ mod owner;
 #[doc(hidden)]
 pub mod planted;
 mod promises;
+mod redact;
 mod semaphore;
 #[cfg(feature = "serde")]
 mod serialize;
@@ -38,7 +39,7 @@ pub use all::{Guards, WishAll};
 pub use client::{Client, ClientBuilder, DEFAULT_BATCH, DEFAULT_TTL};
 pub use clock::{BootInstant, Clock};
 pub use clock_watch::{Asked, ClockWatch};
-pub use duration::parse_duration;
+pub use duration::{in_words, parse_duration};
 pub use election::{Campaign, Election, Leader, Leaders, Leadership};
 pub use engine::{Engine, Evict, HolderView, LockView, Mode, WaiterView};
 pub use error::{Cause, Error, Result};

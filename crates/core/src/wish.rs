@@ -203,6 +203,7 @@ impl Wish {
         if inner.is_closed() {
             return Err(Error::Closed);
         }
+        inner.check_takes("taking a lock")?;
         let promises = &inner.promises;
         if self.mode == Mode::Shared && !promises.shared {
             return refuse("shared mode", "it has exclusive locks only");

@@ -4,9 +4,17 @@ use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::layers::Prefix;
-use fencelock_core::{Client, Engine, Memory, Observer, Purpose, Result, StoreUrl};
+use fencelock_core::{Client, Engine, Error, Memory, Observer, Purpose, Result, StoreUrl};
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// For how long a store may stay away at the start, if its URL has no `connect-timeout`.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The first and the longest pause between two attempts to open a store.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// Opens a store; await the result.
 ///
@@ -21,6 +29,8 @@ pub fn connect(url: &str) -> Connect {
         observer: None,
         batch: fencelock_core::DEFAULT_BATCH,
         layer: None,
+        inspect_only: false,
+        patience: None,
     }
 }
 
@@ -33,9 +43,18 @@ pub fn connect(url: &str) -> Connect {
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
 pub async fn open_engine(url: &str) -> Result<Arc<dyn Engine>> {
+    open(url, false, None).await
+}
+
+async fn open(
+    url: &str,
+    inspect_only: bool,
+    patience: Option<Duration>,
+) -> Result<Arc<dyn Engine>> {
     let mut url = StoreUrl::parse(url)?;
+    url.inspect_only = inspect_only;
     let prefix = url.take("prefix");
-    let engine = engine(url).await?;
+    let engine = patiently(url, patience).await?;
     Ok(match prefix {
         Some(prefix) => Arc::new(Prefix::new(engine, &prefix)?),
         None => engine,
@@ -47,8 +66,8 @@ type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 /// A client to be: settings, then `.await`.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) for a URL that cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if the store does not answer within
-/// `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if it refuses this user.
+/// [`Error::Config`] for a URL that cannot be used, [`Error::Unavailable`] if the store does not answer within
+/// `connect-timeout` (until then it is asked again and again), [`Error::Refused`] if it refuses this user.
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
@@ -59,6 +78,8 @@ pub struct Connect {
     observer: Option<Arc<dyn Observer>>,
     batch: u32,
     layer: Option<Layer>,
+    inspect_only: bool,
+    patience: Option<Duration>,
 }
 
 impl Connect {
@@ -89,14 +110,30 @@ impl Connect {
         self
     }
 
+    /// Opens the store to look at it only: the client can look, list, watch, check and diagnose, also where a lock cannot
+    /// be taken (a replica, a full server, a user without the right to write), and creates nothing. Taking a lock, and
+    /// releasing another's, is refused with [`Error::Unsupported`] before anything is sent.
+    pub fn inspect_only(mut self) -> Self {
+        self.inspect_only = true;
+        self
+    }
+
+    /// For how long opening is tried again while the store does not answer, if that is shorter than the URL's
+    /// `connect-timeout`; zero means once.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
     async fn open(self) -> Result<Client> {
-        let mut engine = open_engine(&self.url).await?;
+        let mut engine = open(&self.url, self.inspect_only, self.patience).await?;
         if let Some(layer) = self.layer {
             engine = layer(engine);
         }
         let mut client = Client::builder(engine)
             .purpose(self.purpose)
-            .batch(self.batch);
+            .batch(self.batch)
+            .inspect_only(self.inspect_only);
         if let Some(observer) = self.observer {
             client = client.observer(observer);
         }
@@ -121,6 +158,30 @@ impl IntoFuture for Connect {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.open())
     }
+}
+
+/// Opens the engine, again and again while the store does not answer and `connect-timeout` is not over.
+async fn patiently(url: StoreUrl, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
+    let most = url.clone().take_duration("connect-timeout")?;
+    let most = most.unwrap_or(CONNECT_TIMEOUT);
+    let until = Instant::now() + patience.map_or(most, |patience| patience.min(most));
+    let mut pause = PAUSES.0;
+    // The first attempt takes what time the engine gives it.
+    let mut last = match engine(url.clone()).await {
+        Err(error @ Error::Unavailable { .. }) => error,
+        opened => return opened,
+    };
+    while Instant::now() + pause < until {
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
+        match timeout_at(until, engine(url.clone())).await {
+            Ok(Err(error @ Error::Unavailable { .. })) => last = error,
+            Ok(opened) => return opened,
+            // The last answer says more than that there was none.
+            Err(_) => break,
+        }
+    }
+    Err(last)
 }
 
 async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
@@ -182,7 +243,7 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
     feature = "zookeeper",
     feature = "etcd"
 )))]
-fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
+fn not_built(url: &StoreUrl, feature: &str) -> Error {
     url.refuse(format!(
         "this build has no engine for it; build with the feature {feature}"
     ))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fencelock_core::{Error, Evict, Release};
+use fencelock_core::{Client, Error, Evict, Release};
 
 use crate::{World, ms, settle};
 
@@ -346,4 +346,31 @@ async fn delays_of_nothing_are_no_busy_loop() {
     assert!(matches!(wish.await, Err(Error::TimedOut { .. })));
     assert!(meter.counts().placed <= 101, "{:?}", meter.counts());
     drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_only_looks_takes_nothing() {
+    let world = World::new();
+    let client = world.client();
+    let looks = Client::builder(Arc::new(world.store.another()))
+        .inspect_only(true)
+        .build()
+        .unwrap();
+    let held = client.lock("x").owner(&client.owner()).await.unwrap();
+    assert_eq!(looks.look("x").await.unwrap().token(), Some(held.token()));
+    assert_eq!(looks.list("").await.unwrap().len(), 1);
+    assert!(looks.check(&held.sequencer().await.unwrap()).await.unwrap());
+    assert!(looks.diagnose().await.is_ok());
+    let refused = |error: Error| {
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains("inspect_only"), "{error}");
+    };
+    refused(looks.try_lock("y").await.unwrap_err());
+    refused(looks.lock("y").shared().unfair().await.unwrap_err());
+    let inside = looks.join(held.owner()).unwrap();
+    refused(looks.lock("x").owner(&inside).await.unwrap_err());
+    for how in [Evict::Ask, Evict::Release] {
+        refused(looks.evict("x", held.token(), how).await.unwrap_err());
+    }
+    assert!(held.is_valid() && !held.is_asked_to_release());
 }

@@ -1,0 +1,127 @@
+//! A command that changes its user, as sudo does: `run` may not signal it. These tests start `run` as another user, and
+//! so do nothing where they are not run by root.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, geteuid};
+
+use crate::bed::{Bed, Running, lives, send, until};
+
+/// What sudo does to the processes below it.
+const BECOME_ROOT: &str = r#"
+#include <unistd.h>
+int main(int count, char **words) {
+    if (count < 2 || setgid(0) || setuid(0)) return 99;
+    execvp(words[1], words + 1);
+    return 98;
+}
+"#;
+
+const SOMEBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "env",
+    "--default-signal",
+];
+
+/// A store and a directory for a user who is not root, with a program in it that becomes root.
+fn bed() -> Option<Bed> {
+    if !geteuid().is_root() {
+        return None;
+    }
+    let bed = Bed::new();
+    fs::set_permissions(bed.path("."), Permissions::from_mode(0o777)).unwrap();
+    fs::write(bed.path("root.c"), BECOME_ROOT).unwrap();
+    let mut compile = Command::new("cc");
+    compile.args(["-o", &bed.path("root"), &bed.path("root.c")]);
+    let compiled = crate::bed::finish(compile);
+    assert_eq!(compiled.code, 0, "{compiled:?}");
+    fs::set_permissions(bed.path("root"), Permissions::from_mode(0o4755)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_fencelock"), bed.path("fencelock")).unwrap();
+    Some(bed)
+}
+
+fn as_somebody(bed: &Bed, words: &[&str]) -> Running {
+    let fencelock = bed.path("fencelock");
+    let start = [&SOMEBODY[..], &[&fencelock]].concat();
+    Running::start(bed.command_through(&start, words))
+}
+
+#[test]
+fn a_command_that_became_root_keeps_the_lock_until_it_ends() {
+    let Some(bed) = bed() else { return };
+    let script = "echo $$; until test -e over; do sleep 0.01; done";
+    let words = [
+        "run",
+        "--ttl",
+        "2s",
+        "--max-hold",
+        "300ms",
+        "--kill-after",
+        "100ms",
+        "a",
+        "--",
+    ];
+    let mut running = as_somebody(
+        &bed,
+        &[&words[..], &["./root", "sh", "-c", script]].concat(),
+    );
+    let command: i32 = running.line().parse().unwrap();
+    // Longer than its max-hold and the time to end.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(lives(command));
+    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 1);
+    fs::write(bed.path("over"), "").unwrap();
+    let ran = running.end();
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    for part in [
+        "another user",
+        "sudo fencelock run",
+        "until it ended by itself",
+    ] {
+        assert!(ran.err.contains(part), "{part:?} is not in {}", ran.err);
+    }
+    assert!(!ran.err.contains("was ended"), "{}", ran.err);
+    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 0);
+}
+
+#[test]
+fn a_part_of_a_command_that_became_root_keeps_the_lock_for_its_lease() {
+    let Some(bed) = bed() else { return };
+    let script = "./root sleep 60 & echo $$ $!; while :; do sleep 0.01; done";
+    let words = [
+        "run",
+        "--ttl",
+        "3s",
+        "--max-hold",
+        "300ms",
+        "a",
+        "-c",
+        script,
+    ];
+    let mut running = as_somebody(&bed, &words);
+    let line = running.line();
+    let (command, part) = line.split_once(' ').unwrap();
+    let (command, part): (i32, i32) = (command.parse().unwrap(), part.parse().unwrap());
+    until("the command is ended", || !lives(command));
+    let ended = Instant::now();
+    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 1);
+    let next = bed.run(&["run", "a", "--", "true"]);
+    assert_eq!(next.code, 0, "{next:?}");
+    // The last renewal was a third of the ttl ago at most.
+    let waited = ended.elapsed();
+    assert!(waited > Duration::from_millis(1500), "{waited:?}");
+    assert!(lives(part));
+    let ran = running.end();
+    send(part, Signal::KILL);
+    assert_eq!(ran.code, 75, "{}", ran.err);
+    for part in ["another user", "sudo fencelock run", "goes on"] {
+        assert!(ran.err.contains(part), "{part:?} is not in {}", ran.err);
+    }
+    assert!(!ran.err.contains("was ended"), "{}", ran.err);
+}
