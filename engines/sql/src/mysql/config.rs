@@ -1,12 +1,13 @@
 //! Where the servers are, and how to deal with them: the store's URL taken apart.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
 use mysql_async::{Opts, OptsBuilder};
 
-use crate::server::{Host, Settings, hosts};
+use crate::server::{Host, Lookout, Settings, hosts};
 
 const DEFAULT_PORT: u16 = 3306;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -17,6 +18,11 @@ const CONNECTIONS: (u64, u64) = (8, 32);
 const TABLE: &str = "fencelock";
 /// MySQL takes names of 64 bytes, and ours go on after this.
 const LONGEST_TABLE: usize = 48;
+
+/// How long the server keeps a connection that is silent, in seconds; in a transaction it is [`IN_TRANSACTION`].
+///
+/// [`IN_TRANSACTION`]: super::wire::IN_TRANSACTION
+pub(crate) const WAIT_TIMEOUT: usize = 28_800;
 
 /// How locks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +44,15 @@ pub(crate) struct Config {
     pub(crate) table: String,
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
+    /// Nothing is written, and nothing is made.
+    pub(crate) inspect_only: bool,
+    pub(crate) lookout: Arc<Lookout>,
     options: OptsBuilder,
 }
 
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
-        let store = url.to_string();
+        let (store, inspect_only) = (url.to_string(), url.inspect_only);
         let password = url.take_password()?;
         let mut timeout = |option, default: Duration| {
             let value = url.take_duration(option)?.unwrap_or(default);
@@ -101,7 +110,7 @@ impl Config {
             .tcp_nodelay(true)
             // Both are asked for by a query of its own otherwise.
             .max_allowed_packet(Some(16 * 1024 * 1024))
-            .wait_timeout(Some(28_800));
+            .wait_timeout(Some(WAIT_TIMEOUT));
         url.finish()?;
         let settings = Settings {
             connect_timeout,
@@ -114,6 +123,8 @@ impl Config {
             table,
             strategy,
             settings,
+            inspect_only,
+            lookout: Arc::default(),
             options,
         })
     }
