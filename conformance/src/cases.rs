@@ -7,6 +7,7 @@ mod endings;
 mod exclusion;
 mod expiry;
 mod faults;
+mod going_on;
 mod inspection;
 mod modes;
 mod names;
@@ -33,6 +34,7 @@ pub fn cases() -> Vec<&'static Case> {
         dropping::CASES,
         expiry::CASES,
         endings::CASES,
+        going_on::CASES,
         inspection::CASES,
         process::CASES,
         names::CASES,

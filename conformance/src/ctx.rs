@@ -1,9 +1,10 @@
 //! What a case has in hand: a store, clients of it, other processes, and waits that say what they waited for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::{Client, Guard, Order, Promises, Result};
+use fencelock::{Client, Engine, Guard, Order, Promises, Result};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -65,6 +66,19 @@ impl Ctx {
     pub async fn client(&self) -> Client {
         let client = soon("opening the store", self.store.connect()).await;
         client.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
+    }
+
+    /// An engine of the store, as of another process, for what a client does not do.
+    pub async fn engine(&self) -> Arc<dyn Engine> {
+        let engine = soon("opening the store", self.store.engine()).await;
+        engine.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
+    }
+
+    /// An engine that reaches the server through the proxy.
+    pub async fn proxied_engine(&self) -> Arc<dyn Engine> {
+        let url = self.server().proxied_url();
+        let engine = soon("opening through the proxy", fencelock::open_engine(&url)).await;
+        engine.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
     }
 
     /// A new client that reaches the server through the proxy.

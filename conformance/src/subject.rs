@@ -1,9 +1,10 @@
 //! An engine under test, and the stores that it is tested on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock::Client;
+use fencelock::{Client, Engine};
 use fencelock_testbed::{Proxy, Result};
 
 /// An engine under test.
@@ -36,7 +37,12 @@ pub trait Subject: Send + Sync {
 pub trait Store: Send + Sync {
     /// Opens the store as another process would: with an engine of its own.
     async fn connect(&self) -> fencelock::Result<Client> {
-        fencelock::connect(&self.url()).await
+        Client::new(self.engine().await?)
+    }
+
+    /// Opens the store's engine as another process would, for cases below the client.
+    async fn engine(&self) -> fencelock::Result<Arc<dyn Engine>> {
+        fencelock::open_engine(&self.url()).await
     }
 
     /// Its URL.

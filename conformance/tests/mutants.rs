@@ -15,7 +15,7 @@ use fencelock::engine::{
     WaiterView, Withdrawn,
 };
 use fencelock::{
-    ClaimId, Client, Clock, Engine, LockName, Memory, Mode, Order, Promises, Result, Token, Tokens,
+    ClaimId, Clock, Engine, LockName, Memory, Mode, Order, Promises, Result, Token, Tokens,
 };
 use fencelock_conformance::{Case, Needs, Store, Subject, cases, harness};
 
@@ -49,6 +49,10 @@ enum Mutant {
     DowngradesInNameOnly,
     GrantsOnePermitMore,
     ReleasesAllPermits,
+    KnowsItsOwnClaimsOnly,
+    ShortensByPlacing,
+    RedrawsByPlacing,
+    RenewsByIdAlone,
     /// No fault, if it keeps what it does promise.
     PromisesLittle,
 }
@@ -129,6 +133,19 @@ const MUTANTS: &[(Mutant, &[&str])] = &[
         &["permits_are_counted", "permits_are_served_in_order"],
     ),
     (Mutant::ReleasesAllPermits, &["permits_are_counted"]),
+    (
+        Mutant::KnowsItsOwnClaimsOnly,
+        &["another_client_goes_on_with_a_claim"],
+    ),
+    (
+        Mutant::ShortensByPlacing,
+        &["a_late_place_does_not_shorten"],
+    ),
+    (Mutant::RedrawsByPlacing, &["a_late_place_does_not_shorten"]),
+    (
+        Mutant::RenewsByIdAlone,
+        &["a_renewal_with_an_old_token_is_lost"],
+    ),
 ];
 
 fn case(name: &str) -> &'static Case {
@@ -271,6 +288,7 @@ struct WrongStore {
 /// What the engines on one store have in common beside the store.
 #[derive(Default)]
 struct Shared {
+    engines: AtomicU64,
     drawn: AtomicU64,
     line: Mutex<HashMap<LockName, Vec<ClaimId>>>,
     seen: Mutex<HashMap<LockName, LockView>>,
@@ -278,10 +296,11 @@ struct Shared {
 
 #[async_trait]
 impl Store for WrongStore {
-    async fn connect(&self) -> Result<Client> {
-        Client::new(Arc::new(WrongEngine {
+    async fn engine(&self) -> Result<Arc<dyn Engine>> {
+        Ok(Arc::new(WrongEngine {
             memory: self.memory.another(),
             mutant: self.mutant,
+            number: self.shared.engines.fetch_add(1, Ordering::SeqCst),
             shared: Arc::clone(&self.shared),
             drawn: AtomicU64::new(0),
         }))
@@ -299,6 +318,7 @@ impl Store for WrongStore {
 struct WrongEngine {
     memory: Memory,
     mutant: Mutant,
+    number: u64,
     shared: Arc<Shared>,
     drawn: AtomicU64,
 }
@@ -322,6 +342,11 @@ impl WrongEngine {
                     claim.mode = Mode::Permit { of };
                 }
             }
+            Mutant::KnowsItsOwnClaimsOnly => {
+                let mut id = *claim.id.as_bytes();
+                id[0] ^= self.number as u8;
+                claim.id = ClaimId::from_bytes(id);
+            }
             Mutant::MixesUpNames => {
                 claim.name = LockName::new(&claim.name.as_str().to_lowercase()).unwrap();
             }
@@ -341,9 +366,20 @@ impl WrongEngine {
             Mutant::CountsFromTheReply => {
                 grant.counted_from = grant.counted_from + Duration::from_millis(30);
             }
+            Mutant::RedrawsByPlacing => *token += self.shared.drawn.fetch_add(1, Ordering::SeqCst),
             _ => {}
         }
         grant
+    }
+
+    /// Renews by the claim's id, whatever the token.
+    async fn renew_by_id(&self, claim: &Claim) -> Result<Vec<Renewal>> {
+        let view = self.memory.look(&claim.name, None).await?;
+        let mut holders = view.holders.into_iter();
+        let mine = holders.find(|holder| holder.claim == Some(claim.id));
+        let token = mine.and_then(|holder| holder.token).unwrap_or(Token(0));
+        let claim = claim.clone();
+        Ok(self.memory.renew(&[HeldClaim { claim, token }]).await)
     }
 
     fn waiting(&self, recheck: Duration) -> Standing {
@@ -430,6 +466,10 @@ impl Engine for WrongEngine {
             }
         }
         Ok(match self.memory.place(claim).await? {
+            Standing::Held(grant) if self.is(Mutant::ShortensByPlacing) => {
+                self.renew_by_id(claim).await?;
+                Standing::Held(grant)
+            }
             Standing::Held(grant) => Standing::Held(self.told(grant)),
             _ if self.is(Mutant::GrantsWhatIsHeld) => Standing::Held(Grant {
                 tokens: Tokens::one(Token(
@@ -465,6 +505,13 @@ impl Engine for WrongEngine {
                 asked: false,
             };
             return held.iter().map(kept).collect();
+        }
+        if self.is(Mutant::RenewsByIdAlone) {
+            let mut renewals = Vec::new();
+            for held in &held {
+                renewals.extend(self.renew_by_id(&held.claim).await.unwrap());
+            }
+            return renewals;
         }
         self.memory.renew(&held).await
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock::{Client, Memory};
+use fencelock::{Engine, Memory};
 use fencelock_testbed::Result;
 
 use crate::subject::{Store, Subject};
@@ -27,8 +27,8 @@ impl Subject for InMemory {
 
 #[async_trait]
 impl Store for Memory {
-    async fn connect(&self) -> fencelock::Result<Client> {
-        Client::new(Arc::new(self.another()))
+    async fn engine(&self) -> fencelock::Result<Arc<dyn Engine>> {
+        Ok(Arc::new(self.another()))
     }
 
     fn url(&self) -> String {

@@ -137,7 +137,7 @@ pub enum Renewal {
         /// Whether somebody asked for the lock back (see [`Evict::Ask`]).
         asked: bool,
     },
-    /// The claim does not hold.
+    /// The claim does not hold, or holds by another grant than that of the token.
     Lost,
     /// No answer, or none that tells.
     Unknown(Error),
@@ -281,6 +281,9 @@ pub struct Page<T> {
 /// * No call panics, and none waits longer than the engine's response timeout (but `changed`, `events` and `look` with
 ///   `unlike`, which wait for something to happen).
 /// * Every call about a claim is idempotent by the claim's id.
+/// * A request may take effect late, after others of the same claim, where another process goes on with the claim
+///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal is for one grant alone, and an engine that
+///   gives back a grant of which the store told it unasked names that grant's token: it must not end a later one.
 ///
 /// # The core's promise
 /// * No call in flight is dropped, but `changed`, `events` and `look`, which hold nothing on the server.
@@ -296,6 +299,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
 
     /// Take the lock, or a place in line. Calling again reports, prolongs, and keeps the place.
     /// A weaker mode on a claim that holds downgrades it, with a new token.
+    ///
+    /// On a claim that holds, the lease then ends at the later of two times: when it would have ended, and the claim's ttl
+    /// from now. It is never shortened, and the token stays (but for a downgrade).
     async fn place(&self, claim: &Claim) -> Result<Standing>;
 
     /// Returns when the standing may have changed; it may carry the grant itself. May be dropped and called again.
@@ -303,6 +309,10 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
 
     /// Prolong many holds in as few round trips as the engine can; one that fails does not fail the others. Answers in
     /// the order of `held`. Also records each token in the store.
+    ///
+    /// Each is for one grant alone: if the store has the claim with tokens among which [`HeldClaim::token`] is not, it is
+    /// [`Renewal::Lost`], and nothing changes. The lease then is the claim's ttl from now, also if that is shorter than what
+    /// was left.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
     /// Release, leave the line, or undo a call of unknown outcome.

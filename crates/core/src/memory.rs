@@ -195,10 +195,14 @@ impl Lock {
 }
 
 impl Holder {
-    /// The full lease from now on, as a client may count it from `sent`.
-    fn prolong(&mut self, ttl: Duration, now: BootInstant) -> Grant {
-        self.until = now + ttl + self.claim.lock_delay;
-        self.claim.ttl = ttl;
+    /// When a lease of this ttl from now on ends at the store.
+    fn end_of(&self, ttl: Duration, now: BootInstant) -> BootInstant {
+        now + ttl + self.claim.lock_delay
+    }
+
+    /// At least this lease from now on, and the grant as its client may believe it.
+    fn grant(&mut self, ttl: Duration, now: BootInstant) -> Grant {
+        self.until = self.until.max(self.end_of(ttl, now));
         Grant {
             tokens: self.tokens,
             counted_from: now,
@@ -218,6 +222,7 @@ impl Engine for Memory {
             permits: true,
             lock_delay: true,
             ranges: true,
+            portable: true,
             lease: LeaseKind::Lease,
             wake: Wake::Push,
             durability: Durability::Volatile,
@@ -241,7 +246,7 @@ impl Engine for Memory {
                     holder.tokens = Tokens::one(Token(*last));
                     holder.token = Token(*last);
                 }
-                return Standing::Held(holder.prolong(claim.ttl, now));
+                return Standing::Held(holder.grant(claim.ttl, now));
             }
             let waits = lock
                 .line
@@ -250,7 +255,7 @@ impl Engine for Memory {
             if waits.is_none() && lock.line.is_empty() && lock.admits(claim.mode) {
                 let lease = claim.ttl + claim.lock_delay;
                 lock.grant(claim.clone(), self.tell.clone(), last, now, lease);
-                let granted = lock.holders.last_mut().map(|h| h.prolong(claim.ttl, now));
+                let granted = lock.holders.last_mut().map(|h| h.grant(claim.ttl, now));
                 return granted.map_or(Standing::Busy, Standing::Held);
             }
             if !claim.wait {
@@ -293,14 +298,16 @@ impl Engine for Memory {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let renew = |held: &HeldClaim| {
             self.on_lock(&held.claim.name, |lock, _, now| {
-                let Some(holder) = lock.holder(held.claim.id) else {
+                let holder = lock.holder(held.claim.id);
+                let Some(holder) = holder.filter(|holder| holder.tokens.contains(held.token))
+                else {
                     return Renewal::Lost;
                 };
                 holder.token = held.token;
-                let grant = holder.prolong(held.claim.ttl, now);
+                holder.until = holder.end_of(held.claim.ttl, now);
                 Renewal::Kept {
-                    counted_from: grant.counted_from,
-                    lease: grant.lease,
+                    counted_from: now,
+                    lease: held.claim.ttl,
                     asked: holder.asked,
                 }
             })

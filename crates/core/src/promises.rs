@@ -66,6 +66,9 @@ pub struct Promises {
     pub lock_delay: bool,
     /// Whether a grant may carry a range of tokens, for hand-off inside a process.
     pub ranges: bool,
+    /// Whether another process may go on with a claim that it knows by its id: it places the claim again and has its grant
+    /// or its place in line, renews it, and withdraws it.
+    pub portable: bool,
     /// What a hold's life hangs on.
     pub lease: LeaseKind,
     /// How waiters wake.

@@ -24,6 +24,24 @@ pub fn connect(url: &str) -> Connect {
     }
 }
 
+/// Opens a store's engine by itself, without a client: for programs that go on with claims of other processes, where the
+/// store allows that ([`Promises::portable`](fencelock_core::Promises::portable)). All others want [`connect`].
+///
+/// # Errors
+/// As [`Connect`].
+///
+/// # Cancel safety
+/// May be dropped: nothing is held yet.
+pub async fn open_engine(url: &str) -> Result<Arc<dyn Engine>> {
+    let mut url = StoreUrl::parse(url)?;
+    let prefix = url.take("prefix");
+    let engine = engine(url).await?;
+    Ok(match prefix {
+        Some(prefix) => Arc::new(Prefix::new(engine, &prefix)?),
+        None => engine,
+    })
+}
+
 type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 
 /// A client to be: settings, then `.await`.
@@ -72,12 +90,7 @@ impl Connect {
     }
 
     async fn open(self) -> Result<Client> {
-        let mut url = StoreUrl::parse(&self.url)?;
-        let prefix = url.take("prefix");
-        let mut engine = engine(url).await?;
-        if let Some(prefix) = prefix {
-            engine = Arc::new(Prefix::new(engine, &prefix)?);
-        }
+        let mut engine = open_engine(&self.url).await?;
         if let Some(layer) = self.layer {
             engine = layer(engine);
         }

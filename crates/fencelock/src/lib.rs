@@ -22,7 +22,7 @@ pub mod blocking;
 mod connect;
 mod schema;
 
-pub use connect::{Connect, connect};
+pub use connect::{Connect, connect, open_engine};
 pub use fencelock_core::*;
 /// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]

@@ -204,6 +204,7 @@ impl Shared {
             permits: own,
             lock_delay: true,
             ranges: own,
+            portable: false,
             lease: LeaseKind::Session,
             wake: Wake::Push,
             durability: Durability::Durable,

@@ -180,6 +180,7 @@ impl Facts {
             permits: true,
             lock_delay: true,
             ranges: true,
+            portable: true,
             lease: LeaseKind::Lease,
             wake: Wake::Push,
             durability: durability.unwrap_or(Durability::Volatile),

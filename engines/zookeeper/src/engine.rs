@@ -170,6 +170,7 @@ fn promises((shortest, longest): (Duration, Duration)) -> Promises {
         permits: true,
         lock_delay: true,
         ranges: true,
+        portable: false,
         lease: LeaseKind::Session,
         wake: Wake::Push,
         durability: Durability::Durable,

@@ -574,6 +574,7 @@ impl Inner {
             permits: false,
             lock_delay: true,
             ranges: false,
+            portable: false,
             lease: LeaseKind::Lease,
             wake: Wake::Push,
             durability: Durability::Volatile,

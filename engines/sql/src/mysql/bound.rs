@@ -632,6 +632,7 @@ impl Dialect for Ways {
             permits: false,
             lock_delay: false,
             ranges: true,
+            portable: false,
             lease: LeaseKind::Connection,
             wake: Wake::Push,
             // A hold ends with the server.

@@ -579,6 +579,7 @@ impl Dialect for MySql {
             permits: true,
             lock_delay: true,
             ranges: true,
+            portable: true,
             lease: LeaseKind::Lease,
             wake: Wake::Poll,
             durability: facts.map_or(fencelock_core::Durability::Process, Facts::durability),

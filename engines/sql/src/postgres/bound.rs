@@ -319,6 +319,7 @@ impl Dialect for Ways {
             permits: false,
             lock_delay: false,
             ranges: true,
+            portable: false,
             lease: LeaseKind::Connection,
             wake: Wake::Push,
             // A hold ends with the server; tokens are lifted to the time by the next start.

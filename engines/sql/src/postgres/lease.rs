@@ -662,6 +662,7 @@ fn promises(limits: Vec<fencelock_core::Limit>, durable: bool) -> Promises {
         permits: true,
         lock_delay: true,
         ranges: true,
+        portable: true,
         lease: LeaseKind::Lease,
         wake: Wake::Push,
         durability: if durable {

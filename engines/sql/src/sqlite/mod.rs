@@ -147,6 +147,7 @@ fn promises(source: &Source) -> Promises {
         permits: true,
         lock_delay: true,
         ranges: true,
+        portable: true,
         lease: LeaseKind::Lease,
         wake: Wake::Poll,
         // The last commits may be missing after a loss of power, but so is every process that held: a new run of the

@@ -1,0 +1,282 @@
+//! A claim is its id: another process may go on with it, and requests of the first that come late do it no harm.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use fencelock::engine::{Claim, Grant, HeldClaim, Leave, Renewal, Standing, Withdrawn};
+use fencelock::{ClaimId, ClaimIds, Engine, LockName, Mode, Promises, Token, Wake};
+use fencelock_testbed::Flow;
+use tokio::time::{Instant, sleep};
+
+use crate::case::{Case, case};
+use crate::ctx::{Ctx, soon, until};
+
+pub(super) static CASES: &[Case] = &[
+    case!(another_client_goes_on_with_a_claim).promised(|promises| promises.portable),
+    // Redlock's claims are one client's, but its own requests may come late, too.
+    case!(a_late_place_does_not_shorten)
+        .promised(|promises| promises.portable || promises.engine == "redlock"),
+    case!(a_renewal_with_an_old_token_is_lost).promised(|promises| promises.portable),
+    case!(a_late_give_back_spares_the_next_grant)
+        .server()
+        .promised(|promises| promises.portable && promises.wake == Wake::Push),
+];
+
+/// Shorter than [`LONG`] by far, and longer than a case takes on a busy machine.
+const SHORT: Duration = Duration::from_secs(10);
+
+/// A lease that was renewed.
+const LONG: Duration = Duration::from_secs(60);
+
+fn claim(name: &str, mode: Mode, wait: bool) -> Claim {
+    Claim {
+        id: ClaimIds::new().unwrap().next(),
+        owner: "conformance".into(),
+        name: LockName::new(name).unwrap(),
+        mode,
+        ttl: SHORT,
+        lock_delay: Duration::ZERO,
+        wait,
+        reserve: 4,
+        record: true,
+        label: None,
+    }
+}
+
+/// Every mode that the store has.
+fn modes(promises: &Promises) -> Vec<Mode> {
+    let of = NonZeroU32::MIN;
+    let all = [Mode::Exclusive, Mode::Shared, Mode::Permit { of }];
+    let has = |mode: &Mode| match mode {
+        Mode::Exclusive => true,
+        Mode::Shared => promises.shared,
+        Mode::Permit { .. } => promises.permits,
+    };
+    all.into_iter().filter(has).collect()
+}
+
+/// What keeps out a claim of this mode.
+fn against(mode: Mode) -> Mode {
+    match mode {
+        Mode::Permit { .. } => mode,
+        Mode::Exclusive | Mode::Shared => Mode::Exclusive,
+    }
+}
+
+/// Places a claim, and expects to hold at once.
+async fn held(engine: &dyn Engine, claim: &Claim) -> Grant {
+    match soon("an answer to a claim", engine.place(claim)).await {
+        Ok(Standing::Held(grant)) => grant,
+        other => panic!("expected to hold: {other:?}"),
+    }
+}
+
+/// Places a claim, and expects to stand in line.
+async fn waits(engine: &dyn Engine, claim: &Claim) {
+    let standing = soon("an answer to a claim", engine.place(claim)).await;
+    assert!(matches!(standing, Ok(Standing::Waiting(_))), "{standing:?}");
+}
+
+/// Waits in line until the claim holds. A grant that the store tells of is not confirmed.
+async fn granted(engine: &dyn Engine, claim: &Claim) -> Grant {
+    let wait = async {
+        loop {
+            let place = match engine.place(claim).await.unwrap() {
+                Standing::Held(grant) => return grant,
+                Standing::Waiting(place) => place,
+                Standing::Busy => panic!("a claim that waits was sent away"),
+            };
+            let told = tokio::select! {
+                told = engine.changed(claim, &place) => told.unwrap(),
+                () = engine.clock().sleep_until(place.recheck) => None,
+            };
+            if let Some(grant) = told {
+                return grant;
+            }
+        }
+    };
+    soon("the grant of a claim in line", wait).await
+}
+
+async fn renew(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) -> Renewal {
+    let claim = Claim {
+        ttl,
+        ..claim.clone()
+    };
+    let held = [HeldClaim { claim, token }];
+    let mut renewals = soon("an answer to a renewal", engine.renew(&held)).await;
+    renewals.pop().unwrap()
+}
+
+async fn is_kept(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) {
+    let renewal = renew(engine, claim, ttl, token).await;
+    assert!(matches!(renewal, Renewal::Kept { .. }), "{renewal:?}");
+}
+
+async fn is_lost(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) {
+    let renewal = renew(engine, claim, ttl, token).await;
+    assert!(matches!(renewal, Renewal::Lost), "{token}: {renewal:?}");
+}
+
+async fn release(engine: &dyn Engine, claim: &Claim) {
+    let withdrawn = soon("a release", engine.withdraw(claim, Leave::Release)).await;
+    assert_eq!(withdrawn.unwrap(), Withdrawn::Released);
+}
+
+/// The token of a claim that holds, and how long the store keeps it.
+async fn kept(engine: &dyn Engine, name: &LockName, id: ClaimId) -> Option<(Token, Duration)> {
+    let view = soon("a look", engine.look(name, None)).await.unwrap();
+    let mut holders = view.holders.into_iter();
+    let holder = holders.find(|holder| holder.claim == Some(id))?;
+    Some((holder.token.unwrap(), holder.ttl_left.unwrap()))
+}
+
+async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
+    let (one, two, name) = (ctx.engine().await, ctx.engine().await, ctx.name());
+    for mode in modes(ctx.promises()) {
+        let first = ctx.engine().await;
+        let before = claim(&name, against(mode), false);
+        held(&*one, &before).await;
+        let claim = claim(&name, mode, true);
+        waits(&*first, &claim).await;
+        waits(&*two, &claim).await;
+        let view = soon("a look", one.look(&claim.name, None)).await.unwrap();
+        assert_eq!(view.waiters.len(), 1, "{mode:?}: {view:?}");
+        release(&*one, &before).await;
+        let grant = granted(&*two, &claim).await;
+        let token = grant.tokens.first;
+        is_kept(&*two, &claim, SHORT, token).await;
+        assert_eq!(held(&*first, &claim).await.tokens, grant.tokens, "{mode:?}");
+        is_kept(&*first, &claim, SHORT, token).await;
+        // The end of one process is not that of the claim.
+        soon("the first one's end", first.close()).await.unwrap();
+        drop(first);
+        is_kept(&*two, &claim, SHORT, token).await;
+        assert_eq!(held(&*two, &claim).await.tokens, grant.tokens, "{mode:?}");
+        release(&*two, &claim).await;
+        let kept = kept(&*one, &claim.name, claim.id).await;
+        assert_eq!(kept, None, "{mode:?}");
+    }
+    ctx.await_nothing_left().await;
+}
+
+async fn a_late_place_does_not_shorten(ctx: Ctx) {
+    let one = ctx.engine().await;
+    let late = match ctx.promises().portable {
+        true => ctx.engine().await,
+        false => std::sync::Arc::clone(&one),
+    };
+    for mode in modes(ctx.promises()) {
+        let claim = claim(&ctx.name(), mode, true);
+        let grant = held(&*one, &claim).await;
+        let token = grant.tokens.first;
+        is_kept(&*one, &claim, LONG, token).await;
+        assert_eq!(held(&*late, &claim).await.tokens, grant.tokens, "{mode:?}");
+        let (stored, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
+        assert_eq!(stored, token, "{mode:?}");
+        assert!(left > LONG / 2, "{mode:?}: cut to {left:?}");
+        // A renewal may shorten, and a later place may prolong.
+        is_kept(&*one, &claim, SHORT, token).await;
+        let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
+        assert!(left <= LONG / 2, "{mode:?}: not shortened, but {left:?}");
+        let longer = Claim {
+            ttl: LONG,
+            ..claim.clone()
+        };
+        assert_eq!(held(&*late, &longer).await.tokens, grant.tokens, "{mode:?}");
+        let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
+        assert!(left > LONG / 2, "{mode:?}: not prolonged, but {left:?}");
+        release(&*one, &claim).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// As a place that comes after the release it was sent before grants the claim anew.
+async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
+    let (one, two) = (ctx.engine().await, ctx.engine().await);
+    for mode in modes(ctx.promises()) {
+        let claim = claim(&ctx.name(), mode, true);
+        let old = held(&*one, &claim).await.tokens;
+        is_kept(&*one, &claim, SHORT, old.first).await;
+        release(&*one, &claim).await;
+        let new = held(&*two, &claim).await.tokens;
+        assert!(new.first > old.first, "{mode:?}: {new:?} after {old:?}");
+        let after = Token(new.first.get() + u64::from(new.count));
+        for other in [old.first, Token(new.first.get() - 1), after] {
+            is_lost(&*one, &claim, LONG, other).await;
+            let (stored, left) = kept(&*two, &claim.name, claim.id).await.unwrap();
+            assert_eq!(stored, new.first, "{mode:?}");
+            assert!(left <= LONG / 2, "{mode:?}: prolonged to {left:?}");
+        }
+        // Each of the grant's own tokens counts.
+        let last = Token(after.get() - 1);
+        is_kept(&*two, &claim, SHORT, last).await;
+        let (stored, _) = kept(&*two, &claim.name, claim.id).await.unwrap();
+        assert_eq!(stored, last, "{mode:?}");
+        release(&*two, &claim).await;
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// The store tells one process of a grant to a claim that it has given up. Its giving back hangs in the network until the
+/// claim has a later grant, by way of another process.
+async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
+    let (far, near, name) = (ctx.proxied_engine().await, ctx.engine().await, ctx.name());
+    let proxy = ctx.server().proxy();
+    for mode in modes(ctx.promises()) {
+        let before = claim(&name, against(mode), false);
+        held(&*near, &before).await;
+        let moved = claim(&name, mode, true);
+        waits(&*far, &moved).await;
+        // Another wait, for which the far one goes on to listen.
+        let other = format!("{name}/other");
+        let (holding, waiting) = (claim(&other, mode, false), claim(&other, mode, true));
+        let holding = Claim {
+            mode: against(mode),
+            ..holding
+        };
+        held(&*near, &holding).await;
+        waits(&*far, &waiting).await;
+        // Its leaving never arrives: the claim is still in line, and the far one has forgotten it.
+        proxy.requests(Flow::Lose);
+        let left = soon("a withdrawal", far.withdraw(&moved, Leave::Release)).await;
+        assert!(!matches!(left, Ok(Withdrawn::LeftLine)), "{left:?}");
+        proxy.requests(Flow::Pass);
+        proxy.reset();
+        until("the far one is back", async || {
+            matches!(far.place(&waiting).await, Ok(Standing::Waiting(_)))
+        })
+        .await;
+        // It is told of a grant, and gives it back.
+        proxy.requests(Flow::Hold);
+        let sent = proxy.request_bytes();
+        release(&*near, &before).await;
+        let begun = Instant::now();
+        while proxy.request_bytes() == sent && begun.elapsed() < ctx.at_once() / 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+        // The claim window ends that grant, and others have the lock.
+        let between = claim(&name, against(mode), true);
+        granted(&*near, &between).await;
+        waits(&*near, &moved).await;
+        release(&*near, &between).await;
+        let grant = granted(&*near, &moved).await;
+        proxy.requests(Flow::Pass);
+        sleep(Duration::from_millis(200)).await;
+        let renewal = renew(&*near, &moved, SHORT, grant.tokens.first).await;
+        let over = grant.counted_from + grant.lease;
+        let in_time = near.clock().now() < over;
+        let kept = matches!(renewal, Renewal::Kept { .. });
+        assert!(kept || !in_time, "{mode:?}: {renewal:?}");
+        // It may still come.
+        sleep(Duration::from_millis(100)).await;
+        near.withdraw(&moved, Leave::Release).await.unwrap();
+        release(&*near, &holding).await;
+        until("the far one leaves", async || {
+            let withdrawn = far.withdraw(&waiting, Leave::Release).await;
+            withdrawn.is_ok_and(|withdrawn| withdrawn != Withdrawn::Unknown)
+        })
+        .await;
+    }
+    ctx.await_nothing_left().await;
+}
