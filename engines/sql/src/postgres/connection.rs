@@ -124,7 +124,7 @@ impl Server {
             return self.connect_to_look(tie).await;
         }
         if self.config.hosts.len() == 1 {
-            let mut session = self.connect_to(0, tie, hear).await?;
+            let mut session = self.connect_in_time(0, tie, hear).await?;
             self.lift(&mut session).await?;
             return Ok(session);
         }
@@ -148,7 +148,8 @@ impl Server {
     fn share(&self) -> Duration {
         let settings = &self.config.settings;
         match u32::try_from(self.config.hosts.len()).unwrap_or(u32::MAX) {
-            0 | 1 => settings.connect_timeout,
+            // Less than whoever opens the store waits, to say where it hangs.
+            0 | 1 => settings.connect_timeout.mul_f32(0.875),
             // They share the time that there is for one, also for a later connection.
             several => settings.connect_timeout.min(settings.response_timeout) / several,
         }
@@ -156,26 +157,23 @@ impl Server {
 
     /// The first host that can be written to, beginning with the one that was the last time.
     async fn first_of(&self, tie: &Arc<Tie>, hear: Option<Hear>) -> Result<(Session, usize)> {
-        let (hosts, share) = (self.config.hosts.len(), self.share());
+        let hosts = self.config.hosts.len();
         let begin = self.favourite.load(Ordering::Relaxed);
         let mut why = Vec::new();
         for step in 0..hosts {
             let at = (begin + step) % hosts;
-            let connect = self.connect_to(at, tie, hear.clone());
-            let connected = tokio::time::timeout(share, connect).await;
-            let connected = connected.unwrap_or_else(|_| {
-                // Whoever comes next does not wait for this one first.
-                self.favourite.store((at + 1) % hosts, Ordering::Relaxed);
-                let why = format!("no answer within {share:?}");
-                Err(Error::unavailable(self, "connect", why))
-            });
+            let connected = self.connect_in_time(at, tie, hear.clone()).await;
             match connected {
                 Ok(session) if !session.recovering => {
                     self.favourite.store(at, Ordering::Relaxed);
                     return Ok((session, at));
                 }
                 Ok(_) => why.push(self.recovering()),
-                Err(error @ Error::Unavailable { .. }) => why.push(error),
+                Err(error @ Error::Unavailable { .. }) => {
+                    // Whoever comes next does not wait for this one first.
+                    self.favourite.store((at + 1) % hosts, Ordering::Relaxed);
+                    why.push(error);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -184,18 +182,25 @@ impl Server {
         Err(Error::unavailable(self, action, why.join("; ")))
     }
 
+    async fn connect_in_time(
+        &self,
+        at: usize,
+        tie: &Arc<Tie>,
+        hear: Option<Hear>,
+    ) -> Result<Session> {
+        let share = self.share();
+        let connected = tokio::time::timeout(share, self.connect_to(at, tie, hear)).await;
+        connected.unwrap_or_else(|_| {
+            let why = format!("no answer within {share:?}; is it a PostgreSQL server?");
+            Err(Error::unavailable(self, "connect", why))
+        })
+    }
+
     /// All hosts at once, for as long as one may take. One that does not answer is away.
     async fn all(&self) -> Vec<(usize, Result<Session>)> {
-        let share = self.share();
         let connects = (0..self.config.hosts.len()).map(|at| async move {
             let tie = Tie::new(None);
-            let connect = self.connect_to(at, &tie, None);
-            let connected = tokio::time::timeout(share, connect).await;
-            let silent = |_| {
-                let why = format!("no answer within {share:?}");
-                Err(Error::unavailable(self, "connect", why))
-            };
-            (at, connected.unwrap_or_else(silent))
+            (at, self.connect_in_time(at, &tie, None).await)
         });
         join_all(connects).await
     }
@@ -233,7 +238,7 @@ impl Server {
 
     async fn connect_to_look(&self, tie: &Arc<Tie>) -> Result<Session> {
         if self.config.hosts.len() == 1 {
-            return self.connect_to(0, tie, None).await;
+            return self.connect_in_time(0, tie, None).await;
         }
         let (mut found, mut failed) = (None, None);
         for (at, session) in self.all().await {

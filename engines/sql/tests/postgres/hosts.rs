@@ -130,10 +130,13 @@ async fn who_may_not_come_in_is_told_what_to_do() {
     let error = open(&at("lock:secret", "nowhere")).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("create it"), "{error}");
-    // Something else answers.
+    // Something else is there: one that waits for more, and one that speaks first.
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", redis.port());
-    let error = open(&url).await.unwrap_err();
-    assert!(matches!(error, Error::Config { .. }), "{error:?}");
-    assert!(error.to_string().contains("is no PostgreSQL"), "{error}");
+    let text = open(&url).await.unwrap_err().to_string();
+    assert!(text.contains("is it a PostgreSQL server?"), "{text}");
+    let maria = fencelock_testbed::MariaDb::start().unwrap();
+    let url = format!("postgres://lock@127.0.0.1:{}/lock", maria.port());
+    let text = open(&url).await.unwrap_err().to_string();
+    assert!(text.contains("is no PostgreSQL server"), "{text}");
 }

@@ -85,6 +85,13 @@ async fn an_older_schema_is_stepped_up() {
     let guard = client.lock("a").await.unwrap();
     assert!(guard.token() > Token(1_000_000), "{}", guard.token());
     guard.release().await.unwrap();
+    client.close().await.unwrap();
+    drop(client);
+    until("its connections are gone", async || {
+        let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+        server.psql("lock", count).unwrap() == "0"
+    })
+    .await;
     // Somebody who may not make functions says what is to be run.
     server
         .psql("lock", "DROP FUNCTION fencelock_revision")

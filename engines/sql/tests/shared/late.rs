@@ -29,7 +29,7 @@ async fn place(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
 }
 
 /// A place that comes late leaves a longer lease as it is, and a renewal that names another grant's token is lost.
-pub async fn late_requests_do_no_harm(engine: Arc<dyn Engine>) {
+pub(crate) async fn late_requests_do_no_harm(engine: Arc<dyn Engine>) {
     for (name, mode) in [("alone", Mode::Exclusive), ("beside", Mode::Shared)] {
         let long = claim(name, mode, Duration::from_secs(600));
         let token = place(&engine, &long).await;
