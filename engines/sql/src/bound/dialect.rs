@@ -130,6 +130,9 @@ pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     fn settings(&self) -> Settings;
 
+    /// Whether the store was opened to look at it only: nothing is made and nothing is written.
+    fn inspects(&self) -> bool;
+
     /// What this store promises, asked of the server.
     async fn promises(&self, control: &mut Self::Session) -> Result<Promises>;
 

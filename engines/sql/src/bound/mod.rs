@@ -98,11 +98,15 @@ impl<D: Dialect> Bound<D> {
             used: AtomicBool::new(true),
             closed: AtomicBool::new(false),
         });
-        let mut behind = vec![
-            tokio::spawn(write_down(Arc::downgrade(&shared), to_write)),
-            tokio::spawn(keep_clean(Arc::downgrade(&shared))),
-        ];
-        if let Some(every) = shared.dialect.watch() {
+        let mut behind = Vec::new();
+        // Whoever only looks writes nothing, also not to clear up.
+        if !shared.dialect.inspects() {
+            behind.push(tokio::spawn(write_down(Arc::downgrade(&shared), to_write)));
+            behind.push(tokio::spawn(keep_clean(Arc::downgrade(&shared))));
+        }
+        if !shared.dialect.inspects()
+            && let Some(every) = shared.dialect.watch()
+        {
             behind.push(tokio::spawn(watch(Arc::downgrade(&shared), every)));
         }
         Ok(Self {
@@ -127,6 +131,18 @@ impl<D: Dialect> Shared<D> {
             return Err(Error::Closed);
         }
         Ok(())
+    }
+
+    /// Refuses what cannot be done by looking.
+    fn check_writes(&self, what: &'static str) -> Result<()> {
+        match self.dialect.inspects() {
+            true => Err(Error::unsupported(
+                &*self.dialect,
+                what,
+                crate::server::LOOKS_ONLY,
+            )),
+            false => Ok(()),
+        }
     }
 
     /// What comes of a call, or that it did not come in time.
@@ -584,6 +600,9 @@ impl<D: Dialect> Shared<D> {
     /// The lock as it is. A hold of another process that is so young that it is not written down yet is waited for.
     async fn see(&self, name: &LockName) -> Result<LockView> {
         self.check_open()?;
+        if self.dialect.inspects() {
+            return self.control.look(name).await;
+        }
         self.write_down_all().await;
         for _ in 0..LOOKS {
             if self.control.is_written(name).await? {
@@ -608,6 +627,7 @@ impl<D: Dialect> Engine for Bound<D> {
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         let shared = &self.shared;
         shared.check_open()?;
+        shared.check_writes("a lock")?;
         shared.used.store(true, Ordering::Relaxed);
         let stand = Arc::clone(shared.stands().entry(claim.id).or_default());
         let mut seat = stand.lock().await;
@@ -687,6 +707,7 @@ impl<D: Dialect> Engine for Bound<D> {
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.shared.check_writes("an eviction")?;
         self.shared.see(name).await?;
         self.shared.control.evict(name, token, how).await
     }
@@ -711,6 +732,7 @@ impl<D: Dialect> Engine for Bound<D> {
         shared.stands().clear();
         shared.pool.close();
         if shared.used.load(Ordering::Relaxed)
+            && !shared.dialect.inspects()
             && let Err(error) = shared.control.sweep().await
         {
             tracing::debug!(store = %shared.dialect, %error, "what this process left will be cleared by another");
@@ -841,7 +863,7 @@ impl<D: Dialect> Drop for Bound<D> {
         // Waits that go on behind share the rest.
         self.shared.stands().clear();
         self.shared.pool.close();
-        let unswept = !self.shared.closed.load(Ordering::SeqCst);
+        let unswept = !self.shared.closed.load(Ordering::SeqCst) && !self.shared.dialect.inspects();
         if unswept && let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let shared = Arc::clone(&self.shared);
             runtime.spawn(async move {

@@ -51,20 +51,32 @@ const MOST_SHOWN: usize = 1000;
 pub(crate) struct Ways {
     line: Line,
     get_lock: bool,
+    /// Takes a lock of the server's own that is free. It draws nothing if tokens are counted by another section.
+    take: Arc<str>,
+    /// Whether tokens are counted by this section still: an old dump may have been restored since.
+    section: String,
 }
 
 /// Takes a lock of the server's own, waiting for so many seconds. The condition is evaluated first, and a number is drawn when
 /// the lock was had by then: 0 from a server that takes no writes any more, since another one grants by now.
 const TAKE: &str = "SELECT IF(GET_LOCK(?, ?) = 1, IF(CAST(@@global.read_only AS CHAR) IN ('0', 'OFF'), UUID_SHORT(), CAST(0 AS UNSIGNED)), NULL) AS number";
 /// The same question, for when it was long ago that the statement began.
-const TAKES_WRITES: &str = "SELECT CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')";
+const TAKES_WRITES: &str = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')";
 const RELEASE: &str = "SELECT RELEASE_LOCK(?) AS released";
 
 impl Ways {
     pub(crate) fn new(config: Config) -> Self {
         let get_lock = config.strategy == Strategy::GetLock;
+        let line = Line::new(config);
+        let counter = &line.tables.counter;
+        let section =
+            format!("EXISTS (SELECT 1 FROM {counter} WHERE id = 1 AND origin = ? AND base = ?)");
+        let draws = format!("{TAKES_WRITES} AND {section}");
+        let take = TAKE.replacen(TAKES_WRITES, &draws, 1);
         Self {
-            line: Line::new(config),
+            take: take.into(),
+            section,
+            line,
             get_lock,
         }
     }
@@ -110,6 +122,7 @@ impl Ways {
             // The counter was lost, and what it gives is worth nothing. The next connection lifts it.
             return Err(session.give_up("the counter of tokens went back; it is lifted anew"));
         }
+        session.floor = first;
         Ok(Some(tokens_from(first, claim)))
     }
 
@@ -125,11 +138,16 @@ impl Ways {
         let mut request = session.request(idle);
         let mut taken = 0;
         if request.is_empty() && seconds == 0 {
-            request = Request::prepared(TAKE, vec![key.into(), seconds.into()]);
+            let mut values = vec![key.into(), seconds.into()];
+            values.extend(session.section.values());
+            request = Request::prepared(Arc::clone(&self.take), values);
         } else {
             let take = TAKE.replacen('?', &format!("'{key}'"), 1);
             taken = request.push(take.replacen('?', &seconds.to_string(), 1));
-            request.push(TAKES_WRITES);
+            let [origin, base] = session.section.numbers();
+            let section = self.section.replacen('?', &origin.to_string(), 1);
+            let section = section.replacen('?', &base.to_string(), 1);
+            request.push(format!("SELECT {TAKES_WRITES} AND {section}"));
         }
         let answers = session.run(request).await?;
         let number = |answer: &Answer| answer.rows.first()?.get::<Option<u64>, _>(0)?;
@@ -137,7 +155,8 @@ impl Ways {
             return Ok(None);
         };
         if drawn == 0 || answers.last().and_then(number) == Some(0) {
-            return Err(session.give_up("the server takes no writes any more"));
+            let why = "the server takes no writes any more, or tokens are counted anew";
+            return Err(session.give_up(why));
         }
         let first = self.line.token_of(session, drawn).await?;
         Ok(Some(tokens_from(first, claim)))
@@ -150,6 +169,7 @@ impl Ways {
         idle: Duration,
         claim: &Claim,
     ) -> Result<Option<Tokens>, Failed> {
+        self.line.lift_if_due(session).await?;
         let mut request = session.request(idle);
         request.push("START TRANSACTION");
         let free = format!(
@@ -171,6 +191,8 @@ impl Ways {
         idle: Duration,
         claim: &Claim,
     ) -> Result<Option<Tokens>, Failed> {
+        // While it waits for whoever locks the row, nobody can put an old table in the place of this one.
+        self.line.lift_if_due(session).await?;
         let mut request = session.request(idle);
         request.push("SET @fencelock_got = 0");
         request.push("START TRANSACTION");
@@ -268,6 +290,15 @@ impl Ways {
         )
     }
 
+    /// The rows that there are to look at. Whoever only looks makes no tables, and sees nothing where there are none.
+    async fn seen(&self, control: &mut Session, ask: String) -> Result<Vec<Row>, Failed> {
+        match control.run(Request::of(ask)).await {
+            Ok(mut answers) => Ok(std::mem::take(&mut answers[0].rows)),
+            Err(Failed::NoSchema(_)) if self.line.config.inspect_only => Ok(Vec::new()),
+            Err(failed) => Err(failed),
+        }
+    }
+
     async fn look_at(&self, control: &mut Session, names: &str) -> Result<Vec<LockView>, Failed> {
         // Idle since the last sign of life.
         let what = format!(
@@ -275,8 +306,7 @@ impl Ways {
              IF(b.ttl < p.time * 1000000, 0, b.ttl - p.time * 1000000)"
         );
         let rest = format!("b.name IN ({names}) ORDER BY b.name, b.count = 0, b.since, b.token");
-        let ask = Request::of(self.live(&what, &rest));
-        let rows = std::mem::take(&mut control.run(ask).await?[0].rows);
+        let rows = self.seen(control, self.live(&what, &rest)).await?;
         let mut views: Vec<LockView> = Vec::new();
         for mut row in rows {
             // What another program wrote is not shown.
@@ -295,12 +325,10 @@ impl Ways {
             if count > 0 {
                 view.holders.push(holder);
             } else if view.waiters.len() < MOST_SHOWN {
-                let HolderView { owner, mode, .. } = holder;
-                view.waiters.push(WaiterView {
-                    owner,
-                    mode,
-                    label: None,
-                });
+                let HolderView {
+                    owner, mode, label, ..
+                } = holder;
+                view.waiters.push(WaiterView { owner, mode, label });
             }
         }
         Ok(views)
@@ -318,8 +346,9 @@ impl Ways {
             bytes(prefix.as_bytes()),
             bytes(after.as_bytes())
         );
-        let ask = Request::of(self.live("DISTINCT b.name", &rest));
-        let mut rows = std::mem::take(&mut control.run(ask).await?[0].rows);
+        let mut rows = self
+            .seen(control, self.live("DISTINCT b.name", &rest))
+            .await?;
         let found: Vec<Vec<u8>> = rows.iter_mut().filter_map(|row| take(row, 0)).collect();
         // In the order of their bytes, those that begin with the prefix stand together.
         let begins = |name: &&Vec<u8>| name.starts_with(prefix.as_bytes());
@@ -578,9 +607,15 @@ impl Dialect for Ways {
         self.line.settings()
     }
 
+    fn inspects(&self) -> bool {
+        self.line.config.inspect_only
+    }
+
     async fn promises(&self, control: &mut Session) -> Result<Promises> {
         let facts = control.facts.clone();
-        facts.check_bound(&self.line.config.store, self.strategy())?;
+        if !self.inspects() {
+            facts.check_bound(&self.line.config.store, self.strategy())?;
+        }
         let mut limits = Vec::new();
         if self.line.config.hosts.len() > 1 {
             limits.push(Limit {

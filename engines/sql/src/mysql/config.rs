@@ -1,13 +1,14 @@
 //! Where the servers are, and how to deal with them: the store's URL taken apart.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
 use mysql_async::{Opts, OptsBuilder};
 
 use super::tls;
-use crate::server::{Host, Settings, hosts};
+use crate::server::{Host, Lookout, Settings, hosts};
 use crate::tls::Tls;
 
 const DEFAULT_PORT: u16 = 3306;
@@ -19,6 +20,11 @@ const CONNECTIONS: (u64, u64) = (8, 32);
 const TABLE: &str = "fencelock";
 /// MySQL takes names of 64 bytes, and ours go on after this.
 const LONGEST_TABLE: usize = 48;
+
+/// How long the server keeps a connection that is silent, in seconds; in a transaction it is [`IN_TRANSACTION`].
+///
+/// [`IN_TRANSACTION`]: super::wire::IN_TRANSACTION
+pub(crate) const WAIT_TIMEOUT: usize = 28_800;
 
 /// How locks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,13 +47,16 @@ pub(crate) struct Config {
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
     pub(crate) tls: Tls,
+    /// Nothing is written, and nothing is made.
+    pub(crate) inspect_only: bool,
+    pub(crate) lookout: Arc<Lookout>,
     /// Of each host.
     options: Vec<Opts>,
 }
 
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
-        let store = url.to_string();
+        let (store, inspect_only) = (url.to_string(), url.inspect_only);
         let password = url.take_password()?;
         let mut timeout = |option, default: Duration| {
             let value = url.take_duration(option)?.unwrap_or(default);
@@ -105,7 +114,7 @@ impl Config {
             .tcp_nodelay(true)
             // Both are asked for by a query of its own otherwise.
             .max_allowed_packet(Some(16 * 1024 * 1024))
-            .wait_timeout(Some(28_800));
+            .wait_timeout(Some(WAIT_TIMEOUT));
         let usual = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"];
         let tls = Tls::take(&mut url, usual, &hosts)?;
         let options = hosts.iter().map(|host| {
@@ -126,6 +135,8 @@ impl Config {
             strategy,
             settings,
             tls,
+            inspect_only,
+            lookout: Arc::default(),
             options,
         })
     }

@@ -1,14 +1,16 @@
 //! Finds the server that takes writes, and prepares a connection to it.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use fencelock_core::{Durability, Error, Limit, Result};
+use futures_util::future::join_all;
 use mysql_async::Conn;
 
-use super::config::Config;
+use super::config::{Config, WAIT_TIMEOUT};
 use super::tls;
-use super::wire::{Request, told};
-use crate::server::Host;
+use super::wire::{Answer, Request, told};
+use crate::server::{Host, two_take_writes};
 
 /// The settings of a server that matter here.
 #[derive(Clone, Debug)]
@@ -16,33 +18,124 @@ pub(crate) struct Facts {
     variables: HashMap<String, String>,
 }
 
-/// A connection that is ready, to the first host that takes writes; what is known of the server; and how the server
-/// knows the connection: by its id, and the address and port that it comes from.
-pub(crate) async fn connect(config: &Config) -> Result<(Conn, Facts, String)> {
-    let mut failure = None;
-    let limit = config.settings.response_timeout / config.hosts.len().try_into().unwrap_or(1);
-    for host in &config.hosts {
-        let at = format!("connect to {}:{}", host.name, host.port);
-        let connected = tokio::time::timeout(limit, connect_to(config, host, &at)).await;
-        let error = match connected {
-            Ok(Ok(found)) if found.1.takes_writes() => return Ok(found),
-            Ok(Ok(_)) => Error::unavailable(
-                &config.store,
-                &at,
-                "the server is read-only: a replica, or a server that is being switched over",
-            ),
-            Ok(Err(error)) => error,
-            Err(_) => Error::unavailable(&config.store, at, format!("no answer within {limit:?}")),
+/// A connection that is ready; what is known of the server; and how the server knows the connection: by its id, and the
+/// address and port that it comes from.
+pub(crate) type Found = (Conn, Facts, String);
+
+/// A connection to the first host that takes writes; to look only, to any host if there is none.
+pub(crate) async fn connect(config: &Config) -> Result<Found> {
+    let lookout = &config.lookout;
+    if config.hosts.len() == 1 || config.inspect_only {
+        return Ok(first_of(config).await?.0);
+    }
+    // Both at once: a host that is silent is waited for once.
+    let (first, alone) = match lookout.is_due() {
+        true => tokio::join!(first_of(config), rule_out_second(config)),
+        false => (first_of(config).await, Ok(false)),
+    };
+    let ((found, at), looked) = (first?, alone?);
+    if lookout.is_another(at) && !looked {
+        rule_out_second(config).await?;
+    }
+    if lookout.is_another(at) || looked {
+        lookout.looked(at);
+    }
+    Ok(found)
+}
+
+/// How long one host may take to answer.
+fn share(config: &Config) -> Duration {
+    config.settings.response_timeout / config.hosts.len().try_into().unwrap_or(1)
+}
+
+/// The first host that takes writes.
+async fn first_of(config: &Config) -> Result<(Found, usize)> {
+    let (mut failure, mut replica) = (None, None);
+    for at in 0..config.hosts.len() {
+        let error = match connect_in_time(config, at).await {
+            Ok(found) if found.1.takes_writes() => return Ok((found, at)),
+            Ok(found) => {
+                replica.get_or_insert((found, at));
+                let why =
+                    "the server is read-only: a replica, or a server that is being switched over";
+                Error::unavailable(&config.store, connect_action(config, at), why)
+            }
+            Err(error) => error,
         };
         // What has to be changed by somebody tells more than a server that is down.
         if failure.as_ref().is_none_or(Error::is_transient) {
             failure = Some(error);
         }
     }
-    Err(failure.unwrap_or_else(|| Error::config(&config.store, "it names no host")))
+    match replica {
+        Some(replica) if config.inspect_only => Ok(replica),
+        _ => Err(failure.unwrap_or_else(|| Error::config(&config.store, "it names no host"))),
+    }
 }
 
-async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Facts, String)> {
+fn connect_action(config: &Config, at: usize) -> String {
+    let host = &config.hosts[at];
+    format!("connect to {}:{}", host.name, host.port)
+}
+
+async fn connect_in_time(config: &Config, at: usize) -> Result<Found> {
+    let (limit, action) = (share(config), connect_action(config, at));
+    let connect = connect_to(config, &config.hosts[at], &action);
+    let connected = tokio::time::timeout(limit, connect).await;
+    connected.unwrap_or_else(|_| {
+        // Such a server speaks first.
+        let why = format!("no answer within {limit:?}; is it a MySQL or MariaDB server?");
+        Err(Error::unavailable(&config.store, action, why))
+    })
+}
+
+/// Refuses a second server that takes writes, unless both belong to one cluster, which certifies what they write. A host that
+/// does not answer is away. True: all were looked at.
+async fn rule_out_second(config: &Config) -> Result<bool> {
+    let hosts = 0..config.hosts.len();
+    let all = join_all(hosts.map(|at| connect_in_time(config, at))).await;
+    let answered = all.into_iter().enumerate();
+    let writable = answered.filter_map(|(at, found)| Some((at, found.ok()?)));
+    let mut writable: Vec<(usize, Found)> = writable
+        .filter(|(_, (_, facts, _))| facts.takes_writes())
+        .collect();
+    let second = find_second(&mut writable).await;
+    for (_, (conn, ..)) in writable {
+        super::hang_up(conn);
+    }
+    let Some((one, other)) = second else {
+        return Ok(true);
+    };
+    let host = |at: usize| format!("{}:{}", config.hosts[at].name, config.hosts[at].port);
+    let way_out = "Set read_only = 1 on the one that is the other's replica, or name one of them";
+    Err(two_take_writes(
+        &config.store,
+        &host(one),
+        &host(other),
+        way_out,
+    ))
+}
+
+/// Two hosts that are two servers. A lock of the server's own tells them from two names of one server: all of its connections
+/// know it.
+async fn find_second(writable: &mut [(usize, Found)]) -> Option<(usize, usize)> {
+    let ((first, (one, facts, _)), others) = writable.split_first_mut()?;
+    let key = format!("fencelock-same-{:032x}", fastrand::u128(..));
+    let lock = Request::of(format!("SELECT GET_LOCK('{key}', 0)"));
+    let had = |answers: Vec<Answer>| answers[0].rows.first()?.get::<Option<u64>, _>(0)?;
+    if lock.run(one).await.ok().and_then(had) != Some(1) {
+        return None;
+    }
+    for (at, (other, of_other, _)) in others {
+        let had = lock.run(other).await.ok().and_then(had);
+        if had == Some(1) && !(facts.is_of_cluster() && of_other.is_of_cluster()) {
+            return Some((*first, *at));
+        }
+    }
+    None
+}
+
+async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<Found> {
     let told = |error| told(&config.store, at, error);
     let mut conn = tls::connect(config, host, at).await?;
     let mut request = Request::default();
@@ -51,7 +144,7 @@ async fn connect_to(config: &Config, host: &Host, at: &str) -> Result<(Conn, Fac
     let patience = (config.settings.response_timeout / 2).as_secs().max(1);
     request.push(format!(
         "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = {patience}, \
-         wait_timeout = 28800, net_write_timeout = 60"
+         wait_timeout = {WAIT_TIMEOUT}, net_write_timeout = 60"
     ));
     let shown = request.push(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'read_only', 'innodb_read_only', \
@@ -77,8 +170,13 @@ impl Facts {
         self.variables.get(variable).map_or("", String::as_str)
     }
 
-    fn takes_writes(&self) -> bool {
+    pub(crate) fn takes_writes(&self) -> bool {
         self.get("read_only") == "OFF" && self.get("innodb_read_only") != "ON"
+    }
+
+    /// Whether several servers take writes by design, and what two of them write at once is refused to one.
+    fn is_of_cluster(&self) -> bool {
+        self.get("wsrep_on") == "ON" || self.get("group_replication_single_primary_mode") == "OFF"
     }
 
     pub(crate) fn is_mariadb(&self) -> bool {
@@ -159,6 +257,14 @@ impl Facts {
         }
     }
 
+    /// How a setting outlives a restart of the server, which SET GLOBAL does not.
+    pub(crate) fn to_last(&self) -> &'static str {
+        match self.is_mariadb() {
+            true => "in the server's my.cnf, and with SET GLOBAL until it is restarted",
+            false => "with SET PERSIST, or in the server's my.cnf",
+        }
+    }
+
     /// What those settings may cost.
     pub(crate) fn limits(&self) -> Vec<Limit> {
         let mut limits = Vec::new();
@@ -173,7 +279,7 @@ impl Facts {
                     "a server that {when} may have forgotten the grants of its last second (innodb_flush_log_at_trx_commit \
                      is {flush})"
                 ),
-                change: "set innodb_flush_log_at_trx_commit to 1".into(),
+                change: format!("set innodb_flush_log_at_trx_commit to 1, {}", self.to_last()),
             });
         }
         if self.get("log_bin") == "ON" && self.get("sync_binlog") != "1" {
@@ -183,7 +289,7 @@ impl Facts {
                      it",
                     self.get("sync_binlog")
                 ),
-                change: "set sync_binlog to 1".into(),
+                change: format!("set sync_binlog to 1, {}", self.to_last()),
             });
         }
         if self.get("wsrep_on") == "ON" {
@@ -191,7 +297,10 @@ impl Facts {
                 what: "the server is one of a Galera cluster: a grant counts on all of them once it is certified, and what \
                        two servers write at once is refused to one of them only then"
                     .into(),
-                change: "send all clients of the locks to the same server, and set wsrep_sync_wait to 1".into(),
+                change: format!(
+                    "send all clients of the locks to the same server, and set wsrep_sync_wait to 1, {}",
+                    self.to_last()
+                ),
             });
         }
         limits

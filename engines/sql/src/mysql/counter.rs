@@ -43,6 +43,16 @@ pub(super) struct Section {
 }
 
 impl Section {
+    /// What names it in the table.
+    pub(super) const fn numbers(&self) -> [u64; 2] {
+        [self.origin, self.base]
+    }
+
+    /// The same for a prepared statement.
+    pub(super) fn values(&self) -> [mysql_async::Value; 2] {
+        self.numbers().map(mysql_async::Value::from)
+    }
+
     /// The token of a number, the first of sixteen. `None` if it is not of this section.
     fn token(&self, number: u64) -> Option<Token> {
         let ahead = number.checked_sub(self.origin)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fencelock_core::{Asked, ClockWatch, Error, Finding, Purpose, Result};
 use mysql_async::{Conn, Row, from_row_opt};
 
-use super::config::{Config, Strategy};
+use super::config::{Config, Strategy, WAIT_TIMEOUT};
 use super::connect::connect;
 use super::tables::Tables;
 use super::wire::{NOW, Request, told};
@@ -26,7 +26,7 @@ const REPLICAS: [&str; 2] = [
 const LONG: Duration = Duration::from_secs(3600);
 
 pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Finding>> {
-    let (mut conn, ..) = connect(config).await?;
+    let (mut conn, facts, _) = connect(config).await?;
     let failed = |error| told(&config.store, "ask for its settings", error);
     let mut request = Request::of(ASK);
     REPLICAS.into_iter().for_each(|ask| {
@@ -41,8 +41,15 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     let replicas = counted.filter_map(count).max().unwrap_or(0);
     let mut findings = Vec::from_iter(of_session(&variables));
     findings.extend(config.tls.finding(&config.hosts));
+    if !facts.takes_writes() {
+        findings.push(Finding::new(
+            Purpose::Efficiency,
+            "the server takes no writes (read_only), so no lock can be taken there",
+            "name the server that takes writes, alone or as well",
+        ));
+    }
     if config.strategy == Strategy::Lease {
-        findings.extend(of_replicas(replicas, &variables));
+        findings.extend(of_replicas(replicas, &variables, facts.to_last()));
     }
     rights(&mut conn, config, tables, &mut findings).await?;
     let (host, port) = (
@@ -74,7 +81,7 @@ fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
         (Some(isolation), _) if isolation != "READ-COMMITTED" => {
             format!("works at {isolation}, not at READ COMMITTED")
         }
-        (_, Some(seconds)) if seconds != "28800" => {
+        (_, Some(seconds)) if seconds != WAIT_TIMEOUT.to_string() => {
             format!("ends when it is silent for {seconds} s")
         }
         _ => return None,
@@ -90,7 +97,11 @@ fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
 }
 
 /// Whether those that may be promoted have all grants.
-fn of_replicas(replicas: u64, variables: &HashMap<String, String>) -> Option<Finding> {
+fn of_replicas(
+    replicas: u64,
+    variables: &HashMap<String, String>,
+    to_last: &str,
+) -> Option<Finding> {
     let either = |what: &str| {
         ["master", "source"].into_iter().find_map(|word| {
             variables
@@ -106,7 +117,9 @@ fn of_replicas(replicas: u64, variables: &HashMap<String, String>) -> Option<Fin
             Purpose::Correctness,
             "a replica follows without being waited for: promoted, it may not have heard of the last grants, and grant a \
              lock twice (with a higher token)",
-            "use semi-synchronous replication (rpl_semi_sync_master_enabled = ON, or source for master)",
+            format!(
+                "use semi-synchronous replication: rpl_semi_sync_master_enabled = ON (or source for master), {to_last}"
+            ),
         ));
     }
     let waits = either("timeout").and_then(|ms| ms.parse().ok());
@@ -118,7 +131,10 @@ fn of_replicas(replicas: u64, variables: &HashMap<String, String>) -> Option<Fin
                 "after {waits:?} without a replica's answer the server goes on granting without it (rpl_semi_sync_..._timeout): \
                  promoted then, it may grant a lock twice (with a higher token)"
             ),
-            "set rpl_semi_sync_master_timeout (or source for master) to an hour or more, or never promote a replica that was behind",
+            format!(
+                "set rpl_semi_sync_master_timeout (or source for master) to an hour or more, {to_last}; or never promote a \
+                 replica that was behind"
+            ),
         )
     })
 }
@@ -149,6 +165,7 @@ async fn rights(
             (&tables.counter, "id", ALL),
         ],
     };
+    let mut missing = Vec::new();
     for (table, column, rights) in used {
         for right in *rights {
             let statement = match *right {
@@ -167,10 +184,22 @@ async fn rights(
                     format!("GRANT {right} ON {table} to this user"),
                 )),
                 error if error.is_transient() => return Err(error),
-                // A table that nobody has made yet.
+                Error::Internal { why, .. } if why.contains("error 1146:") => {
+                    missing.push(table.replace('`', ""));
+                    break;
+                }
+                // A server that takes no writes.
                 _ => {}
             }
         }
+    }
+    if !missing.is_empty() {
+        findings.push(Finding::new(
+            Purpose::Efficiency,
+            format!("tables are missing: {}", missing.join(", ")),
+            "the first client that takes a lock makes them if its user has CREATE; else let somebody who may run what \
+             `fencelock schema mysql` prints",
+        ));
     }
     Ok(())
 }
@@ -205,7 +234,7 @@ mod tests {
 
     #[test]
     fn replicas_are_to_be_waited_for() {
-        assert_eq!(of_replicas(0, &variables(&[])), None);
+        assert_eq!(of_replicas(0, &variables(&[]), ""), None);
         for (pairs, said) in [
             (&[][..], "without being waited for"),
             (
@@ -220,13 +249,13 @@ mod tests {
                 "after 10s without",
             ),
         ] {
-            let found = of_replicas(1, &variables(pairs)).unwrap();
+            let found = of_replicas(1, &variables(pairs), "").unwrap();
             assert!(found.what.contains(said), "{found:?}");
         }
         let good = [
             ("rpl_semi_sync_master_enabled", "ON"),
             ("rpl_semi_sync_master_timeout", "4000000"),
         ];
-        assert_eq!(of_replicas(1, &variables(&good)), None);
+        assert_eq!(of_replicas(1, &variables(&good), ""), None);
     }
 }

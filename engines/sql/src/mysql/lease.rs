@@ -13,8 +13,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, HeldClaim, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
-    ClaimId, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises, Result, Token,
-    Tokens, Wake,
+    BootInstant, ClaimId, Clock, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises,
+    Result, Token, Tokens, Wake,
 };
 use mysql_async::{Conn, Row, Value, from_row_opt};
 use sha2::{Digest, Sha256};
@@ -23,7 +23,7 @@ use super::config::Config;
 use super::connect::{Facts, connect};
 use super::diagnose;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, Statements, bytes, prepare, trouble};
+use super::wire::{Answer, LIFT, LIFTED, NOW, Request, Statements, bytes, prepare, trouble};
 use crate::lease::{self, Holder, MOST_TOKENS, Rows, Waiter};
 use crate::server::{
     Change, DbInstant, Dialect, Seen, Trouble, Write, Written, first_version, micros,
@@ -60,7 +60,10 @@ pub(crate) struct MySql {
 pub(crate) struct Session {
     conn: Conn,
     statements: Statements,
+    /// What the counter was lifted to over it, and the last token that it has drawn.
     floor: Token,
+    /// When it lifted the counter last.
+    lifted: BootInstant,
     /// Its id, and the address and port of this client as the server sees them.
     trace: String,
     /// Whether the server prepares compound statements.
@@ -103,6 +106,7 @@ impl MySql {
         let [gate, live, last] = release(&tables, Mode::Exclusive, "?", "?");
         let release = format!(
             "BEGIN NOT ATOMIC \
+             DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END; \
              DELETE FROM {locks} WHERE name = ? AND version = ? AND claim = ? AND state = 'held' AND expiry > {NOW}; \
              IF ROW_COUNT() = 0 THEN START TRANSACTION; {gate}; {live}; SET @fencelock_live = ROW_COUNT(); {last}; COMMIT; \
              SELECT @fencelock_live; END IF; END"
@@ -140,7 +144,7 @@ impl MySql {
 
     /// The same, beside others who may come.
     async fn take_beside(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
-        let mut request = Request::of("START TRANSACTION");
+        let mut request = Request::transaction();
         request.push(self.turn(&claim.name));
         // Not INSERT ... SELECT, which takes the counter of ids for as long as it waits for a row, and so would hold up
         // other names.
@@ -150,9 +154,48 @@ impl MySql {
             gate_values(claim, first_version(claim.id))
         ));
         request.push(self.insert_holder(claim, "ROW_COUNT() = 1"));
-        request.push("COMMIT");
+        request.commit();
         let answers = self.run(session, &request).await?;
         Ok(tokens(&answers[gate], claim))
+    }
+
+    /// Lifts the counter to the time. A row with an id lifts it above that, and never lowers it, also when the row is taken back.
+    /// Ten microseconds for each id and 16 tokens for each: below 2^53 until the year 2148, and no server grants so fast as to
+    /// overtake time.
+    async fn lift(&self, session: &mut Session, end: &str) -> Tried<()> {
+        let locks = &self.tables.locks;
+        let lifted = Clock::Boot.now();
+        let mut request = Request::transaction();
+        // No lock's name has a control character.
+        request.push(format!(
+            "SET @fencelock_id = GREATEST({LIFTED}, {}), @fencelock_seed = CONCAT(x'00', CONNECTION_ID())",
+            id(session.floor)
+        ));
+        request.push(format!(
+            "INSERT IGNORE INTO {locks} \
+             (id, name, version, state, claim, tokens, current, expiry, lock_delay, since, owner) \
+             VALUES (@fencelock_id, @fencelock_seed, 0, 'none', '', 0, 0, 0, 0, 0, '')"
+        ));
+        request.push(format!("DELETE FROM {locks} WHERE name = @fencelock_seed"));
+        request.end(end);
+        let chosen = request.push("SELECT @fencelock_id");
+        let answers = self.run(session, &request).await?;
+        let row = answers[chosen].rows.first();
+        let id = row.and_then(|row| row.get::<u64, _>(0));
+        let goal = Token(id.unwrap_or(0).saturating_mul(PER_ID));
+        session.floor = session.floor.max(goal);
+        session.lifted = lifted;
+        Ok(())
+    }
+
+    /// Before a draw: an old dump may have been restored since. What is drawn then is below what this connection lifted to, or
+    /// has seen, unless the dump is younger than that.
+    async fn lift_if_due(&self, session: &mut Session) -> Tried<()> {
+        match Clock::Boot.now().since(session.lifted) >= LIFT {
+            // What is committed with a grant is on disk with it: nothing is to be waited for here.
+            true => self.lift(session, "ROLLBACK").await,
+            false => Ok(()),
+        }
     }
 
     /// Waits until nobody else draws a token of this lock, to the end of the transaction.
@@ -195,7 +238,7 @@ impl MySql {
         if let Trouble::Gone(_) = trouble {
             return trouble;
         }
-        match Request::of("ROLLBACK").run(&mut session.conn).await {
+        match Request::rollback().run(&mut session.conn).await {
             Ok(_) => trouble,
             Err(error) => Trouble::Gone(error.into()),
         }
@@ -481,11 +524,11 @@ impl Dialect for MySql {
         let (conn, facts, trace) = connect(&self.config).await?;
         let compounds = facts.prepares_compounds();
         *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = Some(facts);
-        let floor = Token(0);
         let mut session = Session {
             conn,
             statements: Statements::new(),
-            floor,
+            floor: Token(0),
+            lifted: Clock::Boot.now(),
             trace,
             compounds,
         };
@@ -499,6 +542,9 @@ impl Dialect for MySql {
             }
             Trouble::Silent => Error::Closed,
         };
+        if self.config.inspect_only {
+            return Ok(session);
+        }
         match self.check_format(&mut session).await {
             Err(Trouble::NoSchema(_)) => {
                 self.make_schema(&mut session).await.map_err(explain)?;
@@ -555,37 +601,23 @@ impl Dialect for MySql {
     }
 
     async fn seed(&self, session: &mut Session) -> Tried<()> {
-        // A row with an id lifts the counter above it, and never lowers it. Ten microseconds for each id and 16 tokens
-        // for each: below 2^53 until the year 2148, and no server grants so fast as to overtake time.
-        let locks = &self.tables.locks;
-        let mut request = Request::default();
-        // No lock's name has a control character.
-        request.push(format!(
-            "SET @fencelock_id = {NOW} DIV 10, @fencelock_seed = CONCAT(x'00', CONNECTION_ID())"
-        ));
-        request.push("START TRANSACTION");
-        request.push(format!(
-            "INSERT IGNORE INTO {locks} \
-             (id, name, version, state, claim, tokens, current, expiry, lock_delay, since, owner) \
-             VALUES (@fencelock_id, @fencelock_seed, 0, 'none', '', 0, 0, 0, 0, 0, '')"
-        ));
-        request.push(format!("DELETE FROM {locks} WHERE name = @fencelock_seed"));
-        request.push("COMMIT");
-        let chosen = request.push("SELECT @fencelock_id");
-        let answers = self.run(session, &request).await?;
-        let id = answers[chosen]
-            .rows
-            .first()
-            .and_then(|row| row.get::<u64, _>(0));
-        session.floor = Token(id.unwrap_or(0) * PER_ID);
-        Ok(())
+        self.lift(session, "COMMIT").await
     }
 
     fn floor(&self, session: &Session) -> Token {
         session.floor
     }
 
+    fn saw(&self, session: &mut Session, token: Token) {
+        session.floor = session.floor.max(token);
+    }
+
+    fn inspects(&self) -> bool {
+        self.config.inspect_only
+    }
+
     async fn take_free(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
+        self.lift_if_due(session).await?;
         match claim.mode {
             Mode::Exclusive => self.take_alone(session, claim).await,
             Mode::Shared | Mode::Permit { .. } => self.take_beside(session, claim).await,
@@ -605,11 +637,11 @@ impl Dialect for MySql {
         }
         let (of, id) = (name(&claim.name), bytes(claim.id.as_bytes()));
         let [gate, live, last] = release(&self.tables, claim.mode, &of, &id);
-        let mut request = Request::of("START TRANSACTION");
+        let mut request = Request::transaction();
         request.push(gate);
         let live = request.push(live);
         request.push(last);
-        request.push("COMMIT");
+        request.commit();
         let answers = self.run(session, &request).await?;
         Ok(answers[live].affected > 0)
     }
@@ -657,11 +689,14 @@ impl Dialect for MySql {
             waiters,
             ..
         } = &self.tables;
+        if let Change::Grant { .. } = write.change {
+            self.lift_if_due(session).await?;
+        }
         let (of, go) = (name(write.name), "@fencelock_go = 1");
         let dead = write.dead_holders.iter().copied();
         let (dead_alone, dead_beside): (Vec<&Holder<DbInstant>>, Vec<_>) =
             dead.partition(|holder| holder.mode == Mode::Exclusive);
-        let mut request = Request::of("START TRANSACTION");
+        let mut request = Request::transaction();
         if let Change::Grant { .. } = write.change {
             request.push(self.turn(write.name));
         }
@@ -767,7 +802,7 @@ impl Dialect for MySql {
         if write.last {
             request.push(format!("DELETE FROM {locks} WHERE name = {of} AND {go}"));
         }
-        request.push("COMMIT");
+        request.commit();
         let ran = request.run_with(&mut session.conn, &mut session.statements);
         let answers = match ran.await {
             Ok(answers) => answers,
@@ -815,16 +850,20 @@ impl Dialect for MySql {
         let (alone, beside): (Vec<_>, Vec<_>) =
             (held.iter()).partition(|held| held.claim.mode == Mode::Exclusive);
         let live = "expiry > @fencelock_now AND state IN ('held', 'asked')";
-        let mut request = Request::of(format!("SET @fencelock_now = {NOW}"));
-        request.push("START TRANSACTION");
+        let mut request = Request::transaction();
+        request.push(format!("SET @fencelock_now = {NOW}"));
         let mut selects = Vec::new();
         for (table, held) in [(locks, alone), (holders, beside)] {
             if held.is_empty() {
                 continue;
             }
             let ids = list(held.iter().map(|held| id(held.token)));
+            let tokens = match table == locks {
+                true => "tokens",
+                false => "1",
+            };
             selects.push(format!(
-                "SELECT id, claim, state = 'asked' FROM {table} WHERE id IN ({ids}) AND {live}"
+                "SELECT id, claim, state = 'asked', {tokens} FROM {table} WHERE id IN ({ids}) AND {live}"
             ));
             // Those of one length go together; whose token moved on within its grant has more to store.
             let mut alike: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -840,6 +879,10 @@ impl Dialect for MySql {
                     alike.entry(lease).or_default().push(id(held.token));
                     continue;
                 }
+                let live = match claim.mode {
+                    Mode::Exclusive => format!("{live} AND tokens > {current}"),
+                    Mode::Shared | Mode::Permit { .. } => "FALSE".to_owned(),
+                };
                 request.push(format!(
                     "UPDATE {table} SET {lease}, current = {current}, owner = {}, label = {} WHERE id = {} AND {live}",
                     bytes(claim.owner.as_bytes()),
@@ -855,18 +898,40 @@ impl Dialect for MySql {
             }
         }
         let kept = request.push(selects.join(" UNION ALL "));
-        request.push("COMMIT");
+        request.commit();
         let mut answers = self.run(session, &request).await?;
         let rows = std::mem::take(&mut answers[kept].rows).into_iter();
-        let kept: HashMap<u64, (Vec<u8>, bool)> = rows
-            .filter_map(|row| from_row_opt::<(u64, Vec<u8>, bool)>(row).ok())
-            .map(|(id, claim, asked)| (id, (claim, asked)))
+        let kept: HashMap<u64, (Vec<u8>, bool, u64)> = rows
+            .filter_map(|row| from_row_opt::<(u64, Vec<u8>, bool, u64)>(row).ok())
+            .map(|(id, claim, asked, tokens)| (id, (claim, asked, tokens)))
             .collect();
         let renewed = held.iter().map(|held| {
-            let (claim, asked) = kept.get(&id(held.token))?;
-            (claim == held.claim.id.as_bytes()).then_some(*asked)
+            let (claim, asked, tokens) = kept.get(&id(held.token))?;
+            let has_token = held.token.get() % PER_ID < *tokens;
+            (has_token && claim == held.claim.id.as_bytes()).then_some(*asked)
         });
         Ok(renewed.collect())
+    }
+
+    async fn prolong(&self, session: &mut Session, claim: &Claim, first: Token) -> Tried<bool> {
+        let table = match claim.mode {
+            Mode::Exclusive => &self.tables.locks,
+            Mode::Shared | Mode::Permit { .. } => &self.tables.holders,
+        };
+        let mine = format!(
+            "id = {} AND claim = {} AND state IN ('held', 'asked') AND expiry > {NOW}",
+            id(first),
+            bytes(claim.id.as_bytes())
+        );
+        let mut request = Request::of(format!(
+            "UPDATE {table} SET expiry = GREATEST(expiry, {NOW} + {}), lock_delay = GREATEST(lock_delay, {}) WHERE {mine}",
+            micros(claim.ttl.saturating_add(claim.lock_delay)),
+            micros(claim.lock_delay),
+        ));
+        // A row that stays as it is does not count as changed.
+        let held = request.push(format!("SELECT 1 FROM {table} WHERE {mine}"));
+        let answers = self.run(session, &request).await?;
+        Ok(!answers[held].rows.is_empty())
     }
 
     async fn look(&self, session: &mut Session, of: &LockName) -> Tried<LockView> {
@@ -891,11 +956,8 @@ impl Dialect for MySql {
             bytes(prefix.as_bytes()),
             bytes(after.as_bytes()),
         ));
-        let answers = self.run(session, &request).await?;
-        let found = answers[0]
-            .rows
-            .iter()
-            .filter_map(|row| row.get::<Vec<u8>, _>(0));
+        let rows = self.seen(session, &request).await?;
+        let found = rows.iter().filter_map(|row| row.get::<Vec<u8>, _>(0));
         let found: Vec<Vec<u8>> = found.collect();
         // In the order of their bytes, those that begin with the prefix stand together.
         let begins = |name: &&Vec<u8>| name.starts_with(prefix.as_bytes());
@@ -965,11 +1027,19 @@ impl Dialect for MySql {
 }
 
 impl MySql {
+    /// The rows that there are to look at. Whoever only looks makes no tables, and sees nothing where there are none.
+    async fn seen(&self, session: &mut Session, request: &Request) -> Tried<Vec<Row>> {
+        match self.run(session, request).await {
+            Ok(mut answers) => Ok(std::mem::take(&mut answers[0].rows)),
+            Err(Trouble::NoSchema(_)) if self.config.inspect_only => Ok(Vec::new()),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
     async fn look_at(&self, session: &mut Session, names: &str) -> Tried<Vec<LockView>> {
         let mut request = Request::default();
         request.push(self.all_rows(names));
-        let mut answers = self.run(session, &request).await?;
-        let lines = std::mem::take(&mut answers[0].rows).into_iter();
+        let lines = self.seen(session, &request).await?.into_iter();
         // What cannot be read is not shown; taking such a lock says so.
         Ok(views(lines.filter_map(Line::read).collect()))
     }

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::{Error, Result, Token};
+use fencelock_core::{BootInstant, Clock, Error, Result, Token};
 use futures_util::FutureExt;
 use mysql_async::Conn;
 use sha2::{Digest, Sha256};
@@ -14,7 +14,7 @@ use super::config::{Config, Strategy};
 use super::connect::{Facts, connect};
 use super::counter::Section;
 use super::tables::{For, Tables};
-use super::wire::{Answer, NOW, Request, Statements, push_hex, trouble};
+use super::wire::{Answer, LIFT, LIFTED, Request, Statements, push_hex, trouble};
 use crate::bound::{SessionId, Settings, Tie};
 use crate::lease::MOST_TOKENS;
 use crate::server::Trouble;
@@ -64,8 +64,10 @@ pub(crate) struct Session {
     /// The user and the database as the server knows them.
     pub(super) login: String,
     database: Vec<u8>,
-    /// Tokens from AUTO_INCREMENT were not below this when it was made.
+    /// What AUTO_INCREMENT was lifted to over it, and the last token that it has drawn from there.
     pub(super) floor: Token,
+    /// When it lifted that last.
+    lifted: BootInstant,
     /// What its numbers mean, if its tokens come from those.
     pub(super) section: Section,
     /// The idle timeout that was set last, in seconds, if that is known; and the one that the next request sets.
@@ -206,6 +208,7 @@ impl Line {
             login: String::new(),
             database: Vec::new(),
             floor: Token(0),
+            lifted: Clock::Boot.now(),
             section: Section::default(),
             idle: None,
             setting: None,
@@ -229,18 +232,21 @@ impl Line {
             }
         ));
         let who = request.push(format!(
-            "SELECT SUBSTRING_INDEX(USER(), '@', 1), CAST(DATABASE() AS BINARY), {NOW} DIV 10"
+            "SELECT SUBSTRING_INDEX(USER(), '@', 1), CAST(DATABASE() AS BINARY)"
         ));
         let answers = session.run(request).await?;
         let mut row = answers[who].rows.iter().cloned();
         let row = row
             .next()
-            .map(mysql_async::from_row_opt::<(String, Vec<u8>, u64)>);
-        let (login, database, id) = match row {
+            .map(mysql_async::from_row_opt::<(String, Vec<u8>)>);
+        let (login, database) = match row {
             Some(Ok(told)) => told,
             _ => return Err(session.give_up("no answer to a SELECT")),
         };
         (session.login, session.database) = (login, database);
+        if self.config.inspect_only {
+            return Ok(());
+        }
         match self.find_tables(session).await {
             Err(Failed::NoSchema(_)) => {
                 self.make_tables(session).await?;
@@ -250,7 +256,8 @@ impl Line {
         }
         match self.config.strategy {
             Strategy::GetLock => self.join(session).await,
-            _ => self.lift(session, id).await,
+            // So that a server that is killed goes on above.
+            _ => self.lift(session, "COMMIT").await,
         }
     }
 
@@ -279,16 +286,34 @@ impl Line {
         made.map_err(Failed::Told)
     }
 
-    /// Lifts tokens to the time, if they are below: sixteen for each ten microseconds. Committed, so that a server that is
-    /// killed goes on above.
-    async fn lift(&self, session: &mut Session, id: u64) -> Result<(), Failed> {
+    /// Lifts tokens to the time, and above all that this connection has seen, if they are below: sixteen for each ten
+    /// microseconds. The counter is lifted also if the row is taken back.
+    async fn lift(&self, session: &mut Session, end: &str) -> Result<(), Failed> {
         let tokens = &self.tables.tokens;
-        let mut request = Request::of("START TRANSACTION");
-        request.push(format!("INSERT IGNORE INTO {tokens} (id) VALUES ({id})"));
-        request.push(format!("DELETE FROM {tokens} WHERE id = {id}"));
-        request.push("COMMIT");
-        session.run(request).await?;
-        session.floor = Token(id * u64::from(MOST_TOKENS));
+        let lifted = Clock::Boot.now();
+        let least = session.floor.get() / u64::from(MOST_TOKENS);
+        let mut request = Request::of(format!("SET @fencelock_id = GREATEST({LIFTED}, {least})"));
+        request.push("START TRANSACTION");
+        request.push(format!(
+            "INSERT IGNORE INTO {tokens} (id) VALUES (@fencelock_id)"
+        ));
+        request.push(format!("DELETE FROM {tokens} WHERE id = @fencelock_id"));
+        request.push(end);
+        let chosen = request.push("SELECT @fencelock_id");
+        let answers = session.run(request).await?;
+        let row = answers[chosen].rows.first();
+        let id = row.and_then(|row| row.get::<u64, _>(0)).unwrap_or(0);
+        let goal = Token(id.saturating_mul(u64::from(MOST_TOKENS)));
+        session.floor = session.floor.max(goal);
+        session.lifted = lifted;
         Ok(())
+    }
+
+    /// Before a draw: an old dump may have been restored since.
+    pub(super) async fn lift_if_due(&self, session: &mut Session) -> Result<(), Failed> {
+        match Clock::Boot.now().since(session.lifted) >= LIFT {
+            true => self.lift(session, "ROLLBACK").await,
+            false => Ok(()),
+        }
     }
 }

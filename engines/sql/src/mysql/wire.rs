@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Error;
 use mysql_async::prelude::{Protocol, Queryable};
 use mysql_async::{Conn, DriverError, IoError, Params, QueryResult, Row, Statement, Value};
 
+use super::config::WAIT_TIMEOUT;
 use crate::server::Trouble;
 
 /// Several statements that go to the server in one request, which stops at the first that fails; or a prepared one.
@@ -31,7 +33,43 @@ pub(super) struct Answer {
 /// The database's time in microseconds, as a statement's beginning has it.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
+/// How long the server keeps a connection that is silent in the middle of a transaction, in seconds: a client that was stopped
+/// after an error, before it could undo what it had begun, has rows locked for no longer.
+pub(super) const IN_TRANSACTION: u64 = 5;
+
+/// How long a connection draws without lifting the counter to the time. A dump is not taken and restored in less.
+pub(super) const LIFT: Duration = Duration::from_millis(100);
+/// What ids are lifted to: the time in steps of 1024 ids, the next one. So those who lift at once lift to the same id, and none
+/// meets an id that somebody has drawn in a transaction that is open.
+pub(super) const LIFTED: &str =
+    "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 10240 + 1) * 1024";
+
 impl Request {
+    /// One that begins a transaction, which [`Request::commit`] ends.
+    pub(super) fn transaction() -> Self {
+        let mut request = Self::of(format!("SET SESSION wait_timeout = {IN_TRANSACTION}"));
+        request.push("START TRANSACTION");
+        request
+    }
+
+    /// Ends what [`Request::transaction`] began.
+    pub(super) fn commit(&mut self) {
+        self.end("COMMIT");
+    }
+
+    /// What undoes a transaction that a request left open.
+    pub(super) fn rollback() -> Self {
+        let mut request = Self::default();
+        request.end("ROLLBACK");
+        request
+    }
+
+    /// Ends a transaction with this word.
+    pub(super) fn end(&mut self, word: &str) {
+        self.push(word);
+        self.push(format!("SET SESSION wait_timeout = {WAIT_TIMEOUT}"));
+    }
+
     /// One that begins with this statement.
     pub(super) fn of(statement: impl AsRef<str>) -> Self {
         let mut request = Self::default();

@@ -20,7 +20,7 @@ use futures_util::future::try_join_all;
 use tokio_postgres::{Row, Statement};
 
 use super::config::Strategy;
-use super::connection::{Server, Session, Values, is_in_the_way};
+use super::connection::{Server, Session, Values, is_in_the_way, is_missing};
 use super::{diagnose, limits};
 use crate::bound::{Dialect, Record, SessionId, Settings, Tie};
 use crate::lease::{MOST_TOKENS, mode_from, mode_text};
@@ -89,8 +89,27 @@ impl Ways {
         let rows = session
             .query(&self.server, &action, sql, &[&claim.name.as_str()])
             .await?;
-        let last = rows.first().and_then(|row| row.get::<_, Option<i64>>(0));
-        Ok(last.map(|last| tokens(last, claim.reserve)))
+        match rows.first().and_then(|row| row.get::<_, Option<i64>>(0)) {
+            Some(first) => self.drawn(session, first, claim).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The tokens of a draw, if they are above those that this connection has seen.
+    async fn drawn(&self, session: &mut Session, first: i64, claim: &Claim) -> Result<Tokens> {
+        let tokens = tokens(first, claim.reserve);
+        if tokens.first < session.floor {
+            // What hangs on this connection ends with it, and the next draw is above.
+            self.server.lift_anew(session).await?;
+            let why = "the counter of tokens went back, and was lifted anew";
+            return Err(Error::unavailable(
+                self,
+                format!("take lock {}", claim.name),
+                why,
+            ));
+        }
+        session.floor = tokens.first;
+        Ok(tokens)
     }
 
     /// Locks the row in a transaction of its own, which stays open if that was to be had.
@@ -148,17 +167,17 @@ impl Ways {
     /// What a transaction that locks a row has got. It goes on only with the row.
     async fn locked(
         &self,
-        session: &Session,
+        session: &mut Session,
         rows: &[Row],
         claim: &Claim,
     ) -> Result<Option<Tokens>> {
-        let last = rows.first().map(|row| row.get::<_, i64>(0));
-        if last.is_none() {
-            let ended = session.client.batch_execute("ROLLBACK").await;
-            let action = format!("take lock {}", claim.name);
-            ended.map_err(|error| self.server.error(&action, error))?;
+        if let Some(row) = rows.first() {
+            return self.drawn(session, row.get(0), claim).await.map(Some);
         }
-        Ok(last.map(|last| tokens(last, claim.reserve)))
+        let ended = session.client.batch_execute("ROLLBACK").await;
+        let action = format!("take lock {}", claim.name);
+        ended.map_err(|error| self.server.error(&action, error))?;
+        Ok(None)
     }
 
     async fn make_row(&self, session: &mut Session, claim: &Claim) -> Result<()> {
@@ -200,29 +219,29 @@ impl Ways {
 const MAKE_ROW: &str = "INSERT INTO fencelock_names (name) VALUES ($1) ON CONFLICT DO NOTHING";
 /// The row, if it is there and free; and a token, drawn after the lock was had.
 const LOCK_FREE_ROW: &str = "\
-    SELECT nextval('fencelock_tokens') FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE SKIP LOCKED) AS won";
+    SELECT fencelock_draw() FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE SKIP LOCKED) AS won";
 const LOCK_ROW: &str = "\
-    SELECT nextval('fencelock_tokens') FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE) AS won";
+    SELECT fencelock_draw() FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE) AS won";
 /// CASE decides before it evaluates what it yields.
 const TRY_EXCLUSIVE: &str = concat!(
     "SELECT CASE WHEN pg_try_advisory_lock(",
     key!("$1"),
-    ") THEN nextval('fencelock_tokens') END"
+    ") THEN fencelock_draw() END"
 );
 const TRY_SHARED: &str = concat!(
     "SELECT CASE WHEN pg_try_advisory_lock_shared(",
     key!("$1"),
-    ") THEN nextval('fencelock_tokens') END"
+    ") THEN fencelock_draw() END"
 );
 const WAIT_EXCLUSIVE: &str = concat!(
     "SELECT CASE WHEN pg_advisory_lock(",
     key!("$1"),
-    ")::text IS NOT NULL THEN nextval('fencelock_tokens') END"
+    ")::text IS NOT NULL THEN fencelock_draw() END"
 );
 const WAIT_SHARED: &str = concat!(
     "SELECT CASE WHEN pg_advisory_lock_shared(",
     key!("$1"),
-    ")::text IS NOT NULL THEN nextval('fencelock_tokens') END"
+    ")::text IS NOT NULL THEN fencelock_draw() END"
 );
 const UNLOCK_EXCLUSIVE: &str = concat!("SELECT pg_advisory_unlock(", key!("$1"), ")");
 const UNLOCK_SHARED: &str = concat!("SELECT pg_advisory_unlock_shared(", key!("$1"), ")");
@@ -322,6 +341,9 @@ impl Dialect for Ways {
 
     async fn connect(&self, tie: Arc<Tie>) -> Result<Session> {
         let session = self.server.connect(&tie, None).await?;
+        if self.inspects() {
+            return Ok(session);
+        }
         // Nothing that such a connection commits must outlive the server: rows to lock, who holds by which connection.
         let relax = session
             .client
@@ -471,28 +493,24 @@ impl Dialect for Ways {
             .map(drop)
     }
 
+    fn inspects(&self) -> bool {
+        self.server.config.inspect_only
+    }
+
     async fn look(&self, control: &mut Session, name: &LockName) -> Result<LockView> {
         let action = format!("look at lock {name}");
-        let rows = control
-            .query(
-                &self.server,
-                &action,
-                LOOK,
-                &[&self.strategy(), &name.as_str()],
-            )
-            .await?;
+        let values: Values<'_> = &[&self.strategy(), &name.as_str()];
+        let rows = self.seen(control, &action, LOOK, values).await?;
         let mut view = LockView::free(name.clone());
         for row in &rows {
             let holder = self.holder(row)?;
             if row.get(8) {
                 view.holders.push(holder);
             } else {
-                let HolderView { owner, mode, .. } = holder;
-                view.waiters.push(WaiterView {
-                    owner,
-                    mode,
-                    label: None,
-                });
+                let HolderView {
+                    owner, mode, label, ..
+                } = holder;
+                view.waiters.push(WaiterView { owner, mode, label });
             }
         }
         Ok(view)
@@ -536,9 +554,7 @@ impl Dialect for Ways {
         let limit = limit.clamp(1, 1000);
         let after = at.map_or("", |cursor| &cursor.0);
         let values: Values<'_> = &[&self.strategy(), &prefix, &after, &(limit as i64)];
-        let rows = control
-            .query(&self.server, "list locks", LIST, values)
-            .await?;
+        let rows = self.seen(control, "list locks", LIST, values).await?;
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
         let mut items = Vec::new();
         // In the order of their bytes, those that begin with the prefix stand together.
@@ -626,6 +642,26 @@ impl Dialect for Ways {
 }
 
 impl Ways {
+    /// The rows that there are to look at. Whoever only looks makes no tables, and sees nothing where there are none.
+    async fn seen(
+        &self,
+        control: &mut Session,
+        action: &str,
+        sql: &'static str,
+        values: Values<'_>,
+    ) -> Result<Vec<Row>> {
+        let failed = |error: tokio_postgres::Error| match is_missing(&error) {
+            true if self.inspects() => Ok(Vec::new()),
+            _ => Err(self.server.error(action, error)),
+        };
+        let statement = match control.statement(sql).await {
+            Ok(statement) => statement,
+            Err(error) => return failed(error),
+        };
+        let rows = control.client.query(&statement, values).await;
+        rows.or_else(failed)
+    }
+
     async fn record_one(
         &self,
         control: &Session,
@@ -679,9 +715,9 @@ impl Ways {
 }
 
 /// Tokens are drawn sixteen at a time; these are the first of them, as many as were wished for.
-fn tokens(last: i64, reserve: u32) -> Tokens {
+fn tokens(first: i64, reserve: u32) -> Tokens {
     Tokens {
-        first: Token(last.unsigned_abs() + 1 - u64::from(MOST_TOKENS)),
+        first: Token(first.unsigned_abs()),
         count: reserve.clamp(1, MOST_TOKENS),
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
     pub(crate) connections: NonZeroUsize,
+    /// Nothing is written, and nothing is made.
+    pub(crate) inspect_only: bool,
     /// One per host, each with everything that is needed to connect.
     pub(crate) hosts: Vec<tokio_postgres::Config>,
     /// What the URL calls them.
@@ -45,7 +47,7 @@ pub(crate) struct Config {
 
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
-        let store = url.to_string();
+        let (store, inspect_only) = (url.to_string(), url.inspect_only);
         let password = url.take_password()?;
         let connect_timeout = url.take_duration("connect-timeout")?;
         let response_timeout = url.take_duration("response-timeout")?;
@@ -122,10 +124,23 @@ impl Config {
             strategy,
             settings,
             connections,
+            inspect_only,
             hosts,
             names,
             tls,
         })
+    }
+
+    /// Where a host is, for people.
+    pub(crate) fn address(&self, at: usize) -> String {
+        let host = self.hosts[at].get_hosts().first();
+        let port = self.hosts[at].get_ports().first();
+        let port = port.copied().unwrap_or(DEFAULT_PORT);
+        match host {
+            Some(tokio_postgres::config::Host::Tcp(name)) => format!("{name}:{port}"),
+            Some(other) => format!("{other:?}, port {port}"),
+            None => format!("port {port}"),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencelock_core::{Asked, ClockWatch, Finding, Purpose, Result};
 
 use super::config::Strategy;
-use super::connection::Server;
+use super::connection::{self, Server, Session};
 use crate::bound::Tie;
 
 /// The timeout is of PostgreSQL 17 and later; older ones know none.
@@ -15,9 +15,11 @@ const ASK: &str = "\
 const MISSING: &str = "\
     SELECT privilege || ' on ' || of FROM unnest($1::text[]) AS of, \
         unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege \
-        WHERE NOT has_table_privilege(of, privilege) UNION ALL \
+        WHERE to_regclass(of) IS NOT NULL AND NOT has_table_privilege(of, privilege) UNION ALL \
     SELECT 'EXECUTE on ' || proname FROM pg_proc \
         WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) AND NOT has_function_privilege(oid, 'EXECUTE')";
+/// What is not there, or is an older version's.
+const ABSENT: &str = "SELECT of FROM unnest($1::text[]) AS of WHERE to_regclass(of) IS NULL";
 const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
@@ -40,6 +42,14 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
         Strategy::ForUpdate => &["fencelock_names", "fencelock_bound"],
         Strategy::Advisory => &["fencelock_bound"],
     };
+    if session.recovering {
+        findings.push(Finding::new(
+            Purpose::Efficiency,
+            "the server is a replica in recovery, so no lock can be taken there",
+            "name the primary, alone or as well",
+        ));
+    }
+    findings.extend(absent(server, &mut session, tables).await?);
     let missing = session
         .query(server, "ask for its rights", MISSING, &[&tables])
         .await?;
@@ -65,6 +75,46 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
     }
     findings.extend(watch.findings());
     Ok(findings)
+}
+
+/// The tables that are missing, and functions that are, or that an older version has made.
+async fn absent(
+    server: &Server,
+    session: &mut Session,
+    tables: &[&str],
+) -> Result<Option<Finding>> {
+    let all = [tables, &["fencelock_store", "fencelock_tokens"]].concat();
+    let rows = session
+        .query(server, "ask for its tables", ABSENT, &[&all])
+        .await?;
+    let missing: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    let what = match missing.is_empty() {
+        false => format!("tables are missing: {}", missing.join(", ")),
+        true if is_old(server, session).await? => {
+            "functions are missing, or are those of an older version".to_owned()
+        }
+        true => return Ok(None),
+    };
+    Ok(Some(Finding::new(
+        Purpose::Efficiency,
+        what,
+        "the first client that takes a lock makes them if its user may (CREATE on the schema); else let somebody who may run \
+         what `fencelock schema postgres` prints",
+    )))
+}
+
+/// Whether functions are missing, or are an older version's.
+async fn is_old(server: &Server, session: &mut Session) -> Result<bool> {
+    const THERE: &str = "SELECT to_regproc('fencelock_revision') IS NOT NULL";
+    const REVISION: &str = "SELECT fencelock_revision()";
+    let action = "ask for its functions";
+    let there = session.query(server, action, THERE, &[]).await?;
+    if !there.first().is_some_and(|row| row.get(0)) {
+        return Ok(true);
+    }
+    let rows = session.query(server, action, REVISION, &[]).await?;
+    let revision = rows.first().map(|row| row.get::<_, i32>(0));
+    Ok(revision.is_none_or(|revision| revision < i32::from(connection::REVISION)))
 }
 
 /// Settings as a connection of ours has them.
@@ -94,7 +144,7 @@ impl Settings<'_> {
                     "transaction_timeout is {}: the server ends every hold that lasts longer, and its holder loses the lock",
                     self.longest
                 ),
-                "set transaction_timeout = 0 for this user (ALTER ROLE)",
+                "ALTER ROLE this user SET transaction_timeout = 0, which lasts",
             ));
         }
         findings

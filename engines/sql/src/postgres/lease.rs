@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Notification, Row};
 
-use super::connection::{Hear, Server, Session, Values};
+use super::connection::{Hear, Server, Session, Values, is_missing};
 use super::{diagnose, limits};
 use crate::bound::Tie;
 use crate::lease::{Holder, MOST_TOKENS, Rows, Waiter, mode_from, mode_text};
@@ -47,7 +47,7 @@ const READ: &str = "\
 const LOOK: &str = "\
     SELECT name, 1 AS kind, token AS number, mode, owner, claim, expiry - fencelock_now() AS left, lock_delay, \
     fencelock_now() - since AS held, label FROM fencelock_holders WHERE name = ANY($1) UNION ALL \
-    SELECT name, 2, ticket, mode, owner, claim, expiry - fencelock_now(), 0, 0, NULL FROM fencelock_waiters WHERE name = ANY($1) \
+    SELECT name, 2, ticket, mode, owner, claim, expiry - fencelock_now(), 0, 0, label FROM fencelock_waiters WHERE name = ANY($1) \
     ORDER BY 1, 2, 3";
 const LIST: &str = "\
     SELECT DISTINCT name FROM fencelock_holders WHERE name >= $1 AND name > $2 AND expiry > fencelock_now() ORDER BY name LIMIT $3";
@@ -60,7 +60,10 @@ const RENEW: &str = "\
     FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[]) \
     AS v (name, claim, lease, delay, token, owner, label) \
     WHERE h.name = v.name AND h.claim = v.claim AND h.state <> 'abandoned' AND h.expiry > fencelock_now() \
-    RETURNING h.claim, h.state = 'asked'";
+    AND v.token >= h.first AND v.token < h.first + h.count RETURNING h.claim, h.state = 'asked'";
+const PROLONG: &str = "\
+    UPDATE fencelock_holders SET expiry = greatest(expiry, fencelock_now() + $4), lock_delay = greatest(lock_delay, $5) \
+    WHERE name = $1 AND claim = $2 AND first = $3 AND state <> 'abandoned' AND expiry > fencelock_now() RETURNING 1";
 const DEAD: &str = "\
     (SELECT name FROM fencelock_holders WHERE expiry <= fencelock_now() LIMIT 100) UNION \
     (SELECT name FROM fencelock_waiters WHERE expiry <= fencelock_now() LIMIT 100)";
@@ -103,13 +106,17 @@ impl Leases {
         sql: &'static str,
         values: Values<'_>,
     ) -> Tried<Vec<Row>> {
-        let failed = |error| self.trouble(action, error);
-        let statement = session.statement(sql).await.map_err(failed)?;
-        session
-            .client
-            .query(&statement, values)
-            .await
-            .map_err(failed)
+        // Whoever only looks makes no tables, and sees nothing where there are none.
+        let failed = |error: tokio_postgres::Error| match is_missing(&error) {
+            true if self.server.config.inspect_only => Ok(Vec::new()),
+            _ => Err(self.trouble(action, error)),
+        };
+        let statement = match session.statement(sql).await {
+            Ok(statement) => statement,
+            Err(error) => return failed(error),
+        };
+        let rows = session.client.query(&statement, values).await;
+        rows.or_else(failed)
     }
 
     fn trouble(&self, action: &str, error: tokio_postgres::Error) -> Trouble {
@@ -136,7 +143,7 @@ impl Leases {
         if code == SqlState::READ_ONLY_SQL_TRANSACTION {
             return Trouble::Moved(error.into());
         }
-        if [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_FUNCTION].contains(&code) {
+        if is_missing(&error) {
             return Trouble::NoSchema(error.into());
         }
         Trouble::Told(self.server.error(action, error))
@@ -212,11 +219,8 @@ impl Leases {
             let owner = row.get(4);
             if row.get::<_, i32>(1) == 2 {
                 if view.waiters.len() < MOST_WAITERS_SHOWN {
-                    view.waiters.push(WaiterView {
-                        owner,
-                        mode,
-                        label: None,
-                    });
+                    let label = row.get(9);
+                    view.waiters.push(WaiterView { owner, mode, label });
                 }
                 continue;
             }
@@ -315,6 +319,14 @@ impl Dialect for Leases {
 
     fn floor(&self, session: &Session) -> Token {
         session.floor
+    }
+
+    fn saw(&self, session: &mut Session, token: Token) {
+        session.floor = session.floor.max(token);
+    }
+
+    fn inspects(&self) -> bool {
+        self.server.config.inspect_only
     }
 
     async fn take_free(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
@@ -551,6 +563,20 @@ impl Dialect for Leases {
             Some(row.get(1))
         };
         Ok(claims().map(kept).collect())
+    }
+
+    async fn prolong(&self, session: &mut Session, claim: &Claim, first: Token) -> Tried<bool> {
+        let values: Values<'_> = &[
+            &claim.name.as_str(),
+            &id(claim),
+            &i64::try_from(first.get()).unwrap_or(i64::MAX),
+            &length(claim.ttl.saturating_add(claim.lock_delay)),
+            &length(claim.lock_delay),
+        ];
+        let rows = self
+            .query(session, "prolong a hold", PROLONG, values)
+            .await?;
+        Ok(!rows.is_empty())
     }
 
     async fn look(&self, session: &mut Session, name: &LockName) -> Tried<LockView> {

@@ -34,7 +34,7 @@ pub(super) async fn found(
                     &format!(
                         "{name} is off: after a loss of power the server may have forgotten who holds, and grant a lock twice"
                     ),
-                    &format!("set {name} = on"),
+                    &format!("set {name} = on: ALTER SYSTEM, then reload, which lasts"),
                 );
             }
         }
@@ -44,12 +44,12 @@ pub(super) async fn found(
             "local" if names => limit(
                 "synchronous_commit is local: the standbys are not waited for, and one that is promoted may have forgotten who \
                  holds, and grant a lock twice (its tokens do not go back)",
-                "set synchronous_commit = on for this user (ALTER ROLE)",
+                "ALTER ROLE this user SET synchronous_commit = on, which lasts",
             ),
             "remote_write" if names => limit(
                 "synchronous_commit is remote_write: a standby whose machine went down, too, may have forgotten who holds when it \
                  is promoted, and grant a lock twice (its tokens do not go back)",
-                "set synchronous_commit = on for this user (ALTER ROLE)",
+                "ALTER ROLE this user SET synchronous_commit = on, which lasts",
             ),
             _ => {}
         }
@@ -63,7 +63,7 @@ pub(super) async fn found(
                 &format!(
                     "{follows} without being waited for: promoted, it may have forgotten who holds, and grant a lock twice (its tokens do not go back)"
                 ),
-                "set synchronous_standby_names",
+                "set synchronous_standby_names: ALTER SYSTEM, then reload, which lasts",
             );
         }
     }

@@ -79,6 +79,55 @@ ALTER TABLE fencelock_waiters
 CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
+-- Which functions these are. A client that finds none, or a lower number, runs this script again.
+CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 2 $$;
+
+-- Lifts tokens above the time, and above `least_`, if they are below; the last one by then. Tokens grow more slowly than the
+-- time does, so what is above the time is above all that was ever drawn: also after an old dump was restored. It goes a
+-- hundredth of a second ahead, so that few draws have to lift. The counter is never lowered: only one lifts at a time, and
+-- those who draw meanwhile come nowhere near the goal. Undoing the block lets go of the row at once, and not of the counter.
+CREATE OR REPLACE FUNCTION fencelock_lift(least_ bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    goal_ bigint;
+    last_ bigint;
+BEGIN
+    BEGIN
+        PERFORM 1 FROM fencelock_store WHERE id = 1 FOR UPDATE;
+        goal_ := greatest(fencelock_now(), least_);
+        PERFORM setval('fencelock_tokens', goal_ + 10000) FROM fencelock_tokens WHERE last_value < goal_;
+        RAISE EXCEPTION 'lifted' USING ERRCODE = 'FL001';
+    EXCEPTION WHEN SQLSTATE 'FL001' THEN
+        NULL;
+    END;
+    SELECT last_value INTO last_ FROM fencelock_tokens;
+    RETURN last_;
+END $$;
+
+-- The first of sixteen tokens, none of which is below the time.
+CREATE OR REPLACE FUNCTION fencelock_draw() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    token_ bigint;
+BEGIN
+    token_ := nextval('fencelock_tokens') - 15;
+    IF token_ < fencelock_now() THEN
+        PERFORM fencelock_lift(0);
+        token_ := nextval('fencelock_tokens') - 15;
+    END IF;
+    RETURN token_;
+END $$;
+
+-- Whether the queue of notifications is about full. A transaction that adds one then fails, and with it a release; so nothing
+-- is said, and those who wait find out when they ask.
+CREATE OR REPLACE FUNCTION fencelock_quiet() RETURNS boolean LANGUAGE plpgsql AS
+$$ BEGIN RETURN pg_notification_queue_usage() > 0.9; END $$;
+
+CREATE OR REPLACE FUNCTION fencelock_tell(bell text, news text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT fencelock_quiet() THEN
+        PERFORM pg_notify(bell, news);
+    END IF;
+END $$;
+
 -- Each statement of these functions sees what was committed before it began: also before it had to wait for the gate.
 CREATE OR REPLACE FUNCTION fencelock_take(of text, gate bigint, who bytea, how text, tokens integer, lease bigint,
     delay bigint, whose text, note text, ring text) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -90,7 +139,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    token_ := nextval('fencelock_tokens') - 15;
+    token_ := fencelock_draw();
     now_ := fencelock_now();
     INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
         VALUES (of, token_, tokens, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
@@ -171,17 +220,17 @@ BEGIN
             EXIT WHEN NOT (shared_ AND next_.mode = 's');
         END IF;
         beside_ := beside_ + 1;
-        IF next_.tokens = 0 THEN
-            PERFORM pg_notify(next_.bell, 'turn ' || encode(next_.claim, 'hex'));
+        IF next_.tokens = 0 OR fencelock_quiet() THEN
+            PERFORM fencelock_tell(next_.bell, 'turn ' || encode(next_.claim, 'hex'));
         ELSE
             DELETE FROM fencelock_waiters WHERE name = of AND ticket = next_.ticket;
             -- The time after that: whoever sees an older token has asked before the lease begins.
-            token_ := nextval('fencelock_tokens') - 15;
+            token_ := fencelock_draw();
             now_ := fencelock_now();
             INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
                 VALUES (of, token_, next_.tokens, token_, next_.claim, next_.mode, now_ + next_.reach, 0, now_, 'held',
                     next_.owner, next_.label, next_.bell);
-            PERFORM pg_notify(next_.bell, 'held ' || encode(next_.claim, 'hex') || ' ' || token_ || ' ' || next_.tokens
+            PERFORM fencelock_tell(next_.bell, 'held ' || encode(next_.claim, 'hex') || ' ' || token_ || ' ' || next_.tokens
                 || ' ' || next_.reach);
         END IF;
         EXIT WHEN next_.mode = 'x';
@@ -222,7 +271,7 @@ BEGIN
         IF what_first IS NOT NULL THEN
             DELETE FROM fencelock_holders WHERE name = of AND first = what_first;
         END IF;
-        token_ := nextval('fencelock_tokens') - 15;
+        token_ := fencelock_draw();
         now_ := fencelock_now();
         INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
             VALUES (of, token_, count_, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
@@ -236,7 +285,7 @@ BEGIN
     ELSIF what = 'release' THEN
         DELETE FROM fencelock_holders WHERE name = of AND first = what_first RETURNING bell, claim INTO told_;
         IF FOUND THEN
-            PERFORM pg_notify(told_.bell, 'lost ' || encode(told_.claim, 'hex'));
+            PERFORM fencelock_tell(told_.bell, 'lost ' || encode(told_.claim, 'hex'));
         END IF;
     ELSIF what = 'abandon' THEN
         UPDATE fencelock_holders SET state = 'abandoned', expiry = least(expiry, now_ + delay), lock_delay = delay
@@ -244,14 +293,14 @@ BEGIN
     ELSIF what = 'ask' THEN
         UPDATE fencelock_holders SET state = 'asked' WHERE name = of AND first = what_first RETURNING bell, claim INTO told_;
         IF FOUND THEN
-            PERFORM pg_notify(told_.bell, 'asked ' || encode(told_.claim, 'hex'));
+            PERFORM fencelock_tell(told_.bell, 'asked ' || encode(told_.claim, 'hex'));
         END IF;
     END IF;
     IF last THEN
         DELETE FROM fencelock_locks WHERE name = of;
     END IF;
     FOR told_ IN SELECT bell, claim FROM unnest(next_bells, next_claims) AS next (bell, claim) LOOP
-        PERFORM pg_notify(told_.bell, 'turn ' || encode(told_.claim, 'hex'));
+        PERFORM fencelock_tell(told_.bell, 'turn ' || encode(told_.claim, 'hex'));
     END LOOP;
     RETURN token_;
 END $$;

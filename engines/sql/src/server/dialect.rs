@@ -183,6 +183,12 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
     /// The first token that [`Dialect::seed`] allowed this connection. A lower one shows that the counter was lost.
     fn floor(&self, session: &Self::Session) -> Token;
 
+    /// A grant over this connection had this token: the next one is above it.
+    fn saw(&self, session: &mut Self::Session, token: Token);
+
+    /// Whether the store was opened to look at it only: nothing is made and nothing is written.
+    fn inspects(&self) -> bool;
+
     /// Takes a lock whose gate is not there, in one request: sets up the gate at [`first_version`], and then, in the same
     /// transaction, draws the tokens and stores the holder. `None` if there is a gate.
     async fn take_free(
@@ -237,8 +243,17 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
         for_: Duration,
     ) -> Result<bool, Trouble>;
 
-    /// Prolongs live holds (not abandoned ones), and stores the tokens and owners that they have by now. For each,
-    /// whether it was asked for; `None` if it does not hold.
+    /// Prolongs the live hold of a claim that is placed again, which has these tokens. Its lease is never made shorter: the
+    /// place may come late, after renewals. Whether it holds.
+    async fn prolong(
+        &self,
+        session: &mut Self::Session,
+        claim: &Claim,
+        first: Token,
+    ) -> Result<bool, Trouble>;
+
+    /// Prolongs live holds (not abandoned ones) that have the tokens named, and stores the tokens and owners that they have by
+    /// now. For each, whether it was asked for; `None` if it does not hold.
     async fn renew(
         &self,
         session: &mut Self::Session,

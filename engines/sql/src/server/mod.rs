@@ -3,6 +3,7 @@
 
 mod dialect;
 mod hosts;
+mod lookout;
 mod pool;
 mod rules;
 mod waiters;
@@ -29,6 +30,7 @@ pub(crate) use dialect::{
     Change, DbInstant, Dialect, News, Seen, Trouble, Write, Written, first_version, micros,
 };
 pub(crate) use hosts::{Host, hosts};
+pub(crate) use lookout::{Lookout, two_take_writes};
 use pool::{Lane, Pool, attempt};
 pub(crate) use rules::CLAIM_WINDOW;
 use waiters::{FIRST_NAP, Waiters};
@@ -39,6 +41,9 @@ pub(crate) use {dialect::Queued, rules::REACH, waiters::Pushed};
 const RENEWED_AT_ONCE: usize = 500;
 /// How often each engine looks for the rows of those that vanished and whose names nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(30);
+
+/// Why a store that was opened to look only grants nothing.
+pub(crate) const LOOKS_ONLY: &str = "the store was opened to look at it only";
 
 /// How an engine deals with its server.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +59,7 @@ pub(crate) struct Settings {
 pub(crate) struct Server<D: Dialect> {
     shared: Arc<Shared<D>>,
     events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
-    tasks: [AbortHandle; 2],
+    tasks: Vec<AbortHandle>,
 }
 
 struct Shared<D: Dialect> {
@@ -94,12 +99,16 @@ impl<D: Dialect> Server<D> {
             tell,
         });
         shared.pool.put(session);
-        let sweeper = tokio::spawn(Arc::clone(&shared).sweep_on());
-        let listener = tokio::spawn(Arc::clone(&shared).listen());
+        let mut tasks = Vec::new();
+        // Whoever only looks removes nothing, and is told nothing.
+        if !shared.pool.dialect.inspects() {
+            tasks.push(tokio::spawn(Arc::clone(&shared).sweep_on()).abort_handle());
+            tasks.push(tokio::spawn(Arc::clone(&shared).listen()).abort_handle());
+        }
         Ok(Self {
             shared,
             events: tokio::sync::Mutex::new(told),
-            tasks: [sweeper.abort_handle(), listener.abort_handle()],
+            tasks,
         })
     }
 }
@@ -121,6 +130,7 @@ impl<D: Dialect> Shared<D> {
     async fn sweep_on(self: Arc<Self>) {
         loop {
             tokio::time::sleep(SWEEP.mul_f32(0.5 + fastrand::f32())).await;
+            forget_old(&mut self.doubts(), Clock::Boot.now());
             if let Err(error) = self.sweep().await {
                 tracing::debug!(store = %self.pool.dialect, %error, "the rows of vanished claims stay for now");
             }
@@ -148,7 +158,17 @@ impl<D: Dialect> Shared<D> {
         }
     }
 
+    /// Refuses what cannot be done by looking.
+    fn check_writes(&self, what: &'static str) -> Result<()> {
+        let dialect = &self.pool.dialect;
+        match dialect.inspects() {
+            true => Err(Error::unsupported(dialect, what, LOOKS_ONLY)),
+            false => Ok(()),
+        }
+    }
+
     async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.check_writes("a lock")?;
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(about("take", &claim.name));
         let stood = self.waiters.of(claim.id);
@@ -378,6 +398,7 @@ impl<D: Dialect> Engine for Server<D> {
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.shared.check_writes("an eviction")?;
         let dialect = &self.shared.pool.dialect;
         let what = match how {
             Evict::Release => "take away",
@@ -431,6 +452,33 @@ impl<D: Dialect> fmt::Debug for Server<D> {
     }
 }
 
+/// What these requests may still have done is over, whether or not a withdrawal ever succeeds.
+fn forget_old(doubts: &mut HashMap<ClaimId, Doubt>, now: BootInstant) {
+    doubts.retain(|_, doubt| doubt.until > now);
+    doubts.shrink_to_fit();
+}
+
 fn about(what: &str, name: &LockName) -> String {
     format!("{what} lock {name}")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubts_are_kept_no_longer_than_they_matter() {
+        let ids = fencelock_core::ClaimIds::new().unwrap();
+        let now = Clock::Boot.now();
+        let doubt = |until| Doubt {
+            traces: vec!["1 here".into()],
+            until,
+        };
+        let (old, new) = (ids.next(), ids.next());
+        let later = now + Duration::from_secs(1);
+        let mut doubts = HashMap::from([(old, doubt(now)), (new, doubt(later))]);
+        forget_old(&mut doubts, now);
+        assert!(!doubts.contains_key(&old) && doubts.contains_key(&new));
+    }
 }

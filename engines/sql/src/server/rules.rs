@@ -61,6 +61,7 @@ pub(super) async fn place<D: Dialect>(
         let mut asked_at = Clock::Boot.now();
         if free && let Some(tokens) = dialect.take_free(session, claim).await? {
             if tokens.first >= dialect.floor(session) {
+                dialect.saw(session, tokens.first);
                 return Ok(Done::quietly(held(claim, tokens, asked_at)));
             }
             // The counter was lost; what it gave is worth nothing.
@@ -84,16 +85,10 @@ pub(super) async fn place<D: Dialect>(
         free = false;
         let (change, answer) = match seen.rows.step(claim, seen.now) {
             Step::Prolong(tokens) => {
-                let token = tokens.first;
-                let claim = claim.clone();
-                let mine = [fencelock_core::engine::HeldClaim { claim, token }];
-                match dialect.renew(session, &mine).await?.first() {
-                    Some(Some(_)) => {
-                        let claim = &mine[0].claim;
-                        return Ok(Done::quietly(held(claim, tokens, asked_at)));
-                    }
-                    _ => continue,
+                if dialect.prolong(session, claim, tokens.first).await? {
+                    return Ok(Done::quietly(held(claim, tokens, asked_at)));
                 }
+                continue;
             }
             Step::Refuse(mode) => {
                 return Err(Trouble::Told(Error::unsupported(
@@ -159,6 +154,7 @@ pub(super) async fn place<D: Dialect>(
                 dialect.seed(session).await?;
             }
             (Written::Done(Some(tokens)), None) => {
+                dialect.saw(session, tokens.first);
                 let answer = held(claim, tokens, asked_at);
                 return Ok(Done { answer, call });
             }

@@ -4,6 +4,10 @@
 
 mod bound;
 mod counter;
+mod hosts;
+#[path = "../shared/late.rs"]
+mod late;
+mod restore;
 #[path = "../shared/versioned.rs"]
 mod shared;
 mod versioned;

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod hosts;
+#[path = "../shared/late.rs"]
+mod late;
+mod restore;
 #[path = "../shared/versioned.rs"]
 mod shared;
 mod versioned;

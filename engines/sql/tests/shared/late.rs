@@ -1,0 +1,58 @@
+//! Requests that come late, and what they must not do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, HeldClaim, Renewal, Standing};
+use fencelock_core::{ClaimIds, Engine, LockName, Mode, Token};
+
+fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
+    Claim {
+        id: ClaimIds::new().unwrap().next(),
+        owner: "late".into(),
+        name: LockName::new(name).unwrap(),
+        mode,
+        ttl,
+        lock_delay: Duration::ZERO,
+        wait: false,
+        reserve: 1,
+        record: true,
+        label: None,
+    }
+}
+
+async fn place(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
+    match engine.place(claim).await.unwrap() {
+        Standing::Held(grant) => grant.tokens.first,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A place that comes late leaves a longer lease as it is, and a renewal that names another grant's token is lost.
+pub(crate) async fn late_requests_do_no_harm(engine: Arc<dyn Engine>) {
+    for (name, mode) in [("alone", Mode::Exclusive), ("beside", Mode::Shared)] {
+        let long = claim(name, mode, Duration::from_secs(600));
+        let token = place(&engine, &long).await;
+        let short = Claim {
+            ttl: Duration::from_secs(2),
+            ..long.clone()
+        };
+        assert_eq!(place(&engine, &short).await, token, "{name}");
+        let view = engine.look(&long.name, None).await.unwrap();
+        let left = view.holders[0].ttl_left.unwrap();
+        assert!(left > Duration::from_secs(300), "{name}: {left:?}");
+        for (token, kept) in [
+            (Token(token.get() - 16), false),
+            (Token(token.get() + 1), false),
+            (token, true),
+        ] {
+            let held = HeldClaim {
+                claim: long.clone(),
+                token,
+            };
+            let renewed = engine.renew(&[held]).await;
+            let is_kept = matches!(renewed[0], Renewal::Kept { .. });
+            assert_eq!(is_kept, kept, "{name} {token}: {renewed:?}");
+        }
+    }
+}
