@@ -34,10 +34,10 @@ fn is_told(guard: &Guard) -> bool {
 fn with_is_lost_if_its_body_blocked_until_it_was_over() {
     one_thread().block_on(async {
         for awaits in [false, true] {
-            let wish = client().lock("x").ttl(ms(100));
+            let wish = client().lock("x").ttl(ms(1000));
             let body = async |held: fencelock_core::Held| {
                 assert!(held.is_valid());
-                std::thread::sleep(ms(250));
+                std::thread::sleep(ms(1200));
                 if awaits {
                     tokio::task::yield_now().await;
                 }
@@ -53,12 +53,12 @@ fn with_is_lost_if_its_body_blocked_until_it_was_over() {
 #[test]
 fn a_loss_is_told_by_the_clock_before_the_keeper_has_run() {
     one_thread().block_on(async {
-        let guard = client().lock("x").ttl(ms(100)).await.unwrap();
+        let guard = client().lock("x").ttl(ms(1000)).await.unwrap();
         assert!(!is_told(&guard));
         let mut before = pin!(guard.lost());
         let mut context = Context::from_waker(Waker::noop());
         assert!(before.as_mut().poll(&mut context).is_pending());
-        std::thread::sleep(ms(250));
+        std::thread::sleep(ms(1200));
         // Whether it is asked again or for the first time.
         let told = before.as_mut().poll(&mut context);
         assert!(matches!(told, Poll::Ready(_)), "{told:?}");
