@@ -19,6 +19,9 @@ use rusqlite::{Connection, OpenFlags};
 use super::explain::beside;
 use super::file::{SCHEMA, Source, default_path, has_all_columns, pragma, wait_when_busy};
 
+/// Longer than a look takes.
+const MARGIN: Duration = Duration::from_secs(60);
+
 /// What changes with a file's content.
 #[derive(PartialEq, Eq)]
 struct Stamp {
@@ -113,7 +116,8 @@ impl Source {
             connection.query_row("SELECT boot FROM main.store", [], |row| row.get(0))?;
         let is_over = match self.run.is(&boot) {
             true => "FALSE".to_owned(),
-            false => self.run.is_over(Clock::Boot.now()),
+            // Not what is renewed until it is read.
+            false => self.run.is_over(Clock::Boot.now() + MARGIN),
         };
         let [holders, waiters] = more;
         connection.execute_batch(&format!(

@@ -170,6 +170,9 @@ fn hear(
             queue.read_behind(action, move |visit| {
                 holds.looking_at(claim);
                 if let Some(event) = rows::what_happened(visit, &name, claim)? {
+                    if event == Event::Lost(claim) {
+                        holds.take_down(claim);
+                    }
                     // Nobody listens once the engine is dropped; what does not fit is found with the next renewal.
                     let _ = events.try_send(event);
                 }

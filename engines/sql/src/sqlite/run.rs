@@ -38,12 +38,12 @@ impl Run {
         Ok(Self { id })
     }
 
-    /// The id as it is stored, for all rows of the file and for each: empty if this process does not know it.
+    /// The id to be stored, if this process knows it.
     pub(super) fn id(&self) -> Option<&str> {
         self.id.as_deref()
     }
 
-    /// Whether the file was last opened in this run, as far as ids tell.
+    /// Whether this id, which somebody stored who knew it, is that of this run.
     pub(super) fn is(&self, stored: &str) -> bool {
         self.id.as_deref() == Some(stored)
     }
