@@ -9,6 +9,8 @@
 # on the machine changes, except that the package debootstrap is installed if it is missing. RELEASE=NAME takes another Debian.
 set -euo pipefail
 
+script=$(realpath "$0")
+tree=$(dirname "$(dirname "$script")")
 release=${RELEASE:-trixie}
 packages=(
     redis-server redis-tools valkey-server valkey-tools etcd-server etcd-client mariadb-server postgresql pgbouncer
@@ -41,7 +43,7 @@ install_servers() {
 }
 
 versions() {
-    inside "$1" own sh -c 'redis-server --version; valkey-server --version; etcd --version | head -n 1; mariadbd --version
+    inside "$1" own sh -c 'redis-server --version; valkey-server --version; etcd --version | head -n 1; mariadbd --version 2>/dev/null
         /usr/lib/postgresql/*/bin/postgres --version; java -version 2>&1 | head -n 1
         dpkg-query -f "\${Package} \${Version}\n" -W zookeeper'
 }
@@ -52,13 +54,12 @@ inside() {
     local folder=$1 network=()
     [[ $2 == host ]] || network=(--net)
     shift 2
-    unshare --mount "${network[@]}" "$(realpath "$0")" --mounted "$folder" "${#network[@]}" "$@"
+    unshare --mount "${network[@]}" "$script" --mounted "$folder" "${#network[@]}" "$@"
 }
 
 mounted() {
-    local folder=$1 own_network=$2 tree
+    local folder=$1 own_network=$2
     shift 2
-    tree=$(cd "$(dirname "$0")/.." && pwd)
     mount -t proc proc "$folder/proc"
     mount --rbind /dev "$folder/dev"
     mkdir -p "$folder$tree"
@@ -80,20 +81,20 @@ conformance() {
     shift
     host=$(rustc -vV | sed -n 's/^host: //p')
     host=${host//-/_}
-    export "CARGO_TARGET_${host^^}_RUNNER=$(realpath "$0") --run $folder"
+    export "CARGO_TARGET_${host^^}_RUNNER=$script --run $folder"
     cargo test -p fencelock-conformance --test engines -- "$@"
 }
 
 case ${1:-} in
 --mounted) mounted "${@:2}" ;;
---run) inside "$2" own "${@:3}" ;;
+--run) inside "$2" own "${@:3}" ;; # by cargo
 '' | -*) die "name a folder; see the head of this script" ;;
 *)
     ((EUID == 0)) || die "only root can mount and chroot"
     mkdir -p "$1"
     folder=$(realpath "$1")
     shift
-    cd "$(dirname "$0")/.."
+    cd "$tree"
     [[ -e $folder/servers-are-installed ]] || install_servers "$folder"
     versions "$folder"
     conformance "$folder" "$@"

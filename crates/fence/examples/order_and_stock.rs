@@ -93,7 +93,7 @@ async fn main() -> Result<()> {
     let client = fencelock::connect(&format!("sqlite:{path}.locks")).await?;
     step("opened")?;
     // If this process is killed the next one waits for as long.
-    let guard = client.lock("shop").ttl(Duration::from_millis(500)).await?;
+    let guard = client.lock("shop").ttl(Duration::from_secs(2)).await?;
     step("locked")?;
     let operation = Operation::new(&id)?.fingerprint(&format!("{apples} apples"))?;
     let outcome = shop.order(&guard.sequencer().await?, &operation, apples)?;
