@@ -195,8 +195,8 @@ pub(crate) struct Release {
     /// The lock
     pub(crate) name: String,
 
-    /// The holder's fencing token; a holder with another one is left alone. Where a process hands the lock on among its own
-    /// tasks, all tokens of its turn mean that process, whichever task has the lock now
+    /// The holder's fencing token; a holder with another one is left alone. A library's grant may be for several tokens,
+    /// for tasks of its process that have the lock in turn; each of them means the whole grant
     #[arg(long, value_name = "N")]
     pub(crate) token: u64,
 

@@ -175,7 +175,7 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
     if watched.is_err() {
         watch.signal(Signal::KILL);
     }
-    // Only now may the group's id become another's.
+    // Only then may the group's id become another's.
     let _ = waitpid(Some(group), WaitOptions::empty());
     watched
 }
@@ -296,6 +296,8 @@ impl Watch {
     fn finish(&mut self, outcome: Outcome) {
         if self.ending.is_some() {
             self.signal(Signal::KILL);
+            // Nobody is signalled from here on, so the group's id may become another's once nobody is left in it.
+            let _ = waitpid(Some(self.group), WaitOptions::empty());
             // The lock must not be released while somebody goes on who was to be ended; after its lease it is free anyway.
             let lease = self.terms.deadline.since(Clock::Boot.now());
             if !group::await_end(self.group, LINGER) {

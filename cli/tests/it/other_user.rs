@@ -117,8 +117,10 @@ fn a_part_of_a_command_that_became_root_keeps_the_lock_for_its_lease() {
     let waited = ended.elapsed();
     assert!(waited > Duration::from_millis(1500), "{waited:?}");
     assert!(lives(part));
-    let ran = running.end();
+    until("it has ended", || !running.runs());
+    // It has the output open still.
     send(part, Signal::KILL);
+    let ran = running.end();
     assert_eq!(ran.code, 75, "{}", ran.err);
     for part in ["another user", "sudo fencelock run", "goes on"] {
         assert!(ran.err.contains(part), "{part:?} is not in {}", ran.err);
