@@ -17,9 +17,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use fencelock_core::{BootInstant, Clock, Error, Result, Token};
 
+use crate::attempt::Attempts;
 use crate::engine::Shared;
 use crate::layout::{BASE, Layout};
-use crate::link::Store;
+use crate::link::{Link, Store};
 use crate::value::TOKENS;
 
 /// By how much in microseconds the next token may be behind the time: no restore takes less, and clients that come at the
@@ -30,6 +31,7 @@ const BEHIND: u64 = 100_000;
 #[derive(Debug, Default)]
 pub(crate) struct Base {
     known: Mutex<Option<Known>>,
+    lifting: Attempts,
     /// The highest token that this client has seen.
     highest: AtomicU64,
 }
@@ -46,6 +48,14 @@ struct Known {
 impl Base {
     fn known(&self) -> MutexGuard<'_, Option<Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number, if it is as good as if it was lifted just now over this connection.
+    fn sure(&self, link: &Link) -> Option<u64> {
+        let known = (*self.known()).filter(|known| known.connection == link.number)?;
+        let no_later = known.lifted + Duration::from_micros(BEHIND);
+        let sure = link.is_guarded_since(no_later) || Clock::Boot.now() < no_later;
+        sure.then_some(known.base)
     }
 
     /// A claim has this token.
@@ -89,28 +99,48 @@ impl Shared {
         if self.layout() == Layout::Concurrency {
             return Ok(None);
         }
+        let link = self.store.link().await?;
+        if let Some(base) = self.base.sure(&link) {
+            return Ok(Some(base));
+        }
+        // One lifts it for all who come at once.
+        let limit = self.store.config.response_timeout;
+        let action = "reading from where tokens are counted";
+        let lifting = self.base.lifting.begin(limit).await;
+        let mut lifting = lifting.ok_or_else(|| self.store.silent(action, limit))?;
+        let link = self.store.link().await?;
+        if let Some(base) = self.base.sure(&link) {
+            return Ok(Some(base));
+        }
+        lifting.inherit(&self.store.config.store)?;
+        let lifted = self.lift_base_over(&link).await;
+        lifted.inspect_err(|error| lifting.fail(error)).map(Some)
+    }
+
+    async fn lift_base_over(&self, link: &Arc<Link>) -> Result<u64> {
+        let was_known = self
+            .base
+            .known()
+            .is_some_and(|known| known.connection == link.number);
+        if was_known && !link.is_guarded_since(Clock::Boot.now()) {
+            // It took long to guard the connection, or failed.
+            link.guard(self.store.config.response_timeout).await;
+        }
         loop {
-            let link = self.store.link().await?;
-            let known = *self.base.known();
-            let no_later = Duration::from_micros(BEHIND);
-            if let Some(known) = known.filter(|known| known.connection == link.number)
-                && (link.is_guarded_since(known.lifted + no_later)
-                    || Clock::Boot.now() < known.lifted + no_later)
-            {
-                return Ok(Some(known.base));
-            }
             let lifted = Clock::Boot.now();
-            if let Some(base) = self.lift_base().await? {
-                *self.base.known() = Some(Known {
-                    base,
-                    connection: link.number,
-                    lifted,
-                });
-                if link.begin_to_guard() {
-                    let link = Arc::clone(&link);
-                    self.spawn(async move { link.guard().await });
-                }
+            let Some(base) = self.lift_base().await? else {
+                continue;
+            };
+            *self.base.known() = Some(Known {
+                base,
+                connection: link.number,
+                lifted,
+            });
+            if !was_known {
+                let (link, limit) = (Arc::clone(link), self.store.config.response_timeout);
+                self.spawn(async move { link.guard(limit).await });
             }
+            return Ok(base);
         }
     }
 

@@ -577,7 +577,8 @@ impl Inner {
                     evicting.join(", ")
                 ),
                 change:
-                    "CONFIG SET maxmemory-policy noeviction, or keep locks on servers of their own"
+                    "maxmemory-policy noeviction in redis.conf, and CONFIG SET maxmemory-policy noeviction until its next \
+                     start; or keep locks on servers of their own"
                         .into(),
             });
         }

@@ -16,5 +16,6 @@ mod redlock;
 mod redlock_time;
 mod sentinel;
 mod shared;
+mod started;
 mod support;
 mod tokens;
