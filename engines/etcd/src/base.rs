@@ -27,6 +27,9 @@ use crate::value::TOKENS;
 /// same time need not lift the number one after the other.
 const BEHIND: u64 = 100_000;
 
+/// For how long the number is good over a connection whose end is not watched.
+const UNGUARDED: Duration = Duration::from_secs(1);
+
 /// What a client knows of the number.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
@@ -53,8 +56,7 @@ impl Base {
     /// The number, if it is as good as if it was lifted just now over this connection.
     fn sure(&self, link: &Link) -> Option<u64> {
         let known = (*self.known()).filter(|known| known.connection == link.number)?;
-        let no_later = known.lifted + Duration::from_micros(BEHIND);
-        let sure = link.is_guarded_since(no_later) || Clock::Boot.now() < no_later;
+        let sure = link.is_guarded() || Clock::Boot.now() < known.lifted + UNGUARDED;
         sure.then_some(known.base)
     }
 
@@ -118,29 +120,20 @@ impl Shared {
     }
 
     async fn lift_base_over(&self, link: &Arc<Link>) -> Result<u64> {
-        let was_known = self
-            .base
-            .known()
-            .is_some_and(|known| known.connection == link.number);
-        if was_known && !link.is_guarded_since(Clock::Boot.now()) {
-            // It took long to guard the connection, or failed.
+        self.base.forget();
+        if !link.is_guarded() {
             link.guard(self.store.config.response_timeout).await;
         }
         loop {
             let lifted = Clock::Boot.now();
-            let Some(base) = self.lift_base().await? else {
-                continue;
-            };
-            *self.base.known() = Some(Known {
-                base,
-                connection: link.number,
-                lifted,
-            });
-            if !was_known {
-                let (link, limit) = (Arc::clone(link), self.store.config.response_timeout);
-                self.spawn(async move { link.guard(limit).await });
+            if let Some(base) = self.lift_base().await? {
+                *self.base.known() = Some(Known {
+                    base,
+                    connection: link.number,
+                    lifted,
+                });
+                return Ok(base);
             }
-            return Ok(base);
         }
     }
 

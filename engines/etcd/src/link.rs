@@ -11,7 +11,7 @@ use etcd_client::{
     Client, ClusterClient, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient,
     MaintenanceClient, Txn, TxnResponse, WatchFilterType, WatchOptions,
 };
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -47,8 +47,8 @@ pub(crate) struct Link {
     cluster: ClusterClient,
     maintenance: MaintenanceClient,
     broken: Arc<watch::Sender<bool>>,
-    /// Ends with the connection: since when it is there.
-    guard: Mutex<Option<(BootInstant, Watch)>>,
+    /// Ends with the connection.
+    guard: Mutex<Option<Watch>>,
     /// Its number among the connections of this client.
     pub(crate) number: u64,
     /// The cluster's revision when it was made.
@@ -73,10 +73,10 @@ impl Link {
         *self.broken.borrow()
     }
 
-    /// Whether the end of this connection has been watched since that instant or before.
-    pub(crate) fn is_guarded_since(&self, instant: BootInstant) -> bool {
+    /// Whether the end of this connection is watched.
+    pub(crate) fn is_guarded(&self) -> bool {
         let guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
-        guard.as_ref().is_some_and(|(since, _)| *since <= instant)
+        guard.is_some()
     }
 
     /// Watches for the end of this connection: a watch that tells nothing but its own end. The driver connects again
@@ -88,7 +88,7 @@ impl Link {
         match timeout(limit, open).await {
             Ok(Ok(watch)) => {
                 let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
-                *guard = Some((Clock::Boot.now(), watch));
+                *guard = Some(watch);
             }
             Ok(Err(error)) => {
                 tracing::debug!(%error, "watching for the end of a connection; trying again");
