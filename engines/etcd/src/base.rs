@@ -17,19 +17,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use fencelock_core::{BootInstant, Clock, Error, Result, Token};
 
+use crate::attempt::Attempts;
 use crate::engine::Shared;
 use crate::layout::{BASE, Layout};
-use crate::link::Store;
+use crate::link::{Link, Store};
 use crate::value::TOKENS;
 
 /// By how much in microseconds the next token may be behind the time: no restore takes less, and clients that come at the
 /// same time need not lift the number one after the other.
 const BEHIND: u64 = 100_000;
 
+/// For how long the number is good over a connection whose end is not watched.
+const UNGUARDED: Duration = Duration::from_secs(1);
+
 /// What a client knows of the number.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
     known: Mutex<Option<Known>>,
+    lifting: Attempts,
     /// The highest token that this client has seen.
     highest: AtomicU64,
 }
@@ -46,6 +51,13 @@ struct Known {
 impl Base {
     fn known(&self) -> MutexGuard<'_, Option<Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number, if it is as good as if it was lifted just now over this connection.
+    fn sure(&self, link: &Link) -> Option<u64> {
+        let known = (*self.known()).filter(|known| known.connection == link.number)?;
+        let sure = link.is_guarded() || Clock::Boot.now() < known.lifted + UNGUARDED;
+        sure.then_some(known.base)
     }
 
     /// A claim has this token.
@@ -89,16 +101,30 @@ impl Shared {
         if self.layout() == Layout::Concurrency {
             return Ok(None);
         }
+        let link = self.store.link().await?;
+        if let Some(base) = self.base.sure(&link) {
+            return Ok(Some(base));
+        }
+        // One lifts it for all who come at once.
+        let limit = self.store.config.response_timeout;
+        let action = "reading from where tokens are counted";
+        let lifting = self.base.lifting.begin(limit).await;
+        let mut lifting = lifting.ok_or_else(|| self.store.silent(action, limit))?;
+        let link = self.store.link().await?;
+        if let Some(base) = self.base.sure(&link) {
+            return Ok(Some(base));
+        }
+        lifting.inherit(&self.store.config.store)?;
+        let lifted = self.lift_base_over(&link).await;
+        lifted.inspect_err(|error| lifting.fail(error)).map(Some)
+    }
+
+    async fn lift_base_over(&self, link: &Arc<Link>) -> Result<u64> {
+        self.base.forget();
+        if !link.is_guarded() {
+            link.guard(self.store.config.response_timeout).await;
+        }
         loop {
-            let link = self.store.link().await?;
-            let known = *self.base.known();
-            let no_later = Duration::from_micros(BEHIND);
-            if let Some(known) = known.filter(|known| known.connection == link.number)
-                && (link.is_guarded_since(known.lifted + no_later)
-                    || Clock::Boot.now() < known.lifted + no_later)
-            {
-                return Ok(Some(known.base));
-            }
             let lifted = Clock::Boot.now();
             if let Some(base) = self.lift_base().await? {
                 *self.base.known() = Some(Known {
@@ -106,10 +132,7 @@ impl Shared {
                     connection: link.number,
                     lifted,
                 });
-                if link.begin_to_guard() {
-                    let link = Arc::clone(&link);
-                    self.spawn(async move { link.guard().await });
-                }
+                return Ok(base);
             }
         }
     }

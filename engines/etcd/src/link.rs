@@ -11,7 +11,7 @@ use etcd_client::{
     Client, ClusterClient, Error as Driver, GetOptions, GetResponse, KvClient, LeaseClient,
     MaintenanceClient, Txn, TxnResponse, WatchFilterType, WatchOptions,
 };
-use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_core::{Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -47,9 +47,8 @@ pub(crate) struct Link {
     cluster: ClusterClient,
     maintenance: MaintenanceClient,
     broken: Arc<watch::Sender<bool>>,
-    /// Ends with the connection: since when it is there.
-    guard: Mutex<Option<(BootInstant, Watch)>>,
-    guarding: AtomicBool,
+    /// Ends with the connection.
+    guard: Mutex<Option<Watch>>,
     /// Its number among the connections of this client.
     pub(crate) number: u64,
     /// The cluster's revision when it was made.
@@ -74,31 +73,28 @@ impl Link {
         *self.broken.borrow()
     }
 
-    /// Whether the end of this connection has been watched since that instant or before.
-    pub(crate) fn is_guarded_since(&self, instant: BootInstant) -> bool {
+    /// Whether the end of this connection is watched.
+    pub(crate) fn is_guarded(&self) -> bool {
         let guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
-        guard.as_ref().is_some_and(|(since, _)| *since <= instant)
-    }
-
-    /// Whether [`Link::guard`] is to be called.
-    pub(crate) fn begin_to_guard(&self) -> bool {
-        !self.guarding.swap(true, Ordering::SeqCst)
+        guard.is_some()
     }
 
     /// Watches for the end of this connection: a watch that tells nothing but its own end. The driver connects again
     /// without a word, perhaps to a server that has another past.
-    pub(crate) async fn guard(&self) {
+    pub(crate) async fn guard(&self, limit: Duration) {
         let nothing = [WatchFilterType::NoPut, WatchFilterType::NoDelete];
         let options = WatchOptions::new().with_filters(nothing);
-        match self.watches.open(BASE.as_bytes(), options, false).await {
-            Ok(watch) => {
+        let open = self.watches.open(BASE.as_bytes(), options, false);
+        match timeout(limit, open).await {
+            Ok(Ok(watch)) => {
                 let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
-                *guard = Some((Clock::Boot.now(), watch));
+                *guard = Some(watch);
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 tracing::debug!(%error, "watching for the end of a connection; trying again");
-                self.guarding.store(false, Ordering::SeqCst);
             }
+            // The next claim tries again.
+            Err(_) => {}
         }
     }
 }
@@ -255,7 +251,6 @@ impl Store {
                     maintenance: client.maintenance_client(),
                     broken,
                     guard: Mutex::default(),
-                    guarding: AtomicBool::new(false),
                     number: self.connections.fetch_add(1, Ordering::SeqCst),
                     revision,
                 }))

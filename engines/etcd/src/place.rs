@@ -317,6 +317,9 @@ impl Shared {
             self.delete(own.key(), own.create_revision()).await?;
             return Ok(None);
         };
+        // Put by an earlier request, its token is counted as that had it.
+        let counted = value::base_in(own);
+        self.update(claim, |placed| placed.base = counted);
         self.note_there(claim, own.create_revision(), &on);
         self.update(claim, |placed| {
             // The request that put it is done, and was the only one for this session: nobody new has come in since.

@@ -86,6 +86,13 @@ pub(crate) fn first_token(base: Option<u64>, revision: i64) -> Token {
     })
 }
 
+/// From where the tokens of a claim are counted, as it stores that.
+pub(crate) fn base_in(kv: &KeyValue) -> Option<u64> {
+    let stored: Map<String, Value> = serde_json::from_slice(kv.value()).ok()?;
+    let base = stored.get("base").and_then(Value::as_u64);
+    base.filter(|base| *base < MOST)
+}
+
 /// The token that is `at` places behind the first.
 pub(crate) fn at_token(first: Token, at: u32) -> Token {
     Token(first.0 + u64::from(at))

@@ -19,6 +19,7 @@ use crate::facts::Facts;
 use crate::refusal::{Meaning, STRANGER, explain, is_noscript, meaning};
 use crate::scripts::{Script, Scripts};
 use crate::slots::COUNTER;
+use crate::started::Watching;
 
 /// Requests that may wait in this process for the socket.
 const BUFFER: usize = 1024;
@@ -42,8 +43,8 @@ pub(crate) struct Link {
     /// What the server calls it.
     pub(crate) client_id: Option<i64>,
     pub(crate) run_id: Option<String>,
-    /// For how long the server ran when the connection was made.
-    pub(crate) uptime: Option<Duration>,
+    /// For how long the server had run at least when the connection was made, if a delay hangs on it.
+    pub(crate) ran: Option<Duration>,
     /// The counter may not be below this any more.
     pub(crate) floor: u64,
     /// Before this nothing is granted (see `restart-delay`).
@@ -89,6 +90,7 @@ pub(crate) enum Purpose {
 
 /// What opening takes besides the configuration.
 pub(crate) struct Opening<'a> {
+    pub(crate) watching: &'a Watching,
     pub(crate) config: &'a Config,
     pub(crate) client: redis::Client,
     pub(crate) purpose: Purpose,
@@ -231,7 +233,7 @@ impl Link {
         }
 
         let delay = config.restart_delay;
-        if !delay.is_zero() && !looks && facts.uptime().is_none() {
+        if !delay.is_zero() && !looks && facts.run_id().is_none() {
             let why = "restart-delay needs to know since when the server runs; allow the command INFO to this user";
             return Err(Error::config(&config.store, why));
         }
@@ -267,9 +269,19 @@ impl Link {
         }
 
         connection.set_response_timeout(config.response_timeout);
-        let grants_from = facts.uptime().and_then(|uptime| {
-            // Its uptime is in whole seconds.
-            let left = (delay + Duration::from_secs(1)).checked_sub(uptime)?;
+        let delayed = !delay.is_zero() || !config.promotion_delay.is_zero();
+        let ran = match delayed && !looks {
+            true => {
+                let started = &opening.scripts.started;
+                let remembers = !config.is_cluster();
+                let watching = opening.watching;
+                let ran = watching.ran(&mut connection, &facts, started, asked_at, remembers);
+                ran.await
+            }
+            false => None,
+        };
+        let grants_from = ran.and_then(|ran| {
+            let left = delay.checked_sub(ran)?;
             (!delay.is_zero()).then(|| asked_at + left)
         });
         let link = Self {
@@ -279,7 +291,7 @@ impl Link {
             generation: opening.generation,
             client_id,
             run_id: facts.run_id(),
-            uptime: facts.uptime(),
+            ran,
             floor,
             grants_from,
             ahead: AtomicI64::new(server_time - in_millis(asked_at)),
@@ -480,7 +492,10 @@ impl Link {
 }
 
 /// One command; an error among the answers is an error.
-async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
+pub(crate) async fn ask(
+    connection: &mut MultiplexedConnection,
+    command: &Cmd,
+) -> Result<Value, RedisError> {
     match connection.send_packed_command(command).await? {
         Value::ServerError(error) => Err(error.into()),
         answer => Ok(answer),

@@ -59,7 +59,7 @@ impl Facts {
         self.get("run_id").map(str::to_owned)
     }
 
-    /// For how long it has run; it may be up to a second less.
+    /// For how long it has run, by its clock, which may have been set since; it may be up to a second less.
     pub(crate) fn uptime(&self) -> Option<Duration> {
         let seconds = self.get("uptime_in_seconds")?.parse().ok()?;
         Some(Duration::from_secs(seconds))
@@ -72,6 +72,11 @@ impl Facts {
         }
         let (host, port) = (self.get("master_host")?, self.get("master_port")?);
         Some(format!("{host}:{port}"))
+    }
+
+    /// For how long it has run at least, whatever its clock says.
+    pub(crate) fn ran(&self) -> Duration {
+        crate::machine::ran(|name| self.get(name)?.parse().ok())
     }
 
     /// Why this engine cannot serve on such a server.

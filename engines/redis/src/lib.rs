@@ -67,6 +67,7 @@ mod scripts;
 mod sentinel;
 mod settings;
 mod slots;
+mod started;
 mod value;
 mod waiters;
 

@@ -15,6 +15,7 @@ use crate::connection::{Link, Opening, Purpose};
 use crate::facts::Facts;
 use crate::hub::Hub;
 use crate::sentinel::{MARGIN, Sentinels};
+use crate::started::Watching;
 use crate::value::Message;
 
 /// The longest pause between attempts to reconnect.
@@ -78,6 +79,7 @@ pub(crate) struct Node {
     run_id: Mutex<Option<String>>,
     /// Before this no connection grants: another server was put in the place of the one before.
     swapped_until: Mutex<Option<BootInstant>>,
+    watching: Watching,
     /// Where the master was found last.
     address: Mutex<Option<Address>>,
     old: Mutex<VecDeque<Old>>,
@@ -104,6 +106,7 @@ impl Node {
             newest: AtomicU64::new(0),
             run_id: Mutex::default(),
             swapped_until: Mutex::default(),
+            watching: Watching::default(),
             address: Mutex::default(),
             old: Mutex::default(),
             forgotten: AtomicU64::new(0),
@@ -175,6 +178,7 @@ impl Node {
         let generation = hub.next_generation();
         self.newest.store(generation, Ordering::SeqCst);
         let opening = Opening {
+            watching: &self.watching,
             config,
             client,
             purpose: match config.inspect_only {
@@ -204,12 +208,12 @@ impl Node {
             .max(self.swapped_until(&link, config.restart_delay));
         if let Some(found) = found {
             if !config.promotion_delay.is_zero() && !config.inspect_only {
-                let Some(uptime) = link.uptime else {
+                let Some(ran) = link.ran else {
                     let why = "promotion-delay needs to know since when the server runs; allow the command INFO to this user";
                     return Err(Error::config(&config.store, why));
                 };
                 let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);
-                if let Some(left) = delay.checked_sub(found.age.min(uptime)) {
+                if let Some(left) = delay.checked_sub(found.age.min(ran)) {
                     link.grants_from = link.grants_from.max(Some(found.asked_at + left));
                 }
             }
@@ -347,6 +351,7 @@ impl Node {
             Some(link) => link,
             None => {
                 let opening = Opening {
+                    watching: &self.watching,
                     config: &hub.config,
                     client: main.client.clone(),
                     purpose: Purpose::Writing,

@@ -33,6 +33,7 @@ impl Script {
 #[derive(Debug)]
 pub(crate) struct Scripts {
     pub(crate) seed: Script,
+    pub(crate) started: Script,
     pub(crate) place: Script,
     pub(crate) release: Script,
     pub(crate) withdraw: Script,
@@ -48,6 +49,7 @@ impl Scripts {
         let script = |text| Script::new(text, timed);
         Self {
             seed: script(include_str!("scripts/seed.lua")),
+            started: script(include_str!("scripts/started.lua")),
             place: script(include_str!("scripts/place.lua")),
             release: script(include_str!("scripts/release.lua")),
             withdraw: script(include_str!("scripts/withdraw.lua")),

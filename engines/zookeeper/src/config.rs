@@ -23,6 +23,8 @@ pub(crate) struct Config {
     pub(crate) digest: Option<String>,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
+    /// Opened to look only: nothing is made, and no right to write is needed.
+    pub(crate) inspect_only: bool,
     /// The session of those who wait.
     pub(crate) window: Duration,
     #[cfg(feature = "tls")]
@@ -32,6 +34,7 @@ pub(crate) struct Config {
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let store = url.to_string();
+        let inspect_only = url.inspect_only;
         let password = url.take_password()?;
         let connect_timeout = url.take_duration("connect-timeout")?;
         let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
@@ -78,6 +81,7 @@ impl Config {
             digest,
             connect_timeout,
             response_timeout,
+            inspect_only,
             window,
             #[cfg(feature = "tls")]
             tls,

@@ -132,6 +132,14 @@ async fn retry<'a, T>(
 async fn prepare(config: &Arc<Config>, line: &Session) -> Result<()> {
     let trouble = |trouble| store::error(config, "trying its rights", trouble);
     let link = line.link().await.map_err(trouble)?;
+    if config.inspect_only {
+        // Where there is no such node, there are no locks.
+        let list = link.client().list_children(root(config));
+        return match link.read(list).await {
+            Ok(_) | Err(Trouble::Answered(Refusal::NoNode)) => Ok(()),
+            Err(refused) => Err(trouble(refused)),
+        };
+    }
     store::make_root(config, &link).await.map_err(trouble)?;
     let probe = format!("{}/fencelock-probe-{:x}", config.root, link.life.id);
     let options = CreateMode::Ephemeral.with_acls(config.acls());
@@ -142,14 +150,18 @@ async fn prepare(config: &Arc<Config>, line: &Session) -> Result<()> {
         .and_then(|()| writer.add_delete(&probe, None));
     added.map_err(|refusal| trouble(Trouble::Answered(refusal)))?;
     let commit = writer.commit();
-    let list = link.client().list_children(match config.root.as_str() {
-        "" => "/",
-        root => root,
-    });
+    let list = link.client().list_children(root(config));
     let written = link.write(Clock::Boot.now(), commit.map_err(Refusal::from));
     let (written, listed) = tokio::join!(written, link.read(list));
     written.map_err(trouble)?;
     listed.map(drop).map_err(trouble)
+}
+
+fn root(config: &Config) -> &str {
+    match config.root.as_str() {
+        "" => "/",
+        root => root,
+    }
 }
 
 fn promises((shortest, longest): (Duration, Duration)) -> Promises {

@@ -29,11 +29,14 @@ async fn one_transaction_takes_and_one_releases() {
     let one = client(&etcd).await;
     // Once before: session, base and mailbox are there then.
     one.lock("warm").await.unwrap().release().await.unwrap();
-    crate::until("the mailbox is open", async || {
-        etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
-            .unwrap()
-            == 1
-    })
+    crate::until(
+        "the mailbox is open, and the connection guarded",
+        async || {
+            etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
+                .unwrap()
+                == 2
+        },
+    )
     .await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let before = requests(&etcd);
@@ -56,11 +59,14 @@ async fn a_lock_found_taken_costs_one_request_more_and_only_once() {
     let (holder, other) = (client(&etcd).await, client(&etcd).await);
     other.lock("warm").await.unwrap().release().await.unwrap();
     let guard = holder.lock("a").await.unwrap();
-    crate::until("both mailboxes are open", async || {
-        etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
-            .unwrap()
-            == 2
-    })
+    crate::until(
+        "both mailboxes are open, and the connections guarded",
+        async || {
+            etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
+                .unwrap()
+                == 4
+        },
+    )
     .await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let before = requests(&etcd);

@@ -32,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) max_ttl: Duration,
     /// Whether, after a split vote, the first node is asked alone before the others.
     pub(crate) gate: bool,
+    /// Opened to look only: nothing is written, so no node is let in either.
+    pub(crate) inspect_only: bool,
     /// Whether a node that was restarted is kept from voting. Only tests that show why switch it off.
     pub(crate) delayed_restart: bool,
 }
@@ -39,6 +41,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn from_url(mut url: StoreUrl, delayed_restart: bool) -> Result<Self> {
         let hosts = url.take_hosts()?;
+        let inspect_only = url.inspect_only;
         let encrypted = match url.scheme.as_str() {
             "redlock" => false,
             "redlocks" => true,
@@ -128,6 +131,7 @@ impl Settings {
             connect_timeout,
             max_ttl,
             gate,
+            inspect_only,
             delayed_restart,
         })
     }

@@ -2,12 +2,20 @@
 //! prolongs it under another token.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fencelock_core::engine::{Claim, Grant, HeldClaim, Renewal};
 use fencelock_core::{ClaimId, Result, Token, Tokens};
 
 use super::Inner;
+
+/// How long leases are after a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lasting {
+    AsAsked,
+    /// What there is of them is not taken away.
+    NoShorter,
+}
 
 /// The tokens of the claims that hold.
 #[derive(Debug, Default)]
@@ -39,7 +47,7 @@ impl Held {
 
 impl Inner {
     /// A claim that holds is placed again: prolongs it, and leaves it as it is. `None` if it does not hold.
-    pub(super) async fn again(self: &std::sync::Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
+    pub(super) async fn again(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
         let Some(token) = self.held.token(claim.id) else {
             return Ok(None);
         };
@@ -47,7 +55,7 @@ impl Inner {
             claim: claim.clone(),
             token,
         };
-        match self.renew_all(&[held]).await.pop() {
+        match self.renew_all(&[held], Lasting::NoShorter).await.pop() {
             Some(Renewal::Kept {
                 counted_from,
                 lease,
@@ -64,14 +72,18 @@ impl Inner {
     }
 
     /// Renews holds at all nodes, and forgets those that are lost.
-    pub(super) async fn renew_all(self: &std::sync::Arc<Self>, held: &[HeldClaim]) -> Vec<Renewal> {
+    pub(super) async fn renew_all(
+        self: &Arc<Self>,
+        held: &[HeldClaim],
+        lasting: Lasting,
+    ) -> Vec<Renewal> {
         let mine = held
             .iter()
             .filter(|held| !self.held.is_by_another_token(held));
         let mine: Vec<HeldClaim> = mine.cloned().collect();
         let mut asked = Vec::with_capacity(mine.len());
         for some in mine.chunks(super::RENEWED_AT_ONCE) {
-            asked.extend(self.renew_some(some).await);
+            asked.extend(self.renew_some(some, lasting).await);
         }
         for (held, renewal) in mine.iter().zip(&asked) {
             if matches!(renewal, Renewal::Lost) {

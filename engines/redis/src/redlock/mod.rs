@@ -64,7 +64,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use self::config::Settings;
 use self::courier::Told;
-use self::held::Held;
+use self::held::{Held, Lasting};
 use self::node::{Abstains, BUCKETS, MEMORY, Node};
 use self::round::{Round, Tally};
 use self::scripts::Scripts;
@@ -449,7 +449,7 @@ impl Inner {
     }
 
     /// Renews some holds at all nodes.
-    async fn renew_some(self: &Arc<Self>, held: &[HeldClaim]) -> Vec<Renewal> {
+    async fn renew_some(self: &Arc<Self>, held: &[HeldClaim], lasting: Lasting) -> Vec<Renewal> {
         let (count, quorum) = (self.nodes.len(), self.settings.quorum);
         let mut command = Cmd::with_capacity(3 + 4 * held.len(), 160 * held.len());
         command
@@ -460,10 +460,11 @@ impl Inner {
             command.arg(held.claim.name.as_str());
         }
         for HeldClaim { claim, token } in held {
-            command
-                .arg(&whose(claim, None)[..])
-                .arg(token.get())
-                .arg(px(claim));
+            command.arg(&whose(claim, None)[..]).arg(token.get());
+            match lasting {
+                Lasting::AsAsked => command.arg(px(claim)),
+                Lasting::NoShorter => command.arg(format!(">{}", px(claim))),
+            };
         }
         let members = self.members();
         let counted_from = Clock::Boot.now();
@@ -577,7 +578,8 @@ impl Inner {
                     evicting.join(", ")
                 ),
                 change:
-                    "CONFIG SET maxmemory-policy noeviction, or keep locks on servers of their own"
+                    "maxmemory-policy noeviction in redis.conf, and CONFIG SET maxmemory-policy noeviction until its next \
+                     start; or keep locks on servers of their own"
                         .into(),
             });
         }
@@ -809,7 +811,7 @@ impl Engine for Redlock {
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
-        self.inner.renew_all(held).await
+        self.inner.renew_all(held, Lasting::AsAsked).await
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {

@@ -152,6 +152,7 @@ impl Node {
                 "it was started a short time ago, or is new or emptied, and may have forgotten who holds; it votes in {}",
                 seconds(due.since(now))
             ),
+            _ if inner.settings.inspect_only => "no client that takes locks has found yet that it may vote".to_owned(),
             _ => "it has lost its memory, and too few other nodes answer to tell it how far tokens have come".to_owned(),
         }
     }
@@ -242,8 +243,27 @@ impl Node {
         Ok(link)
     }
 
+    /// As [`Node::attach`] for whoever only looks: reads whether the server votes, and writes nothing.
+    async fn read_membership(&self, inner: &Arc<Inner>, link: &Arc<Link>) -> Result<()> {
+        let mut command = redis::cmd("HMGET");
+        command.arg(MEMORY).arg("run").arg("floor");
+        let answer = link.ask(&command).await;
+        let answer =
+            answer.and_then(|value| Ok(<(Option<String>, Option<u64>)>::from_redis_value(value)?));
+        let (run, floor) =
+            answer.map_err(|error| self.failed("asking the node whether it votes", error))?;
+        if run.as_deref() == Some(link.run_id.as_str()) {
+            self.give_scripts(inner, link).await?;
+            link.let_in(floor.unwrap_or(0));
+        }
+        Ok(())
+    }
+
     /// Finds out whether the server votes, and notes when it will.
     async fn attach(&self, inner: &Arc<Inner>, link: &Arc<Link>) -> Result<()> {
+        if inner.settings.inspect_only {
+            return self.read_membership(inner, link).await;
+        }
         let scripts = &inner.scripts;
         let mut command = redis::cmd("EVAL");
         let longest = inner.settings.max_ttl.as_millis() as u64;
@@ -452,7 +472,7 @@ async fn watch(inner: &Weak<Inner>, node: &Arc<Node>, link: &Arc<Link>) {
         }
         let looked = async {
             node.attach(&strong, link).await?;
-            if !link.is_member() {
+            if !link.is_member() && !strong.settings.inspect_only {
                 node.join(&strong, link).await?;
             }
             Ok::<_, Error>(())

@@ -1,7 +1,7 @@
--- redlock_renew: prolong many holds, and write their tokens. Never makes a key anew, nor a lease shorter, and never changes
--- a token that was written by a renewal.
+-- redlock_renew: prolong many holds, and write their tokens. Never makes a key anew, and never changes a token that was
+-- written by a renewal.
 -- KEYS n locks
--- ARGV 3 for each: 'fl1:' claim ':'  token  px
+-- ARGV 3 for each: 'fl1:' claim ':'  token  px, or '>' and px where the lease is to get no shorter
 -- Answers for each: 0 lost, or held by another token, 1 kept, 2 kept and asked to let go, 3 not done (out of memory).
 local now
 local answers = {}
@@ -14,8 +14,9 @@ for i, name in ipairs(KEYS) do
     local attempt, stored, before, since, asked, rest =
       string.match(value, '^(%d+):1:(%d+):(%d+):(%d+):(%d):(.*)$', #mark + 1)
     local left = redis.call('PTTL', name)
-    if left > tonumber(px) then
-      px = left
+    local least = string.match(px, '^>(%d+)$')
+    if least then
+      px = math.max(tonumber(least), left)
     end
     local done
     if stored ~= token and since ~= '0' then

@@ -19,5 +19,6 @@ mod redlock;
 mod redlock_time;
 mod sentinel;
 mod shared;
+mod started;
 mod support;
 mod tokens;

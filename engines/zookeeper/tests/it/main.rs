@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod ensemble;
+mod looking;
 mod orphans;
 mod quiet;
 mod sessions;

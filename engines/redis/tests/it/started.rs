@@ -1,0 +1,56 @@
+//! Since when a server runs, by clocks that nobody sets: what `restart-delay` goes by.
+
+use std::time::Duration;
+
+use fencelock_core::engine::Standing;
+use fencelock_core::{Clock, Engine};
+use fencelock_testbed::{ClockShim, Redis as Server};
+
+use crate::support::{ms, open_with};
+
+/// Right after its start somebody sets the server's clock: its uptime is an hour then.
+#[tokio::test]
+async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
+    let shim = ClockShim::new().unwrap();
+    let started = Clock::Boot.now();
+    let server = Server::builder().clock(&shim).start().unwrap();
+    let delay = Duration::from_secs(4);
+    let before = open_with(&server, "restart-delay=4s").await;
+    shim.forward(Duration::from_secs(3600)).unwrap();
+    // It connects again, and hears of the long uptime.
+    let _: i64 = server
+        .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
+        .unwrap();
+    let after = open_with(&server, "restart-delay=4s").await;
+    for (store, name) in [(&after, "a"), (&before, "b")] {
+        let grant = store.lock(&store.plain(name)).await;
+        let waited = grant.counted_from.since(started);
+        assert!(waited >= delay, "{name}: {waited:?}");
+    }
+    // Whoever comes later need not wait again.
+    let late = open_with(&server, "restart-delay=4s").await;
+    let placed = late.engine.place(&late.plain("c")).await;
+    assert!(matches!(placed, Ok(Standing::Held(_))), "{placed:?}");
+}
+
+/// Nobody has seen it before, but it has worked for longer than the delay.
+#[tokio::test]
+async fn a_server_that_has_worked_for_long_is_believed_to_be_long_up() {
+    let server = Server::start().unwrap();
+    let used = || {
+        let info: String = server.command(&["INFO", "cpu"]).unwrap();
+        let of = |name: &str| -> f64 {
+            let line = info.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap().trim_start_matches(':').parse().unwrap()
+        };
+        of("used_cpu_sys_main_thread") + of("used_cpu_user_main_thread")
+    };
+    while used() < 1.1 {
+        let work = "local sum = 0 for i = 1, 10000000 do sum = sum + i end return 1";
+        let _: i64 = server.command(&["EVAL", work, "0"]).unwrap();
+        tokio::time::sleep(ms(1)).await;
+    }
+    let store = open_with(&server, "restart-delay=1s").await;
+    let placed = store.engine.place(&store.plain("a")).await;
+    assert!(matches!(placed, Ok(Standing::Held(_))), "{placed:?}");
+}
