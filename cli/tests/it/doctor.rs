@@ -69,7 +69,7 @@ fn a_store_that_cannot_be_asked_is_no_diagnosis() {
 #[cfg(feature = "redis")]
 #[test]
 fn a_redis_that_may_forget_is_told_so() {
-    let redis = fencelock_testbed::Redis::start().unwrap();
+    let mut redis = fencelock_testbed::Redis::start().unwrap();
     let bed = Bed::on(redis.url());
     let told = bed.run(&["doctor"]);
     assert_eq!(told.code, 1, "{told:?}");
@@ -90,13 +90,28 @@ fn a_redis_that_may_forget_is_told_so() {
     assert_eq!(json["findings"][0]["purpose"], "correctness");
     assert_eq!(json["promises"]["durability"], "volatile");
 
-    // Somebody who mended it hears so: the server is asked as it is, not as it was.
+    // What is set ends with the process.
     redis
         .command::<()>(&["CONFIG", "SET", "appendonly", "yes"])
         .unwrap();
     redis
         .command::<()>(&["CONFIG", "SET", "appendfsync", "always"])
         .unwrap();
+    let told = bed.run(&["doctor"]);
+    assert_eq!(told.code, 1, "{told:?}");
+    assert!(told.out.contains("until its next start"), "{told:?}");
+    assert!(told.out.contains("change: CONFIG REWRITE"), "{told:?}");
+    // Somebody who mended it hears so: the server is asked as it is, not as it was.
+    redis.command::<()>(&["CONFIG", "REWRITE"]).unwrap();
+    let told = bed.run(&["doctor"]);
+    assert_eq!(told.code, 0, "{told:?}");
+    // And it is so: the lock outlives the server.
+    let mut held = bed.start(&["hold", "a"]);
+    held.json();
+    redis.restart().unwrap();
+    let told = bed.run(&["run", "-n", "a", "--", "true"]);
+    assert_eq!(told.code, 1, "{told:?}");
+    held.end();
     let told = bed.run(&["doctor"]);
     assert_eq!(told.code, 0, "{told:?}");
     // What evicts keys is in the way again.

@@ -135,7 +135,12 @@ impl Redis {
     /// Whether a lock could be taken: by commands that the server refuses to everybody, but only after it has looked at
     /// rights, memory and disk. They write nothing.
     async fn refusals(&self, name: &str, node: &Arc<Node>, link: &Link) -> Vec<Finding> {
-        let slot = self.hub.cluster().and_then(|cluster| cluster.slot_of(node));
+        let cluster = self.hub.cluster();
+        let slot = cluster.and_then(|cluster| cluster.slot_of(node));
+        if cluster.is_some() && slot.is_none() {
+            // It has no locks.
+            return Vec::new();
+        }
         let counter = counter(slot);
         let mut write = redis::cmd("SET");
         write.arg(&*counter).arg(0).arg("NX").arg("XX");

@@ -471,6 +471,7 @@ impl Engine for Redis {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let hub = &self.hub;
+        hub.check_whole("releasing a lock")?;
         let keys = hub.keys(&claim.name);
         hub.end_earlier(&claim.id, keys.slot).await;
         let mark = mark(&claim.id);

@@ -126,17 +126,19 @@ impl Facts {
         };
         match (now, lasts) {
             (_, Durability::Durable) => None,
-            (Durability::Durable, _) => limit(
-                "the server remembers every grant until its next start only, as far as can be seen: appendonly or \
-                 appendfsync may have been set with CONFIG SET, which ends with the process; after that the last grants \
-                 may be forgotten, and granted again",
+            (Durability::Durable, Durability::Process) => limit(
+                "the server flushes every grant to its disk until its next start only, as far as can be seen: appendfsync \
+                 may have been set with CONFIG SET, which ends with the process; after that start a loss of power may cost \
+                 the last grants, and grant them again",
                 self.keep(&wanted),
             ),
-            (Durability::Process, Durability::Volatile) => limit(
-                "the server has appendonly until its next start only, as far as can be seen: it may have been set with \
-                 CONFIG SET, which ends with the process; what is granted after that is forgotten with the start that \
-                 follows, and granted again",
-                self.lasting(&wanted),
+            (Durability::Durable | Durability::Process, Durability::Volatile) => limit(
+                "the server remembers grants until its next start only, as far as can be seen: appendonly may have been \
+                 set with CONFIG SET, which ends with the process; that start forgets every lock, and grants it again",
+                match now {
+                    Durability::Durable => self.keep(&wanted),
+                    _ => self.lasting(&wanted),
+                },
             ),
             (_, Durability::Process) => limit(
                 "after a loss of power the last grants may be forgotten, and granted again",

@@ -46,6 +46,11 @@ fn unknown(store: &str, error: &Error) -> Renewal {
 
 impl Redis {
     pub(crate) async fn renew_all(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        if self.hub().config.inspect_only {
+            let refused = |_| self.hub().check_whole("renewing a lock").err();
+            let refused = held.iter().filter_map(refused);
+            return refused.map(Renewal::Unknown).collect();
+        }
         let mut renewed: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
         let shares = self.shares(held);
         // The futures stand in vectors: a lazy iterator of them would not be `Send` for every lifetime.

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use fencelock_core::engine::Evict;
+use fencelock_core::engine::{Evict, Withdrawn};
 use fencelock_core::{Engine, Error, Finding, LockName, Result, StoreUrl, Token};
 use fencelock_redis::Redis;
 use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
@@ -138,9 +138,12 @@ async fn a_full_server_can_be_looked_at_and_says_that_it_is_full() {
     let server = server();
     let store = open(&server.url()).await;
     hold(&store).await;
+    let kept = store.claim("kept");
+    store.held(&kept).await;
     let _: String = server
         .command(&["CONFIG", "SET", "maxmemory", "1"])
         .unwrap();
+    assert_eq!(store.release(&kept).await, Withdrawn::Released);
     tells(&look(&server.url()).await, &["memory is full", "maxmemory"]);
     for claim in [store.plain("new"), store.claim("new")] {
         let error = store.engine.place(&claim).await.unwrap_err();
