@@ -296,11 +296,7 @@ impl Ways {
                 view.holders.push(holder);
             } else if view.waiters.len() < MOST_SHOWN {
                 let HolderView { owner, mode, .. } = holder;
-                view.waiters.push(WaiterView {
-                    owner,
-                    mode,
-                    label: None,
-                });
+                view.waiters.push(WaiterView { owner, mode, label: None });
             }
         }
         Ok(views)

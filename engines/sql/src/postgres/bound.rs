@@ -487,11 +487,7 @@ impl Dialect for Ways {
                 view.holders.push(holder);
             } else {
                 let HolderView { owner, mode, .. } = holder;
-                view.waiters.push(WaiterView {
-                    owner,
-                    mode,
-                    label: None,
-                });
+                view.waiters.push(WaiterView { owner, mode, label: None });
             }
         }
         Ok(view)

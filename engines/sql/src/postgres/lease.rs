@@ -212,11 +212,7 @@ impl Leases {
             let owner = row.get(4);
             if row.get::<_, i32>(1) == 2 {
                 if view.waiters.len() < MOST_WAITERS_SHOWN {
-                    view.waiters.push(WaiterView {
-                        owner,
-                        mode,
-                        label: None,
-                    });
+                    view.waiters.push(WaiterView { owner, mode, label: None });
                 }
                 continue;
             }
