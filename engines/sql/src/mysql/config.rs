@@ -142,9 +142,8 @@ impl Config {
     }
 
     /// The driver's options for one of the hosts.
-    pub(crate) fn options(&self, host: &Host) -> Opts {
-        let at = self.hosts.iter().position(|known| known == host);
-        at.and_then(|at| self.options.get(at).cloned())
-            .unwrap_or_default()
+    pub(crate) fn options(&self, host: &Host) -> Option<&Opts> {
+        let at = self.hosts.iter().position(|known| known == host)?;
+        self.options.get(at)
     }
 }

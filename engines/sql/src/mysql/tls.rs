@@ -18,13 +18,12 @@ const DENIED: u16 = 1045;
 #[cfg(feature = "tls")]
 pub(super) fn options(options: OptsBuilder, tls: &Tls, host: &Host) -> Opts {
     use mysql_async::{ClientIdentity, SslOpts};
-    let trust = match tls.mode(host) {
-        Mode::Off => return options.into(),
-        Mode::Prefer => None,
-        Mode::Require => tls.trust.as_ref(),
-    };
-    let settings = match trust {
-        Some(trust) => {
+    let settings = match (tls.mode(host), &tls.trust) {
+        (Mode::Off, _) => return options.into(),
+        (Mode::Prefer, _) => SslOpts::default()
+            .with_danger_accept_invalid_certs(true)
+            .with_danger_skip_domain_validation(true),
+        (Mode::Require, Some(trust)) => {
             let roots = trust.authorities.iter();
             let roots = roots.map(|root| root.to_vec().into()).collect();
             let identity = trust.identity.clone();
@@ -34,9 +33,8 @@ pub(super) fn options(options: OptsBuilder, tls: &Tls, host: &Host) -> Opts {
                 .with_root_certs(roots)
                 .with_client_identity(identity)
         }
-        None => SslOpts::default()
-            .with_danger_accept_invalid_certs(true)
-            .with_danger_skip_domain_validation(true),
+        // It is there; were it not, nobody would be trusted.
+        (Mode::Require, None) => SslOpts::default().with_disable_built_in_roots(true),
     };
     options.ssl_opts(settings).into()
 }
@@ -48,10 +46,15 @@ pub(super) fn options(options: OptsBuilder, _tls: &Tls, _host: &Host) -> Opts {
 
 /// Connects.
 pub(super) async fn connect(config: &Config, host: &Host, at: &str) -> Result<Conn, Error> {
-    let options = config.options(host);
+    let Some(options) = config.options(host) else {
+        return Err(Error::config(
+            &config.store,
+            format!("it does not name {}", host.name),
+        ));
+    };
     let connected = match Conn::new(options.clone()).await {
         Err(error) if config.tls.mode(host) == Mode::Prefer && offers_none(&error) => {
-            Conn::new(OptsBuilder::from_opts(options).ssl_opts(None)).await
+            Conn::new(OptsBuilder::from_opts(options.clone()).ssl_opts(None)).await
         }
         connected => connected,
     };
