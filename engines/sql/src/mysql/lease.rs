@@ -161,14 +161,14 @@ impl MySql {
 
     /// Lifts the counter to the time. A row with an id lifts it above that, and never lowers it, also when the row is taken back.
     /// Ten microseconds for each id and 16 tokens for each: below 2^53 until the year 2148, and no server grants so fast as to
-    /// overtake time.
+    /// overtake time. Each connection has an id of its own to lift to, so that none waits for another's row.
     async fn lift(&self, session: &mut Session, end: &str) -> Tried<()> {
         let locks = &self.tables.locks;
         let lifted = Clock::Boot.now();
         let mut request = Request::transaction();
         // No lock's name has a control character.
         request.push(format!(
-            "SET @fencelock_id = GREATEST({LIFTED}, {}), @fencelock_seed = CONCAT(x'00', CONNECTION_ID())",
+            "SET @fencelock_id = GREATEST({LIFTED} + CONNECTION_ID() % 1024, {}), @fencelock_seed = CONCAT(x'00', CONNECTION_ID())",
             id(session.floor)
         ));
         request.push(format!(

@@ -289,6 +289,17 @@ impl Line {
     /// Lifts tokens to the time, and above all that this connection has seen, if they are below: sixteen for each ten
     /// microseconds. The counter is lifted also if the row is taken back.
     async fn lift(&self, session: &mut Session, end: &str) -> Result<(), Failed> {
+        // Those who lift to the same id may deadlock; the server has undone it for one of them.
+        while let Err(failed) = self.lift_once(session, end).await {
+            let Failed::Again(_) = failed else {
+                return Err(failed);
+            };
+            session.run(Request::of("ROLLBACK")).await?;
+        }
+        Ok(())
+    }
+
+    async fn lift_once(&self, session: &mut Session, end: &str) -> Result<(), Failed> {
         let tokens = &self.tables.tokens;
         let lifted = Clock::Boot.now();
         let least = session.floor.get() / u64::from(MOST_TOKENS);

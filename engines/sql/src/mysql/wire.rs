@@ -39,8 +39,8 @@ pub(super) const IN_TRANSACTION: u64 = 5;
 
 /// How long a connection draws without lifting the counter to the time. A dump is not taken and restored in less.
 pub(super) const LIFT: Duration = Duration::from_millis(100);
-/// What ids are lifted to: the time in steps of 1024 ids, the next one. So those who lift at once lift to the same id, and none
-/// meets an id that somebody has drawn in a transaction that is open.
+/// What ids are lifted to: the time in steps of 1024 ids, the next one. So those of for-update who lift at once lift to the same
+/// id, and none meets an id that somebody has drawn in a transaction that stays open.
 pub(super) const LIFTED: &str =
     "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 10240 + 1) * 1024";
 

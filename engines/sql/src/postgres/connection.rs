@@ -473,7 +473,8 @@ impl Server {
                        variable with ?password-env=NAME";
             return Error::refused(self, action, why);
         }
-        if action == "connect" && told.contains("parsing response") {
+        let strange = ["parsing response", "unexpected message"];
+        if action == "connect" && strange.iter().any(|what| told.contains(what)) {
             let why = format!(
                 "what answers at that port is no PostgreSQL server ({said}); check host and port"
             );
