@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use fencelock::engine::{Claim, Grant, HeldClaim, Leave, Renewal, Standing, Withdrawn};
+use fencelock::engine::{Claim, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
 use fencelock::{ClaimId, ClaimIds, Engine, LockName, Mode, Promises, Token, Wake};
 use fencelock_testbed::Flow;
 use tokio::time::{Instant, sleep};
@@ -72,20 +72,17 @@ async fn held(engine: &dyn Engine, claim: &Claim) -> Grant {
 }
 
 /// Places a claim, and expects to stand in line.
-async fn waits(engine: &dyn Engine, claim: &Claim) {
-    let standing = soon("an answer to a claim", engine.place(claim)).await;
-    assert!(matches!(standing, Ok(Standing::Waiting(_))), "{standing:?}");
+async fn waits(engine: &dyn Engine, claim: &Claim) -> Place {
+    match soon("an answer to a claim", engine.place(claim)).await {
+        Ok(Standing::Waiting(place)) => place,
+        other => panic!("expected to stand in line: {other:?}"),
+    }
 }
 
-/// Waits in line until the claim holds. A grant that the store tells of is not confirmed.
-async fn granted(engine: &dyn Engine, claim: &Claim) -> Grant {
+/// Waits in line until the claim holds. A grant that the store tells of is not confirmed by placing again.
+async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant {
     let wait = async {
         loop {
-            let place = match engine.place(claim).await.unwrap() {
-                Standing::Held(grant) => return grant,
-                Standing::Waiting(place) => place,
-                Standing::Busy => panic!("a claim that waits was sent away"),
-            };
             let told = tokio::select! {
                 told = engine.changed(claim, &place) => told.unwrap(),
                 () = engine.clock().sleep_until(place.recheck) => None,
@@ -93,6 +90,11 @@ async fn granted(engine: &dyn Engine, claim: &Claim) -> Grant {
             if let Some(grant) = told {
                 return grant;
             }
+            place = match engine.place(claim).await.unwrap() {
+                Standing::Held(grant) => return grant,
+                Standing::Waiting(place) => place,
+                Standing::Busy => panic!("a claim that waits was sent away"),
+            };
         }
     };
     soon("the grant of a claim in line", wait).await
@@ -139,11 +141,11 @@ async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
         held(&*one, &before).await;
         let claim = claim(&name, mode, true);
         waits(&*first, &claim).await;
-        waits(&*two, &claim).await;
+        let place = waits(&*two, &claim).await;
         let view = soon("a look", one.look(&claim.name, None)).await.unwrap();
         assert_eq!(view.waiters.len(), 1, "{mode:?}: {view:?}");
         release(&*one, &before).await;
-        let grant = granted(&*two, &claim).await;
+        let grant = granted(&*two, &claim, place).await;
         let token = grant.tokens.first;
         is_kept(&*two, &claim, SHORT, token).await;
         assert_eq!(held(&*first, &claim).await.tokens, grant.tokens, "{mode:?}");
@@ -257,10 +259,16 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         }
         // The claim window ends that grant, and others have the lock.
         let between = claim(&name, against(mode), true);
-        granted(&*near, &between).await;
-        waits(&*near, &moved).await;
+        match soon("an answer to a claim", near.place(&between)).await {
+            Ok(Standing::Waiting(place)) => {
+                granted(&*near, &between, place).await;
+            }
+            // The window was over already.
+            standing => assert!(matches!(standing, Ok(Standing::Held(_))), "{standing:?}"),
+        }
+        let place = waits(&*near, &moved).await;
         release(&*near, &between).await;
-        let grant = granted(&*near, &moved).await;
+        let grant = granted(&*near, &moved, place).await;
         proxy.requests(Flow::Pass);
         sleep(Duration::from_millis(200)).await;
         let renewal = renew(&*near, &moved, SHORT, grant.tokens.first).await;
@@ -268,8 +276,6 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         let in_time = near.clock().now() < over;
         let kept = matches!(renewal, Renewal::Kept { .. });
         assert!(kept || !in_time, "{mode:?}: {renewal:?}");
-        // It may still come.
-        sleep(Duration::from_millis(100)).await;
         near.withdraw(&moved, Leave::Release).await.unwrap();
         release(&*near, &holding).await;
         until("the far one leaves", async || {

@@ -19,6 +19,7 @@ pub(super) static CASES: &[Case] = &[
     case!(a_child_is_lost_with_its_owner)
         .processes()
         .promised(|promises| promises.lease != fencelock::LeaseKind::Connection),
+    case!(a_child_is_told_soon_of_a_release),
     case!(an_owner_of_the_past_joins_nothing).processes(),
 ];
 
@@ -140,6 +141,24 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
     assert!(next.is_valid());
     let view = other.look(&name).await.unwrap();
     assert_eq!(view.holders.len(), 1);
+}
+
+/// Long before it asks for the sake of its validity.
+async fn a_child_is_told_soon_of_a_release(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let owner = one.owner();
+    let wish = one.lock(&name).owner(&owner);
+    let outer = wish.ttl(Duration::from_secs(60)).await.unwrap();
+    let within = two.join(owner.as_str()).unwrap();
+    let child = two.lock(&name).owner(&within).await.unwrap();
+    assert!(child.joined());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(child.is_valid(), "lost while the outer one holds");
+    outer.release().await.unwrap();
+    let released = Instant::now();
+    soon("the child hears of it", child.lost()).await;
+    let after = released.elapsed();
+    assert!(after < Duration::from_secs(5), "told after {after:?}");
 }
 
 async fn an_owner_of_the_past_joins_nothing(ctx: Ctx) {
