@@ -322,8 +322,11 @@ async fn looks_and_lists() {
     // Free again: `unlike` returns then.
     let gone = name("a/b gone");
     let seen = engine.look(&gone, None).await.unwrap().token();
-    let free = engine.look(&gone, Some(seen)).await.unwrap();
-    assert!(free.holders.is_empty() || seen.is_none());
+    // On a busy machine it may be so already.
+    if seen.is_some() {
+        let free = engine.look(&gone, Some(seen)).await.unwrap();
+        assert!(free.holders.is_empty());
+    }
     let (mut names, mut at) = (Vec::new(), None);
     loop {
         let page = engine.list("a/b", at, 2).await.unwrap();
