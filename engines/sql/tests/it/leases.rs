@@ -60,6 +60,25 @@ async fn placing_again_reports_and_prolongs() {
     assert!(until().unsigned_abs() >= (again.counted_from + again.lease).as_nanos());
 }
 
+/// As a process leaves them that goes on with the claim of another.
+#[tokio::test]
+async fn late_requests_of_a_claim_do_its_hold_no_harm() {
+    let directory = Directory::new();
+    let (a, b) = (directory.open().await, directory.open().await);
+    let long = lasting(3_600_000, claim("job"));
+    let token = held(&a, &long).await.tokens.first;
+    let late = lasting(2000, long.clone());
+    held(&b, &late).await;
+    let view = a.look(&long.name, None).await.unwrap();
+    assert!(view.holders[0].ttl_left > Some(Duration::from_secs(3000)));
+    for other in [token.get() - 1, token.get() + 1] {
+        let lost = renewed(&b, &long, Token(other)).await;
+        assert!(matches!(lost, Renewal::Lost), "{lost:?}");
+    }
+    let kept = renewed(&b, &late, token).await;
+    assert!(matches!(kept, Renewal::Kept { .. }), "{kept:?}");
+}
+
 #[tokio::test]
 async fn a_downgrade_has_a_new_token_and_lets_readers_in() {
     let directory = Directory::new();
@@ -303,8 +322,11 @@ async fn looks_and_lists() {
     // Free again: `unlike` returns then.
     let gone = name("a/b gone");
     let seen = engine.look(&gone, None).await.unwrap().token();
-    let free = engine.look(&gone, Some(seen)).await.unwrap();
-    assert!(free.holders.is_empty() || seen.is_none());
+    // On a busy machine it may be so already.
+    if seen.is_some() {
+        let free = engine.look(&gone, Some(seen)).await.unwrap();
+        assert!(free.holders.is_empty());
+    }
     let (mut names, mut at) = (Vec::new(), None);
     loop {
         let page = engine.list("a/b", at, 2).await.unwrap();
