@@ -363,7 +363,12 @@ impl ZooKeeper {
         self.administer(auth, async move |client| {
             for name in client.list_children(&path).await? {
                 let name = format!("{path}/{name}");
-                for child in client.list_children(&name).await? {
+                let children = match client.list_children(&name).await {
+                    // The server has cleared it away meanwhile, as it does with containers that are empty.
+                    Err(Error::NoNode) => continue,
+                    listed => listed?,
+                };
+                for child in children {
                     drop(client.delete(&format!("{name}/{child}"), None).await);
                 }
                 drop(client.delete(&name, None).await);
