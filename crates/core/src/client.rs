@@ -286,7 +286,8 @@ impl Client {
     }
 
     /// Takes a lock from its holder, or asks for it; only the holder with this very token is meant. `false` if it does
-    /// not hold.
+    /// not hold. Where tasks of one process hand a lock on, the store has their tokens as those of one grant: then whoever of
+    /// them has the lock by now is meant.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if

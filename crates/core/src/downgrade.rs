@@ -22,9 +22,9 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
         return Err(Error::invalid("downgrade of", name.as_str(), why));
     }
     // In turn with renewals, so that answers come in the order of the requests.
-    if !inner.keeper.reserve(&hold).await {
+    let Some(renewing) = inner.keeper.reserve(&hold).await else {
         return Err(guard.lost_error());
-    }
+    };
     let claim = Claim {
         mode: Mode::Shared,
         wait: false,
@@ -43,7 +43,6 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
             Ok(Standing::Held(grant)) if hold.is_valid() => break grant,
             Ok(_) => {
                 inner.lose(&hold, "it was over before it could be downgraded");
-                inner.keeper.put_off(&hold);
                 return Err(guard.lost_error());
             }
             Err(error) if error.is_transient() => {
@@ -51,10 +50,7 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
                 let again = inner.clock.now() + PAUSE;
                 inner.clock.sleep_until(again.min(hold.valid_until())).await;
             }
-            Err(error) => {
-                inner.keeper.put_off(&hold);
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         }
     };
     let token = grant.tokens.first;
@@ -65,6 +61,7 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
         asked: false,
     };
     inner.keeper.note(&inner, &hold, &kept, &hold.held_claim());
+    renewing.noted();
     // It is not what tasks of this process wait for in line any more: the next of them goes and stands in the store's.
     inner.lines.leave(&inner, &hold);
     inner.observe(|observer| observer.released(name, guard.token()));

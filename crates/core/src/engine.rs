@@ -340,7 +340,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>>;
 
     /// Force-release or ask for release, fenced: only the holder with this very token (or with this token in its range)
-    /// is meant. `false` if it does not hold.
+    /// is meant. `false` if it does not hold. Which token of a range is in use, the store does not know: within a process
+    /// the lock may have been handed on since.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
 
     /// What stands between this store, as it is now, and what locks are for. If the engine has no more to say, that is the

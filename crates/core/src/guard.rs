@@ -1,11 +1,15 @@
 //! What a holder has in hand.
 
+use std::convert::Infallible;
 use std::fmt;
+use std::future::{Future, pending, poll_fn};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::client::Inner;
@@ -15,8 +19,12 @@ use crate::drive;
 use crate::engine::{Leave, Mode, Renewal, Withdrawn};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
+use crate::keeper;
 use crate::name::LockName;
 use crate::token::{ClaimId, Sequencer, Token};
+
+/// The least that tokio sleeps.
+const TICK: Duration = Duration::from_millis(1);
 
 /// How a release went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,18 +153,49 @@ impl Guard {
         self.hold.until(changed).await
     }
 
-    /// Returns the reason once the grant may no longer be trusted; at once if that is so already.
+    /// Returns the reason once the grant may no longer be trusted; at once if that is so already, also where this
+    /// client's own tasks had no time to run.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
     pub async fn lost(&self) -> String {
-        self.hold.until(|hold| self.why_lost(hold)).await
+        let stirs = self.stirs();
+        tokio::pin!(stirs);
+        // The clock is looked at whenever this is polled, for news may be as late as the tasks that bring it.
+        poll_fn(|cx| {
+            let _: Poll<Infallible> = stirs.as_mut().poll(cx);
+            self.why_lost().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Wakes whoever polls it at every piece of news, and when the validity is over.
+    async fn stirs(&self) -> Infallible {
+        loop {
+            let over = async {
+                match Handle::try_current() {
+                    // At least a tick, lest this never yield.
+                    Ok(_) => tokio::time::sleep(self.hold.remaining().max(TICK)).await,
+                    // Without tokio there are only the news.
+                    Err(_) => pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.hold.news.notified() => {}
+                () = over => {}
+            }
+        }
     }
 
     /// Only a clone of [`Held`] can see its own guard released.
-    fn why_lost(&self, hold: &Hold) -> Option<String> {
-        let released = self.has_left().then_some("it was released");
-        released.or(hold.lost()).map(str::to_owned)
+    fn why_lost(&self) -> Option<String> {
+        if self.has_left() {
+            return Some("it was released".to_owned());
+        }
+        if self.hold.lost().is_none() && !self.hold.is_valid() {
+            keeper::end(&self.inner, &self.hold);
+        }
+        self.hold.lost().map(str::to_owned)
     }
 
     /// Whether somebody asked for the lock back.
@@ -311,8 +350,9 @@ impl Guard {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
         }
+        let last = self.hold.drop_guard();
         self.hold.news.notify_waiters();
-        self.hold.drop_guard() && !self.hold.joined
+        last && !self.hold.joined
     }
 
     pub(crate) fn lost_error(&self) -> Error {
@@ -322,9 +362,9 @@ impl Guard {
 
 async fn renew_now(inner: &Arc<Inner>, hold: &Arc<Hold>, ttl: Duration) -> Result<()> {
     // In turn with the keeper's renewals, so that answers come in the order of the requests.
-    if !inner.keeper.reserve(hold).await {
+    let Some(renewing) = inner.keeper.reserve(hold).await else {
         return Err(lost_error(hold));
-    }
+    };
     let mut held = hold.held_claim();
     held.claim.ttl = ttl;
     inner.keeper.curtail(hold, ttl);
@@ -332,6 +372,7 @@ async fn renew_now(inner: &Arc<Inner>, hold: &Arc<Hold>, ttl: Duration) -> Resul
     let renewal =
         renewal.unwrap_or_else(|| Renewal::Unknown(inner.internal("a renewal had no answer")));
     inner.keeper.note(inner, hold, &renewal, &held);
+    renewing.noted();
     match renewal {
         Renewal::Kept { .. } if hold.is_valid() => Ok(()),
         Renewal::Kept { .. } | Renewal::Lost => Err(lost_error(hold)),

@@ -314,6 +314,11 @@ impl Hold {
         self.guards.load(SeqCst) == 1
     }
 
+    /// Whether no guard is left.
+    pub(crate) fn has_no_guard(&self) -> bool {
+        self.guards.load(SeqCst) == 0
+    }
+
     /// True for the last one.
     pub(crate) fn drop_guard(&self) -> bool {
         self.guards.fetch_sub(1, SeqCst) == 1

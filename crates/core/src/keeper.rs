@@ -95,18 +95,25 @@ impl Keeper {
             .await;
     }
 
-    /// Reserves the next renewal of a hold for the caller, once none is under way. False if it is not kept any more. The
+    /// Reserves the next renewal of a hold for the caller, once none is under way. `None` if it is not kept any more. The
     /// caller then notes what came of it.
-    pub(crate) async fn reserve(&self, hold: &Hold) -> bool {
-        hold.until(|hold| match self.state().holds.get_mut(&hold.claim.id) {
+    pub(crate) async fn reserve(self: &Arc<Self>, hold: &Arc<Hold>) -> Option<Renewing> {
+        let reserved = hold.until(|hold| match self.state().holds.get_mut(&hold.claim.id) {
             Some(entry) if entry.renewing => None,
             Some(entry) => {
                 entry.renewing = true;
                 Some(true)
             }
             None => Some(false),
-        })
-        .await
+        });
+        let reserved = reserved.await;
+        reserved.then(|| self.renewing(vec![Arc::clone(hold)]))
+    }
+
+    /// Renewals that were marked as under way.
+    fn renewing(self: &Arc<Self>, holds: Vec<Arc<Hold>>) -> Renewing {
+        let keeper = Arc::clone(self);
+        Renewing { keeper, holds }
     }
 
     /// Ends keeping unless a renewal is under way.
@@ -270,6 +277,28 @@ impl Keeper {
     }
 }
 
+/// Renewals under way. A task that goes away without noting what came of them, as all do when their runtime ends, must not
+/// leave a release waiting for them.
+pub(crate) struct Renewing {
+    keeper: Arc<Keeper>,
+    holds: Vec<Arc<Hold>>,
+}
+
+impl Renewing {
+    /// What came of every one was noted.
+    pub(crate) fn noted(mut self) {
+        self.holds.clear();
+    }
+}
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        for hold in &self.holds {
+            self.keeper.put_off(hold);
+        }
+    }
+}
+
 impl State {
     /// Sets anew when to look at a hold, if it is kept.
     fn reschedule(&mut self, id: ClaimId, when: impl FnOnce(&mut Entry) -> BootInstant) {
@@ -311,13 +340,7 @@ pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
         };
         let (lost, renew, next) = inner.keeper.collect();
         for hold in lost {
-            let (why, ours) = hold.why_over();
-            inner.lose(&hold, why);
-            let unnoticed = !hold.renews && inner.promises.lease != LeaseKind::Lease;
-            if ours || unnoticed {
-                // Its holder may be stuck, and the store need not find out by itself.
-                inner.behind(|inner| guard::abandon(inner, hold));
-            }
+            end(&inner, &hold);
         }
         let (renew, ailing): (Vec<_>, Vec<_>) = renew.into_iter().partition(|h| h.is_healthy());
         for hold in &ailing {
@@ -325,8 +348,8 @@ pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
             inner.keeper.put_off(hold);
         }
         for batch in renew.chunks(BATCH) {
-            let batch = batch.to_vec();
             let span = tracing::debug_span!("renew", holds = batch.len());
+            let batch = inner.keeper.renewing(batch.to_vec());
             inner.behind(|inner| async move { renew_batch(&inner, batch).await }.instrument(span));
         }
         // The client may go while its keeper sleeps: hold on to the keeper alone.
@@ -342,14 +365,27 @@ pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
     }
 }
 
-async fn renew_batch(inner: &Arc<Inner>, batch: Vec<Arc<Hold>>) {
-    let held: Vec<_> = batch.iter().map(|hold| hold.held_claim()).collect();
-    for (hold, held) in batch.iter().zip(&held) {
+/// The validity of a hold is over: its guards are told. Whoever sees that first says so.
+pub(crate) fn end(inner: &Arc<Inner>, hold: &Arc<Hold>) {
+    let (why, ours) = hold.why_over();
+    inner.lose(hold, why);
+    let unnoticed = !hold.renews && inner.promises.lease != LeaseKind::Lease;
+    if (ours || unnoticed) && !hold.joined {
+        // Its holder may be stuck, and the store need not find out by itself.
+        let hold = Arc::clone(hold);
+        inner.behind(|inner| guard::abandon(inner, hold));
+    }
+}
+
+async fn renew_batch(inner: &Arc<Inner>, batch: Renewing) {
+    let holds = &batch.holds;
+    let held: Vec<_> = holds.iter().map(|hold| hold.held_claim()).collect();
+    for (hold, held) in holds.iter().zip(&held) {
         inner.keeper.curtail(hold, held.claim.ttl);
     }
     let renewals = inner.engine.renew(&held).await;
     let (mut kept, mut lost, mut unknown) = (0, 0, 0);
-    for ((hold, held), renewal) in batch.iter().zip(&held).zip(&renewals) {
+    for ((hold, held), renewal) in holds.iter().zip(&held).zip(&renewals) {
         match renewal {
             Renewal::Kept { .. } => kept += 1,
             Renewal::Lost => lost += 1,
@@ -357,6 +393,7 @@ async fn renew_batch(inner: &Arc<Inner>, batch: Vec<Arc<Hold>>) {
         }
         inner.keeper.note(inner, hold, renewal, held);
     }
+    batch.noted();
     inner.observe(|observer| observer.renewed(kept, lost, unknown));
 }
 

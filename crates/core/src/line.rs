@@ -180,10 +180,13 @@ impl Lines {
 type Seating = (Waiter, Seat);
 
 impl Line {
-    /// Whether the present holder may pass its hold on to this waiter.
+    /// Whether the present holder may pass its hold on to this waiter. Not past the driver, which came before all in the
+    /// queue: it waits for a hold of its own because that of the holder would not do.
     fn passes_to(&self, waiter: &Waiter) -> bool {
         let holder = self.holder.as_ref();
-        waiter.plain && holder.is_some_and(|hold| hold.may_pass_to(&waiter.claim))
+        waiter.plain
+            && self.driver.is_none()
+            && holder.is_some_and(|hold| hold.may_pass_to(&waiter.claim))
     }
 
     /// Seats the first in line if nobody drives and the holder, if any, has nothing for it.

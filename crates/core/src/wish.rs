@@ -161,7 +161,7 @@ impl Wish {
     }
 
     /// Takes the lock, runs `body` and releases. A body that is not done when the lock is lost is dropped at its next
-    /// await. A panic in it releases the lock, too.
+    /// await. What a body that runs through after the loss comes to is dropped. A panic in it releases the lock, too.
     ///
     /// # Errors
     /// As the wish itself, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did
@@ -180,7 +180,11 @@ impl Wish {
         let result = tokio::select! {
             biased;
             why = held.lost() => Err(Error::Lost { name, why }),
-            result = body => Ok(result),
+            result = body => match held.is_valid() {
+                true => Ok(result),
+                // Lost in its last step, or while it kept this thread to itself.
+                false => Err(Error::Lost { name, why: held.lost().await }),
+            },
         };
         if let Err(error) = held.0.let_go().await {
             tracing::debug!(name = %held.name(), %error, "the release goes on behind");
@@ -304,9 +308,8 @@ impl Wish {
         hold.joined = true;
         let hold = Arc::new(hold);
         let guard = Guard::new(Arc::clone(inner), Arc::clone(&hold));
-        let watched = Arc::downgrade(&hold);
         let client = Arc::downgrade(inner);
-        inner.spawn(crate::join::watch(client, watched, inner.clock));
+        inner.spawn(crate::join::watch(client, hold, inner.clock));
         Ok(guard.is_valid().then_some(guard))
     }
 

@@ -112,6 +112,39 @@ async fn different_leases_are_not_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_waiter_with_another_lease_is_not_overtaken() {
+    let world = World::new();
+    let client = world.client();
+    let first = client.lock("x").await.unwrap();
+    let (note, mut notes) = mpsc::unbounded_channel();
+    for number in 0..40 {
+        let wish = client.lock("x");
+        // Every seventh cannot have what the one before it held.
+        let wish = match number % 7 {
+            3 => wish.ttl(ms(5000)),
+            _ => wish,
+        };
+        let (wish, note) = (wish.into_future(), note.clone());
+        tokio::spawn(async move {
+            let guard = wish.await.unwrap();
+            note.send((number, guard.token())).unwrap();
+            guard.release().await.unwrap();
+        });
+        settle().await;
+    }
+    let mut last = first.token();
+    first.release().await.unwrap();
+    for expected in 0..40 {
+        let (number, token) = notes.recv().await.unwrap();
+        assert_eq!(number, expected);
+        assert!(token > last);
+        last = token;
+    }
+    settle().await;
+    assert_eq!(world.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiters_that_go_away_are_passed_over() {
     let world = World::new();
     let client = world.client();

@@ -5,6 +5,7 @@
 mod bad_days;
 mod basics;
 mod compound;
+mod ends;
 mod handoff;
 mod model;
 mod sequencer;
