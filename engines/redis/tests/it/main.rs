@@ -14,6 +14,7 @@ mod handoff;
 mod inspect;
 mod redlock;
 mod redlock_time;
+mod restore;
 mod sentinel;
 mod shared;
 mod started;
