@@ -27,8 +27,9 @@ use crate::value::TOKENS;
 /// same time need not lift the number one after the other.
 const BEHIND: u64 = 100_000;
 
-/// For how long the number is good over a connection whose end is not watched.
-const UNGUARDED: Duration = Duration::from_secs(1);
+/// For how long the number is good over a connection whose end cannot be watched. Each lift has the claims fail that are
+/// under way, so not for less than these take on a busy machine.
+const UNGUARDED: Duration = Duration::from_secs(10);
 
 /// What a client knows of the number.
 #[derive(Debug, Default)]
@@ -70,6 +71,11 @@ impl Base {
     pub(crate) fn connection(&self, store: &Store) -> (Option<u64>, i64) {
         let known = *self.known();
         (known.map(|known| known.connection), store.seen())
+    }
+
+    /// The number that is known.
+    pub(crate) fn number(&self) -> Option<u64> {
+        (*self.known()).map(|known| known.base)
     }
 
     /// What was known may be wrong.

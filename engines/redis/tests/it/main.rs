@@ -17,6 +17,7 @@ mod late;
 mod looking;
 mod redlock;
 mod redlock_time;
+mod restore;
 mod sentinel;
 mod shared;
 mod started;
