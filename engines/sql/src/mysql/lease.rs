@@ -506,7 +506,11 @@ fn views(mut lines: Vec<Line>) -> Vec<LockView> {
             view.holders.push(line.holder_view(mode, now));
         } else if view.waiters.len() < MOST_WAITERS_SHOWN {
             let owner = line.owner;
-            view.waiters.push(WaiterView { owner, mode, label: None });
+            view.waiters.push(WaiterView {
+                owner,
+                mode,
+                label: None,
+            });
         }
     }
     views
