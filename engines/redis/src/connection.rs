@@ -109,6 +109,7 @@ impl Link {
     ) -> Result<(Self, Facts)> {
         let config = opening.config;
         let store = &config.store;
+        let action = connecting(&opening.client);
         match tokio::time::timeout(config.connect_timeout, Self::prepare(opening, hear)).await {
             Ok(prepared) => prepared,
             Err(_) => {
@@ -116,7 +117,7 @@ impl Link {
                 let cause = format!(
                     "no answer within {waited:?}; is the server up and reachable (connect-timeout)?"
                 );
-                Err(Error::unavailable(store, "connecting", cause))
+                Err(Error::unavailable(store, action, cause))
             }
         }
     }
@@ -189,7 +190,7 @@ impl Link {
                 if first && let Some(why) = stranger(&error) {
                     return Error::config(&config.store, why);
                 }
-                explain(&config.store, "connecting", None, error)
+                explain(&config.store, &connecting(&opening.client), None, error)
             })
         };
         let mut connection = connect().await?;
@@ -489,6 +490,11 @@ impl Link {
         let sure = answers.iter().map(|answer| matches!(answer, Value::Int(_)));
         sure.collect()
     }
+}
+
+/// Which server is connected to: the URL may name Sentinels, or several nodes.
+pub(crate) fn connecting(client: &redis::Client) -> String {
+    format!("connecting to {}", client.get_connection_info().addr())
 }
 
 /// One command; an error among the answers is an error.

@@ -11,7 +11,7 @@ use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::config::Address;
-use crate::connection::{Link, Opening, Purpose};
+use crate::connection::{Link, Opening, Purpose, connecting};
 use crate::facts::Facts;
 use crate::hub::Hub;
 use crate::sentinel::{MARGIN, Sentinels};
@@ -360,16 +360,17 @@ impl Node {
                     generation: hub.next_generation(),
                     bell: Arc::default(),
                 };
+                let action = connecting(&opening.client);
                 let opened = tokio::time::timeout(patience, Link::open(opening, |_| {})).await;
                 let Ok(opened) = opened else {
                     let cause = "no answer in time";
-                    return Err(Error::unavailable(hub.store(), "connecting", cause));
+                    return Err(Error::unavailable(hub.store(), action, cause));
                 };
                 let (link, _) = opened?;
                 if link.run_id != main.run_id {
                     main.break_off();
                     let cause = "another server answers there";
-                    return Err(Error::unavailable(hub.store(), "connecting", cause));
+                    return Err(Error::unavailable(hub.store(), action, cause));
                 }
                 Arc::new(link)
             }

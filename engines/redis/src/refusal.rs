@@ -83,7 +83,7 @@ pub(crate) fn explain(
         let action = format!("{action}: no answer in time");
         return Error::unavailable(store, action, error);
     }
-    if action == "connecting" && error.is_connection_dropped() {
+    if action.starts_with("connecting") && error.is_connection_dropped() {
         let what = "the server closed the connection before it answered";
         let change = "is it a Redis server, does it want TLS (rediss://), has it room for more clients (maxclients)?";
         return Error::unavailable(store, action, format!("{what} ({error}); {change}"));

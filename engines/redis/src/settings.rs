@@ -81,15 +81,17 @@ impl Facts {
     /// How to change settings so that the next start of the server finds them: `name value` each.
     pub(crate) fn lasting(&self, settings: &[&str]) -> String {
         let lines = settings.join(" and ");
+        // The file is not named: nodes of one store get one advice.
         match self.file() {
-            Some(file) => {
+            Some(_) => {
                 let set: Vec<String> = settings
                     .iter()
                     .map(|line| format!("CONFIG SET {line}"))
                     .collect();
                 let set = set.join(", ");
                 format!(
-                    "{set}, and then CONFIG REWRITE, so that it lasts; or write {lines} into {file} and restart the server"
+                    "{set}, and then CONFIG REWRITE, so that it lasts; or write {lines} into the server's redis.conf and \
+                     restart it"
                 )
             }
             None => format!(
@@ -102,7 +104,7 @@ impl Facts {
     /// How to make the settings of now last.
     pub(crate) fn keep(&self, settings: &[&str]) -> String {
         match self.file() {
-            Some(file) => format!("CONFIG REWRITE, which writes them into {file}"),
+            Some(_) => "CONFIG REWRITE, which writes them into the server's redis.conf".to_owned(),
             None => self.lasting(settings),
         }
     }
@@ -153,7 +155,7 @@ mod tests {
     fn the_advice_is_one_that_can_be_followed() {
         let with_file = facts("7.0.15", "/r.conf", "").lasting(&["appendonly yes"]);
         assert!(
-            with_file.contains("REWRITE") && with_file.contains("/r.conf"),
+            with_file.contains("REWRITE") && with_file.contains("redis.conf"),
             "{with_file}"
         );
         let without = facts("7.0.15", "", "").lasting(&["appendonly yes"]);

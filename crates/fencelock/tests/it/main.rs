@@ -69,9 +69,10 @@ fn no_example_is_forgotten() {
 
 #[test]
 fn the_documentation_shows_code_of_the_examples() {
-    let examples = files_in(&package().join("examples"), "rs");
+    let examples = ["examples", "../fence/examples"]
+        .into_iter()
+        .flat_map(|folder| files_in(&package().join(folder), "rs"));
     let examples: Vec<String> = examples
-        .iter()
         .map(|path| unindented(&fs::read_to_string(path).unwrap()))
         .collect();
     let root = package().join("../..");

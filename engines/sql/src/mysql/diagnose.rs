@@ -51,7 +51,8 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     if config.strategy == Strategy::Lease {
         findings.extend(of_replicas(replicas, &variables, facts.to_last()));
     }
-    rights(&mut conn, config, tables, &mut findings).await?;
+    let takes_writes = facts.takes_writes();
+    rights(&mut conn, config, tables, takes_writes, &mut findings).await?;
     let (host, port) = (
         conn.opts().ip_or_hostname().to_owned(),
         conn.opts().tcp_port(),
@@ -144,6 +145,7 @@ async fn rights(
     conn: &mut Conn,
     config: &Config,
     tables: &Tables,
+    takes_writes: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
@@ -193,15 +195,28 @@ async fn rights(
             }
         }
     }
-    if !missing.is_empty() {
+    if !missing.is_empty() && !(takes_writes && may_create(conn, config).await?) {
+        let missing = missing.join(", ");
         findings.push(Finding::new(
             Purpose::Efficiency,
-            format!("tables are missing: {}", missing.join(", ")),
-            "the first client that takes a lock makes them if its user has CREATE; else let somebody who may run what \
-             `fencelock schema mysql` prints",
+            format!("tables are missing: {missing}, and this user may not make them"),
+            "let somebody who may run what `fencelock schema mysql` prints",
         ));
     }
     Ok(())
+}
+
+/// Whether the first client of this user that takes a lock makes the tables by itself. (A right that came with a role is
+/// not seen.)
+async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
+    const MAY: &str = "\
+        SELECT 1 FROM (SELECT grantee, privilege_type, '%' AS place FROM information_schema.user_privileges \
+        UNION ALL SELECT grantee, privilege_type, table_schema FROM information_schema.schema_privileges) AS given \
+        WHERE privilege_type = 'CREATE' AND DATABASE() LIKE place \
+        AND grantee = CONCAT('\\'', REPLACE(CURRENT_USER(), '@', '\\'@\\''), '\\'') LIMIT 1";
+    let answers = Request::of(MAY).run(conn).await;
+    let answers = answers.map_err(|error| told(&config.store, "ask for its rights", error))?;
+    Ok(!answers[0].rows.is_empty())
 }
 
 #[cfg(test)]

@@ -399,7 +399,11 @@ impl Server {
 
     /// Lifts tokens to the time, and above all that this connection has seen.
     pub(super) async fn lift_anew(&self, session: &mut Session) -> Result<()> {
-        let sql = format!("SELECT fencelock_lift({})", session.floor);
+        // No standby is waited for: whoever draws a token waits for it, and with that for what came before.
+        let sql = format!(
+            "SET LOCAL synchronous_commit = local; SELECT fencelock_lift({})",
+            session.floor
+        );
         let told = session.client.simple_query(&sql).await;
         let told = columns(&told.map_err(|error| self.error(LIFT, error))?);
         let last = told.as_ref().and_then(|row| row.first()?.parse().ok());

@@ -20,6 +20,11 @@ const MISSING: &str = "\
         WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) AND NOT has_function_privilege(oid, 'EXECUTE')";
 /// What is not there, or is an older version's.
 const ABSENT: &str = "SELECT of FROM unnest($1::text[]) AS of WHERE to_regclass(of) IS NULL";
+/// Whether the first client of this user that takes a lock makes them by itself: what is there has to be its own.
+const MAKES: &str = "\
+    SELECT NOT pg_is_in_recovery() AND coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) \
+        AND NOT EXISTS (SELECT FROM pg_proc WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) \
+            AND NOT pg_has_role(proowner, 'USAGE'))";
 const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
@@ -77,7 +82,8 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The tables that are missing, and functions that are, or that an older version has made.
+/// The tables that are missing, and functions that are, or that an older version has made, unless this user's next claim
+/// makes them.
 async fn absent(
     server: &Server,
     session: &mut Session,
@@ -95,12 +101,17 @@ async fn absent(
         }
         true => return Ok(None),
     };
-    Ok(Some(Finding::new(
-        Purpose::Efficiency,
-        what,
-        "the first client that takes a lock makes them if its user may (CREATE on the schema); else let somebody who may run \
-         what `fencelock schema postgres` prints",
-    )))
+    let rows = session
+        .query(server, "ask whether it may make its tables", MAKES, &[])
+        .await?;
+    let makes = rows.first().is_some_and(|row| row.get(0));
+    Ok((!makes).then(|| {
+        Finding::new(
+            Purpose::Efficiency,
+            format!("{what}, and this user may not make them"),
+            "let somebody who may run what `fencelock schema postgres` prints",
+        )
+    }))
 }
 
 /// Whether functions are missing, or are an older version's.
