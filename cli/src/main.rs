@@ -47,7 +47,7 @@ fn main() {
 
 /// Whether a panic says that nobody reads standard output any more.
 fn is_closed_pipe(info: &panic::PanicHookInfo<'_>) -> bool {
-    info.payload_as_str().is_some_and(|text| {
+    info.payload().downcast_ref::<String>().is_some_and(|text| {
         text.starts_with("failed printing to stdout") && text.contains("Broken pipe")
     })
 }

@@ -195,7 +195,8 @@ async fn rights(
             }
         }
     }
-    if !missing.is_empty() && !(takes_writes && may_create(conn, config).await?) {
+    let makes = missing.is_empty() || takes_writes && may_create(conn, config).await?;
+    if !makes {
         let missing = missing.join(", ");
         findings.push(Finding::new(
             Purpose::Efficiency,

@@ -231,9 +231,8 @@ impl Line {
                 false => "max_execution_time = 0",
             }
         ));
-        let who = request.push(format!(
-            "SELECT SUBSTRING_INDEX(USER(), '@', 1), CAST(DATABASE() AS BINARY)"
-        ));
+        let who =
+            request.push("SELECT SUBSTRING_INDEX(USER(), '@', 1), CAST(DATABASE() AS BINARY)");
         let answers = session.run(request).await?;
         let mut row = answers[who].rows.iter().cloned();
         let row = row
