@@ -321,6 +321,9 @@ fn a_postgres_that_may_forget() {
         .start()
         .unwrap();
     says(&kept.url(), 0, &["for correctness: nothing"]);
+    // The doctor made no tables; who takes a lock does.
+    let ran = Bed::on(kept.url()).run(&["run", "a", "--", "true"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
     let of_poor = "\
         CREATE ROLE poor LOGIN; GRANT SELECT, UPDATE ON fencelock_store TO poor; \
         GRANT USAGE, SELECT, UPDATE ON fencelock_tokens TO poor; \

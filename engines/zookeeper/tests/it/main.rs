@@ -6,6 +6,7 @@ mod ensemble;
 mod looking;
 mod orphans;
 mod quiet;
+mod restore;
 mod sessions;
 mod tls;
 mod undone;
