@@ -59,11 +59,13 @@ const ASK: &str = concat!(
     " FROM fencelock_store, fencelock_tokens WHERE id = 1"
 );
 /// Once per run. In its own statement, so that nothing is drawn from a sequence before the row is locked. Where the counter is
-/// above the time already, it is lifted by more than was drawn in the moment that a crash costs. One message is one transaction,
-/// which ends by itself: a client that stops has nothing locked.
+/// above the time already, it is lifted by more than was drawn in the moment that a crash costs; but not that of new tables, which no
+/// crash has seen: a counter that is far ahead of the time would go back with the next loss of the tables. One message is one
+/// transaction, which ends by itself: a client that stops has nothing locked.
 const LIFT_ONCE: &str = concat!(
     "SELECT 1 FROM fencelock_store WHERE id = 1 FOR UPDATE; \
-     SELECT setval('fencelock_tokens', CASE WHEN last_value < now THEN now ELSE last_value + 1000000 END) \
+     SELECT setval('fencelock_tokens', \
+        CASE WHEN last_value < now THEN now WHEN run = '' THEN last_value ELSE last_value + 1000000 END) \
      FROM fencelock_tokens, (SELECT fencelock_now() AS now) AS clock, fencelock_store WHERE id = 1 AND run <> ",
     run!(),
     "; UPDATE fencelock_store SET run = ",
