@@ -70,10 +70,16 @@ pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
 }
 
 /// The URL as it may be shown, whether or not it makes sense: without options, and with `***` for all that stands before
-/// the last `@`.
+/// the last `@`, and for hosts that look like none (a password whose `@` was forgotten or encoded).
 pub(crate) fn redacted(text: &str) -> String {
     let Some((hidden, after)) = text.rsplit_once('@') else {
-        return without_options(text).to_owned();
+        let text = without_options(text);
+        return match scheme(text) {
+            Some((scheme, rest)) if rest.starts_with("//") => {
+                format!("{scheme}://{}", hosts_and_path(&rest[2..]))
+            }
+            _ => text.to_owned(),
+        };
     };
     // Without the slashes it need not be a scheme, but may be a user.
     let scheme = scheme(hidden).filter(|(_, rest)| rest.starts_with("//"));
@@ -82,7 +88,19 @@ pub(crate) fn redacted(text: &str) -> String {
         None if hidden.starts_with("sqlite:") => "sqlite:".to_owned(),
         None => String::new(),
     };
-    format!("{begin}***@{}", without_options(after))
+    let after = without_options(after);
+    match scheme {
+        Some(_) => format!("{begin}***@{}", hosts_and_path(after)),
+        None => format!("{begin}***@{after}"),
+    }
+}
+
+fn hosts_and_path(rest: &str) -> &str {
+    let hosts = rest.split_once('/').map_or(rest, |(hosts, _)| hosts);
+    match hosts.split(',').all(is_plain_host) {
+        true => rest,
+        false => "***",
+    }
 }
 
 fn without_options(text: &str) -> &str {
@@ -124,6 +142,11 @@ mod tests {
             ("sqlite:/home/me@corp/x.db", "sqlite:***@corp/x.db"),
             ("sqlite:/x.db", "sqlite:/x.db"),
             ("nonsense", "nonsense"),
+            ("redis://h1:1,[::1]:2/0", "redis://h1:1,[::1]:2/0"),
+            ("redis+unix:///run/r.sock", "redis+unix:///run/r.sock"),
+            ("mysql://u:hunter2%40h:1/d", "mysql://***"),
+            ("zookeeper://u:hunter2", "zookeeper://***"),
+            ("redlock://u:p@h:1,v:hunter2/h:2,h", "redlock://***@***"),
         ] {
             assert_eq!(redacted(text), want, "{text}");
         }

@@ -167,15 +167,24 @@ impl StoreUrl {
         if let Some(name) = env {
             let read = std::env::var(&name);
             return read.map(Some).map_err(|error| {
+                let name = quotable(&name, |c| {
+                    c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'
+                });
                 self.refuse(format!(
-                    "the environment variable {name} of password-env: {error}"
+                    "the environment variable{name} of password-env: {error}"
                 ))
             });
         }
         if let Some(path) = file {
             let read = std::fs::read_to_string(&path);
             let read = read.map_err(|error| {
-                self.refuse(format!("the file {path} of password-file: {error}"))
+                let path = quotable(&path, |c| c != '@');
+                let path = if path.contains('/') {
+                    path
+                } else {
+                    String::new()
+                };
+                self.refuse(format!("the file{path} of password-file: {error}"))
             })?;
             return Ok(Some(read.strip_suffix('\n').unwrap_or(&read).to_owned()));
         }
@@ -279,6 +288,14 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
+/// What is named, with a space before it, if it looks like a name. Else it may be the password itself.
+fn quotable(named: &str, looks: impl Fn(char) -> bool) -> String {
+    match named.chars().all(looks) {
+        true => format!(" {named}"),
+        false => String::new(),
+    }
+}
+
 /// User and password before an `@`.
 fn credentials(
     userinfo: &str,
@@ -356,6 +373,21 @@ mod tests {
         assert_eq!(url.path, "/var/lib/a b.db");
         assert!(url.hosts.is_empty());
         url.finish().unwrap();
+    }
+
+    #[test]
+    fn a_password_in_the_place_of_its_variable_is_not_quoted() {
+        for (option, quoted) in [
+            ("password-env=hunter2", false),
+            ("password-env=NO_SUCH_VARIABLE", true),
+            ("password-file=hunter2", false),
+            ("password-file=/no/such/file", true),
+        ] {
+            let mut url = StoreUrl::parse(&format!("redis://h?{option}")).unwrap();
+            let error = url.take_password().unwrap_err().to_string();
+            let named = option.split_once('=').unwrap().1;
+            assert_eq!(error.contains(named), quoted, "{error}");
+        }
     }
 
     #[test]

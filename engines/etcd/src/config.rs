@@ -110,7 +110,9 @@ fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
             Some((_, port)) if port.parse::<u16>().is_ok_and(|port| port > 0) => {
                 format!("{scheme}://{host}")
             }
-            Some((_, port)) => return Err(url.refuse(format!("{port:?} is no port"))),
+            Some(_) => {
+                return Err(url.refuse("what stands after the colon of a host is no port"));
+            }
             None => format!("{scheme}://{host}:{DEFAULT_PORT}"),
         };
         if endpoints.contains(&endpoint) {

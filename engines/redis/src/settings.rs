@@ -13,9 +13,9 @@ enum Origin {
     Start,
     /// `CONFIG SET` changed some, and `CONFIG REWRITE` wrote them into the file.
     Written,
-    /// `CONFIG SET` changed some, and nothing wrote them down.
+    /// `CONFIG SET` changed some, perhaps before the counts were reset, and nothing wrote them down.
     Passing,
-    /// The server does not count these commands (before Redis 7), or the counts were reset.
+    /// The server does not count these commands (before Redis 7).
     Untold,
 }
 
@@ -46,13 +46,12 @@ impl Facts {
             .is_some_and(|major: u32| major >= 7);
         // There is one at least: the command that opened this connection.
         let told = self.get("cmdstat_hello").is_some();
-        if !counts || !told || self.successes("config|resetstat") > 0 {
+        if !counts || !told {
             return Origin::Untold;
         }
-        match (
-            self.successes("config|set"),
-            self.successes("config|rewrite"),
-        ) {
+        // What was set before the counts were reset is not among them.
+        let perhaps_set = self.successes("config|set") + self.successes("config|resetstat");
+        match (perhaps_set, self.successes("config|rewrite")) {
             (0, _) => Origin::Start,
             (_, 0) => Origin::Passing,
             _ => Origin::Written,
@@ -91,7 +90,7 @@ impl Facts {
                 let set = set.join(", ");
                 format!(
                     "{set}, and then CONFIG REWRITE, so that it lasts; or write {lines} into the server's redis.conf and \
-                     restart it"
+                     restart it (an argument on its command line would win over the file)"
                 )
             }
             None => format!(
@@ -140,6 +139,7 @@ mod tests {
             ("8.0.0", "/etc/redis.conf", &written, true),
             ("7.0.15", "", &in_vain, false),
             ("7.0.15", "", reset, false),
+            ("7.0.15", "/etc/redis.conf", reset, false),
             ("6.0.16", "", "", false),
             ("6.0.16", "/etc/redis.conf", "", true),
         ] {

@@ -108,7 +108,7 @@ fn servers(url: &StoreUrl) -> Result<String> {
             Some((_, port)) if !host.ends_with(']') => {
                 let good = port.parse().is_ok_and(|port: u16| port != 0);
                 if !good {
-                    return Err(url.refuse(format!("{port:?} is no port")));
+                    return Err(url.refuse("what stands after the colon of a host is no port"));
                 }
                 host.clone()
             }

@@ -172,7 +172,7 @@ fn address(url: &StoreUrl, host: &str) -> Result<(String, u16)> {
         None => DEFAULT_PORT,
         Some(port) => {
             let parsed = port.parse().ok().filter(|port| *port != 0);
-            parsed.ok_or_else(|| url.refuse(format!("{port:?} is no port")))?
+            parsed.ok_or_else(|| url.refuse("what stands after the colon of a host is no port"))?
         }
     };
     Ok((host.to_owned(), port))

@@ -16,6 +16,10 @@ const MISSING: &str = "\
     SELECT privilege || ' on ' || of FROM unnest($1::text[]) AS of, \
         unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege \
         WHERE to_regclass(of) IS NOT NULL AND NOT has_table_privilege(of, privilege) UNION ALL \
+    SELECT privilege || ' on fencelock_store' FROM unnest(ARRAY['SELECT', 'UPDATE']) AS privilege \
+        WHERE NOT has_table_privilege(to_regclass('fencelock_store'), privilege) UNION ALL \
+    SELECT privilege || ' on fencelock_tokens' FROM unnest(ARRAY['USAGE', 'SELECT', 'UPDATE']) AS privilege \
+        WHERE NOT has_sequence_privilege(to_regclass('fencelock_tokens'), privilege) UNION ALL \
     SELECT 'EXECUTE on ' || proname FROM pg_proc \
         WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) AND NOT has_function_privilege(oid, 'EXECUTE')";
 /// What is not there, or is an older version's.

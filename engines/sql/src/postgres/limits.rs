@@ -34,7 +34,9 @@ pub(super) async fn found(
                     &format!(
                         "{name} is off: after a loss of power the server may have forgotten who holds, and grant a lock twice"
                     ),
-                    &format!("set {name} = on: ALTER SYSTEM, then reload, which lasts"),
+                    &format!(
+                        "set {name} = on: ALTER SYSTEM, then reload, which lasts (an argument on the server's command line would win)"
+                    ),
                 );
             }
         }
@@ -63,7 +65,7 @@ pub(super) async fn found(
                 &format!(
                     "{follows} without being waited for: promoted, it may have forgotten who holds, and grant a lock twice (its tokens do not go back)"
                 ),
-                "set synchronous_standby_names: ALTER SYSTEM, then reload, which lasts",
+                "set synchronous_standby_names: ALTER SYSTEM, then reload, which lasts (an argument on the server's command line would win)",
             );
         }
     }

@@ -28,7 +28,8 @@ pub(crate) fn hosts(url: &StoreUrl, default_port: u16) -> Result<Vec<Host>> {
             None => default_port,
             Some(port) => {
                 let parsed = port.parse().ok().filter(|port| *port != 0);
-                parsed.ok_or_else(|| url.refuse(format!("{port:?} is no port")))?
+                parsed
+                    .ok_or_else(|| url.refuse("what stands after the colon of a host is no port"))?
             }
         };
         let name = name.to_owned();
