@@ -300,9 +300,10 @@ impl Ways {
     }
 
     async fn look_at(&self, control: &mut Session, names: &str) -> Result<Vec<LockView>, Failed> {
-        // Idle since the last sign of life.
+        // Idle since the last sign of life. Signed, since the clock may be behind what was written, and the server refuses a
+        // statement in which an unsigned number would be below zero.
         let what = format!(
-            "b.name, b.count, b.claim, b.owner, b.token, b.label, {NOW} - b.since, \
+            "b.name, b.count, b.claim, b.owner, b.token, b.label, {NOW} - CAST(b.since AS SIGNED), \
              IF(b.ttl < p.time * 1000000, 0, b.ttl - p.time * 1000000)"
         );
         let rest = format!("b.name IN ({names}) ORDER BY b.name, b.count = 0, b.since, b.token");

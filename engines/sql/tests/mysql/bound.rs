@@ -269,6 +269,28 @@ async fn tokens_increase_whatever_the_clock_does() {
     }
 }
 
+/// A hold that another statement, or a clock that was set back since, dates later than now is one of no time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_since_later_than_now_is_shown() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        let client = with(&server, &format!("strategy={strategy}")).await;
+        let guard = take(&client, strategy).await;
+        // Who holds is written down after the grant.
+        until("it is written down", || {
+            number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_bound") == 1
+        })
+        .await;
+        server
+            .sql("UPDATE `lock`.fencelock_bound SET since = since + 3600000000")
+            .unwrap();
+        let seen = client.look(strategy).await.unwrap();
+        let held: Vec<_> = seen.holders.iter().map(|holder| holder.held).collect();
+        assert_eq!(held, [Some(Duration::ZERO)], "{strategy}");
+        guard.release().await.unwrap();
+    }
+}
+
 /// The replica has not heard of the last grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_increase_over_the_promotion_of_a_replica() {
