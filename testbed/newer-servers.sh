@@ -98,6 +98,6 @@ case ${1:-} in
     [[ -e $folder/servers-are-installed ]] || install_servers "$folder"
     versions "$folder"
     conformance "$folder" "$@"
-    WITH_VALKEY=1 conformance "$folder" "${@:-redis}"
+    [[ ${*:-redis} != *redis* ]] || WITH_VALKEY=1 conformance "$folder" "${@:-redis}"
     ;;
 esac

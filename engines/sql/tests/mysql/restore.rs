@@ -10,7 +10,8 @@ use super::*;
 
 fn run(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
     let mut child = Command::new(program)
-        .args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1"])
+        .args(["--no-defaults", "--skip-ssl"])
+        .args(["--protocol=tcp", "--host=127.0.0.1"])
         .args([&format!("--port={}", server.port()), "--user=lock", "lock"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
