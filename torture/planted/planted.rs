@@ -25,7 +25,7 @@ struct Bug {
 const BUGS: &[Bug] = &[
     Bug {
         name: "validity-from-reply",
-        run: "--start redis --faults delay --ttl 300ms --overstay 300 --names 4 --time 5s",
+        run: "--start redis --faults delay --ttl 300ms --overstay 900 --names 8 --time 10s",
         breaks: &["loss-first", "exclusion"],
     },
     Bug {

@@ -1,4 +1,4 @@
-//! The append-only file of a server is put back: what it acknowledged since is undone.
+//! An old file of a server is put back: what it acknowledged since is undone.
 
 use fencelock_core::engine::Leave;
 use fencelock_core::{Engine, Token};
@@ -6,9 +6,7 @@ use fencelock_testbed::Redis as Server;
 
 use crate::support::{Store, open};
 
-#[tokio::test]
-async fn tokens_go_on_above_after_a_file_was_put_back() {
-    let mut server = Server::builder().append_only("always").start().unwrap();
+async fn drill(mut server: Server, save: impl Fn(&Server), put_back: impl Fn(&mut Server)) {
     let before: Store = open(&server.url()).await;
     let mut fence = Token(0);
     let mut pass = async |store: &Store| {
@@ -20,13 +18,40 @@ async fn tokens_go_on_above_after_a_file_was_put_back() {
         }
     };
     pass(&before).await;
-    server.save().unwrap();
+    let write = |server: &Server, what| server.command::<()>(&["SET", "written", what]).unwrap();
+    write(&server, "before");
+    save(&server);
+    write(&server, "since");
     for _ in 0..20 {
         pass(&before).await;
     }
-    server.restart_as_saved().unwrap();
+    put_back(&mut server);
+    let written: String = server.command(&["GET", "written"]).unwrap();
+    assert_eq!(written, "before");
     let after = open(&server.url()).await;
     for store in [&after, &before, &after] {
         pass(store).await;
     }
+}
+
+#[tokio::test]
+async fn tokens_go_on_above_after_an_append_only_file_was_put_back() {
+    let server = Server::builder().append_only("always").start().unwrap();
+    drill(
+        server,
+        |server| server.save().unwrap(),
+        |server| server.restart_as_saved().unwrap(),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn tokens_go_on_above_after_a_snapshot_was_put_back() {
+    drill(
+        Server::start().unwrap(),
+        |server| server.command(&["SAVE"]).unwrap(),
+        // Killed, it has no other file than that one.
+        |server| server.restart().unwrap(),
+    )
+    .await;
 }
