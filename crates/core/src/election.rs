@@ -95,8 +95,11 @@ impl Election {
 }
 
 fn leader_of(view: LockView) -> Option<Leader> {
-    let alone = |holder: &crate::engine::HolderView| holder.mode == Mode::Exclusive;
-    let holder = view.holders.into_iter().find(alone)?;
+    let holders = view.holders.into_iter();
+    let alone = holders.filter(|holder| holder.mode == Mode::Exclusive);
+    // A lock that ends with its connection may be granted to the next one a moment before its database has ended that
+    // connection, and shows both meanwhile.
+    let holder = alone.max_by_key(|holder| holder.token)?;
     Some(Leader {
         value: holder.label.unwrap_or_default(),
         token: holder.token?,
@@ -165,5 +168,30 @@ impl Leaders {
                 return Ok(leader);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::HolderView;
+    use crate::name::LockName;
+
+    #[test]
+    fn of_two_who_are_shown_the_newer_one_leads() {
+        let mut view = LockView::free(LockName::new("a").unwrap());
+        view.holders = [7, 9, 8]
+            .map(|token| HolderView {
+                claim: None,
+                owner: "somebody".to_owned(),
+                token: Some(Token(token)),
+                mode: Mode::Exclusive,
+                ttl_left: None,
+                lock_delay: Duration::ZERO,
+                held: None,
+                label: None,
+            })
+            .into();
+        assert_eq!(leader_of(view).unwrap().token, Token(9));
     }
 }
