@@ -177,7 +177,7 @@ impl MariaDb {
         let client = program("mariadb", "mariadb-client")?;
         let socket = self.dir.join("socket");
         run(Command::new(client)
-            // By its socket, so also of a server that insists on TLS. From 11.4 on the client insists, too, unless told not to.
+            // A socket needs no TLS, even if the server requires it. The client requires it from 11.4 on, unless told not to.
             .args(["--no-defaults", "--skip-ssl"])
             .args(["--batch", "--skip-column-names"])
             .args(["--connect-timeout=5", "--user=root", "--socket", &socket])

@@ -97,8 +97,8 @@ impl Election {
 fn leader_of(view: LockView) -> Option<Leader> {
     let holders = view.holders.into_iter();
     let alone = holders.filter(|holder| holder.mode == Mode::Exclusive);
-    // A lock that ends with its connection may be granted to the next one a moment before its database has ended that
-    // connection, and shows both meanwhile.
+    // A database frees a lock of a connection a moment before it lists the connection as ended. So a look may show the
+    // leader of before beside the present one.
     let holder = alone.max_by_key(|holder| holder.token)?;
     Some(Leader {
         value: holder.label.unwrap_or_default(),
