@@ -1,7 +1,7 @@
-//! The fuzzed parsers (fuzz/targets.rs) on random text for a short while: any bytes, and good texts with some bytes
+//! The fuzzed parsers (tools/fuzz/targets.rs) on random text for a short while: any bytes, and good texts with some bytes
 //! changed.
 
-#[path = "../../../fuzz/targets.rs"]
+#[path = "../../../tools/fuzz/targets.rs"]
 mod targets;
 
 use proptest::prelude::*;

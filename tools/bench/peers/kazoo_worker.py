@@ -1,4 +1,4 @@
-"""A worker of the benchmark that locks with kazoo; it says what bench/src/worker.rs says."""
+"""A worker of the benchmark that locks with kazoo; it says what tools/bench/src/worker.rs says."""
 
 import json
 import sys

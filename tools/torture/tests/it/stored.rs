@@ -1,4 +1,4 @@
-//! What stands in a store, whoever wrote it (fuzz/stored.rs), and the history that `--check` reads: any bytes, and good
+//! What stands in a store, whoever wrote it (tools/fuzz/stored.rs), and the history that `--check` reads: any bytes, and good
 //! ones with some of them changed.
 
 #[path = "../../../fuzz/stored.rs"]

@@ -164,7 +164,7 @@ fn build() -> Result<PathBuf, String> {
         ])
         .arg(target)
         .env("RUSTC_WORKSPACE_WRAPPER", &this)
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."))
         .output()
         .map_err(|error| format!("cargo: {error}"))?;
     let told = String::from_utf8_lossy(&built.stdout);

@@ -7,7 +7,7 @@
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-into=${1:-${CARGO_TARGET_DIR:-$here/../target}/interop}
+into=${1:-${CARGO_TARGET_DIR:-$here/../../target}/interop}
 
 have() {
     command -v "$1" >/dev/null 2>&1

@@ -45,7 +45,7 @@ impl Kind {
     }
 }
 
-/// Debian's jars, and what interop/setup.sh compiled.
+/// Debian's jars, and what tools/interop/setup.sh compiled.
 const CLASS_PATH: &str = "java:/usr/share/java/curator-recipes.jar:/usr/share/java/curator-framework.jar:\
      /usr/share/java/curator-client.jar:/usr/share/java/zookeeper.jar:/usr/share/java/guava.jar:/usr/share/java/slf4j-nop.jar";
 
@@ -96,7 +96,9 @@ impl Foreign {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .unwrap_or_else(|error| panic!("{kind:?}: {error}; install it with interop/setup.sh"));
+            .unwrap_or_else(|error| {
+                panic!("{kind:?}: {error}; install it with tools/interop/setup.sh")
+            });
         let stdin = child.stdin.take().expect("piped");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut this = Self {
@@ -163,7 +165,7 @@ impl Foreign {
     }
 }
 
-/// Where interop/setup.sh puts the foreign clients.
+/// Where tools/interop/setup.sh puts the foreign clients.
 fn installed() -> PathBuf {
     // target/<profile>/interop-client
     let binary = Path::new(env!("CARGO_BIN_EXE_interop-client"));
@@ -174,7 +176,7 @@ fn installed() -> PathBuf {
     let installed = target.join("interop");
     assert!(
         installed.is_dir(),
-        "the foreign clients are not installed: run interop/setup.sh"
+        "the foreign clients are not installed: run tools/interop/setup.sh"
     );
     installed
 }

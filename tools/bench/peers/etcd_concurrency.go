@@ -1,8 +1,8 @@
-// A worker of the benchmark that locks with Go's clientv3/concurrency; it says what bench/src/worker.rs says.
+// A worker of the benchmark that locks with Go's clientv3/concurrency; it says what tools/bench/src/worker.rs says.
 //
 // Built with Debian's packages golang-go and golang-etcd-server-dev:
 //
-//	GOPATH=/usr/share/gocode GO111MODULE=off go build bench/peers/etcd_concurrency.go
+//	GOPATH=/usr/share/gocode GO111MODULE=off go build tools/bench/peers/etcd_concurrency.go
 package main
 
 import (

@@ -88,12 +88,12 @@ pub struct Args {
     #[arg(long)]
     pub peers: bool,
 
-    /// Measure kazoo on the hot lock too, with this Python, which has it (interop/setup.sh installs one)
+    /// Measure kazoo on the hot lock too, with this Python, which has it (tools/interop/setup.sh installs one)
     #[cfg(feature = "zookeeper")]
     #[arg(long, value_name = "PYTHON")]
     pub kazoo: Option<std::path::PathBuf>,
 
-    /// Measure Go's clientv3/concurrency on the hot lock too, with this program (bench/peers/etcd_concurrency.go, built)
+    /// Measure Go's clientv3/concurrency on the hot lock too, with this program (tools/bench/peers/etcd_concurrency.go, built)
     #[cfg(feature = "etcd")]
     #[arg(long, value_name = "PROGRAM")]
     pub concurrency: Option<std::path::PathBuf>,

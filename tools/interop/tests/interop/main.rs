@@ -1,5 +1,5 @@
 //! On one name of one server, other people's locks and this library never hold together. The clients are the real
-//! ones, from their registries (interop/setup.sh installs them), each in processes of its own.
+//! ones, from their registries (tools/interop/setup.sh installs them), each in processes of its own.
 
 #![allow(clippy::expect_used)]
 

@@ -1,5 +1,5 @@
 //! The protocol behind tokens from a majority: searched exhaustively at sizes that fit into a test run, and variants
-//! of it that the same model finds wrong. Larger sizes: `models/examples/quorum_token.rs`.
+//! of it that the same model finds wrong. Larger sizes: `tools/models/examples/quorum_token.rs`.
 #![allow(clippy::unwrap_used)]
 
 use fencelock_models::quorum_token::{QuorumToken, Variant};

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_documented_page_has_a_place_for_it() {
-        let page = include_str!("../../../docs/torture.md");
+        let page = include_str!("../../../../docs/torture.md");
         assert!(place(page, "new\n").is_some());
     }
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the conformance suite against the servers of the next Debian.
 #
-#   testbed/newer-servers.sh FOLDER [FILTER…]
+#   tools/testbed/newer-servers.sh FOLDER [FILTER…]
 #
 # Puts that Debian into FOLDER (2 GB, made once and used again), and prints its servers' versions. Then builds the suite here
 # and runs it in there, with a network of its own: once with Redis, and the cases of Redis again with Valkey. FILTERs choose
@@ -10,7 +10,7 @@
 set -euo pipefail
 
 script=$(realpath "$0")
-tree=$(dirname "$(dirname "$script")")
+tree=$(dirname "$(dirname "$(dirname "$script")")")
 release=${RELEASE:-trixie}
 packages=(
     redis-server redis-tools valkey-server valkey-tools etcd-server etcd-client mariadb-server postgresql pgbouncer

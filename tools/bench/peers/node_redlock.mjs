@@ -1,5 +1,5 @@
 // node-redlock 5 with ioredis, as a contender of the benchmark. Started with HOST:PORT of each node, in the directory where
-// interop/setup.sh has installed it.
+// tools/interop/setup.sh has installed it.
 //
 // One line of JSON on stdin, `{"names": [["name", …], …], "ms": PERIOD}`: as many workers as there are lists, each of which
 // takes and releases its names in turn for so long. Answers with the number of pairs.

@@ -1,4 +1,4 @@
-//! The contender `node-redlock`: a program of its own in its own language, where interop/setup.sh has installed it.
+//! The contender `node-redlock`: a program of its own in its own language, where tools/interop/setup.sh has installed it.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -23,7 +23,7 @@ struct Running {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// Where interop/setup.sh installs it: beside the profiles of this program's target directory.
+/// Where tools/interop/setup.sh installs it: beside the profiles of this program's target directory.
 pub(crate) fn installed() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let mut above = program.ancestors();
@@ -36,7 +36,7 @@ pub(crate) fn installed() -> Option<PathBuf> {
 impl NodeRedlock {
     /// Connects to the nodes that `url` names.
     pub(crate) async fn open(url: &str) -> Result<Self> {
-        let why = "it is not installed; run interop/setup.sh";
+        let why = "it is not installed; run tools/interop/setup.sh";
         let installed = installed().ok_or_else(|| failed("node-redlock", why))?;
         let mut command = Command::new("node");
         command.arg(PROGRAM).args(redlock::nodes(url)?);
