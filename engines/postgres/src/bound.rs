@@ -1,10 +1,5 @@
-//! The connection-bound strategies: `for-update` keeps a row locked in a transaction, `advisory` an advisory lock of the
-//! session.
-//!
-//! * `for-update` locks an existing row, which is made first, and deleted by whoever clears up when nobody locks it. A
-//!   row that is locked blocks nobody who wants another one: names are a primary key, and nothing else is locked.
-//! * `advisory` locks the name's 64-bit hash, as the server computes it.
-//! * The server's idle timeouts are the lease: `idle_in_transaction_session_timeout` and `idle_session_timeout`.
+//! `strategy=advisory`: an advisory lock of the session, on the name's 64-bit hash, as the server computes it. The server's
+//! `idle_session_timeout` is the lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +16,6 @@ use fencelock_sql::lease::{MOST_TOKENS, mode_from, mode_text};
 use futures_util::future::try_join_all;
 use tokio_postgres::{Row, Statement};
 
-use super::config::Strategy;
 use super::connection::{Server, Session, Values, is_in_the_way, is_missing};
 use super::{diagnose, limits};
 
@@ -33,30 +27,17 @@ macro_rules! key {
         concat!("hashtextextended(", $name, ", 7378697629483820646)")
     };
 }
-/// Held by whoever deletes unused rows, for a moment, and shared by whoever must know whether a row is in use.
-const SWEEP_KEY: &str = "7378697629483820647";
+/// What is written down beside each hold.
+const STRATEGY: &str = "advisory";
 
-/// For `for-update`: the longest that a connection stays silent that holds no row. Longer than the pool keeps one that is free.
-const SPARE: &str = "30s";
-
-/// One of the two.
-pub(crate) struct Ways {
+/// Locks that hang on a session.
+pub(crate) struct Advisory {
     server: Server,
-    advisory: bool,
 }
 
-impl Ways {
-    pub(crate) fn new(server: Server) -> Self {
-        let advisory = server.config.strategy == Strategy::Advisory;
-        Self { server, advisory }
-    }
-
-    const fn strategy(&self) -> &'static str {
-        if self.advisory {
-            "advisory"
-        } else {
-            "for-update"
-        }
+impl Advisory {
+    pub(crate) const fn new(server: Server) -> Self {
+        Self { server }
     }
 
     /// Sets the time after which the server ends this connection when it is silent, unless it is set already.
@@ -66,13 +47,7 @@ impl Ways {
         }
         session.idle = None;
         let millis = idle.as_millis().max(1);
-        let sql = if self.advisory {
-            format!("SET idle_session_timeout = {millis}")
-        } else {
-            format!(
-                "SET idle_in_transaction_session_timeout = {millis}; SET idle_session_timeout = '{SPARE}'"
-            )
-        };
+        let sql = format!("SET idle_session_timeout = {millis}");
         let set = session.client.batch_execute(&sql).await;
         set.map_err(|error| self.server.error("set an idle timeout", error))?;
         session.idle = Some(idle);
@@ -112,94 +87,12 @@ impl Ways {
         Ok(tokens)
     }
 
-    /// Locks the row in a transaction of its own, which stays open if that was to be had.
-    async fn lock_row(
-        &self,
-        session: &mut Session,
-        sql: &'static str,
-        claim: &Claim,
-    ) -> Result<Option<Tokens>> {
-        let action = format!("take lock {}", claim.name);
-        let failed = |error| self.server.error(&action, error);
-        let statement = session.statement(sql).await.map_err(failed)?;
-        let name = claim.name.as_str();
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
-        // Sent together: one round trip.
-        let (begun, rows) = tokio::join!(
-            session.client.batch_execute("BEGIN"),
-            session.client.query(&statement, &values)
-        );
-        let rows = begun.and(rows).map_err(failed)?;
-        self.locked(session, &rows, claim).await
-    }
-
-    /// The same for a free row, while nobody clears up: whoever does locks rows for a moment, and that is no hold.
-    async fn lock_row_for_certain(
-        &self,
-        session: &mut Session,
-        claim: &Claim,
-    ) -> Result<Option<Tokens>> {
-        let action = format!("take lock {}", claim.name);
-        let failed = |error| self.server.error(&action, error);
-        let make = session.statement(MAKE_ROW).await.map_err(failed)?;
-        let lock = session.statement(LOCK_FREE_ROW).await.map_err(failed)?;
-        let name = claim.name.as_str();
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
-        let (wait, go_on) = (
-            format!("SELECT pg_advisory_lock_shared({SWEEP_KEY})"),
-            format!("SELECT pg_advisory_unlock_shared({SWEEP_KEY})"),
-        );
-        // Sent together, so that a client that stops keeps nobody from clearing up.
-        let client = &session.client;
-        let (waited, made, begun, rows, gone_on) = tokio::join!(
-            client.batch_execute(&wait),
-            client.query(&make, &values),
-            client.batch_execute("BEGIN"),
-            client.query(&lock, &values),
-            client.batch_execute(&go_on)
-        );
-        waited.and(made).and(begun).map_err(failed)?;
-        let rows = rows.map_err(failed)?;
-        gone_on.map_err(failed)?;
-        self.locked(session, &rows, claim).await
-    }
-
-    /// What a transaction that locks a row has got. It goes on only with the row.
-    async fn locked(
-        &self,
-        session: &mut Session,
-        rows: &[Row],
-        claim: &Claim,
-    ) -> Result<Option<Tokens>> {
-        if let Some(row) = rows.first() {
-            return self.drawn(session, row.get(0), claim).await.map(Some);
-        }
-        let ended = session.client.batch_execute("ROLLBACK").await;
-        let action = format!("take lock {}", claim.name);
-        ended.map_err(|error| self.server.error(&action, error))?;
-        Ok(None)
-    }
-
-    async fn make_row(&self, session: &mut Session, claim: &Claim) -> Result<()> {
-        let action = format!("take lock {}", claim.name);
-        session
-            .query(&self.server, &action, MAKE_ROW, &[&claim.name.as_str()])
-            .await
-            .map(drop)
-    }
-
     async fn try_once(&self, session: &mut Session, claim: &Claim) -> Result<Option<Tokens>> {
-        if self.advisory {
-            let sql = match claim.mode {
-                Mode::Shared => TRY_SHARED,
-                _ => TRY_EXCLUSIVE,
-            };
-            return self.draw(session, sql, claim).await;
-        }
-        match self.lock_row(session, LOCK_FREE_ROW, claim).await? {
-            Some(tokens) => Ok(Some(tokens)),
-            None => self.lock_row_for_certain(session, claim).await,
-        }
+        let sql = match claim.mode {
+            Mode::Shared => TRY_SHARED,
+            _ => TRY_EXCLUSIVE,
+        };
+        self.draw(session, sql, claim).await
     }
 
     /// After an error that a retry mends: the connection is as it was before it was to take a lock.
@@ -208,20 +101,12 @@ impl Ways {
             return Err(error);
         }
         // What the session had before the error it would have twice.
-        let undone = session
-            .client
-            .batch_execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
-            .await;
+        let undo = "SELECT pg_advisory_unlock_all()";
+        let undone = session.client.batch_execute(undo).await;
         undone.map_err(|error| self.server.error("try again to take a lock", error))
     }
 }
 
-const MAKE_ROW: &str = "INSERT INTO fencelock_names (name) VALUES ($1) ON CONFLICT DO NOTHING";
-/// The row, if it is there and free; and a token, drawn after the lock was had.
-const LOCK_FREE_ROW: &str = "\
-    SELECT fencelock_draw() FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE SKIP LOCKED) AS won";
-const LOCK_ROW: &str = "\
-    SELECT fencelock_draw() FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR UPDATE) AS won";
 /// CASE decides before it evaluates what it yields.
 const TRY_EXCLUSIVE: &str = concat!(
     "SELECT CASE WHEN pg_try_advisory_lock(",
@@ -263,7 +148,7 @@ const LOOK: &str = live!(
     "WHERE b.strategy = $1 AND b.name = $2 ORDER BY b.token, b.since"
 );
 /// Those that hold and of whom nothing was written down.
-const UNWRITTEN_ADVISORY: &str = concat!(
+const UNWRITTEN: &str = concat!(
     "SELECT 1 FROM pg_locks AS l, (SELECT ",
     key!("$1"),
     " AS key) AS k \
@@ -272,13 +157,6 @@ const UNWRITTEN_ADVISORY: &str = concat!(
      AND l.classid::bigint = (k.key >> 32) & 4294967295 AND l.objid::bigint = k.key & 4294967295 \
      AND NOT EXISTS (SELECT 1 FROM fencelock_bound AS b WHERE b.strategy = 'advisory' AND b.name = $1 AND b.pid = l.pid AND b.count > 0)"
 );
-const WRITTEN_ROW: &str = live!(
-    "1",
-    "WHERE b.strategy = 'for-update' AND b.name = $1 AND b.count > 0"
-);
-const FREE_ROW: &str = "\
-    SELECT (SELECT count(*) FROM fencelock_names WHERE name = $1) \
-    = (SELECT count(*) FROM (SELECT 1 FROM fencelock_names WHERE name = $1 FOR KEY SHARE SKIP LOCKED) AS free)";
 const LIST: &str = live!(
     "DISTINCT b.name",
     "WHERE b.strategy = $1 AND b.count > 0 AND b.name >= $2 AND b.name > $3 ORDER BY b.name LIMIT $4"
@@ -303,7 +181,7 @@ const FORGET_GONE: &str = "\
     AND (a.backend_start IS NULL OR (extract(epoch FROM a.backend_start) * 1000000)::bigint = b.started))";
 
 #[async_trait]
-impl Dialect for Ways {
+impl Dialect for Advisory {
     type Session = Session;
 
     fn settings(&self) -> Settings {
@@ -315,7 +193,7 @@ impl Dialect for Ways {
         Ok(Promises {
             engine: "postgres",
             order: Order::Unordered,
-            shared: self.advisory,
+            shared: true,
             permits: false,
             lock_delay: false,
             ranges: true,
@@ -344,7 +222,7 @@ impl Dialect for Ways {
         if self.inspects() {
             return Ok(session);
         }
-        // Nothing that such a connection commits must outlive the server: rows to lock, who holds by which connection.
+        // Nothing that such a connection commits must outlive the server: who holds by which connection.
         let relax = session
             .client
             .batch_execute("SET synchronous_commit = off")
@@ -374,21 +252,12 @@ impl Dialect for Ways {
 
     async fn take(&self, session: &mut Session, claim: &Claim, idle: Duration) -> Result<Tokens> {
         self.set_idle(session, idle).await?;
+        let sql = match claim.mode {
+            Mode::Shared => WAIT_SHARED,
+            _ => WAIT_EXCLUSIVE,
+        };
         loop {
-            let taken = if self.advisory {
-                let sql = match claim.mode {
-                    Mode::Shared => WAIT_SHARED,
-                    _ => WAIT_EXCLUSIVE,
-                };
-                self.draw(session, sql, claim).await
-            } else {
-                match self.make_row(session, claim).await {
-                    // None if the row was deleted while this waited for it.
-                    Ok(()) => self.lock_row(session, LOCK_ROW, claim).await,
-                    Err(error) => Err(error),
-                }
-            };
-            match taken {
+            match self.draw(session, sql, claim).await {
                 Ok(Some(tokens)) => return Ok(tokens),
                 Ok(None) => {}
                 Err(error) => self.undo(session, error).await?,
@@ -405,7 +274,7 @@ impl Dialect for Ways {
     }
 
     async fn downgrade(&self, session: &mut Session, claim: &Claim) -> Result<Tokens> {
-        // Only advisory locks are shared, and only exclusive ones are made weaker.
+        // Only exclusive locks are made weaker.
         self.set_idle(session, claim.ttl).await?;
         // Whoever holds the lock does not wait for it, also where trying would let those go first who do.
         let tokens = loop {
@@ -441,12 +310,6 @@ impl Dialect for Ways {
 
     async fn give_back(&self, session: &mut Session, claim: &Claim) -> Result<bool> {
         let action = format!("release lock {}", claim.name);
-        if !self.advisory {
-            let ended = session.client.batch_execute("COMMIT").await;
-            return ended
-                .map(|()| true)
-                .map_err(|error| self.server.error(&action, error));
-        }
         let sql = match claim.mode {
             Mode::Shared => UNLOCK_SHARED,
             _ => UNLOCK_EXCLUSIVE,
@@ -499,7 +362,7 @@ impl Dialect for Ways {
 
     async fn look(&self, control: &mut Session, name: &LockName) -> Result<LockView> {
         let action = format!("look at lock {name}");
-        let values: Values<'_> = &[&self.strategy(), &name.as_str()];
+        let values: Values<'_> = &[&STRATEGY, &name.as_str()];
         let rows = self.seen(control, &action, LOOK, values).await?;
         let mut view = LockView::free(name.clone());
         for row in &rows {
@@ -519,29 +382,10 @@ impl Dialect for Ways {
     async fn is_written(&self, control: &mut Session, name: &LockName) -> Result<bool> {
         let action = format!("look at lock {name}");
         let values: Values<'_> = &[&name.as_str()];
-        if self.advisory {
-            let rows = control
-                .query(&self.server, &action, UNWRITTEN_ADVISORY, values)
-                .await?;
-            return Ok(rows.is_empty());
-        }
         let rows = control
-            .query(&self.server, &action, WRITTEN_ROW, values)
+            .query(&self.server, &action, UNWRITTEN, values)
             .await?;
-        if !rows.is_empty() {
-            return Ok(true);
-        }
-        // Locked by nobody, or not there. Who takes meanwhile waits for the end of this, as for that of clearing up.
-        let failed = |error| self.server.error(&action, error);
-        let statement = control.statement(FREE_ROW).await.map_err(failed)?;
-        let begin = format!("BEGIN; SELECT pg_advisory_xact_lock({SWEEP_KEY})");
-        let (begun, rows, ended) = tokio::join!(
-            control.client.batch_execute(&begin),
-            control.client.query(&statement, values),
-            control.client.batch_execute("ROLLBACK")
-        );
-        begun.and(ended).map_err(failed)?;
-        Ok(rows.map_err(failed)?.first().is_some_and(|row| row.get(0)))
+        Ok(rows.is_empty())
     }
 
     async fn list(
@@ -553,7 +397,7 @@ impl Dialect for Ways {
     ) -> Result<Page<LockView>> {
         let limit = limit.clamp(1, 1000);
         let after = at.map_or("", |cursor| &cursor.0);
-        let values: Values<'_> = &[&self.strategy(), &prefix, &after, &(limit as i64)];
+        let values: Values<'_> = &[&STRATEGY, &prefix, &after, &(limit as i64)];
         let rows = self.seen(control, "list locks", LIST, values).await?;
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
         let mut items = Vec::new();
@@ -574,7 +418,7 @@ impl Dialect for Ways {
         how: Evict,
     ) -> Result<bool> {
         let action = format!("take lock {name} from its holder");
-        let values: Values<'_> = &[&self.strategy(), &name.as_str(), &integer(token)];
+        let values: Values<'_> = &[&STRATEGY, &name.as_str(), &integer(token)];
         let rows = control.query(&self.server, &action, HOLDER, values).await?;
         let Some(holder) = rows.first() else {
             return Ok(false);
@@ -624,24 +468,14 @@ impl Dialect for Ways {
     }
 
     async fn sweep(&self, control: &mut Session) -> Result<()> {
-        let action = "clear up";
         control
-            .query(&self.server, action, FORGET_GONE, &[])
-            .await?;
-        if self.advisory {
-            return Ok(());
-        }
-        // One message is one transaction. Rows that somebody locks are in use.
-        let sql = format!(
-            "SELECT pg_advisory_xact_lock({SWEEP_KEY}); DELETE FROM fencelock_names WHERE name IN \
-             (SELECT name FROM fencelock_names FOR UPDATE SKIP LOCKED LIMIT 10000)"
-        );
-        let swept = control.client.batch_execute(&sql).await;
-        swept.map_err(|error| self.server.error(action, error))
+            .query(&self.server, "clear up", FORGET_GONE, &[])
+            .await
+            .map(drop)
     }
 }
 
-impl Ways {
+impl Advisory {
     /// The rows that there are to look at. Whoever only looks makes no tables, and sees nothing where there are none.
     async fn seen(
         &self,
@@ -673,7 +507,7 @@ impl Ways {
         let ttl = i64::try_from(record.ttl.as_millis()).unwrap_or(i64::MAX);
         let values: Values<'_> = &[
             &&record.claim.as_bytes()[..],
-            &self.strategy(),
+            &STRATEGY,
             &record.name.as_str(),
             &&*mode_text(record.mode),
             &integer(record.tokens.first),
@@ -740,14 +574,14 @@ fn numbers(session: &SessionId) -> (i32, i64) {
     )
 }
 
-impl fmt::Display for Ways {
+impl fmt::Display for Advisory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.server, f)
     }
 }
 
-impl fmt::Debug for Ways {
+impl fmt::Debug for Advisory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ways({})", self.server)
+        write!(f, "Advisory({})", self.server)
     }
 }

@@ -22,8 +22,6 @@ const MAX_CONNECTIONS: (u64, u64) = (32, 8);
 pub(crate) enum Strategy {
     /// Rows with an expiry.
     Lease,
-    /// A row that a transaction keeps locked.
-    ForUpdate,
     /// An advisory lock of a session.
     Advisory,
 }
@@ -54,11 +52,16 @@ impl Config {
         let max_connections = url.take_number("max-connections")?;
         let strategy = match url.take("strategy").as_deref() {
             None | Some("lease") => Strategy::Lease,
-            Some("for-update") => Strategy::ForUpdate,
             Some("advisory") => Strategy::Advisory,
+            Some("for-update") => {
+                return Err(url.refuse(
+                    "strategy=for-update is no longer offered: it kept a transaction open for each hold, which holds up vacuum, and \
+                     promised less than strategy=advisory; use that",
+                ));
+            }
             Some(other) => {
                 return Err(url.refuse(format!(
-                    "strategy={other} is unknown here; known are lease, for-update and advisory"
+                    "strategy={other} is unknown here; known are lease and advisory"
                 )));
             }
         };
@@ -176,7 +179,11 @@ mod tests {
             ("postgres://h/d", "user"),
             ("postgres://me@/d", "host"),
             ("postgres://me@h:0/d", "port"),
-            ("postgres://me@localhost/d?strategy=get-lock", "for-update"),
+            ("postgres://me@localhost/d?strategy=get-lock", "advisory"),
+            (
+                "postgres://me@localhost/d?strategy=for-update",
+                "strategy=advisory",
+            ),
             ("postgres://me@localhost/d?max-connections=1", "2 at least"),
             (
                 "postgres://me@localhost/d?strategy=advisory&max-connections=0",

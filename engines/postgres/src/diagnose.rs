@@ -8,9 +8,7 @@ use fencelock_sql::bound::Tie;
 use super::config::Strategy;
 use super::connection::{self, Server, Session};
 
-/// The timeout is of PostgreSQL 17 and later; older ones know none.
-const ASK: &str = "\
-    SELECT current_setting('transaction_isolation'), coalesce(current_setting('transaction_timeout', true), '0')";
+const ASK: &str = "SELECT current_setting('transaction_isolation')";
 /// Rights that are missed later only, in the middle of something.
 const MISSING: &str = "\
     SELECT privilege || ' on ' || of FROM unnest($1::text[]) AS of, \
@@ -33,22 +31,16 @@ const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::big
 
 pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
     let mut session = server.connect(&Tie::new(None), None).await?;
-    let strategy = server.config.strategy;
     let rows = session
         .query(server, "ask for its settings", ASK, &[])
         .await?;
     let row = rows
         .first()
         .ok_or_else(|| server.internal("no answer to a SELECT"))?;
-    let settings = Settings {
-        isolation: row.get(0),
-        longest: row.get(1),
-    };
-    let mut findings = settings.findings(strategy);
+    let mut findings: Vec<Finding> = isolation(row.get(0)).into_iter().collect();
     findings.extend(server.config.tls.finding(&server.config.names));
-    let tables: &[&str] = match strategy {
+    let tables: &[&str] = match server.config.strategy {
         Strategy::Lease => &["fencelock_locks", "fencelock_holders", "fencelock_waiters"],
-        Strategy::ForUpdate => &["fencelock_names", "fencelock_bound"],
         Strategy::Advisory => &["fencelock_bound"],
     };
     if session.recovering {
@@ -132,38 +124,18 @@ async fn is_old(server: &Server, session: &mut Session) -> Result<bool> {
     Ok(revision.is_none_or(|revision| revision < i32::from(connection::REVISION)))
 }
 
-/// Settings as a connection of ours has them.
-struct Settings<'a> {
-    isolation: &'a str,
-    longest: &'a str,
-}
-
-impl Settings<'_> {
-    fn findings(&self, strategy: Strategy) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        if self.isolation != "read committed" {
-            findings.push(Finding::new(
-                Purpose::Correctness,
-                format!(
-                    "a connection works at {}, although fencelock has just set read committed: something between here and \
-                     the server shares its connections or resets them",
-                    self.isolation
-                ),
-                "connect to the server itself, or to a pool with pool_mode = session",
-            ));
-        }
-        if strategy == Strategy::ForUpdate && self.longest != "0" {
-            findings.push(Finding::new(
-                Purpose::Efficiency,
-                format!(
-                    "transaction_timeout is {}: the server ends every hold that lasts longer, and its holder loses the lock",
-                    self.longest
-                ),
-                "ALTER ROLE this user SET transaction_timeout = 0, which lasts",
-            ));
-        }
-        findings
-    }
+/// A connection of ours works at the level that was set, unless somebody else uses it, too.
+fn isolation(level: &str) -> Option<Finding> {
+    (level != "read committed").then(|| {
+        Finding::new(
+            Purpose::Correctness,
+            format!(
+                "a connection works at {level}, although fencelock has just set read committed: something between here and \
+                 the server shares its connections or resets them"
+            ),
+            "connect to the server itself, or to a pool with pool_mode = session",
+        )
+    })
 }
 
 #[cfg(test)]
@@ -171,17 +143,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_judged_by_strategy() {
-        let good = Settings {
-            isolation: "read committed",
-            longest: "0",
-        };
-        let all = [Strategy::Lease, Strategy::ForUpdate, Strategy::Advisory];
-        let count = |settings: &Settings<'_>| all.map(|strategy| settings.findings(strategy).len());
-        assert_eq!(count(&good), [0, 0, 0]);
-        let isolation = "repeatable read";
-        assert_eq!(count(&Settings { isolation, ..good }), [1, 1, 1]);
-        let longest = "1min";
-        assert_eq!(count(&Settings { longest, ..good }), [0, 1, 0]);
+    fn another_isolation_is_told() {
+        assert!(isolation("read committed").is_none());
+        assert!(isolation("repeatable read").is_some());
     }
 }

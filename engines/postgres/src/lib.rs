@@ -2,10 +2,10 @@
 //!
 //! | option of `postgres://USER[:PASSWORD]@HOST[:PORT][,HOST…][/DATABASE]` | default | meaning |
 //! | --- | --- | --- |
-//! | `strategy` | lease | `lease`, `for-update` or `advisory` |
+//! | `strategy` | lease | `lease` or `advisory` |
 //! | `connect-timeout` | 5s | for the first connection |
 //! | `response-timeout` | 2s | for one answer, and for each later connection |
-//! | `max-connections` | 8 | the most connections of one client, beside one that listens; for `for-update` and `advisory` 32, how many claims may hold or wait in the database at once |
+//! | `max-connections` | 8 | the most connections of one client, beside one that listens; for `advisory` 32, how many claims may hold or wait in the database at once |
 //! | `password-env`, `password-file` | none | the variable or the file that has the password, to keep it out of the URL |
 //! | `tls` | require; on this machine off | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
 //! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
@@ -57,9 +57,7 @@ impl Postgres {
     pub async fn open(url: StoreUrl) -> Result<Self> {
         let server = Server::new(Config::from_url(url)?);
         Ok(Self(match server.config.strategy {
-            Strategy::ForUpdate | Strategy::Advisory => {
-                Box::new(Bound::open(bound::Ways::new(server)).await?)
-            }
+            Strategy::Advisory => Box::new(Bound::open(bound::Advisory::new(server)).await?),
             Strategy::Lease => {
                 let settings = Settings {
                     connect_timeout: server.config.settings.connect_timeout,

@@ -12,12 +12,7 @@ INSERT INTO fencelock_store (id, format, run) VALUES (1, 1, '') ON CONFLICT DO N
 -- Fencing tokens, sixteen at a time.
 CREATE SEQUENCE IF NOT EXISTS fencelock_tokens INCREMENT BY 16 MINVALUE 16;
 
--- strategy=for-update: the rows to lock, while they are used.
-CREATE TABLE IF NOT EXISTS fencelock_names (
-    name text COLLATE "C" PRIMARY KEY
-);
-
--- strategy=for-update and strategy=advisory: who holds, and (with a count of 0) who waits, by which connection. A row whose
+-- strategy=advisory: who holds, and (with a count of 0) who waits, by which connection. A row whose
 -- connection is gone means nothing.
 CREATE TABLE IF NOT EXISTS fencelock_bound (
     claim bytea PRIMARY KEY,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Standing};
 use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, Mode, StoreUrl, Token};
-use fencelock_testbed::{ClockShim, Flow, Postgres, Proxy};
+use fencelock_testbed::{ClockShim, Postgres};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 use tokio_postgres::NoTls;
@@ -120,7 +120,7 @@ async fn tokens_are_drawn_after_the_row_is_won() {
 async fn an_administrator_ends_the_connections() {
     let server = Postgres::start().unwrap();
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencelock'";
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let url = format!("{}?strategy={strategy}", server.url());
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         let ttl = Duration::from_secs(3);
@@ -145,7 +145,7 @@ async fn an_administrator_ends_the_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_is_never_blocked() {
     let server = Postgres::start().unwrap();
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let url = format!("{}?strategy={strategy}", server.url());
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         let held = one.lock("b").await.unwrap();
@@ -297,7 +297,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
         let set = format!("ALTER ROLE lock SET {limit}");
         server.psql("lock", &set).unwrap();
     }
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let url = format!("{}?strategy={strategy}", server.url());
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         let other = open(&url).await.unwrap();
@@ -322,7 +322,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
 async fn one_that_waits_outlives_the_end_of_its_connection() {
     let server = Postgres::start().unwrap();
     let admin = raw(&server, "admin").await;
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let url = format!("{}?strategy={strategy}", server.url());
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         let ttl = Duration::from_secs(60);
@@ -459,27 +459,25 @@ async fn the_databases_clock_moves_no_lock_of_a_connection() {
     let clock = ClockShim::new().unwrap();
     let hour = Duration::from_secs(3600);
     let server = Postgres::builder().clock(&clock).start().unwrap();
-    for strategy in ["for-update", "advisory"] {
-        let url = format!("{}?strategy={strategy}", server.url());
-        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
-        let guard = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
-        clock.forward(hour).unwrap();
-        for _ in 0..3 {
-            timeout(LIMIT, guard.prolonged()).await.unwrap();
-            assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
-        }
-        clock.back(2 * hour).unwrap();
-        let last = guard.token();
-        guard.release().await.unwrap();
-        let next = two.lock_for("a", LIMIT).await.unwrap();
-        assert!(next.token() > last, "{} after {last}", next.token());
+    let url = format!("{}?strategy=advisory", server.url());
+    let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+    let guard = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    clock.forward(hour).unwrap();
+    for _ in 0..3 {
+        timeout(LIMIT, guard.prolonged()).await.unwrap();
+        assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
     }
+    clock.back(2 * hour).unwrap();
+    let last = guard.token();
+    guard.release().await.unwrap();
+    let next = two.lock_for("a", LIMIT).await.unwrap();
+    assert!(next.token() > last, "{} after {last}", next.token());
 }
 
 /// Twice. Whoever is granted the lock has a higher token than all before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_comes_back_under_load() {
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let mut server = Postgres::start().unwrap();
         let url = format!("{}?strategy={strategy}", server.url());
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
@@ -542,7 +540,7 @@ async fn a_killed_server_comes_back_under_load() {
 /// sequence among it.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let server = Postgres::builder()
             .config("wal_writer_delay", "10s")
             .start()
@@ -632,22 +630,16 @@ async fn a_deadlock_is_tried_again() {
     .await;
 }
 
-/// Somebody who has just got its row or its lock, and is to draw a token from somebody who wants that.
+/// Somebody who has just got its lock, and is to draw a token from somebody who wants that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_over_a_token_is_tried_again() {
-    let row = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
-    for (strategy, lock, waits) in [
-        ("for-update", row, true),
-        ("for-update", row, false),
-        ("advisory", lock, true),
-        ("advisory", lock, false),
-    ] {
+    for waits in [true, false] {
         let server = Postgres::start().unwrap();
         server
             .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
             .unwrap();
-        let url = format!("{}?strategy={strategy}&response-timeout=10s", server.url());
+        let url = format!("{}?strategy=advisory&response-timeout=10s", server.url());
         let client = open(&url).await.unwrap();
         client.lock("a").await.unwrap().release().await.unwrap();
         let (holder, other) = (raw(&server, "holder").await, raw(&server, "other").await);
@@ -728,7 +720,6 @@ async fn a_serialization_failure_is_tried_again() {
             "lease",
             &["fencelock_locks", "fencelock_holders", "fencelock_waiters"][..],
         ),
-        ("for-update", &["fencelock_names", "fencelock_bound"]),
         ("advisory", &["fencelock_bound"]),
     ] {
         let server = Postgres::start().unwrap();
@@ -787,7 +778,7 @@ async fn a_database_that_serializes_is_no_different() {
         .config("default_transaction_isolation", "serializable")
         .start()
         .unwrap();
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let url = format!("{}?strategy={strategy}", server.url());
         let tasks: Vec<_> = (0..4)
             .map(|_| {
@@ -812,53 +803,6 @@ async fn a_database_that_serializes_is_no_different() {
             timeout(LIMIT, task).await.unwrap().unwrap();
         }
     }
-}
-
-/// Whether a row is held or only looked at by who clears up is found out in one go: who is stopped meanwhile keeps nobody
-/// from clearing up.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_client_keeps_nobody_from_clearing_up() {
-    const TRY: &str = "SELECT pg_try_advisory_lock(7378697629483820647)";
-    let server = Postgres::start().unwrap();
-    let proxy = Proxy::start(server.port()).unwrap();
-    let options = "strategy=for-update&response-timeout=60s";
-    let stopped = format!("{}?{options}", server.url_at(proxy.port(), "lock"));
-    let (one, stopped) = (
-        open(&format!("{}?{options}", server.url())).await.unwrap(),
-        open(&stopped).await.unwrap(),
-    );
-    let held = one.lock("a").await.unwrap();
-    // Its connection is there, and knows the statements.
-    assert!(matches!(
-        stopped.try_lock("a").await,
-        Err(Error::Held { .. })
-    ));
-    let clears = raw(&server, "clears").await;
-    let has = clears.query_one(TRY, &[]).await.unwrap();
-    assert!(has.get::<_, bool>(0));
-    let taken = tokio::spawn({
-        let stopped = stopped.clone();
-        async move { stopped.try_lock("a").await }
-    });
-    until("it waits for the end of clearing up", async || {
-        let count = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%lock_shared%'";
-        server.psql("lock", count).unwrap() == "1"
-    })
-    .await;
-    proxy.answers(Flow::Hold);
-    clears
-        .batch_execute("SELECT pg_advisory_unlock_all()")
-        .await
-        .unwrap();
-    until("others may clear up", async || {
-        clears.query_one(TRY, &[]).await.unwrap().get(0)
-    })
-    .await;
-    assert!(!taken.is_finished());
-    proxy.answers(Flow::Pass);
-    let busy = timeout(LIMIT, taken).await.unwrap().unwrap();
-    assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
-    drop(held);
 }
 
 /// Whoever is next has the lock as soon as it is released, without asking; if its process does not hear of it, because it
@@ -925,7 +869,7 @@ async fn cut_off(replica: &Postgres, primary: &Postgres) {
 /// The primary dies, its replica has not heard of the last grants and is promoted: the client finds it, and tokens go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promoted_replica_goes_on_above() {
-    for strategy in ["lease", "advisory", "for-update"] {
+    for strategy in ["lease", "advisory"] {
         let primary = Postgres::start().unwrap();
         let replica = primary.replica().unwrap();
         let url = format!(
@@ -962,7 +906,7 @@ async fn a_promoted_replica_goes_on_above() {
 /// The primary does not die but falls silent: its machine still takes connections. Whoever was connected finds the replica.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_primary_is_left_for_a_promoted_replica() {
-    for strategy in ["lease", "advisory", "for-update"] {
+    for strategy in ["lease", "advisory"] {
         let primary = Postgres::start().unwrap();
         let replica = primary.replica().unwrap();
         let url = format!(
@@ -983,65 +927,61 @@ async fn a_silent_primary_is_left_for_a_promoted_replica() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_connection_costs_no_other_hold() {
     let server = Postgres::start().unwrap();
-    for strategy in ["for-update", "advisory"] {
-        let client = open(&format!("{}?strategy={strategy}", server.url())).await;
-        let client = client.unwrap();
-        let ttl = Duration::from_secs(1);
-        let silent = client.lock("a").ttl(ttl).await.unwrap();
-        let other = client.lock("b").ttl(ttl).await.unwrap();
-        let mut pid = String::new();
-        until("it is written down", async || {
-            let ask = "SELECT pid FROM fencelock_bound WHERE name = 'a' AND count > 0";
-            pid = server.psql("lock", ask).unwrap();
-            !pid.is_empty()
-        })
-        .await;
-        let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
-        kill_process(pid, Signal::STOP).unwrap();
-        timeout(LIMIT, silent.lost()).await.unwrap();
-        for _ in 0..6 {
-            timeout(LIMIT, other.prolonged()).await.unwrap();
-            assert!(other.is_valid());
-        }
-        kill_process(pid, Signal::CONT).unwrap();
+    let client = open(&format!("{}?strategy=advisory", server.url())).await;
+    let client = client.unwrap();
+    let ttl = Duration::from_secs(1);
+    let silent = client.lock("a").ttl(ttl).await.unwrap();
+    let other = client.lock("b").ttl(ttl).await.unwrap();
+    let mut pid = String::new();
+    until("it is written down", async || {
+        let ask = "SELECT pid FROM fencelock_bound WHERE name = 'a' AND count > 0";
+        pid = server.psql("lock", ask).unwrap();
+        !pid.is_empty()
+    })
+    .await;
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    timeout(LIMIT, silent.lost()).await.unwrap();
+    for _ in 0..6 {
+        timeout(LIMIT, other.prolonged()).await.unwrap();
+        assert!(other.is_valid());
     }
+    kill_process(pid, Signal::CONT).unwrap();
 }
 
 /// So many connections and no more, whatever waits; the rest stands in line in this process.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_beyond_the_bound_queue_in_the_process() {
-    for strategy in ["for-update", "advisory"] {
-        let server = Postgres::start().unwrap();
-        let url = format!("{}?strategy={strategy}", server.url());
-        let one = open(&url).await.unwrap();
-        let many = open(&format!("{url}&max-connections=4")).await.unwrap();
-        let (mut held, mut waiters) = (Vec::new(), Vec::new());
-        for i in 0..16 {
-            let name = format!("job {i}");
-            held.push(one.lock(&name).await.unwrap());
-            let many = many.clone();
-            waiters.push(tokio::spawn(async move {
-                many.lock(&name).await.unwrap().release().await.unwrap();
-            }));
-        }
-        let count = |which: &str| {
-            let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
-            let counted = server.psql("lock", &format!("{ours} AND {which}"));
-            counted.unwrap().parse::<u32>().unwrap()
-        };
-        until("four wait", async || count("wait_event_type = 'Lock'") == 4).await;
-        // Each of the two has a control connection.
-        let connections = count("true");
-        assert!(connections <= 16 + 4 + 2, "{connections}");
-        let busy = timeout(LIMIT, many.try_lock("free")).await.unwrap();
-        let busy = busy.unwrap_err();
-        assert!(busy.to_string().contains("max-connections"), "{busy}");
-        for guard in held {
-            guard.release().await.unwrap();
-        }
-        for waiter in waiters {
-            timeout(LIMIT, waiter).await.unwrap().unwrap();
-        }
+    let server = Postgres::start().unwrap();
+    let url = format!("{}?strategy=advisory", server.url());
+    let one = open(&url).await.unwrap();
+    let many = open(&format!("{url}&max-connections=4")).await.unwrap();
+    let (mut held, mut waiters) = (Vec::new(), Vec::new());
+    for i in 0..16 {
+        let name = format!("job {i}");
+        held.push(one.lock(&name).await.unwrap());
+        let many = many.clone();
+        waiters.push(tokio::spawn(async move {
+            many.lock(&name).await.unwrap().release().await.unwrap();
+        }));
+    }
+    let count = |which: &str| {
+        let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+        let counted = server.psql("lock", &format!("{ours} AND {which}"));
+        counted.unwrap().parse::<u32>().unwrap()
+    };
+    until("four wait", async || count("wait_event_type = 'Lock'") == 4).await;
+    // Each of the two has a control connection.
+    let connections = count("true");
+    assert!(connections <= 16 + 4 + 2, "{connections}");
+    let busy = timeout(LIMIT, many.try_lock("free")).await.unwrap();
+    let busy = busy.unwrap_err();
+    assert!(busy.to_string().contains("max-connections"), "{busy}");
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    for waiter in waiters {
+        timeout(LIMIT, waiter).await.unwrap().unwrap();
     }
 }
 
@@ -1156,7 +1096,7 @@ async fn a_pooler_that_shares_connections_is_refused() {
         ("session", false),
     ] {
         let pooler = server.pooler(mode).unwrap();
-        for strategy in ["lease", "for-update", "advisory"] {
+        for strategy in ["lease", "advisory"] {
             let url = format!(
                 "postgres://lock@127.0.0.1:{}/lock?strategy={strategy}",
                 pooler.port()
