@@ -1,13 +1,13 @@
 //! TLS to MariaDB.
 
 #[path = "../../../sql/tests/shared/tls.rs"]
-mod tls;
+mod shared;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use fencelock_testbed::{MariaDb, Proxy};
-use tls::{Ear, PASSWORD, locks, not_let_in, opened};
+use shared::{Ear, PASSWORD, locks, not_let_in, opened};
 
 const STRATEGIES: [&str; 3] = ["lease", "get-lock", "for-update"];
 
@@ -43,7 +43,8 @@ async fn certificates_are_checked() {
     let right = server();
     let named = MariaDb::builder().tls_for("DNS:db.example");
     let named = named.start().unwrap();
-    tls::certificates_are_checked((&right.url(), &right.ca()), (&named.url(), &named.ca())).await;
+    shared::certificates_are_checked((&right.url(), &right.ca()), (&named.url(), &named.ca()))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +54,7 @@ async fn clients_show_their_own_certificates() {
         .sql("ALTER USER 'lock'@'%' REQUIRE SUBJECT '/CN=lock'")
         .unwrap();
     let stranger = MariaDb::builder().tls().start().unwrap();
-    tls::clients_show_their_own_certificates(
+    shared::clients_show_their_own_certificates(
         (&server.url(), &server.ca()),
         server.certificate(),
         stranger.certificate(),
@@ -65,7 +66,7 @@ async fn clients_show_their_own_certificates() {
 async fn tls_that_is_hidden_on_the_way() {
     let server = server();
     let at = (&*server.url(), &*server.ca());
-    tls::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, 0).await;
+    shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, 0).await;
 }
 
 /// In the second byte of the capabilities in the greeting.
@@ -90,18 +91,18 @@ fn hide(client: &mut TcpStream, server: &mut TcpStream, _: &Ear) -> std::io::Res
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_can_be_read_on_the_way() {
     let server = server();
-    tls::nothing_can_be_read_on_the_way((&server.url(), &server.ca()), &STRATEGIES).await;
+    shared::nothing_can_be_read_on_the_way((&server.url(), &server.ca()), &STRATEGIES).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_has_none() {
     let server = MariaDb::builder().password(PASSWORD).start().unwrap();
     let other = MariaDb::builder().tls().start().unwrap();
-    tls::a_server_that_has_none(&server.url(), &other.ca()).await;
+    shared::a_server_that_has_none(&server.url(), &other.ca()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_machine() {
     let server = server();
-    tls::another_machine((&server.url(), &server.ca())).await;
+    shared::another_machine((&server.url(), &server.ca())).await;
 }

@@ -1,13 +1,13 @@
 //! TLS to PostgreSQL.
 
 #[path = "../../../sql/tests/shared/tls.rs"]
-mod tls;
+mod shared;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use fencelock_testbed::{Postgres, Proxy};
-use tls::{Ear, PASSWORD, locks, not_let_in, opened, soon, take};
+use shared::{Ear, PASSWORD, locks, not_let_in, opened, soon, take};
 
 use crate::until;
 
@@ -63,7 +63,8 @@ async fn certificates_are_checked() {
     let right = server();
     let named = Postgres::builder().tls_for("DNS:db.example");
     let named = named.start().unwrap();
-    tls::certificates_are_checked((&right.url(), &right.ca()), (&named.url(), &named.ca())).await;
+    shared::certificates_are_checked((&right.url(), &right.ca()), (&named.url(), &named.ca()))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +72,7 @@ async fn clients_show_their_own_certificates() {
     let rule = "hostssl all all 127.0.0.1/32 cert";
     let server = Postgres::builder().tls().rule(rule).start().unwrap();
     let stranger = Postgres::builder().tls().start().unwrap();
-    tls::clients_show_their_own_certificates(
+    shared::clients_show_their_own_certificates(
         (&server.url(), &server.ca()),
         server.certificate(),
         stranger.certificate(),
@@ -83,7 +84,7 @@ async fn clients_show_their_own_certificates() {
 async fn tls_that_is_hidden_on_the_way() {
     let server = server();
     let at = (&*server.url(), &*server.ca());
-    tls::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, ASK.len()).await;
+    shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, ASK.len()).await;
 }
 
 /// The question whether the server has TLS.
@@ -101,18 +102,18 @@ fn hide(client: &mut TcpStream, _: &mut TcpStream, hear: &Ear) -> std::io::Resul
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_can_be_read_on_the_way() {
     let server = server();
-    tls::nothing_can_be_read_on_the_way((&server.url(), &server.ca()), &STRATEGIES).await;
+    shared::nothing_can_be_read_on_the_way((&server.url(), &server.ca()), &STRATEGIES).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_has_none() {
     let server = Postgres::builder().password(PASSWORD).start().unwrap();
     let other = Postgres::builder().tls().start().unwrap();
-    tls::a_server_that_has_none(&server.url(), &other.ca()).await;
+    shared::a_server_that_has_none(&server.url(), &other.ca()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_machine() {
     let server = server();
-    tls::another_machine((&server.url(), &server.ca())).await;
+    shared::another_machine((&server.url(), &server.ca())).await;
 }
