@@ -88,7 +88,8 @@ async fn two_claims_of_one_client_are_two() {
     let error = us.try_lock("a").await.unwrap_err();
     assert!(matches!(error, Error::Held { .. }), "{error:?}");
     let unfair = us
-        .lock_for("a", Duration::from_millis(300))
+        .lock("a")
+        .timeout(Duration::from_millis(300))
         .unfair()
         .await
         .unwrap_err();

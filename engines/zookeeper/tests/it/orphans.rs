@@ -104,7 +104,7 @@ async fn one_that_gave_up_before_its_node_was_confirmed_leaves_none() {
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
     proxy.answers(Flow::Lose);
-    let wish = far.lock_for("a", Duration::from_secs(1));
+    let wish = far.lock("a").timeout(Duration::from_secs(1));
     let waiting = tokio::spawn(wish.into_future());
     until("it stands in line", async || {
         near.look("a").await.unwrap().waiters.len() == 1

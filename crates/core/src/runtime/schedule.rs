@@ -1,36 +1,28 @@
-//! The keeper of a client: renews all its holds in batches, and tells a holder in time when its grant is lost.
+//! When each hold of a client needs attention: its renewal is due, or its validity ends.
 //!
-//! One task and one ordered set serve all holds. A renewal that hangs does not delay a loss: batches run beside the
-//! task, which goes by validity alone.
+//! One ordered set serves all holds. A renewal that hangs does not delay a loss: renewals run beside the task that reads
+//! this schedule, and validity alone decides.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
-use tracing::Instrument;
 
-use crate::client::Inner;
-use crate::engine::LeaseKind;
-use crate::engine::{Event, HeldClaim, Renewal};
-use crate::guard;
-use crate::hold::Hold;
-use crate::types::{BootInstant, Clock};
-use crate::types::{ClaimId, LossReason};
+use super::hold::Hold;
+use crate::engine::{HeldClaim, Renewal};
+use crate::types::{BootInstant, ClaimId, Clock, LossReason};
 
-/// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
-const BATCH: usize = 1000;
-
-/// What the keeper knows. The task is [`run`].
+/// The schedule of a client.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Schedule {
     clock: Clock,
     state: Mutex<State>,
     /// The earliest entry moved forward.
     sooner: Notify,
-    /// Until when the task sleeps at most, in nanoseconds; `u64::MAX` if nothing is to come.
+    /// Until when the task sleeps at most, in nanoseconds; `u64::MAX` if nothing is due.
     sleeps_until: AtomicU64,
 }
 
@@ -49,7 +41,7 @@ struct Entry {
     renewing: bool,
 }
 
-impl Keeper {
+impl Schedule {
     pub(crate) fn new(clock: Clock) -> Self {
         Self {
             clock,
@@ -64,8 +56,8 @@ impl Keeper {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a hold into keeping, until [`Keeper::let_go`].
-    pub(crate) fn keep(&self, hold: &Arc<Hold>, counted_from: BootInstant, lease: Duration) {
+    /// Adds a hold, until [`Schedule::remove`].
+    pub(crate) fn add(&self, hold: &Arc<Hold>, counted_from: BootInstant, lease: Duration) {
         let due = first_renewal(hold, counted_from, lease);
         let hold = Arc::clone(hold);
         let id = hold.claim.id;
@@ -89,14 +81,14 @@ impl Keeper {
         }
     }
 
-    /// Ends keeping, and returns once no renewal of the hold is under way.
-    pub(crate) async fn let_go(&self, hold: &Hold) {
+    /// Removes a hold, and returns once no renewal of it is under way.
+    pub(crate) async fn remove(&self, hold: &Hold) {
         hold.until(|hold| self.forget(hold.claim.id).then_some(()))
             .await;
     }
 
-    /// Reserves the next renewal of a hold for the caller, once none is under way. `None` if it is not kept any more. The
-    /// caller then notes what came of it.
+    /// Reserves the next renewal of a hold for the caller, once none is under way. `None` if the hold was removed. The caller
+    /// then notes the outcome.
     pub(crate) async fn reserve(self: &Arc<Self>, hold: &Arc<Hold>) -> Option<Renewing> {
         let reserved = hold.until(|hold| match self.state().holds.get_mut(&hold.claim.id) {
             Some(entry) if entry.renewing => None,
@@ -111,12 +103,12 @@ impl Keeper {
     }
 
     /// Renewals that were marked as under way.
-    fn renewing(self: &Arc<Self>, holds: Vec<Arc<Hold>>) -> Renewing {
-        let keeper = Arc::clone(self);
-        Renewing { keeper, holds }
+    pub(crate) fn renewing(self: &Arc<Self>, holds: Vec<Arc<Hold>>) -> Renewing {
+        let schedule = Arc::clone(self);
+        Renewing { schedule, holds }
     }
 
-    /// Ends keeping unless a renewal is under way.
+    /// Removes a hold unless a renewal of it is under way.
     fn forget(&self, id: ClaimId) -> bool {
         let mut state = self.state();
         match state.holds.get(&id) {
@@ -137,25 +129,19 @@ impl Keeper {
         state.holds.values().map(|e| Arc::clone(&e.hold)).collect()
     }
 
-    /// The store said something about a claim.
-    pub(crate) fn tell(&self, inner: &Arc<Inner>, event: Event) {
-        let find = |id| self.state().holds.get(&id).map(|e| Arc::clone(&e.hold));
-        match event {
-            Event::Lost(id) => {
-                if let Some(hold) = find(id) {
-                    inner.lose(&hold, LossReason::TakenAway);
-                }
-            }
-            Event::Asked(id) => {
-                if let Some(hold) = find(id) {
-                    hold.ask();
-                }
-            }
-        }
+    /// The hold of a claim.
+    pub(crate) fn find(&self, id: ClaimId) -> Option<Arc<Hold>> {
+        let state = self.state();
+        state.holds.get(&id).map(|entry| Arc::clone(&entry.hold))
     }
 
-    /// Splits what is due now into the lost and those to renew, and says when to look again.
-    fn collect(&self) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>, Option<BootInstant>) {
+    /// Returns when the earliest entry has moved forward.
+    pub(crate) async fn moved_forward(&self) {
+        self.sooner.notified().await;
+    }
+
+    /// The holds whose validity is over, those to renew, and when to look again.
+    pub(crate) fn collect(&self) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>, Option<BootInstant>) {
         let now = self.clock.now();
         let (mut lost, mut renew) = (Vec::new(), Vec::new());
         let mut state = self.state();
@@ -166,15 +152,15 @@ impl Keeper {
                 continue;
             };
             let hold = &entry.hold;
-            // What is due soon goes along, so that many holds cost few wake-ups.
-            let soon = now + along(hold, now);
+            // What is due soon is renewed now, so that many holds cost few wake-ups.
+            let soon = now + early(hold, now);
             if at > soon {
                 break;
             }
             let ends = hold.valid_until();
             let settled = !hold.renews || entry.renewing || hold.lost().is_some();
             if settled && at > now {
-                // Nothing but the end of validity is awaited, and that is not to be hurried.
+                // Only the end of its validity is awaited, and that does not come early.
                 break;
             }
             due.pop_first();
@@ -193,7 +179,7 @@ impl Keeper {
             due.insert((ends, id));
         }
         let next = due.first().map(|(at, _)| *at);
-        // With nothing held it keeps to its last appointment, in vain, lest each of many short holds wake it.
+        // When idle, keep the last deadline: one spurious wake-up is cheaper than one per short hold.
         let before = BootInstant::from_nanos(self.sleeps_until.load(Ordering::SeqCst));
         let never = BootInstant::from_nanos(u64::MAX);
         let next = next.or((now < before && before < never).then_some(before));
@@ -202,21 +188,17 @@ impl Keeper {
         (lost, renew, next)
     }
 
-    /// Notes what came of a renewal.
+    /// Notes the outcome of a renewal. The reason if the hold is lost with it; the caller says so.
+    #[must_use]
     pub(crate) fn note(
         &self,
-        inner: &Arc<Inner>,
-        hold: &Arc<Hold>,
+        hold: &Hold,
         renewal: &Renewal,
         held: &HeldClaim,
-    ) {
+    ) -> Option<LossReason> {
         let now = self.clock.now();
         hold.note_asked(held.claim.ttl);
-        if let Renewal::Unknown(_) = renewal {
-            hold.doubt(held.claim.ttl);
-        }
-        let mut why = None;
-        let due = match renewal {
+        let (due, lost) = match renewal {
             Renewal::Kept {
                 counted_from,
                 lease,
@@ -229,27 +211,28 @@ impl Keeper {
                         hold.ask();
                     }
                 }
-                first_renewal(hold, *counted_from, lease)
+                (first_renewal(hold, *counted_from, lease), None)
             }
-            Renewal::Lost => {
-                why = Some(LossReason::StoreForgot);
-                now
-            }
-            Renewal::Unknown(_) if !hold.renews => hold.valid_until(),
+            Renewal::Lost => (now, Some(LossReason::StoreForgot)),
             Renewal::Unknown(error) => {
-                tracing::warn!(name = %hold.claim.name, %error, "a renewal failed; trying again");
-                now + pause(hold)
+                hold.doubt(held.claim.ttl);
+                if hold.renews {
+                    tracing::warn!(name = %hold.claim.name, %error, "a renewal failed; trying again");
+                    (now + pause(hold), None)
+                } else {
+                    (hold.valid_until(), None)
+                }
             }
         };
         self.renew_next(hold, due);
-        match why {
-            Some(why) => inner.lose(hold, why),
-            None => self.wake_before(due.min(hold.valid_until())),
+        if lost.is_none() {
+            self.wake_before(due.min(hold.valid_until()));
         }
         hold.news.notify_waiters();
+        lost
     }
 
-    /// A renewal for so long is about to go out: what is believed beyond that ends with it.
+    /// A renewal for `lease` is about to be sent: what is believed beyond that ends with it.
     pub(crate) fn curtail(&self, hold: &Hold, lease: Duration) {
         if !hold.curtail(lease) {
             return;
@@ -260,7 +243,7 @@ impl Keeper {
         self.wake_before(ends);
     }
 
-    /// Ends a renewal that brought nothing, or was not begun.
+    /// Ends a renewal that had no outcome, or was not begun.
     pub(crate) fn put_off(&self, hold: &Hold) {
         let due = self.clock.now() + pause(hold);
         self.renew_next(hold, due);
@@ -277,15 +260,15 @@ impl Keeper {
     }
 }
 
-/// Renewals under way. A task that goes away without noting what came of them, as all do when their runtime ends, must not
-/// leave a release waiting for them.
+/// Renewals under way. A task may go away without noting their outcome, as all do when their runtime ends; it must not leave
+/// a release waiting for them.
 pub(crate) struct Renewing {
-    keeper: Arc<Keeper>,
-    holds: Vec<Arc<Hold>>,
+    schedule: Arc<Schedule>,
+    pub(crate) holds: Vec<Arc<Hold>>,
 }
 
 impl Renewing {
-    /// What came of every one was noted.
+    /// The outcome of each was noted.
     pub(crate) fn noted(mut self) {
         self.holds.clear();
     }
@@ -294,13 +277,13 @@ impl Renewing {
 impl Drop for Renewing {
     fn drop(&mut self) {
         for hold in &self.holds {
-            self.keeper.put_off(hold);
+            self.schedule.put_off(hold);
         }
     }
 }
 
 impl State {
-    /// Sets anew when to look at a hold, if it is kept.
+    /// Sets when to look at a hold, if it is here.
     fn reschedule(&mut self, id: ClaimId, when: impl FnOnce(&mut Entry) -> BootInstant) {
         let Self { holds, due } = self;
         if let Some(entry) = holds.get_mut(&id) {
@@ -317,8 +300,8 @@ fn pause(hold: &Hold) -> Duration {
     pause.max(Duration::from_millis(10))
 }
 
-/// How much earlier than due a renewal may go along with others: little against what is left of its lease.
-fn along(hold: &Hold, now: BootInstant) -> Duration {
+/// How much earlier than due a renewal may be sent together with others: little against what is left of its lease.
+fn early(hold: &Hold, now: BootInstant) -> Duration {
     hold.claim.ttl.min(hold.valid_until().since(now)) / 30
 }
 
@@ -332,100 +315,23 @@ fn first_renewal(hold: &Hold, counted_from: BootInstant, lease: Duration) -> Boo
     }
 }
 
-/// The keeper's task: ends when the client is gone.
-pub(crate) async fn run(client: Weak<Inner>, clock: Clock) {
-    loop {
-        let Some(inner) = client.upgrade() else {
-            return;
-        };
-        let (lost, renew, next) = inner.keeper.collect();
-        for hold in lost {
-            end(&inner, &hold);
-        }
-        let (renew, ailing): (Vec<_>, Vec<_>) = renew.into_iter().partition(|h| h.is_healthy());
-        for hold in &ailing {
-            tracing::warn!(name = %hold.claim.name, "not renewed: its holder is not healthy");
-            inner.keeper.put_off(hold);
-        }
-        for batch in renew.chunks(BATCH) {
-            let span = tracing::debug_span!("renew", holds = batch.len());
-            let batch = inner.keeper.renewing(batch.to_vec());
-            inner.behind(|inner| async move { renew_batch(&inner, batch).await }.instrument(span));
-        }
-        // The client may go while its keeper sleeps: hold on to the keeper alone.
-        let keeper = Arc::clone(&inner.keeper);
-        drop(inner);
-        match next {
-            Some(next) => tokio::select! {
-                () = clock.sleep_until(next) => {}
-                () = keeper.sooner.notified() => {}
-            },
-            None => keeper.sooner.notified().await,
-        }
-    }
-}
-
-/// The validity of a hold is over: its guards are told. Whoever sees that first says so.
-pub(crate) fn end(inner: &Arc<Inner>, hold: &Arc<Hold>) {
-    let (why, ours) = hold.why_over();
-    inner.lose(hold, why);
-    let unnoticed = !hold.renews && inner.promises.lease != LeaseKind::Lease;
-    if (ours || unnoticed) && !hold.joined {
-        // Its holder may be stuck, and the store need not find out by itself.
-        let hold = Arc::clone(hold);
-        inner.behind(|inner| guard::abandon(inner, hold));
-    }
-}
-
-async fn renew_batch(inner: &Arc<Inner>, batch: Renewing) {
-    let holds = &batch.holds;
-    let held: Vec<_> = holds.iter().map(|hold| hold.held_claim()).collect();
-    for (hold, held) in holds.iter().zip(&held) {
-        inner.keeper.curtail(hold, held.claim.ttl);
-    }
-    let renewals = inner.engine.renew(&held).await;
-    let (mut kept, mut lost, mut unknown) = (0, 0, 0);
-    for ((hold, held), renewal) in holds.iter().zip(&held).zip(&renewals) {
-        match renewal {
-            Renewal::Kept { .. } => kept += 1,
-            Renewal::Lost => lost += 1,
-            Renewal::Unknown(_) => unknown += 1,
-        }
-        inner.keeper.note(inner, hold, renewal, held);
-    }
-    batch.noted();
-    inner.observe(|observer| observer.renewed(kept, lost, unknown));
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::engine::{Claim, Grant};
-    use crate::hold::Terms;
-    use crate::types::LockName;
-    use crate::types::Mode;
-    use crate::types::{Token, Tokens};
+    use crate::runtime::hold::Terms;
+    use crate::types::{LockName, Token, Tokens};
 
     const TTL: Duration = Duration::from_secs(30);
 
     /// Held no longer than it takes.
-    fn hold_shortly(keeper: &Keeper, number: u8) {
-        let claim = Claim {
-            id: ClaimId::from_bytes([number; 16]),
-            owner: "somebody".into(),
-            name: LockName::new("a").unwrap(),
-            mode: Mode::Exclusive,
-            ttl: TTL,
-            lock_delay: Duration::ZERO,
-            wait: true,
-            reserve: 1,
-            record: false,
-            label: None,
-        };
+    fn hold_shortly(schedule: &Schedule, number: u8) {
+        let id = ClaimId::from_bytes([number; 16]);
+        let claim = Claim::new(id, "somebody", LockName::new("a").unwrap());
         let grant = Grant {
             tokens: Tokens::one(Token(u64::from(number))),
-            counted_from: keeper.clock.now(),
+            counted_from: schedule.clock.now(),
             lease: TTL,
             recorded: true,
         };
@@ -434,35 +340,35 @@ mod tests {
             max_hold: None,
             healthy: None,
         };
-        let hold = Arc::new(Hold::new(claim, &grant, keeper.clock, terms));
-        keeper.keep(&hold, grant.counted_from, TTL);
-        assert!(keeper.forget(hold.claim.id));
+        let hold = Arc::new(Hold::new(claim, &grant, schedule.clock, terms));
+        schedule.add(&hold, grant.counted_from, TTL);
+        assert!(schedule.forget(hold.claim.id));
     }
 
-    async fn is_woken(keeper: &Keeper) -> bool {
+    async fn is_woken(schedule: &Schedule) -> bool {
         tokio::select! {
             biased;
-            () = keeper.sooner.notified() => true,
+            () = schedule.sooner.notified() => true,
             () = std::future::ready(()) => false,
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_of_many_short_holds_wakes_the_keeper() {
-        let keeper = Keeper::new(Clock::Tokio(tokio::time::Instant::now()));
+    async fn the_first_of_many_short_holds_wakes_the_schedule() {
+        let schedule = Schedule::new(Clock::Tokio(tokio::time::Instant::now()));
         for round in 0..2 {
-            hold_shortly(&keeper, 10 * round);
-            assert!(is_woken(&keeper).await);
+            hold_shortly(&schedule, 10 * round);
+            assert!(is_woken(&schedule).await);
             // Only to find that it is over.
-            let next = keeper.collect().2.unwrap();
-            assert!(next > keeper.clock.now());
+            let next = schedule.collect().2.unwrap();
+            assert!(next > schedule.clock.now());
             for number in 1..10 {
                 tokio::time::advance(Duration::from_millis(1)).await;
-                hold_shortly(&keeper, 10 * round + number);
-                assert!(!is_woken(&keeper).await);
+                hold_shortly(&schedule, 10 * round + number);
+                assert!(!is_woken(&schedule).await);
             }
             tokio::time::advance(TTL / 3).await;
-            assert_eq!(keeper.collect().2, None, "it sleeps until it is woken");
+            assert_eq!(schedule.collect().2, None, "it sleeps until it is woken");
         }
     }
 }

@@ -6,21 +6,19 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::health::Health;
 use crate::engine::{Claim, Grant, HeldClaim};
-use crate::health::Health;
-use crate::types::{BootInstant, Clock};
-use crate::types::{LossReason, Mode};
-use crate::types::{Token, Tokens};
+use crate::types::{BootInstant, Clock, Error, LossReason, Mode, Token, Tokens};
 
-/// A claim that holds. Shared by its guards, the keeper and the line.
+/// A claim that holds. Shared by its guards, the schedule of renewals and the queue.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) claim: Claim,
     pub(crate) renews: bool,
     healthy: Option<Health>,
     /// Its holder was not healthy when a renewal was due, and no renewal has succeeded since.
-    ailing: AtomicBool,
-    /// It belongs to another process; this one only believes in it.
+    unhealthy: AtomicBool,
+    /// It belongs to another process; this one has only joined it.
     pub(crate) joined: bool,
     clock: Clock,
     tokens: Tokens,
@@ -32,10 +30,10 @@ pub(crate) struct Hold {
     /// Until when the store may keep it after all that it was asked, as far as that can be known.
     kept_until: AtomicU64,
     /// How many of the tokens were handed on.
-    passed: AtomicU32,
+    handed_on: AtomicU32,
     /// The token that the store knows; 0 for none.
     recorded: AtomicU64,
-    /// Whether a waiter of this process may have it: not if it was asked for with an end or without renewal, or if
+    /// Whether it may be handed to a waiter of this process: not if it was requested with an end or without renewal, or if
     /// others are to read its token.
     plain: bool,
     /// A sequencer is out, so that the store must keep naming the token in it.
@@ -43,7 +41,7 @@ pub(crate) struct Hold {
     asked: AtomicBool,
     /// It is held in shared mode by now, with this token.
     downgraded: OnceLock<Token>,
-    /// Somebody gives the claim back, or has done so.
+    /// The claim is being withdrawn, or was.
     given_back: AtomicBool,
     lost: OnceLock<LossReason>,
     /// Guards that share the hold (reentrancy).
@@ -64,7 +62,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Nothing but renewals: so a waiter of this process may be handed what another one held.
+    /// Nothing but renewals. So a waiter of this process may be handed what another one held.
     pub(crate) fn are_plain(&self) -> bool {
         self.renews && self.max_hold.is_none() && self.healthy.is_none()
     }
@@ -80,7 +78,7 @@ pub(crate) fn valid_until(counted_from: BootInstant, lease: Duration) -> BootIns
     counted_from + lease.saturating_sub(drift(lease))
 }
 
-/// Wrong on purpose: from when the answer came.
+/// A bug on purpose: counts from when the answer came.
 #[cfg(fencelock_planted)]
 fn counted_from(rightly: BootInstant, clock: Clock) -> BootInstant {
     match crate::planted::is("validity-from-reply") {
@@ -104,7 +102,7 @@ impl Hold {
             claim,
             renews: terms.renews,
             healthy: terms.healthy,
-            ailing: AtomicBool::new(false),
+            unhealthy: AtomicBool::new(false),
             joined: false,
             clock,
             tokens: grant.tokens,
@@ -112,7 +110,7 @@ impl Hold {
             valid_until: AtomicU64::new(valid.as_nanos()),
             doubted: AtomicU64::new(u64::MAX),
             kept_until: AtomicU64::new((grant.counted_from + grant.lease).as_nanos()),
-            passed: AtomicU32::new(0),
+            handed_on: AtomicU32::new(0),
             plain,
             recorded: AtomicU64::new(match grant.recorded {
                 true => grant.tokens.first.0,
@@ -164,13 +162,13 @@ impl Hold {
         let valid = valid_until(counted_from, lease).min(self.ends);
         // Not a maximum: `refresh` may shorten a lease.
         self.valid_until.store(valid.as_nanos(), SeqCst);
-        self.ailing.store(false, SeqCst);
+        self.unhealthy.store(false, SeqCst);
         self.news.notify_waiters();
         true
     }
 
-    /// A renewal for so long is about to go out. From then on the store may keep it for no longer than that, whether or not
-    /// an answer comes. True if that is less than was believed.
+    /// A renewal for `lease` is about to be sent. From then on the store may keep the lock for no longer than that, whether or
+    /// not an answer comes. True if that is less than was believed.
     pub(crate) fn curtail(&self, lease: Duration) -> bool {
         let most = valid_until(self.clock.now(), lease).as_nanos();
         let less = most < self.valid_until.fetch_min(most, SeqCst);
@@ -180,7 +178,7 @@ impl Hold {
         less
     }
 
-    /// The store was asked to keep it for so long.
+    /// The store was asked to keep it for `lease`.
     pub(crate) fn note_asked(&self, lease: Duration) {
         let until = self.clock.now() + lease;
         self.kept_until.fetch_max(until.as_nanos(), SeqCst);
@@ -191,14 +189,14 @@ impl Hold {
         BootInstant::from_nanos(self.kept_until.load(SeqCst))
     }
 
-    /// A renewal for so long had no answer. It may still arrive at any time, and cut short a lease that is longer.
+    /// A renewal for `lease` had no answer. It may still arrive at any time, and cut short a lease that is longer.
     pub(crate) fn doubt(&self, lease: Duration) {
         let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
         self.doubted.fetch_min(nanos, SeqCst);
     }
 
-    /// How much of a lease that a renewal brought is sure. One in doubt that arrives later brings its own length from then;
-    /// one that arrived before has no say any more.
+    /// How much of the lease of a renewal is sure. A renewal in doubt that arrives later sets its own length from then on; one
+    /// that arrived before no longer matters.
     pub(crate) fn sure_of(&self, lease: Duration) -> Duration {
         lease.min(Duration::from_nanos(self.doubted.load(SeqCst)))
     }
@@ -207,22 +205,30 @@ impl Hold {
     pub(crate) fn is_healthy(&self) -> bool {
         let healthy = self.healthy.as_ref().is_none_or(Health::check);
         if !healthy {
-            self.ailing.store(true, SeqCst);
+            self.unhealthy.store(true, SeqCst);
         }
         healthy
     }
 
-    /// Why it is lost now that its validity is over, and whether that was this client's own doing, so that the store may
-    /// be told although the holder still sits on its guard.
+    /// Why it is lost now that its validity is over; and whether this client itself ended it, so that it may be given back
+    /// although its guard is still there.
     pub(crate) fn why_over(&self) -> (LossReason, bool) {
         if self.valid_until() == self.ends {
             (LossReason::MaxHold, true)
         } else if !self.renews {
             (LossReason::NotRenewed, false)
-        } else if self.ailing.load(SeqCst) {
+        } else if self.unhealthy.load(SeqCst) {
             (LossReason::Unhealthy, true)
         } else {
             (LossReason::Expired, false)
+        }
+    }
+
+    /// The error of a call that needs the hold, which is lost or over.
+    pub(crate) fn lost_error(&self) -> Error {
+        Error::Lost {
+            name: self.claim.name.clone(),
+            reason: self.lost().unwrap_or_else(|| self.why_over().0),
         }
     }
 
@@ -236,8 +242,8 @@ impl Hold {
     }
 
     pub(crate) fn token(&self) -> Token {
-        let passed = || Token(self.tokens.first.0 + u64::from(self.passed.load(SeqCst)));
-        self.downgraded.get().copied().unwrap_or_else(passed)
+        let present = || Token(self.tokens.first.0 + u64::from(self.handed_on.load(SeqCst)));
+        self.downgraded.get().copied().unwrap_or_else(present)
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -249,7 +255,7 @@ impl Hold {
 
     /// It is shared from now on, with a token of its own.
     pub(crate) fn downgrade(&self, token: Token) {
-        // Only the last guard downgrades, and that once.
+        // Only the last guard downgrades, and only once.
         let _ = self.downgraded.set(token);
     }
 
@@ -263,7 +269,7 @@ impl Hold {
         }
     }
 
-    /// Marks that a sequencer is to be made; says whether the store must be told the token first.
+    /// Marks that a sequencer is made; true if the store must be told the token first.
     pub(crate) fn sequence(&self) -> bool {
         self.sequenced.store(true, SeqCst);
         self.recorded.load(SeqCst) != self.token().0
@@ -274,11 +280,11 @@ impl Hold {
         self.recorded.store(token.0, SeqCst);
     }
 
-    /// Whether a waiter of this process with `next` as its claim may have this hold, as it would have one of its own.
-    pub(crate) fn may_pass_to(&self, next: &Claim) -> bool {
+    /// Whether a waiter of this process with the claim `next` may have this hold instead of one of its own.
+    pub(crate) fn may_hand_on_to(&self, next: &Claim) -> bool {
         let mine = &self.claim;
         self.plain
-            && self.passed.load(SeqCst) + 1 < self.tokens.count
+            && self.handed_on.load(SeqCst) + 1 < self.tokens.count
             && !self.sequenced.load(SeqCst)
             && !self.asked.load(SeqCst)
             && mine.ttl == next.ttl
@@ -289,9 +295,9 @@ impl Hold {
             && self.is_valid()
     }
 
-    /// Moves on to the next token. Only the line calls this, for one waiter at a time.
-    pub(crate) fn pass(&self) {
-        self.passed.fetch_add(1, SeqCst);
+    /// Moves on to the next token. Only the queue calls this, for one waiter at a time.
+    pub(crate) fn hand_on(&self) {
+        self.handed_on.fetch_add(1, SeqCst);
     }
 
     pub(crate) fn add_guard(&self) {
@@ -305,7 +311,7 @@ impl Hold {
             .is_ok()
     }
 
-    /// True for the one who is to withdraw the claim.
+    /// True for the one caller that is to withdraw the claim.
     pub(crate) fn may_give_back(&self) -> bool {
         !self.given_back.swap(true, SeqCst)
     }
@@ -320,7 +326,7 @@ impl Hold {
         self.guards.load(SeqCst) == 0
     }
 
-    /// True for the last one.
+    /// True if it was the last guard.
     pub(crate) fn drop_guard(&self) -> bool {
         self.guards.fetch_sub(1, SeqCst) == 1
     }

@@ -1,32 +1,39 @@
-//! Believing in another process's hold: never renewed here, asked about again and again, and lost when the store says so
-//! or when nothing was heard for as long as it may be believed.
+//! A hold of another process that this one has joined: never renewed here, asked about again and again, and lost when the
+//! store says so or when nothing was heard of it for as long as it may be believed.
 //!
-//! Between two questions the lock is watched, so that a release by the other process is known soon: by what the store
-//! tells where it tells of changes, else by looks, a few per second.
+//! Between two questions the lock is watched, so that a release by the other process is known soon: by the store's
+//! messages where it sends any, else by looks, a few per second.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::client::Inner;
-use crate::engine::{Claim, Engine};
-use crate::hold::Hold;
-use crate::types::Clock;
-use crate::types::{LossReason, Mode};
-use crate::wish::vouched;
+use super::hold::{Hold, valid_until};
+use super::state::State;
+use crate::engine::{Claim, Engine, Grant, HolderView};
+use crate::types::{Clock, LockName, LossReason, Mode, Result};
 
 /// Between two looks at least.
 const PAUSE: Duration = Duration::from_millis(300);
 
+/// What an owner in another process holds, if that may be believed.
+pub(crate) async fn attested(
+    state: &State,
+    name: &LockName,
+    owner: &str,
+) -> Result<Option<(HolderView, Grant)>> {
+    let attested = state.engine.inspect().attest(name, owner).await?;
+    let now = state.clock.now();
+    Ok(attested.filter(|(_, grant)| now < valid_until(grant.counted_from, grant.lease)))
+}
+
 /// Watches a joined hold until it is lost or its last guard is gone.
-pub(crate) async fn watch(client: Weak<Inner>, hold: Arc<Hold>, clock: Clock) {
+pub(crate) async fn watch(client: Weak<State>, hold: Arc<Hold>, clock: Clock) {
     let mut failed = false;
     loop {
-        let Some(inner) = client.upgrade() else {
+        // The client may go while its hold is watched: keep the engine alone.
+        let Some(engine) = client.upgrade().map(|state| Arc::clone(&state.engine)) else {
             return;
         };
-        // The client may go while its hold is watched: hold on to the engine alone.
-        let engine = Arc::clone(&inner.engine);
-        drop(inner);
         let ends = hold.valid_until();
         let left = hold.remaining();
         let pause = if failed { left / 10 } else { left / 3 };
@@ -37,37 +44,37 @@ pub(crate) async fn watch(client: Weak<Inner>, hold: Arc<Hold>, clock: Clock) {
             () = gone(&*engine, &hold.claim) => {}
         }
         drop(engine);
-        let Some(inner) = client.upgrade() else {
+        let Some(state) = client.upgrade() else {
             return;
         };
-        let looked = tokio::select! {
+        let found = tokio::select! {
             biased;
             () = hold.until(|hold| hold.has_no_guard().then_some(())) => return,
             () = clock.sleep_until(ends) => {
-                inner.lose(&hold, LossReason::OuterSilent);
+                state.lose(&hold, LossReason::OuterSilent);
                 return;
             }
-            looked = vouched(&inner, &hold.claim.name, &hold.claim.owner) => looked,
+            found = attested(&state, &hold.claim.name, &hold.claim.owner) => found,
         };
-        failed = looked.is_err();
-        match looked {
+        failed = found.is_err();
+        match found {
             Ok(Some((holder, grant)))
                 if holder.claim == Some(hold.claim.id) && holder.mode == hold.claim.mode =>
             {
                 hold.prolong(grant.counted_from, grant.lease);
             }
             Ok(_) => {
-                inner.lose(&hold, LossReason::OuterEnded);
+                state.lose(&hold, LossReason::OuterEnded);
                 return;
             }
-            Err(error) => tracing::debug!(%error, "looking at a joined hold"),
+            Err(error) => tracing::debug!(%error, "asking about a joined hold"),
         }
     }
 }
 
 /// Returns once a look does not show the claim as a holder. A look that fails shows nothing.
 async fn gone(engine: &dyn Engine, claim: &Claim) {
-    // The highest token at the last look, where a change of it tells that the claim is gone.
+    // The highest token at the last look, where a change of it shows that the claim is gone.
     let mut seen = None;
     loop {
         tokio::time::sleep(PAUSE).await;
