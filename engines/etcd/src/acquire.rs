@@ -158,7 +158,6 @@ impl State {
         }
     }
 
-    /// The standing of a claim that has just joined the queue.
     async fn joined(
         self: &Arc<Self>,
         claim: &Claim,
@@ -174,7 +173,6 @@ impl State {
         self.standing(claim, sent.at, position).await
     }
 
-    /// The session for a hold of this claim.
     async fn session_for_hold(self: &Arc<Self>, claim: &Claim) -> Result<Arc<Pin>> {
         let class = Class::for_hold(claim, needs_own_session(claim));
         let hold = self.session(class, claim).await?;
@@ -199,14 +197,15 @@ impl State {
         taken: bool,
     ) -> Result<Option<Arc<Pin>>> {
         let class = Class::for_waiting(self.cluster.config.claim_window);
-        if !may_join(claim) && !(taken && claim.mode == Mode::Shared) {
-            return Ok(None);
+        let joins = may_join(claim) || (taken && claim.mode == Mode::Shared);
+        match (joins, taken) {
+            (false, _) => Ok(None),
+            (true, true) => self.session(class, claim).await.map(Some),
+            (true, false) => {
+                let bytes = self.layout().max_key_len(&claim.name);
+                Ok(self.sessions.usable(class, bytes))
+            }
         }
-        if taken {
-            return self.session(class, claim).await.map(Some);
-        }
-        let bytes = self.layout().max_key_len(&claim.name);
-        Ok(self.sessions.usable(class, bytes))
     }
 
     fn key(&self, claim: &Claim, number: KeyNumber, hold: &Pin) -> String {

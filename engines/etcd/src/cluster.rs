@@ -20,7 +20,6 @@ use crate::single_flight::SingleFlight;
 /// The pause before members without a leader are asked again.
 const ELECTION: Duration = Duration::from_millis(100);
 
-/// A cluster.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) config: Config,
@@ -33,7 +32,6 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Finds a member.
     pub(crate) async fn open(config: Config) -> Result<Self> {
         let cluster = Self {
             config,

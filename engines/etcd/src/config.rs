@@ -16,7 +16,6 @@ const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 /// A server closes connections that send pings more often than every five seconds.
 const PING: Duration = Duration::from_secs(6);
 
-/// How to reach a cluster and how long to wait for it.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// `http://host:port` of each member.

@@ -20,7 +20,6 @@ use crate::error::{explain, full_text, is_refusal};
 use crate::layout::BASE;
 use crate::watches::{Watch, Watches};
 
-/// A connection to one member.
 pub(crate) struct Connection {
     pub(crate) kv: KvClient,
     pub(crate) lease: LeaseClient,

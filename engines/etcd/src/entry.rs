@@ -15,18 +15,15 @@ use crate::layout::KeyNumber;
 use crate::session::{Pin, Session};
 use crate::stored::token_at;
 
-/// What this client knows of a claim that it sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
     pub(crate) number: KeyNumber,
     /// The create revision of its key, and its tokens, once known.
     pub(crate) created: Option<(i64, Tokens)>,
-    /// The session of its key.
     pub(crate) session: Arc<Session>,
     /// The offset of the token that the store has.
     pub(crate) token_offset: u32,
-    /// The token base that it was sent with.
     pub(crate) base: Option<u64>,
     pub(crate) holds: bool,
     pub(crate) mode: Mode,
@@ -39,7 +36,6 @@ pub(crate) struct Entry {
     pub(crate) pins: Vec<Arc<Pin>>,
 }
 
-/// What a waiter waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
     /// The end of this key.

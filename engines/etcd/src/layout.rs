@@ -11,7 +11,6 @@ const ROOT: &str = "fencelock/";
 /// The prefix of all release notices.
 const RELEASE_NOTICES: &str = "fencelock/released/";
 
-/// The key of the token base.
 pub(crate) const BASE: &str = "fencelock/base";
 
 /// The most bytes that follow the lock's name in a key, and that it takes to send a key.
@@ -20,7 +19,6 @@ const MAX_SUFFIX: usize = 64;
 /// How the keys of locks are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Our own.
     Fencelock,
     /// The layout of Go's package `concurrency` and of `etcdctl lock`.
     Concurrency,
@@ -109,7 +107,6 @@ pub(crate) fn mailbox(client: &str) -> String {
     format!("{ROOT}mail/{client}/")
 }
 
-/// The key of a message about a claim.
 pub(crate) fn message_key(client: &str, claim: ClaimId) -> String {
     format!("{}{claim}", mailbox(client))
 }

@@ -6,7 +6,6 @@ use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
 
 use crate::layout::Layout;
 
-/// What the cluster says of itself.
 #[derive(Debug)]
 pub(crate) struct ServerInfo {
     /// How many members the cluster has.

@@ -49,7 +49,6 @@ pub(crate) struct Session {
     changed: Notify,
 }
 
-/// What changes in a session's life.
 #[derive(Debug)]
 pub(crate) struct Status {
     /// When the last request was sent that prolonged the lease.
@@ -69,7 +68,6 @@ pub(crate) struct Status {
     pub(crate) holds: HashMap<ClaimId, Hold>,
 }
 
-/// A hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) key: Vec<u8>,
@@ -107,7 +105,6 @@ impl Class {
         }
     }
 
-    /// The session for waiting claims.
     pub(crate) fn for_waiting(claim_window: Duration) -> Self {
         Self {
             seconds: whole_seconds(claim_window),
@@ -342,7 +339,6 @@ impl Session {
     }
 }
 
-/// All sessions of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     /// The sessions that new claims may enter.

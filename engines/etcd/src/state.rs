@@ -21,7 +21,6 @@ use crate::token_base::TokenBase;
 /// How long closing waits for a cluster that does not answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the engine's calls and its background tasks share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) cluster: Cluster,

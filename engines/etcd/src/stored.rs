@@ -11,20 +11,17 @@ use serde_json::{Map, Value};
 
 use crate::layout::Layout;
 
-/// The version of the format.
 const VERSION: u64 = 1;
 
 /// Tokens and the token base are below this.
 const TOKEN_LIMIT: u64 = 1 << 53;
 
-/// How many tokens belong to one revision.
 pub(crate) const TOKENS_PER_REVISION: u32 = 16;
 
 /// The offset of the token of a hold that was downgraded to shared: above the tokens that it had before, and below those of
 /// all later claims.
 pub(crate) const DOWNGRADED: u32 = TOKENS_PER_REVISION - 1;
 
-/// A claim as it is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     /// `None` for another kind of client.
@@ -87,7 +84,6 @@ pub(crate) fn first_token(base: Option<u64>, revision: i64) -> Token {
     })
 }
 
-/// The token base that a claim stores.
 pub(crate) fn base_of(kv: &KeyValue) -> Option<u64> {
     let stored: Map<String, Value> = serde_json::from_slice(kv.value()).ok()?;
     let base = stored.get("base").and_then(Value::as_u64);

@@ -31,7 +31,6 @@ const TOLERANCE: u64 = 100_000;
 /// way, so this is longer than a claim takes on a busy machine.
 const UNGUARDED: Duration = Duration::from_secs(10);
 
-/// What this client knows of the token base.
 #[derive(Debug, Default)]
 pub(crate) struct TokenBase {
     known: Mutex<Option<Known>>,
@@ -84,7 +83,6 @@ impl TokenBase {
         }
     }
 
-    /// The base that is known.
     pub(crate) fn number(&self) -> Option<u64> {
         (*self.known()).map(|known| known.base)
     }

@@ -17,17 +17,14 @@ use tokio::time::Instant;
 /// How long an unused watch is kept.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// How many unused watches are kept.
 const MAX_KEPT: usize = 64;
 
-/// A command to the stream's task.
 #[derive(Debug)]
 enum Command {
     Open(OpenRequest),
     Release(i64),
 }
 
-/// A watch that is to be opened.
 #[derive(Debug)]
 struct OpenRequest {
     key: Vec<u8>,
@@ -272,7 +269,6 @@ impl Stream {
         }
     }
 
-    /// A watch is no longer used.
     async fn release(&mut self, id: i64) {
         let Some(open) = self.open.get_mut(&id) else {
             return;
