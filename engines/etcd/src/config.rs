@@ -35,50 +35,26 @@ pub(crate) struct Config {
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let store = url.to_string();
-        let password = url.take_password()?;
-        let connect_timeout = url.take_duration("connect-timeout")?;
-        let response_timeout = url.take_duration("response-timeout")?;
+        let connect_timeout = timeout(&mut url, "connect-timeout", CONNECT_TIMEOUT)?;
+        let response_timeout = timeout(&mut url, "response-timeout", RESPONSE_TIMEOUT)?;
         let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
-        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-        let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
-        for (option, value) in [
-            ("connect-timeout", connect_timeout),
-            ("response-timeout", response_timeout),
-        ] {
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; it must be positive")));
-            }
-        }
         if claim_window < SHORTEST_WINDOW {
             return Err(url.refuse(format!(
                 "claim-window is {claim_window:?}; it must be at least {SHORTEST_WINDOW:?}"
             )));
         }
-        let layout = match url.take("layout").as_deref() {
-            None | Some("fencelock") => Layout::Fencelock,
-            Some("concurrency") => Layout::Concurrency,
-            Some(other) => {
-                return Err(url.refuse(format!(
-                    "layout={other} is unknown; use fencelock or concurrency"
-                )));
-            }
-        };
+        let layout = layout(&mut url)?;
         if !url.path.is_empty() {
             return Err(url.refuse("it has a path; use the option prefix to separate stores"));
         }
         let tls = url.scheme == "etcds";
-        let mut options = ConnectOptions::new()
+        let options = ConnectOptions::new()
             .with_connect_timeout(connect_timeout)
             .with_keep_alive(PING, response_timeout)
             .with_require_leader(true)
             .with_auto_token_refresh(true);
-        match (url.user.clone(), password) {
-            (None, None) => {}
-            (Some(user), Some(password)) => options = options.with_user(user, password),
-            (Some(_), None) => return Err(url.refuse("it has a user and no password")),
-            (None, Some(_)) => return Err(url.refuse("it has a password and no user")),
-        }
-        let (options, certificate) = encrypted(&mut url, tls, options)?;
+        let options = with_user(&mut url, options)?;
+        let (options, certificate) = with_tls(&mut url, tls, options)?;
         let endpoints = endpoints(&url, if tls { "https" } else { "http" })?;
         url.finish()?;
         Ok(Self {
@@ -92,6 +68,33 @@ impl Config {
             claim_window,
             layout,
         })
+    }
+}
+
+fn timeout(url: &mut StoreUrl, option: &'static str, default: Duration) -> Result<Duration> {
+    let value = url.take_duration(option)?.unwrap_or(default);
+    if value.is_zero() {
+        return Err(url.refuse(format!("{option} is 0; it must be positive")));
+    }
+    Ok(value)
+}
+
+fn layout(url: &mut StoreUrl) -> Result<Layout> {
+    match url.take("layout").as_deref() {
+        None | Some("fencelock") => Ok(Layout::Fencelock),
+        Some("concurrency") => Ok(Layout::Concurrency),
+        Some(other) => Err(url.refuse(format!(
+            "layout={other} is unknown; use fencelock or concurrency"
+        ))),
+    }
+}
+
+fn with_user(url: &mut StoreUrl, options: ConnectOptions) -> Result<ConnectOptions> {
+    match (url.user.clone(), url.take_password()?) {
+        (None, None) => Ok(options),
+        (Some(user), Some(password)) => Ok(options.with_user(user, password)),
+        (Some(_), None) => Err(url.refuse("it has a user and no password")),
+        (None, Some(_)) => Err(url.refuse("it has a password and no user")),
     }
 }
 
@@ -126,7 +129,7 @@ fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
 
 /// Sets up TLS if the URL asks for it. Also returns whether the client has a certificate.
 #[cfg(feature = "tls")]
-fn encrypted(
+fn with_tls(
     url: &mut StoreUrl,
     tls: bool,
     options: ConnectOptions,
@@ -162,7 +165,7 @@ fn encrypted(
 }
 
 #[cfg(not(feature = "tls"))]
-fn encrypted(
+fn with_tls(
     url: &mut StoreUrl,
     tls: bool,
     options: ConnectOptions,

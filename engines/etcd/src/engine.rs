@@ -42,7 +42,8 @@ impl Etcd {
             }
         };
         let (sender, events) = mpsc::unbounded_channel();
-        let state = Arc::new(State::new(cluster, limits, sender));
+        let promises = server::promises(cluster.config.layout, limits);
+        let state = Arc::new(State::new(cluster, promises, sender));
         let events = tokio::sync::Mutex::new(events);
         Ok(Self { state, events })
     }
@@ -51,7 +52,7 @@ impl Etcd {
 #[async_trait]
 impl Engine for Etcd {
     fn promises(&self) -> Promises {
-        server::promises(self.state.layout(), self.state.limits.clone())
+        self.state.promises.clone()
     }
 
     fn clock(&self) -> Clock {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event};
-use fencelock_core::{ClaimId, Error, Limit, LockName, Result};
+use fencelock_core::{ClaimId, Error, LockName, Promises, Result};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -30,8 +30,7 @@ pub(crate) struct State {
     entries: Mutex<Entries>,
     /// The release notices that this client has put, and when.
     pub(crate) release_notices: Mutex<HashMap<String, Instant>>,
-    /// The known bugs of the servers, as far as the cluster told its version at open.
-    pub(crate) limits: Vec<Limit>,
+    pub(crate) promises: Promises,
     /// The id of this client: in the names of its keys and of its mailbox.
     pub(crate) client: String,
     pub(crate) events: mpsc::UnboundedSender<Event>,
@@ -43,7 +42,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(
         cluster: Cluster,
-        limits: Vec<Limit>,
+        promises: Promises,
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         Self {
@@ -53,7 +52,7 @@ impl State {
             contention: Contention::default(),
             entries: Mutex::default(),
             release_notices: Mutex::default(),
-            limits,
+            promises,
             client: format!("{:032x}", fastrand::u128(..)),
             events,
             reads_mail: AtomicBool::new(false),
