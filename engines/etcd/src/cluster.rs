@@ -159,7 +159,7 @@ impl Cluster {
             // An error that somebody must fix says more than a member that is down.
             if worst
                 .as_ref()
-                .is_none_or(|worst| worst.error.is_transient())
+                .is_none_or(|worst| worst.error.is_retryable())
             {
                 worst = Some(failed);
             }

@@ -6,12 +6,8 @@ use crate::state::State;
 
 impl State {
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let limits = self.promises.limits.iter().cloned().map(Finding::from);
-        let mut findings: Vec<Finding> = limits.collect();
         let members = self.cluster.server_info().await?.members;
-        let named = self.cluster.config.endpoints.len();
-        findings.extend(about_members(members, named));
-        Ok(findings)
+        Ok(about_members(members, self.cluster.config.endpoints.len()))
     }
 }
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, Engine, EventSource, EventStream, Evict, Finding, Grant, HeldClaim, Inspect,
+    Leave, LockView, Page, Place, Promises, Renewal, Standing, StoreUrl, Withdrawn,
 };
-use fencelock_core::{Clock, Engine, Error, Finding, LockName, Promises, Result, StoreUrl, Token};
-use tokio::sync::mpsc;
+use fencelock_core::{LockName, Result, Token};
 
 use crate::cluster::Cluster;
 use crate::config::Config;
@@ -19,15 +18,16 @@ use crate::state::State;
 /// The engine on an etcd cluster.
 pub struct Etcd {
     state: Arc<State>,
-    events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    events: EventSource,
 }
 
 impl Etcd {
     /// Connects to the cluster of a URL `etcd://...` or `etcds://...`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the URL is wrong, [`Error::Refused`] if the cluster refuses this user,
-    /// [`Error::Unavailable`] if no member that has a leader answers within `connect-timeout`.
+    /// [`Config`](fencelock_core::Error::Config) if the URL is wrong, [`Refused`](fencelock_core::Error::Refused) if the cluster
+    /// refuses this user, [`Unavailable`](fencelock_core::Error::Unavailable) if no member that has a leader answers within
+    /// `connect-timeout`.
     ///
     /// # Cancel safety
     /// May be dropped: nothing is held yet.
@@ -41,22 +41,17 @@ impl Etcd {
                 Vec::new()
             }
         };
-        let (sender, events) = mpsc::unbounded_channel();
-        let promises = server::promises(cluster.config.layout, limits);
+        let (sender, events) = EventSource::channel();
+        let promises = server::promises(&cluster.config, limits);
         let state = Arc::new(State::new(cluster, promises, sender));
-        let events = tokio::sync::Mutex::new(events);
         Ok(Self { state, events })
     }
 }
 
 #[async_trait]
 impl Engine for Etcd {
-    fn promises(&self) -> Promises {
-        self.state.promises.clone()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.state.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -64,7 +59,7 @@ impl Engine for Etcd {
         self.state.place(claim).await
     }
 
-    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         self.state.check_open()?;
         self.state.wait(claim).await
     }
@@ -77,16 +72,30 @@ impl Engine for Etcd {
         self.state.withdraw(claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        self.events.lock().await.recv().await.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.state.close().await;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Etcd {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         self.state.check_open()?;
-        match unlike {
-            None => self.state.view(name).await,
-            Some(seen) => self.state.watch_lock(name, seen).await,
-        }
+        self.state.view(name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.state.check_open()?;
+        self.state.watch_lock(name, seen).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -102,11 +111,6 @@ impl Engine for Etcd {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         self.state.check_open()?;
         self.state.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.state.close().await;
-        Ok(())
     }
 }
 

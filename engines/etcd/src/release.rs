@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use etcd_client::{PutOptions, Txn, TxnOp, TxnOpResponse};
 use fencelock_core::engine::{Claim, Leave, Withdrawn};
-use fencelock_core::{Mode, Result};
+use fencelock_core::{Error, Mode, Result};
 use tokio::time::Instant;
 
 use crate::entry::Entry;
@@ -49,12 +49,14 @@ impl State {
             entry.mark_withdrawn();
         });
         if !self.is_settled(&entry).await {
-            return Ok(Withdrawn::Unknown);
+            let cause = "an earlier request may still take effect";
+            let store = &self.cluster.config.store;
+            return Err(Error::unavailable(store, "releasing", cause));
         }
         self.entries().remove(claim.id);
         Ok(match (deleted, entry.holds) {
             (true, true) => Withdrawn::Released,
-            (true, false) => Withdrawn::LeftLine,
+            (true, false) => Withdrawn::LeftQueue,
             (false, _) if expired => Withdrawn::Expired,
             (false, _) => Withdrawn::NotOwner,
         })

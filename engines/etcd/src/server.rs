@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
 
+use crate::config::Config;
 use crate::layout::Layout;
 
 #[derive(Debug)]
@@ -14,9 +15,9 @@ pub(crate) struct ServerInfo {
     pub(crate) version: String,
 }
 
-/// What the engine promises with keys of this layout.
-pub(crate) fn promises(layout: Layout, limits: Vec<Limit>) -> Promises {
-    let own = layout == Layout::Fencelock;
+/// What the engine promises.
+pub(crate) fn promises(config: &Config, limits: Vec<Finding>) -> Promises {
+    let own = config.layout == Layout::Fencelock;
     Promises {
         engine: "etcd",
         order: Order::Fifo,
@@ -31,13 +32,14 @@ pub(crate) fn promises(layout: Layout, limits: Vec<Limit>) -> Promises {
         clock: "the members' clocks run at about the right rate; leases are whole seconds, at least the shortest that the servers take",
         min_ttl: Duration::from_secs(1),
         max_ttl: Duration::from_secs(10 * 365 * 86_400),
+        claim_window: config.claim_window,
         limits,
     }
 }
 
 impl ServerInfo {
     /// The known bugs of the version that affect locks. They need a change of the leader, so more than one member.
-    pub(crate) fn limits(&self) -> Vec<Limit> {
+    pub(crate) fn limits(&self) -> Vec<Finding> {
         let version = &self.version;
         let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
         let mut next = || numbers.next().and_then(Result::ok);
@@ -49,10 +51,8 @@ impl ServerInfo {
         }
         let mut limits = Vec::new();
         let mut limit = |what: &str, change: &str| {
-            limits.push(Limit {
-                what: format!("etcd {version}: {what}"),
-                change: change.to_owned(),
-            });
+            let what = format!("etcd {version}: {what}");
+            limits.push(Finding::against_correctness(what, change));
         };
         let known = (major, minor, patch);
         if ((3, 5, 0)..(3, 5, 3)).contains(&known) {

@@ -53,8 +53,6 @@ impl State {
                 Ok(Some(Standing::Waiting(Place {
                     ahead: None,
                     recheck: sent + RECHECK,
-                    asked_at: sent,
-                    mark: 0,
                 })))
             }
         }

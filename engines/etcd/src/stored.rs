@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use etcd_client::KeyValue;
 use fencelock_core::engine::{Claim, HolderView, WaiterView};
+use fencelock_core::support::admission::admits;
 use fencelock_core::{ClaimId, Mode, Token, Tokens};
 use serde_json::{Map, Value};
 
@@ -216,24 +217,16 @@ impl Stored {
     }
 }
 
-/// How many claims hold, counted from the head of the queue: each must be compatible with all before it.
+/// How many claims hold, counted from the head of the queue: each is admitted beside all before it.
 pub(crate) fn admitted(queue: impl Iterator<Item = Mode>) -> usize {
-    let mut held: Vec<Mode> = Vec::new();
+    let mut holders: Vec<Mode> = Vec::new();
     for mode in queue {
-        let may = match mode {
-            Mode::Exclusive => held.is_empty(),
-            Mode::Shared => held.iter().all(|other| *other == Mode::Shared),
-            Mode::Permit { of } => {
-                let permit = |other: &Mode| matches!(other, Mode::Permit { .. });
-                held.iter().all(permit) && held.len() < of.get() as usize
-            }
-        };
-        if !may {
+        if !admits(mode, holders.iter().copied()) {
             break;
         }
-        held.push(mode);
+        holders.push(mode);
     }
-    held.len()
+    holders.len()
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -20,7 +20,7 @@ impl Fence {
                 match client.lock(name).ttl(Duration::from_secs(3)).await {
                     Ok(guard) => return guard,
                     // The connection from before the restore breaks.
-                    Err(error) => assert!(error.is_transient(), "{error}"),
+                    Err(error) => assert!(error.is_retryable(), "{error}"),
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -105,7 +105,7 @@ async fn a_client_deletes_its_keys_that_a_snapshot_brought_back() {
         loop {
             match two.lock("released").await {
                 Ok(guard) => return guard,
-                Err(error) => assert!(error.is_transient(), "{error}"),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
             }
         }
     })
