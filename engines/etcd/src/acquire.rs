@@ -88,7 +88,7 @@ impl State {
         loop {
             let hold = self.session_for_hold(claim).await?;
             let base = self.base.current(&self.cluster).await?;
-            let sent = self.send(claim, base, None, &hold);
+            let sent = self.prepare(claim, base, None, &hold);
             let txn = self.take_txn(&sent.new_claim(claim), &hold);
             let action = || format!("taking lock {}", claim.name);
             let reply = match self.cluster.txn(action, txn).await {
@@ -119,7 +119,7 @@ impl State {
         let base = self.base.current(&self.cluster).await?;
         let hold = self.session_for_hold(claim).await?;
         let waiting = self.session_for_waiting(claim, taken).await?;
-        let sent = self.send(claim, base, waiting, &hold);
+        let sent = self.prepare(claim, base, waiting, &hold);
         let new = sent.new_claim(claim);
         let waiting = sent.waiting.as_ref();
         let joins = waiting.filter(|_| joins_at_once(claim));
@@ -214,7 +214,7 @@ impl State {
     }
 
     /// Adds the entry of a claim that is about to be sent, and chooses its key.
-    fn send(
+    fn prepare(
         &self,
         claim: &Claim,
         base: Option<u64>,

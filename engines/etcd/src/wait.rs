@@ -2,7 +2,7 @@
 //! etcd need not read its history for a watch (it does that only every 100 ms).
 //!
 //! An exclusive claim watches the key of its predecessor. If the predecessor was the head of the queue, its end is the claim's
-//! turn. The claim need not read who was the head: whoever releases a contended lock puts a release notice (see the module
+//! turn. The claim need not read who was the head: the client that releases a contended lock puts a release notice (see the module
 //! `release`), and a holder has nobody before it. The claim watches its own key as well, so that it does not take a turn after
 //! its own end. etcd reports all of that on one stream, in the order in which it happened.
 

@@ -37,7 +37,7 @@ impl Load {
             let (over, done, stays) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&stays));
             tasks.push(tokio::spawn(async move {
                 while !over.load(Ordering::SeqCst) {
-                    let request = client.lock("hot").ttl(Duration::from_secs(60));
+                    let request = client.lock("contended").ttl(Duration::from_secs(60));
                     let Ok(guard) = request.await else {
                         continue;
                     };

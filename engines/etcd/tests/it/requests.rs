@@ -83,12 +83,12 @@ async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
     for _ in 0..count {
         clients.push(client(etcd).await);
     }
-    let guard = holder.lock("hot").await.unwrap();
+    let guard = holder.lock("contended").await.unwrap();
     let waiting: Vec<_> = clients
         .iter()
-        .map(|client| wait_for(client, "hot"))
+        .map(|client| wait_for(client, "contended"))
         .collect();
-    waiters(&holder, "hot", count).await;
+    waiters(&holder, "contended", count).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (before, begun) = (requests(etcd), Instant::now());
     guard.release().await.unwrap();
