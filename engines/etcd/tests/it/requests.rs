@@ -1,13 +1,13 @@
-//! How much is asked of the server.
+//! How many requests the server gets.
 
 use std::time::{Duration, Instant};
 
 use fencelock::{Client, Error};
 use fencelock_testbed::Etcd;
 
-use crate::{client, soon, wait_for, waiters};
+use crate::{client, soon, until, wait_for, waiters};
 
-/// What the server was asked so far. All watches of a client are one stream: what counts is what was sent over it.
+/// The requests that the server got so far. All watches of a client are one stream, so its messages are counted.
 fn requests(etcd: &Etcd) -> u64 {
     let of = |service: &str| {
         let label = format!("grpc_service=\"etcdserverpb.{service}\"");
@@ -17,28 +17,30 @@ fn requests(etcd: &Etcd) -> u64 {
     of("KV") + of("Watch")
 }
 
-/// Events that the server has sent to watchers so far.
+/// The events that the server has sent to watchers so far.
 fn events(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_events_total", "")
         .unwrap()
+}
+
+/// Waits until so many watches are open, and their clients ask nothing more: each client that has held a lock has one for its
+/// mailbox and one that guards its connection.
+async fn watching(etcd: &Etcd, count: u64) {
+    until("the watches are open", async || {
+        let open = etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "");
+        open.unwrap() == count
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
 }
 
 #[tokio::test]
 async fn one_transaction_takes_and_one_releases() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
-    // Once before: session, base and mailbox are there then.
+    // The first lock begins the session and the mailbox, and raises the token base.
     one.lock("warm").await.unwrap().release().await.unwrap();
-    crate::until(
-        "the mailbox is open, and the connection guarded",
-        async || {
-            etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
-                .unwrap()
-                == 2
-        },
-    )
-    .await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    watching(&etcd, 2).await;
     let before = requests(&etcd);
     for i in 0..50 {
         one.lock(&format!("a/{i}"))
@@ -52,23 +54,14 @@ async fn one_transaction_takes_and_one_releases() {
     assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
 }
 
-/// Whoever finds a lock taken asks more the next time, until it was free for a while.
+/// After a client found a lock taken, it reads the queue at once the next time, until the lock was free for a while.
 #[tokio::test]
-async fn a_lock_found_taken_costs_one_request_more_and_only_once() {
+async fn a_taken_lock_costs_one_more_request_only_once() {
     let etcd = Etcd::start().unwrap();
     let (holder, other) = (client(&etcd).await, client(&etcd).await);
     other.lock("warm").await.unwrap().release().await.unwrap();
     let guard = holder.lock("a").await.unwrap();
-    crate::until(
-        "both mailboxes are open, and the connections guarded",
-        async || {
-            etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
-                .unwrap()
-                == 4
-        },
-    )
-    .await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    watching(&etcd, 4).await;
     let before = requests(&etcd);
     for asked in [2, 3, 4] {
         let error = other.try_lock("a").await.unwrap_err();
@@ -83,27 +76,26 @@ async fn a_lock_found_taken_costs_one_request_more_and_only_once() {
     assert_eq!(requests(&etcd) - before, 40);
 }
 
-/// All wait, then each has it once: requests and time for each hand-off.
+/// All wait, then each holds the lock once. Returns requests and time for each hand-off.
 async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
     let holder = client(etcd).await;
     let mut clients: Vec<Client> = Vec::new();
     for _ in 0..count {
         clients.push(client(etcd).await);
     }
-    let guard = holder.lock("hot").await.unwrap();
+    let guard = holder.lock("contended").await.unwrap();
     let waiting: Vec<_> = clients
         .iter()
-        .map(|client| wait_for(client, "hot"))
+        .map(|client| wait_for(client, "contended"))
         .collect();
-    waiters(&holder, "hot", count).await;
+    waiters(&holder, "contended", count).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (before, begun) = (requests(etcd), Instant::now());
     guard.release().await.unwrap();
     for task in waiting {
-        // In whatever order they are looked at, each releases when it is dropped.
         tokio::spawn(async move { task.await.unwrap().unwrap().release().await.unwrap() });
     }
-    crate::until("the line is empty", async || {
+    until("the queue is empty", async || {
         etcd.keys("fencelock/lock/").unwrap() == 0
     })
     .await;
@@ -112,12 +104,12 @@ async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
 }
 
 #[tokio::test]
-async fn requests_for_each_hand_off_do_not_grow_with_the_line() {
+async fn requests_for_each_hand_off_do_not_grow_with_the_queue() {
     let etcd = Etcd::start().unwrap();
     let (of_16, _) = drain(&etcd, 16).await;
     let (of_128, time) = drain(&etcd, 128).await;
     println!("{of_16} and {of_128} requests, {time:?}");
-    // A release, the mailbox of each that has held, the end of its watches; and what the test itself asks.
+    // A release, a mailbox and the end of the watches for each client; and the requests of the test itself.
     assert!(of_16 < 9.0 && of_128 < 9.0, "{of_16} and {of_128} requests");
     assert!(of_128 < of_16 + 2.0, "{of_16} and {of_128} requests");
     assert!(
@@ -126,16 +118,16 @@ async fn requests_for_each_hand_off_do_not_grow_with_the_line() {
     );
 }
 
-/// A watch that begins at a revision of before is served every 100 ms only, on this very server; one who has just begun to
-/// wait is told at once.
+/// The server serves a watch that begins at an earlier revision only every 100 ms, which the first half measures. Our
+/// waiters are notified at once.
 #[tokio::test]
-async fn nobody_waits_for_a_look_through_history() {
+async fn no_watch_begins_in_history() {
     const TIMES: u32 = 15;
     let etcd = Etcd::start().unwrap();
     let mut bare = etcd_client::Client::connect([etcd.url().replace("etcd://", "http://")], None)
         .await
         .unwrap();
-    let mut late = Vec::new();
+    let mut from_history = Vec::new();
     for _ in 0..TIMES {
         let put = bare.put("bare", "", None).await.unwrap();
         let revision = put.header().unwrap().revision();
@@ -143,7 +135,7 @@ async fn nobody_waits_for_a_look_through_history() {
         let mut watch = bare.watch("bare", Some(options)).await.unwrap();
         let begun = Instant::now();
         while watch.message().await.unwrap().unwrap().events().is_empty() {}
-        late.push(begun.elapsed());
+        from_history.push(begun.elapsed());
     }
     let (one, two) = (client(&etcd).await, client(&etcd).await);
     let mut ours = Vec::new();
@@ -153,16 +145,16 @@ async fn nobody_waits_for_a_look_through_history() {
         waiters(&one, "a", 1).await;
         let begun = Instant::now();
         guard.release().await.unwrap();
-        let next = soon("a turn", waiting).await.unwrap().unwrap();
+        let next = soon("a grant", waiting).await.unwrap().unwrap();
         ours.push(begun.elapsed());
         next.release().await.unwrap();
     }
-    late.sort();
+    from_history.sort();
     ours.sort();
-    // Three may be the machine's fault.
-    let (late, ours) = (late[late.len() / 2], ours[ours.len() - 4]);
-    println!("{ours:?}, and {late:?} through history");
-    assert!(ours < late / 2, "{ours:?}, and {late:?} through history");
+    // A busy machine may delay three of them.
+    let (slow, fast) = (from_history[from_history.len() / 2], ours[ours.len() - 4]);
+    println!("{fast:?}, and {slow:?} from history");
+    assert!(fast < slow / 2, "{fast:?}, and {slow:?} from history");
 }
 
 #[tokio::test]
@@ -180,7 +172,7 @@ async fn waiting_costs_nothing_while_others_are_busy() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (asked, sent) = (requests(&etcd), events(&etcd));
     for i in 0..100 {
-        // Names around the one that is waited for.
+        // Names that are similar to the one that is waited for.
         let name = ["a/b", "ab", "b"][i % 3];
         busy.lock(name).await.unwrap().release().await.unwrap();
     }
@@ -191,14 +183,11 @@ async fn waiting_costs_nothing_while_others_are_busy() {
     );
     assert_eq!(events(&etcd) - sent, 0, "events of other names");
     guard.release().await.unwrap();
-    let _ = soon("the waiter is served", waiting)
-        .await
-        .unwrap()
-        .unwrap();
+    let _ = soon("the grant", waiting).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn no_name_stands_within_another() {
+async fn no_lock_lies_within_another() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
     let mut guards = Vec::new();
@@ -215,20 +204,20 @@ async fn one_keepalive_serves_all_holds() {
     let one = client(&etcd).await;
     let mut guards = Vec::new();
     for i in 0..HOLDS {
-        let wish = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(3));
-        guards.push(wish.await.unwrap());
+        let request = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(3));
+        guards.push(request.await.unwrap());
     }
-    let lease = |etcd: &Etcd| {
+    let with_leases = |etcd: &Etcd| {
         let label = "grpc_service=\"etcdserverpb.Lease\"";
         etcd.counter(0, "grpc_server_started_total", label).unwrap() + requests(etcd)
     };
     soon("a renewal", guards[HOLDS - 1].prolonged()).await;
-    let (before, begun) = (lease(&etcd), Instant::now());
+    let (before, begun) = (with_leases(&etcd), Instant::now());
     for _ in 0..3 {
         soon("a renewal", guards[0].prolonged()).await;
     }
-    let asked = lease(&etcd) - before;
-    // Some two at a time for the session, however many hold in it.
+    let asked = with_leases(&etcd) - before;
+    // About two for each renewal of the session, however many holds it has.
     assert!(asked < 30, "{asked} requests in {:?}", begun.elapsed());
     assert!(guards.iter().all(fencelock::Guard::is_valid));
 }

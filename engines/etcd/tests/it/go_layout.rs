@@ -1,4 +1,4 @@
-//! `etcdctl lock` and we exclude each other, with Go's layout.
+//! With Go's layout, `etcdctl lock` and this client exclude each other.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,7 +15,7 @@ async fn go(etcd: &Etcd) -> Client {
     fencelock::connect(&url).await.unwrap()
 }
 
-/// Holds the lock until it is killed or its input ends; says its key once it holds.
+/// Holds the lock until it is killed. Prints its key once it holds.
 fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
     Command::new("etcdctl")
         .env("ETCDCTL_API", "3")
@@ -34,7 +34,7 @@ fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
         .expect("etcdctl is installed (Debian: etcd-client)")
 }
 
-/// Its key, and its output, which stays open: it would die of a line that nobody reads.
+/// Waits until it holds. Returns its key, and its output: if that were closed, its next line would kill it.
 async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     let stdout = child.stdout.take().unwrap();
     let mut lines = BufReader::new(stdout).lines();
@@ -56,7 +56,6 @@ async fn etcdctl_and_we_exclude_each_other() {
     guard.release().await.unwrap();
     let (key, _output) = holds(&mut them).await;
     assert!(key.starts_with("jobs/nightly/"), "{key}");
-    // And the other way round.
     assert!(matches!(
         us.try_lock("jobs/nightly").await,
         Err(Error::Held { .. })
@@ -97,7 +96,7 @@ async fn two_claims_of_one_client_are_two() {
     assert!(guard.is_valid());
     let error = us.lock("b").shared().await.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    // As in Go: a name that stands within another.
+    // As in Go, a lock lies within another.
     let inner = us.lock("c/d").await.unwrap();
     assert!(matches!(us.try_lock("c").await, Err(Error::Held { .. })));
     inner.release().await.unwrap();

@@ -1,29 +1,28 @@
-//! What is stored for a claim: how it is written, and read without ever trusting it. JSON, for people with `etcdctl get`.
+//! The value of a claim's key: how it is written and read. It is JSON, for people with `etcdctl get`. What is read is never
+//! trusted.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use etcd_client::KeyValue;
 use fencelock_core::engine::{Claim, HolderView, WaiterView};
+use fencelock_core::support::admission::admits;
 use fencelock_core::{ClaimId, Mode, Token, Tokens};
 use serde_json::{Map, Value};
 
 use crate::layout::Layout;
 
-/// The version of the format.
 const VERSION: u64 = 1;
 
-/// Tokens are below this, and so is what they are counted from.
-const MOST: u64 = 1 << 53;
+/// Tokens and the token base are below this.
+const TOKEN_LIMIT: u64 = 1 << 53;
 
-/// How many tokens belong to one revision.
-pub(crate) const TOKENS: u32 = 16;
+pub(crate) const TOKENS_PER_REVISION: u32 = 16;
 
-/// Which of them a hold has that went from exclusive to shared: above those that it had before, and below those of
-/// everybody who came later.
-pub(crate) const DOWNGRADED: u32 = TOKENS - 1;
+/// The offset of the token of a hold that was downgraded to shared: above the tokens that it had before, and below those of
+/// all later claims.
+pub(crate) const DOWNGRADED: u32 = TOKENS_PER_REVISION - 1;
 
-/// A claim as it is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     /// `None` for another kind of client.
@@ -34,24 +33,24 @@ pub(crate) struct Stored {
     pub(crate) ttl: Option<Duration>,
     pub(crate) lock_delay: Duration,
     pub(crate) tokens: Tokens,
-    /// The one of them that it has by now.
+    /// The token of the range that is current.
     pub(crate) token: Token,
-    /// Where its client gets mail.
+    /// The id under which its client receives messages.
     pub(crate) mailbox: Option<String>,
     pub(crate) key: Vec<u8>,
     pub(crate) revision: i64,
     pub(crate) lease: i64,
 }
 
-/// What a claim stores, holding the token `at` of its range.
-pub(crate) fn write(claim: &Claim, base: Option<u64>, mailbox: &str, at: u32) -> String {
+/// The value for a claim whose current token has this offset in its range.
+pub(crate) fn write(claim: &Claim, base: Option<u64>, mailbox: &str, offset: u32) -> String {
     let quoted = |text: &str| Value::from(text).to_string();
     let (id, mode, owner) = (claim.id, claim.mode.as_str(), quoted(&claim.owner));
     let (ttl, lock_delay) = (millis(claim.ttl), millis(claim.lock_delay));
-    let tokens = count(claim, base);
-    // Written out: to build a value of JSON first takes longer than all else that is done for a lock here.
+    let tokens = token_count(claim, base);
+    // Formatted by hand: building a JSON value first takes longer than everything else that is done for a lock here.
     let mut value = format!(
-        r#"{{"fencelock":{VERSION},"id":"{id}","mode":"{mode}","owner":{owner},"ttl_ms":{ttl},"lock_delay_ms":{lock_delay},"tokens":{tokens},"at":{at},"mailbox":"{mailbox}""#
+        r#"{{"fencelock":{VERSION},"id":"{id}","mode":"{mode}","owner":{owner},"ttl_ms":{ttl},"lock_delay_ms":{lock_delay},"tokens":{tokens},"at":{offset},"mailbox":"{mailbox}""#
     );
     let mut add = |name: &str, text: String| {
         value.extend([",\"", name, "\":", &text]);
@@ -70,7 +69,7 @@ pub(crate) fn write(claim: &Claim, base: Option<u64>, mailbox: &str, at: u32) ->
 }
 
 /// How many tokens a grant to this claim has.
-pub(crate) fn count(claim: &Claim, base: Option<u64>) -> u32 {
+pub(crate) fn token_count(claim: &Claim, base: Option<u64>) -> u32 {
     match (claim.mode, base) {
         (Mode::Exclusive, Some(_)) => claim.reserve.clamp(1, DOWNGRADED),
         _ => 1,
@@ -81,30 +80,29 @@ pub(crate) fn count(claim: &Claim, base: Option<u64>) -> u32 {
 pub(crate) fn first_token(base: Option<u64>, revision: i64) -> Token {
     let revision = revision.unsigned_abs();
     Token(match base {
-        Some(base) => base + revision * u64::from(TOKENS),
+        Some(base) => base + revision * u64::from(TOKENS_PER_REVISION),
         None => revision,
     })
 }
 
-/// From where the tokens of a claim are counted, as it stores that.
-pub(crate) fn base_in(kv: &KeyValue) -> Option<u64> {
+pub(crate) fn base_of(kv: &KeyValue) -> Option<u64> {
     let stored: Map<String, Value> = serde_json::from_slice(kv.value()).ok()?;
     let base = stored.get("base").and_then(Value::as_u64);
-    base.filter(|base| *base < MOST)
+    base.filter(|base| *base < TOKEN_LIMIT)
 }
 
-/// The token that is `at` places behind the first.
-pub(crate) fn at_token(first: Token, at: u32) -> Token {
-    Token(first.0 + u64::from(at))
+/// The token with this offset in a range.
+pub(crate) fn token_at(first: Token, offset: u32) -> Token {
+    Token(first.0 + u64::from(offset))
 }
 
-/// What is stored under a key; the error says what is wrong with it.
+/// Reads the value of a key. The error says what is wrong with it.
 pub(crate) fn read(layout: Layout, kv: &KeyValue) -> Result<Stored, &'static str> {
     let revision = kv.create_revision();
     parse(layout, kv.key(), kv.value(), revision, kv.lease())
 }
 
-/// As keys of each layout that hold these bytes would be read.
+/// Reads these bytes as the value of a key, in each layout.
 pub(crate) fn read_bytes(bytes: &[u8]) {
     for layout in [Layout::Fencelock, Layout::Concurrency] {
         if let Ok(stored) = parse(layout, b"key", bytes, 7, 1) {
@@ -125,14 +123,16 @@ fn parse(
     let ours = stored.filter(|stored| stored.contains_key("fencelock"));
     let Some(fields) = ours else {
         return match layout {
-            Layout::Fencelock => Err("it is none of fencelock's claims; remove the key"),
+            Layout::Fencelock => Err("the key is not a claim of fencelock; remove it"),
             Layout::Concurrency => Ok(foreign(key, value, revision, lease)),
         };
     };
     if fields["fencelock"].as_u64() != Some(VERSION) {
-        return Err("it was stored by another version of fencelock; use that, or another name");
+        return Err(
+            "another version of fencelock stored it; use that version, or another lock name",
+        );
     }
-    let damaged = "it is damaged; remove the key";
+    let damaged = "its value is damaged; remove the key";
     let text = |field: &str| fields.get(field).and_then(Value::as_str).ok_or(damaged);
     let number = |field: &str| fields.get(field).and_then(Value::as_u64);
     let small = |field: &str| {
@@ -147,8 +147,8 @@ fn parse(
         },
         _ => return Err(damaged),
     };
-    let first = first_token(number("base").filter(|base| *base < MOST), revision);
-    let (count, at) = (small("tokens")?.clamp(1, TOKENS), small("at")?);
+    let first = first_token(number("base").filter(|base| *base < TOKEN_LIMIT), revision);
+    let (count, offset) = (small("tokens")?.clamp(1, TOKENS_PER_REVISION), small("at")?);
     Ok(Stored {
         id: Some(text("id")?.parse().map_err(|_| damaged)?),
         owner: text("owner")?.to_owned(),
@@ -156,12 +156,12 @@ fn parse(
         mode,
         ttl: number("ttl_ms").map(Duration::from_millis),
         lock_delay: Duration::from_millis(number("lock_delay_ms").unwrap_or(0)),
-        // One that was downgraded has nothing of its range any more.
-        tokens: match at < count {
+        // A hold that was downgraded no longer has its range.
+        tokens: match offset < count {
             true => Tokens { first, count },
-            false => Tokens::one(at_token(first, at)),
+            false => Tokens::one(token_at(first, offset)),
         },
-        token: at_token(first, at),
+        token: token_at(first, offset),
         mailbox: text("mailbox").ok().map(str::to_owned),
         key: key.to_vec(),
         revision,
@@ -169,7 +169,7 @@ fn parse(
     })
 }
 
-/// Of Go's `concurrency` or `etcdctl lock`.
+/// A claim of Go's `concurrency` or of `etcdctl lock`.
 fn foreign(key: &[u8], value: &[u8], revision: i64, lease: i64) -> Stored {
     let token = first_token(None, revision);
     let owner = match value {
@@ -193,15 +193,15 @@ fn foreign(key: &[u8], value: &[u8], revision: i64, lease: i64) -> Stored {
 }
 
 impl Stored {
-    /// As a holder; `left` is what is left of its session's lease.
+    /// The claim as a holder. `left` is what is left of its session's lease.
     pub(crate) fn holder(&self, left: Option<Duration>) -> HolderView {
-        let most = self.ttl.map(|ttl| ttl + self.lock_delay);
+        let longest = self.ttl.map(|ttl| ttl + self.lock_delay);
         HolderView {
             claim: self.id,
             owner: self.owner.clone(),
             token: Some(self.token),
             mode: self.mode,
-            ttl_left: left.map(|left| most.map_or(left, |most| most.min(left))),
+            ttl_left: left.map(|left| longest.map_or(left, |longest| longest.min(left))),
             lock_delay: self.lock_delay,
             held: None,
             label: self.label.clone(),
@@ -217,24 +217,16 @@ impl Stored {
     }
 }
 
-/// How many of a line, from its head on, hold: each may stand beside all those before it.
-pub(crate) fn admitted(line: impl Iterator<Item = Mode>) -> usize {
-    let mut held: Vec<Mode> = Vec::new();
-    for mode in line {
-        let may = match mode {
-            Mode::Exclusive => held.is_empty(),
-            Mode::Shared => held.iter().all(|other| *other == Mode::Shared),
-            Mode::Permit { of } => {
-                let permit = |other: &Mode| matches!(other, Mode::Permit { .. });
-                held.iter().all(permit) && held.len() < of.get() as usize
-            }
-        };
-        if !may {
+/// How many claims hold, counted from the head of the queue: each is admitted beside all before it.
+pub(crate) fn admitted(queue: impl Iterator<Item = Mode>) -> usize {
+    let mut holders: Vec<Mode> = Vec::new();
+    for mode in queue {
+        if !admits(mode, holders.iter().copied()) {
             break;
         }
-        held.push(mode);
+        holders.push(mode);
     }
-    held.len()
+    holders.len()
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -246,12 +238,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_served_from_its_head() {
+    fn claims_are_admitted_from_the_head_of_the_queue() {
         let (x, s) = (Mode::Exclusive, Mode::Shared);
         let p = |n| Mode::Permit {
             of: NonZeroU32::new(n).unwrap(),
         };
-        for (line, holds) in [
+        for (queue, holds) in [
             (&[][..], 0),
             (&[x, x], 1),
             (&[s, s, x, s], 2),
@@ -261,7 +253,7 @@ mod tests {
             (&[s, p(3)], 1),
             (&[p(3), s], 1),
         ] {
-            assert_eq!(admitted(line.iter().copied()), holds, "{line:?}");
+            assert_eq!(admitted(queue.iter().copied()), holds, "{queue:?}");
         }
     }
 }

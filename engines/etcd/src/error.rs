@@ -1,38 +1,56 @@
-//! From the driver's errors to errors that say what to do.
+//! The driver's errors by meaning, with what to do about them.
 
 use std::error::Error as _;
 
 use etcd_client::Error as Driver;
 use fencelock_core::Error;
 
-/// Why a request was not done.
+/// A request that failed.
 #[derive(Debug)]
-pub(crate) struct Trouble {
+pub(crate) struct RequestError {
     pub(crate) error: Error,
-    /// It may have been done all the same.
-    pub(crate) maybe_done: bool,
-    /// A lease in it is over.
-    pub(crate) lease_gone: bool,
+    /// The request may have taken effect nevertheless.
+    pub(crate) in_doubt: bool,
+    /// A lease that the request names has expired.
+    pub(crate) lease_expired: bool,
 }
 
-impl From<Trouble> for Error {
-    fn from(trouble: Trouble) -> Self {
-        trouble.error
+impl From<RequestError> for Error {
+    fn from(failed: RequestError) -> Self {
+        failed.error
     }
 }
 
-impl Trouble {
-    /// Of a request that was never sent.
-    pub(crate) fn unsent(error: Error) -> Self {
+impl RequestError {
+    /// A request that was never sent.
+    pub(crate) fn not_sent(error: Error) -> Self {
         Self {
             error,
-            maybe_done: false,
-            lease_gone: false,
+            in_doubt: false,
+            lease_expired: false,
+        }
+    }
+
+    /// The driver's error for a request that was to do `action`.
+    pub(crate) fn from_driver(store: &str, action: &str, error: &Driver) -> Self {
+        Self {
+            error: explain(store, action, error),
+            in_doubt: !is_refusal(error),
+            lease_expired: is_lease_expired(error),
+        }
+    }
+
+    /// A request without a reply.
+    pub(crate) fn no_reply(error: Error) -> Self {
+        Self {
+            error,
+            in_doubt: true,
+            lease_expired: false,
         }
     }
 }
 
-// The numbers of gRPC's codes.
+// gRPC status codes.
 const INVALID_ARGUMENT: i32 = 3;
 const NOT_FOUND: i32 = 5;
 const PERMISSION_DENIED: i32 = 7;
@@ -46,8 +64,8 @@ fn code(error: &Driver) -> Option<i32> {
     }
 }
 
-/// Whether the server said that a lease is not there.
-pub(crate) fn is_lease_gone(error: &Driver) -> bool {
+/// Whether the server answered that it has no such lease.
+fn is_lease_expired(error: &Driver) -> bool {
     match error {
         Driver::LeaseKeepAliveError(text) => text.contains("not found"),
         Driver::GRpcStatus(status) => {
@@ -57,7 +75,7 @@ pub(crate) fn is_lease_gone(error: &Driver) -> bool {
     }
 }
 
-/// Whether the server itself answered that it will not.
+/// Whether the server itself refused the request.
 pub(crate) fn is_refusal(error: &Driver) -> bool {
     let codes = [
         INVALID_ARGUMENT,
@@ -66,19 +84,19 @@ pub(crate) fn is_refusal(error: &Driver) -> bool {
         FAILED_PRECONDITION,
         UNAUTHENTICATED,
     ];
-    is_lease_gone(error) || code(error).is_some_and(|code| codes.contains(&code))
+    is_lease_expired(error) || code(error).is_some_and(|code| codes.contains(&code))
 }
 
-/// The driver's error as one of ours: `action` is what was asked.
+/// The driver's error as one of the core's. `action` is what the request was to do.
 pub(crate) fn explain(store: &str, action: &str, error: &Driver) -> Error {
-    let text = whole(error);
+    let text = full_text(error);
     let unknown_user =
         text.contains("authentication failed") || text.contains("user name is empty");
     match code(error) {
         Some(FAILED_PRECONDITION) if text.contains("authentication is not enabled") => {
             Error::config(
                 store,
-                "the server has no users (authentication is not enabled); leave user and password out",
+                "authentication is not enabled on the server; remove user and password from the URL",
             )
         }
         Some(UNAUTHENTICATED) => {
@@ -96,9 +114,9 @@ pub(crate) fn explain(store: &str, action: &str, error: &Driver) -> Error {
     }
 }
 
-/// The error with what is below it.
-pub(crate) fn whole(error: &Driver) -> String {
-    let mut below = match error {
+/// The error's text with the texts of its causes.
+pub(crate) fn full_text(error: &Driver) -> String {
+    let mut cause = match error {
         Driver::GRpcStatus(status) => status.source(),
         Driver::TransportError(error) => error.source(),
         _ => None,
@@ -107,12 +125,12 @@ pub(crate) fn whole(error: &Driver) -> String {
         Driver::GRpcStatus(status) => status.message().to_owned(),
         other => other.to_string(),
     };
-    while let Some(cause) = below {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
         }
-        below = cause.source();
+        cause = error.source();
     }
     text
 }

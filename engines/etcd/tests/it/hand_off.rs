@@ -1,4 +1,4 @@
-//! A turn that is taken without a look at the line, and its bad days.
+//! Hand-offs in which the next holder does not read the queue, and what can go wrong.
 
 use std::time::Duration;
 
@@ -8,103 +8,103 @@ use tokio::task::JoinHandle;
 
 use crate::{client, soon, until, wait_for, waiters};
 
-/// Long enough for a turn that is not to be taken.
+/// Long enough for a hand-off that must not happen.
 const WHILE: Duration = Duration::from_millis(300);
 
-/// How often each has the lock where it is to have it often.
+/// How often each client takes the lock in the test of many hand-offs.
 const TURNS: usize = 60;
 
 type Waiting = JoinHandle<fencelock::Result<fencelock::Guard>>;
 
-/// Waits in line as the last of so many.
-async fn stand(etcd: &Etcd, sees: &Client, count: usize) -> Waiting {
+/// A new client that waits as the last of so many.
+async fn join(etcd: &Etcd, observer: &Client, count: usize) -> Waiting {
     let waiting = wait_for(&client(etcd).await, "a");
-    waiters(sees, "a", count).await;
+    waiters(observer, "a", count).await;
     waiting
 }
 
-/// One who waited has the lock, and the store says so.
-async fn takes_its_turn(sees: &Client, waiting: Waiting) {
-    let guard = soon("a turn", waiting).await.unwrap().unwrap();
-    let view = sees.look("a").await.unwrap();
+/// The waiter gets the lock, and the store shows that.
+async fn gets_the_lock(observer: &Client, waiting: Waiting) {
+    let guard = soon("a grant", waiting).await.unwrap().unwrap();
+    let view = observer.look("a").await.unwrap();
     assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
     guard.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn one_that_gave_up_gives_its_turn_to_nobody() {
+async fn a_waiter_that_gives_up_hands_the_lock_to_nobody() {
     let etcd = Etcd::start().unwrap();
-    let sees = client(&etcd).await;
-    let guard = sees.lock("a").await.unwrap();
-    let second = stand(&etcd, &sees, 1).await;
-    let third = stand(&etcd, &sees, 2).await;
-    let last = stand(&etcd, &sees, 3).await;
-    // Whoever stands right before it goes, and then whoever does by then; the holder stays.
+    let observer = client(&etcd).await;
+    let guard = observer.lock("a").await.unwrap();
+    let second = join(&etcd, &observer, 1).await;
+    let third = join(&etcd, &observer, 2).await;
+    let last = join(&etcd, &observer, 3).await;
+    // Its predecessor gives up, and then the next one; the holder stays.
     for (gone, left) in [(third, 2), (second, 1)] {
         gone.abort();
-        waiters(&sees, "a", left).await;
+        waiters(&observer, "a", left).await;
         tokio::time::sleep(WHILE).await;
         assert!(!last.is_finished() && guard.is_valid());
     }
     guard.release().await.unwrap();
-    takes_its_turn(&sees, last).await;
+    gets_the_lock(&observer, last).await;
 }
 
-/// Its key goes as it does when a hold is released, but nobody said so.
+/// The waiter's key is deleted as in a release, but there is no release notice.
 #[tokio::test]
-async fn one_whose_session_ended_gives_its_turn_to_nobody() {
+async fn a_waiter_whose_session_ends_hands_the_lock_to_nobody() {
     let etcd = Etcd::start().unwrap();
-    let sees = client(&etcd).await;
-    let guard = sees.lock("a").await.unwrap();
-    let second = stand(&etcd, &sees, 1).await;
+    let observer = client(&etcd).await;
+    let guard = observer.lock("a").await.unwrap();
+    let second = join(&etcd, &observer, 1).await;
     let before = etcd.leases().unwrap();
-    // It waits in a session of its own, and comes back behind the last.
-    let third = stand(&etcd, &sees, 2).await;
+    // Its client has a session of its own. It joins the queue again, behind the last.
+    let third = join(&etcd, &observer, 2).await;
     let of_third = etcd.leases().unwrap();
-    let last = stand(&etcd, &sees, 3).await;
+    let last = join(&etcd, &observer, 3).await;
     for lease in of_third.iter().filter(|lease| !before.contains(lease)) {
         etcd.revoke(lease).unwrap();
     }
     tokio::time::sleep(WHILE).await;
     assert!(!last.is_finished() && guard.is_valid());
-    waiters(&sees, "a", 3).await;
+    waiters(&observer, "a", 3).await;
     guard.release().await.unwrap();
     for waiting in [second, last, third] {
-        takes_its_turn(&sees, waiting).await;
+        gets_the_lock(&observer, waiting).await;
     }
 }
 
-/// Of a release that others wait for there is a word for a while, and then nothing.
+/// The release of a contended lock leaves a notice for a while, and then nothing.
 #[tokio::test]
-async fn the_word_of_a_release_does_not_stay() {
+async fn release_notices_are_deleted() {
     let etcd = Etcd::start().unwrap();
-    let sees = client(&etcd).await;
-    let guard = sees.lock("a").await.unwrap();
-    let second = stand(&etcd, &sees, 1).await;
-    let last = stand(&etcd, &sees, 2).await;
+    let observer = client(&etcd).await;
+    let guard = observer.lock("a").await.unwrap();
+    let second = join(&etcd, &observer, 1).await;
+    let last = join(&etcd, &observer, 2).await;
     guard.release().await.unwrap();
-    takes_its_turn(&sees, second).await;
+    gets_the_lock(&observer, second).await;
     assert_eq!(etcd.keys("fencelock/released/a/").unwrap(), 1);
-    takes_its_turn(&sees, last).await;
-    until("nothing is left of it", async || {
+    gets_the_lock(&observer, last).await;
+    until("nothing is left", async || {
         etcd.keys("fencelock/released/").unwrap() == 0
     })
     .await;
 }
 
-/// Whoever comes anew finds those who stand in line, whether the lock is known to be in demand or not.
+/// A new claim finds those that wait, whether its client knows that the lock is contended or not.
 #[tokio::test]
-async fn nobody_overtakes_a_line_whose_head_has_not_noticed_yet() {
+async fn no_claim_overtakes_a_head_that_has_not_noticed_yet() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let sees = client(&etcd).await;
-    let guard = sees.lock("a").await.unwrap();
+    let observer = client(&etcd).await;
+    let guard = observer.lock("a").await.unwrap();
     let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
         .await
         .unwrap();
     let first = wait_for(&far, "a");
-    waiters(&sees, "a", 1).await;
-    // It is the first by then, and does not know.
+    waiters(&observer, "a", 1).await;
+    // It is the head of the queue and does not know yet.
     proxy.answers(Flow::Hold);
     guard.release().await.unwrap();
     let new = client(&etcd).await;
@@ -113,34 +113,34 @@ async fn nobody_overtakes_a_line_whose_head_has_not_noticed_yet() {
         assert!(matches!(error, Error::Held { .. }), "{error:?}");
     }
     let second = wait_for(&new, "a");
-    waiters(&sees, "a", 1).await;
+    waiters(&observer, "a", 1).await;
     tokio::time::sleep(WHILE).await;
     assert!(!second.is_finished() && !first.is_finished());
     proxy.answers(Flow::Pass);
-    takes_its_turn(&sees, first).await;
-    takes_its_turn(&sees, second).await;
+    gets_the_lock(&observer, first).await;
+    gets_the_lock(&observer, second).await;
 }
 
 #[tokio::test]
-async fn a_writer_behind_readers_waits_for_them_all() {
+async fn a_writer_waits_for_all_readers_before_it() {
     let etcd = Etcd::start().unwrap();
-    let sees = client(&etcd).await;
+    let observer = client(&etcd).await;
     let mut readers = Vec::new();
     for _ in 0..3 {
         readers.push(client(&etcd).await.lock("a").shared().await.unwrap());
     }
-    let writer = stand(&etcd, &sees, 1).await;
-    // The last first: it stands right before the writer.
+    let writer = join(&etcd, &observer, 1).await;
+    // The last one first: it is the writer's predecessor.
     while let Some(reader) = readers.pop() {
         tokio::time::sleep(WHILE).await;
         assert!(!writer.is_finished());
         reader.release().await.unwrap();
     }
-    takes_its_turn(&sees, writer).await;
+    gets_the_lock(&observer, writer).await;
 }
 
 #[tokio::test]
-async fn a_turn_that_was_told_over_a_lost_connection_is_not_missed() {
+async fn a_hand_off_over_a_lost_connection_is_not_missed() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let near = client(&etcd).await;
@@ -156,14 +156,14 @@ async fn a_turn_that_was_told_over_a_lost_connection_is_not_missed() {
     assert!(!waiting.is_finished());
     proxy.answers(Flow::Pass);
     proxy.reset();
-    takes_its_turn(&near, waiting).await;
+    gets_the_lock(&near, waiting).await;
 }
 
-/// A member tells of an end just before its own reads show it: now and then, whoever looks because it was told sees what was.
+/// A member may report the end of a key just before its own reads show it. A waiter that reads then sees the old state.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_end_is_missed_by_those_who_look() {
+async fn no_end_is_missed_by_waiters_that_read() {
     let etcd = Etcd::start().unwrap();
-    // Without the word of a release, and beside others.
+    // Without release notices, and with readers.
     for (layout, readers) in [("concurrency", false), ("fencelock", true)] {
         let url = format!("{}?layout={layout}", etcd.url());
         let mut all = Vec::new();
@@ -172,37 +172,37 @@ async fn no_end_is_missed_by_those_who_look() {
             let shared = readers && number % 2 == 0;
             all.push(tokio::spawn(async move {
                 for _ in 0..TURNS {
-                    let wish = client.lock("a");
-                    let wish = if shared { wish.shared() } else { wish };
-                    wish.await.unwrap().release().await.unwrap();
+                    let request = client.lock("a");
+                    let request = if shared { request.shared() } else { request };
+                    request.await.unwrap().release().await.unwrap();
                 }
             }));
         }
         for one in all {
-            soon("all its turns", one).await.unwrap();
+            soon("all its holds", one).await.unwrap();
         }
     }
 }
 
 #[tokio::test]
-async fn waiters_are_served_though_history_is_forgotten() {
+async fn waiters_are_served_after_a_compaction() {
     let etcd = Etcd::start().unwrap();
-    let sees = client(&etcd).await;
-    let guard = sees.lock("a").await.unwrap();
-    let second = stand(&etcd, &sees, 1).await;
-    let last = stand(&etcd, &sees, 2).await;
+    let observer = client(&etcd).await;
+    let guard = observer.lock("a").await.unwrap();
+    let second = join(&etcd, &observer, 1).await;
+    let last = join(&etcd, &observer, 2).await;
     for _ in 0..20 {
-        sees.lock("b").await.unwrap().release().await.unwrap();
+        observer.lock("b").await.unwrap().release().await.unwrap();
     }
     etcd.compact().unwrap();
     guard.release().await.unwrap();
-    takes_its_turn(&sees, second).await;
-    takes_its_turn(&sees, last).await;
+    gets_the_lock(&observer, second).await;
+    gets_the_lock(&observer, last).await;
 }
 
-/// A late request could hit it: then its name is given up.
+/// A key that a late request could change is not reused.
 #[tokio::test]
-async fn a_key_is_used_again_unless_a_request_about_it_had_no_answer() {
+async fn a_key_is_reused_unless_a_request_about_it_had_no_reply() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
@@ -218,7 +218,7 @@ async fn a_key_is_used_again_unless_a_request_about_it_had_no_answer() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     proxy.both(Flow::Pass);
     until("the release is done", async || key().is_empty()).await;
-    // And its answer is there.
+    // Its reply arrives, too.
     tokio::time::sleep(WHILE).await;
     let third = soon("the lock", one.lock("a")).await.unwrap();
     assert_ne!(key(), named);
@@ -228,7 +228,7 @@ async fn a_key_is_used_again_unless_a_request_about_it_had_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_of_one_client_at_one_lock_have_keys_of_their_own() {
+async fn claims_of_one_client_for_one_lock_have_different_keys() {
     const CLAIMS: usize = 20;
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
