@@ -88,6 +88,14 @@ impl Config {
         })
     }
 
+    /// The path of the node below which everything is.
+    pub(crate) fn root_path(&self) -> &str {
+        match self.root.as_str() {
+            "" => "/",
+            root => root,
+        }
+    }
+
     /// Who may use the nodes that are made: the user if there is one, else everybody.
     pub(crate) fn acls(&self) -> Acls<'static> {
         match self.digest {

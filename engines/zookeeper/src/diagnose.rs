@@ -1,24 +1,9 @@
 //! What stands between the servers, as they are set up, and what locks are for. They are asked by the word `srvr`, which
 //! servers answer unless they are told not to.
 
-use std::time::Duration;
-
-use fencelock_core::{Finding, Purpose};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-
 use crate::config::Config;
-
-/// What a server says of itself.
-#[derive(Debug, PartialEq, Eq)]
-enum Said {
-    /// Nothing: it does not answer.
-    Nothing,
-    /// It is not allowed to tell, or serves nobody at present.
-    Other(String),
-    /// Its version, and how it serves.
-    Srvr { version: String, mode: String },
-}
+use crate::server::{Said, ask};
+use fencelock_core::{Finding, Purpose};
 
 pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
     let servers: Vec<&str> = config.servers.split(',').collect();
@@ -49,31 +34,6 @@ pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
         ));
     }
     findings
-}
-
-async fn ask(server: &str, patience: Duration) -> Said {
-    let asking = async {
-        let mut stream = TcpStream::connect(server).await?;
-        stream.write_all(b"srvr").await?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await?;
-        Ok::<_, std::io::Error>(text)
-    };
-    match tokio::time::timeout(patience, asking).await {
-        Ok(Ok(text)) => read(&text),
-        Ok(Err(_)) | Err(_) => Said::Nothing,
-    }
-}
-
-fn read(text: &str) -> Said {
-    let field = |name: &str| {
-        let found = text.lines().find_map(|line| line.strip_prefix(name));
-        found.map(|value| value.trim().to_owned())
-    };
-    match (field("Zookeeper version:"), field("Mode:")) {
-        (Some(version), Some(mode)) => Said::Srvr { version, mode },
-        _ => Said::Other(text.trim().to_owned()),
-    }
 }
 
 fn of_server(server: &str, said: Said, named: usize) -> Vec<Finding> {
@@ -138,6 +98,7 @@ fn of_version(server: &str, version: &str) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::read;
 
     const SRVR: &str = "Zookeeper version: 3.8.0-${mvngit.commit.id}, built on 2023\nLatency min/avg/max: 0/0.0/0\n\
                         Mode: follower\nNode count: 5\n";

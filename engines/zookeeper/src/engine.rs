@@ -9,27 +9,15 @@ use fencelock_core::engine::{
     Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
     Place, Renewal, Standing, Withdrawn,
 };
-use fencelock_core::{
-    Clock, Durability, Error, Finding, LeaseKind, Limit, LockName, Order, Promises, Result,
-    StoreUrl, Token, Wake,
-};
-use futures_util::TryFutureExt;
-use futures_util::future::BoxFuture;
+use fencelock_core::{Clock, Error, Finding, LockName, Promises, Result, StoreUrl, Token};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
-use zookeeper_client::{CreateMode, Error as Refusal};
 
 use crate::config::Config;
-use crate::hold;
-use crate::session::{self, Life, Listeners, Session, Trouble};
-use crate::store::{self, Store};
-use crate::undone;
-
-/// A ttl beyond this is a mistake.
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
-
-/// The default ttl of a lock.
-const USUAL: Duration = Duration::from_secs(30);
+use crate::connection::Life;
+use crate::open::{Opened, open};
+use crate::state::Store;
+use crate::{diagnose, hold_watch, reap, rollback_repair, server};
 
 /// The engine for ZooKeeper.
 pub struct ZooKeeper {
@@ -56,50 +44,22 @@ impl ZooKeeper {
     /// May be dropped: a session that was begun ends by itself.
     pub async fn open(url: StoreUrl) -> Result<Self> {
         let config = Arc::new(Config::from_url(url)?);
-        let limit = config.connect_timeout;
-        match tokio::time::timeout(limit, Self::connect(&config)).await {
-            Ok(opened) => opened,
-            Err(_) => {
-                let why = format!("no server answered within {limit:?}");
-                Err(Error::unavailable(&config.store, "connecting", why))
-            }
-        }
-    }
-
-    async fn connect(config: &Arc<Config>) -> Result<Self> {
-        let failed = |error: Refusal| {
-            let trouble = Trouble::Silent(match error {
-                Refusal::NoHosts => "no server took the connection".into(),
-                error => error.to_string(),
-            });
-            store::error(config, "connecting", trouble)
-        };
-        let limits = retry(|| Box::pin(session::limits(config)))
-            .await
-            .map_err(failed)?;
-        let (ended, ends) = mpsc::unbounded_channel();
-        let (resumed, resumes) = mpsc::unbounded_channel();
-        let listeners = Listeners { ended, resumed };
-        let window = config.window.clamp(limits.0, limits.1);
-        let line = retry(|| Box::pin(Session::open(config, window, listeners.clone()))).await;
-        let line = line.map_err(failed)?;
-        prepare(config, &line).await?;
-        let (tell, events) = mpsc::unbounded_channel();
-        let (watch, watched) = mpsc::unbounded_channel();
-        let store = Store::new(Arc::clone(config), line, limits, listeners, tell, watch);
-        let store = Arc::new(store);
+        let Opened {
+            store,
+            events,
+            ended,
+            resumed,
+            watched,
+        } = open(&config).await?;
         let tasks = [
-            tokio::spawn(hold::watch(Arc::clone(&store), watched)).abort_handle(),
-            tokio::spawn(hold::tidy(Arc::clone(&store))).abort_handle(),
-            tokio::spawn(undone::watch(Arc::clone(&store), resumes)).abort_handle(),
+            tokio::spawn(hold_watch::watch(Arc::clone(&store), watched)).abort_handle(),
+            tokio::spawn(reap::tidy(Arc::clone(&store))).abort_handle(),
+            tokio::spawn(rollback_repair::watch(Arc::clone(&store), resumed)).abort_handle(),
         ];
         Ok(Self {
-            promises: promises(limits),
+            promises: server::promises(store.limits),
             store,
-            told: Mutex::new(Told {
-                events,
-                ended: ends,
-            }),
+            told: Mutex::new(Told { events, ended }),
             tasks,
         })
     }
@@ -109,88 +69,6 @@ impl ZooKeeper {
             true => Err(Error::Closed),
             false => Ok(()),
         }
-    }
-}
-
-/// Tries again what no server took; the caller sets the limit. During an election servers take no connections.
-async fn retry<'a, T>(
-    mut attempt: impl FnMut() -> BoxFuture<'a, Result<T, Refusal>>,
-) -> Result<T, Refusal> {
-    loop {
-        match attempt().await {
-            Err(Refusal::AuthFailed) => return Err(Refusal::AuthFailed),
-            Err(error) => {
-                tracing::debug!(%error, "no connection to ZooKeeper; trying again");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// Makes the chroot if it is missing, and finds out whether this user may lock there.
-async fn prepare(config: &Arc<Config>, line: &Session) -> Result<()> {
-    let trouble = |trouble| store::error(config, "trying its rights", trouble);
-    let link = line.link().await.map_err(trouble)?;
-    if config.inspect_only {
-        // Where there is no such node, there are no locks.
-        let list = link.client().list_children(root(config));
-        return match link.read(list).await {
-            Ok(_) | Err(Trouble::Answered(Refusal::NoNode)) => Ok(()),
-            Err(refused) => Err(trouble(refused)),
-        };
-    }
-    store::make_root(config, &link).await.map_err(trouble)?;
-    let probe = format!("{}/fencelock-probe-{:x}", config.root, link.life.id);
-    let options = CreateMode::Ephemeral.with_acls(config.acls());
-    let mut writer = link.client().new_multi_writer();
-    // In one transaction, so that nobody sees it.
-    let added = writer
-        .add_create(&probe, b"", &options)
-        .and_then(|()| writer.add_delete(&probe, None));
-    added.map_err(|refusal| trouble(Trouble::Answered(refusal)))?;
-    let commit = writer.commit();
-    let list = link.client().list_children(root(config));
-    let written = link.write(Clock::Boot.now(), commit.map_err(Refusal::from));
-    let (written, listed) = tokio::join!(written, link.read(list));
-    written.map_err(trouble)?;
-    listed.map(drop).map_err(trouble)
-}
-
-fn root(config: &Config) -> &str {
-    match config.root.as_str() {
-        "" => "/",
-        root => root,
-    }
-}
-
-fn promises((shortest, longest): (Duration, Duration)) -> Promises {
-    let sure = longest * 2 / 3;
-    let mut limits = Vec::new();
-    if sure < USUAL {
-        limits.push(Limit {
-            what: format!(
-                "a hold is lost {sure:?} after its last renewal however long its ttl, because the servers grant no session above {longest:?}"
-            ),
-            change: format!("raise maxSessionTimeout above {:?}, or use shorter ttls", USUAL * 3 / 2),
-        });
-    }
-    Promises {
-        engine: "zookeeper",
-        order: Order::Fifo,
-        shared: true,
-        permits: true,
-        lock_delay: true,
-        ranges: true,
-        portable: false,
-        lease: LeaseKind::Session,
-        wake: Wake::Push,
-        durability: Durability::Durable,
-        clock: "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter",
-        // In whole milliseconds, which is what people write.
-        min_ttl: Duration::from_millis((shortest.as_millis() as u64 * 2).div_ceil(3)),
-        max_ttl: LONGEST,
-        limits,
     }
 }
 
@@ -260,7 +138,7 @@ impl Engine for ZooKeeper {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         self.check_open()?;
         let limits = self.promises.limits.iter().cloned().map(Finding::from);
-        let servers = crate::diagnose::diagnose(&self.store.config).await;
+        let servers = diagnose::diagnose(&self.store.config).await;
         Ok(limits.chain(servers).collect())
     }
 

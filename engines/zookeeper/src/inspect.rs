@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
-use fencelock_core::{ClaimId, Clock, Error, LockName, Result, Token};
+use fencelock_core::{Clock, Error, LockName, Result, Token};
 use zookeeper_client::{Error as Refusal, MultiReadResult, Stat};
 
-use crate::data::{Data, Unread, first_token};
-use crate::line::{self, Line, Stander};
 use crate::names;
-use crate::session::{Link, Trouble};
-use crate::store::Store;
+use crate::queue::{Line, Stander};
+use crate::state::Store;
+use crate::stored::{Data, Unread, first_token};
+use crate::{
+    connection::Link,
+    error::{Read, Trouble},
+};
 
 /// How many of those who wait are shown.
 const SHOWN: usize = 1000;
@@ -47,7 +50,7 @@ impl Seen {
             };
         };
         HolderView {
-            claim: claim(&self.stander.node),
+            claim: names::claim(&self.stander.node),
             token: Some(data.tokens(self.stat.czxid).1),
             owner: data.owner,
             mode: self.stander.mode,
@@ -212,8 +215,8 @@ impl Store {
     ) -> Result<Page<LockView>> {
         let trouble = |trouble| self.error("listing locks", trouble);
         let link = self.line.link().await.map_err(trouble)?;
-        let sync = link.client().sync(self.root());
-        let list = link.client().list_children(self.root());
+        let sync = link.client().sync(self.config.root_path());
+        let list = link.client().list_children(self.config.root_path());
         let (synced, nodes) = tokio::join!(link.read(sync), self.children(&link, list));
         if let Err(other @ Trouble::Silent(_)) = synced {
             return Err(trouble(other));
@@ -246,7 +249,7 @@ impl Store {
                 let MultiReadResult::Children { children } = result else {
                     continue;
                 };
-                if children.iter().any(|node| line::split(node).is_some()) {
+                if children.iter().any(|node| names::split(node).is_some()) {
                     let view = self.view(&link, name).await?;
                     if !view.holders.is_empty() {
                         items.push(view);
@@ -311,22 +314,6 @@ impl Store {
         }
         Err(trouble(Trouble::Silent("its node keeps changing".into())))
     }
-}
-
-/// Why a line could not be read.
-pub(crate) enum Read {
-    Trouble(Trouble),
-    Error(Error),
-}
-
-impl From<Trouble> for Read {
-    fn from(trouble: Trouble) -> Self {
-        Self::Trouble(trouble)
-    }
-}
-
-fn claim(node: &str) -> Option<ClaimId> {
-    node.strip_prefix("_c_")?.split('-').next()?.parse().ok()
 }
 
 /// What is known of a claim of another library: what it wrote, or its node's name.

@@ -39,31 +39,42 @@
 //!   clients are dead.
 //! * Permits (`Mode::Permit`) watch as many nodes as may hold beside them.
 
+mod acquire;
+mod alone_hint;
+mod attest;
+mod claim_node;
 mod config;
-mod data;
+mod connection;
 mod diagnose;
 mod engine;
-mod hold;
+mod entry;
+mod error;
+mod hold_watch;
 mod inspect;
-mod line;
+mod lock_node;
 mod names;
-mod place;
-mod quiet;
+mod open;
+mod queue;
+mod reap;
+mod release;
+mod renew;
+mod rollback_repair;
+mod server;
 mod session;
-mod store;
-mod undone;
-mod vouch;
+mod state;
+mod stored;
+mod wait;
 
 pub use engine::ZooKeeper;
 
 /// Reads what may be stored, whoever stored it: for fuzzing alone.
 #[doc(hidden)]
 pub fn read_stored(bytes: &[u8]) {
-    if let Ok(data) = data::Data::read(bytes) {
+    if let Ok(data) = stored::Data::read(bytes) {
         // What is read is written as it was meant, and tells tokens.
         let (tokens, _) = data.tokens(7);
         let _ = tokens.contains(fencelock_core::Token(9));
-        assert_eq!(data::Data::read(&data.write()), Ok(data));
+        assert_eq!(stored::Data::read(&data.write()), Ok(data));
     }
     let _ = names::decode(&String::from_utf8_lossy(bytes));
 }

@@ -23,10 +23,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use zookeeper_client::{CreateMode, Error as Refusal};
 
-use crate::hold::AT_ONCE;
-use crate::line;
-use crate::session::{Link, Trouble};
-use crate::store::{Spot, Store};
+use crate::names;
+use crate::state::AT_ONCE;
+use crate::{connection::Link, error::Trouble};
+use crate::{entry::Spot, state::Store};
 
 /// Between attempts to compare over a connection whose server does not answer.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -62,8 +62,8 @@ impl Store {
     async fn compare(&self, link: &Arc<Link>) -> Result<(), Trouble> {
         // Before it is asked for: what is made meanwhile need not be in the answer.
         let held = self.held_over(link);
-        let sync = link.client().sync(self.root());
-        let list = link.client().list_ephemerals(self.root());
+        let sync = link.client().sync(self.config.root_path());
+        let list = link.client().list_ephemerals(self.config.root_path());
         // Both are on their way before the first answer is awaited.
         let (synced, nodes) = tokio::join!(link.read(sync), link.read(list));
         synced?;
@@ -128,7 +128,7 @@ impl Store {
     /// Whether this is a claim's node that no claim of this client knows. No two ever have the same path.
     fn is_strange(&self, path: &str) -> bool {
         let node = path.rsplit('/').next().unwrap_or_default();
-        let Some(spot) = line::claim(node).map(|id| self.spot(id)) else {
+        let Some(spot) = names::claim(node).map(|id| self.spot(id)) else {
             return false;
         };
         let Some(spot) = spot else { return true };

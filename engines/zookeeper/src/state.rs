@@ -1,28 +1,32 @@
-//! What all parts of the engine share: the sessions, the claims that have a place, the nodes of names in use.
+//! What all parts of the engine share.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event};
-use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Token};
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
 use foldhash::fast::RandomState;
 use futures_util::future::join_all;
 use tokio::sync::{Notify, mpsc};
-use zookeeper_client::{CreateMode, Error as Refusal};
+use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
-use crate::data::Data;
-use crate::line::Line;
+use crate::connection::{Life, Link, patience};
+use crate::entry::Spot;
+use crate::error::{Trouble, error};
+use crate::lock_node::{Above, Parent};
 use crate::names;
-use crate::quiet::Quiet;
-use crate::session::{Life, Link, Listeners, Session, Trouble, patience};
+use crate::queue::Line;
+use crate::session::{Listeners, Session};
 
 /// How many sessions one client opens with just the timeouts that its holds want. Each ttl and lock-delay may want one of
 /// its own.
 const SESSIONS: usize = 16;
+
+/// How many requests to tidy up are on their way at once.
+pub(crate) const AT_ONCE: usize = 256;
 
 /// The state behind the engine.
 pub(crate) struct Store {
@@ -51,156 +55,6 @@ pub(crate) struct State {
     pub(crate) parents: HashMap<LockName, Parent, RandomState>,
     /// Whether it will be tidied up before long, without a word.
     pub(crate) tidies: bool,
-}
-
-/// What stands in the node of a name that this library made, as a container: a server does not say of a node whether it is
-/// one or was made to stay.
-pub(crate) const PARENT_DATA: &[u8] = b"fencelock";
-
-/// The node of a name.
-#[derive(Debug)]
-pub(crate) struct Parent {
-    /// How many claims of this client are there.
-    pub(crate) uses: usize,
-    /// Whether this client made it.
-    pub(crate) ours: bool,
-    pub(crate) idle_since: BootInstant,
-    above: Arc<Above>,
-}
-
-/// What the claims at one name share.
-#[derive(Debug)]
-pub(crate) struct Above {
-    /// The node that theirs are below.
-    pub(crate) path: String,
-    /// Whether it was seen.
-    made: AtomicBool,
-    quiet: Mutex<Quiet>,
-}
-
-impl Above {
-    fn new(path: String) -> Self {
-        Self {
-            path,
-            made: AtomicBool::new(false),
-            quiet: Mutex::default(),
-        }
-    }
-
-    /// Whether the node was there when it was asked for last.
-    pub(crate) fn is_made(&self) -> bool {
-        self.made.load(SeqCst)
-    }
-
-    pub(crate) fn set_made(&self, made: bool) {
-        self.made.store(made, SeqCst);
-    }
-
-    pub(crate) fn quiet(&self) -> MutexGuard<'_, Quiet> {
-        // Every change under this lock is whole before anything can panic.
-        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The path of a node below it.
-    pub(crate) fn below(&self, node: &str) -> String {
-        [&self.path, "/", node].concat()
-    }
-}
-
-/// A claim's place at the servers.
-#[derive(Debug)]
-pub(crate) struct Spot {
-    pub(crate) id: ClaimId,
-    pub(crate) name: LockName,
-    pub(crate) above: Arc<Above>,
-    now: Mutex<Now>,
-}
-
-/// What is known of a claim's place.
-#[derive(Clone, Debug)]
-pub(crate) struct Now {
-    /// The session that its node belongs to.
-    pub(crate) session: Arc<Session>,
-    pub(crate) life: Arc<Life>,
-    /// Where the node may still be if a move's answer was lost.
-    pub(crate) from: Option<(Arc<Session>, Arc<Life>)>,
-    pub(crate) node: Option<Node>,
-    /// Something was asked of which no answer came: look before saying anything.
-    pub(crate) unsure: bool,
-    pub(crate) held: bool,
-    /// Its lease has ended, or it is being given up.
-    pub(crate) over: bool,
-    /// When the node goes unless the hold is prolonged.
-    pub(crate) until: BootInstant,
-    pub(crate) lock_delay: Duration,
-    /// The first token, once it holds, and the one that the node names.
-    pub(crate) first: Token,
-    pub(crate) recorded: Token,
-    pub(crate) count: u32,
-    pub(crate) asked: bool,
-    /// Whether the holder is there was asked last under this number.
-    pub(crate) ping: Option<u64>,
-    /// The nodes that must go first.
-    pub(crate) behind: Vec<String>,
-    /// The connection over which the node is watched.
-    pub(crate) watched: Weak<Link>,
-}
-
-/// A claim's node.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    /// Its name, without the path.
-    pub(crate) name: String,
-    pub(crate) czxid: i64,
-    /// Of its data.
-    pub(crate) version: i32,
-}
-
-impl Spot {
-    fn new(claim: &Claim, above: Arc<Above>, session: Arc<Session>, life: Arc<Life>) -> Self {
-        let now = Now {
-            session,
-            life,
-            from: None,
-            node: None,
-            unsure: false,
-            held: false,
-            over: false,
-            until: BootInstant::from_nanos(u64::MAX),
-            lock_delay: claim.lock_delay,
-            first: Token(0),
-            recorded: Token(0),
-            count: 1,
-            asked: false,
-            ping: None,
-            behind: Vec::new(),
-            watched: Weak::new(),
-        };
-        Self {
-            id: claim.id,
-            name: claim.name.clone(),
-            above,
-            now: Mutex::new(now),
-        }
-    }
-
-    pub(crate) fn now(&self) -> MutexGuard<'_, Now> {
-        // Every change under this lock is whole before anything can panic.
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Now {
-    /// What the node of a hold is to say when its holder writes into it.
-    pub(crate) fn data(&self, claim: &Claim, token: Token) -> Data {
-        Data {
-            tokens: Some((self.first, token)),
-            asked: self.asked,
-            // Answered by whoever watches the node, which this write wakes.
-            ping: self.ping,
-            ..Data::of(claim, self.count)
-        }
-    }
 }
 
 impl Store {
@@ -237,14 +91,6 @@ impl Store {
     /// A claim's node.
     pub(crate) fn path(&self, name: &LockName, node: &str) -> String {
         format!("{}/{node}", self.parent(name))
-    }
-
-    /// A node to ask for when any will do.
-    pub(crate) fn root(&self) -> &str {
-        match self.config.root.as_str() {
-            "" => "/",
-            root => root,
-        }
     }
 
     /// The session that a hold of this claim wants: two thirds of it are the ttl, after which the client gives up.
@@ -360,7 +206,7 @@ impl Store {
 
     /// Notes that the node of a name is there; whether this client made it.
     pub(crate) fn parent_made(&self, spot: &Spot, ours: bool) {
-        spot.above.set_made(true);
+        spot.above.set_exists(true);
         if let Some(parent) = self.state().parents.get_mut(&spot.name) {
             parent.ours = ours;
         }
@@ -415,7 +261,7 @@ impl Store {
         name: &LockName,
     ) -> Result<Vec<String>, Trouble> {
         let parent = self.parent(name);
-        let sync = link.client().sync(self.root());
+        let sync = link.client().sync(self.config.root_path());
         let list = link.client().list_children(&parent);
         // Both are on their way before the first answer is awaited.
         let (synced, children) = tokio::join!(link.read(sync), self.children(link, list));
@@ -425,58 +271,8 @@ impl Store {
         }
     }
 
-    /// Makes the nodes down to the root, if they are missing.
-    pub(crate) async fn make_root(&self, link: &Link) -> Result<(), Trouble> {
-        make_root(&self.config, link).await
-    }
-
     /// An error that says what was asked.
     pub(crate) fn error(&self, action: impl Into<String>, trouble: Trouble) -> Error {
         error(&self.config, action, trouble)
-    }
-}
-
-/// Makes the nodes down to the root, if they are missing.
-pub(crate) async fn make_root(config: &Config, link: &Link) -> Result<(), Trouble> {
-    if config.root.is_empty() {
-        return Ok(());
-    }
-    let options = CreateMode::Persistent.with_acls(config.acls());
-    // Whoever may use the chroot need not have rights above it.
-    let exists = link.read(link.client().check_stat(&config.root)).await?;
-    if exists.is_none() {
-        link.read(link.client().mkdir(&config.root, &options))
-            .await?;
-    }
-    Ok(())
-}
-
-/// An error that says what was asked.
-pub(crate) fn error(config: &Config, action: impl Into<String>, trouble: Trouble) -> Error {
-    let (store, action) = (&config.store, action.into());
-    match trouble {
-        Trouble::Silent(why) => Error::unavailable(store, action, why),
-        Trouble::Answered(Refusal::NoAuth) => {
-            let root = if config.root.is_empty() {
-                "/"
-            } else {
-                &config.root
-            };
-            let action = format!(
-                "{action} (this needs the rights read, create and delete at {root}, and those of the user who made what is below it)"
-            );
-            Error::refused(store, action, Refusal::NoAuth)
-        }
-        Trouble::Answered(Refusal::Unimplemented) => {
-            let why = format!("{action}: the server is too old; ZooKeeper 3.6 or later is needed");
-            Error::config(store, why)
-        }
-        Trouble::Answered(
-            refusal @ (Refusal::QuotaExceeded | Refusal::NoChildrenForEphemerals),
-        ) => Error::refused(store, action, refusal),
-        Trouble::Answered(refusal) => Error::Internal {
-            store: store.clone(),
-            why: format!("{action}: {refusal}"),
-        },
     }
 }

@@ -10,10 +10,10 @@ use fencelock_core::engine::{Grant, HolderView};
 use fencelock_core::{Clock, LockName, Result, Tokens};
 use zookeeper_client::Error as Refusal;
 
-use crate::data::Data;
-use crate::inspect::Read;
-use crate::session::{Link, Trouble};
-use crate::store::{Spot, Store};
+use crate::error::Read;
+use crate::stored::Data;
+use crate::{connection::Link, error::Trouble};
+use crate::{entry::Spot, state::Store};
 
 impl Store {
     /// The hold of this owner, which its process vouches for.
