@@ -10,74 +10,77 @@ use futures_util::future::join3;
 use zookeeper_client::{CreateMode, CreateOptions, Error as Refusal, MultiWriteResult};
 
 use crate::alone_hint::Plan;
-use crate::claim_node::{TRIES, confirm};
-use crate::connection::{Link, make_root};
-use crate::entry::{Node, Spot};
-use crate::error::Trouble;
-use crate::lock_node::PARENT_DATA;
+use crate::claim_node::{ATTEMPTS, confirm};
+use crate::connection::{Connection, create_root};
+use crate::entry::{Entry, Node};
+use crate::error::Failure;
+use crate::lock_node::LOCK_NODE_DATA;
 use crate::names;
 use crate::queue::Turn;
-use crate::state::Store;
-use crate::stored::{self, Data};
+use crate::state::State;
+use crate::stored::{self, ClaimData};
 
 /// A waiter asks again after so long at the latest. Its watch tells it before; this is for what nobody foresaw.
 const RECHECK: Duration = Duration::from_secs(15);
 
 /// Over which connection a claim's node was made, the line then, and when that was asked for.
-type Entered = (Arc<Link>, Seen, BootInstant);
+type Created = (Arc<Connection>, QueueView, BootInstant);
 
 /// What is known of the line that a claim stands in.
-pub(crate) enum Seen {
+pub(crate) enum QueueView {
     /// There is nobody else in it.
     Alone,
     /// The children of the node above it.
-    Line(Vec<String>),
+    Children(Vec<String>),
 }
 
 /// Where a claim stands.
-pub(crate) enum Stood {
+pub(crate) enum Position {
     Held(Grant),
     Waiting(Place),
     /// Its node is gone.
     Gone,
 }
 
-impl Store {
+impl State {
     pub(crate) async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.check_delay(claim)?;
-        let spot = match self.spot(claim.id) {
+        let entry = match self.entry(claim.id) {
             // Boxed, as all that is rare, so that the future of an uncontended lock stays small.
-            Some(spot) => match Box::pin(self.again(&spot, claim)).await? {
-                Stood::Held(grant) => return Ok(Standing::Held(grant)),
-                Stood::Waiting(place) => {
-                    return Box::pin(self.wait_or_leave(&spot, claim, place)).await;
+            Some(entry) => match Box::pin(self.check_again(&entry, claim)).await? {
+                Position::Held(grant) => return Ok(Standing::Held(grant)),
+                Position::Waiting(place) => {
+                    return Box::pin(self.wait_or_leave(&entry, claim, place)).await;
                 }
-                Stood::Gone => spot,
+                Position::Gone => entry,
             },
             None => {
-                let trouble = |trouble| self.error(taking(claim), trouble);
-                let session = self.line_session(claim).await.map_err(trouble)?;
-                let link = session.link().await.map_err(trouble)?;
-                if !claim.wait && !Box::pin(self.is_free(&link, claim)).await? {
+                let failure = |failure| self.error(taking(claim), failure);
+                let managed = self.session_for_waiting(claim).await.map_err(failure)?;
+                let connection = managed.connection().await.map_err(failure)?;
+                if !claim.wait && !Box::pin(self.is_free(&connection, claim)).await? {
                     return Ok(Standing::Busy);
                 }
-                self.add(claim, session, Arc::clone(&link.life))
+                self.add(claim, managed, Arc::clone(&connection.session))
             }
         };
-        for _ in 0..TRIES {
-            let entered = self.enter(&spot, claim).await;
-            let (link, seen, sent) =
-                entered.map_err(|trouble| self.error(taking(claim), trouble))?;
-            match self.judge(&spot, claim, (&link, seen), sent).await? {
-                Stood::Held(grant) => return Ok(Standing::Held(grant)),
-                Stood::Waiting(place) => {
-                    return Box::pin(self.wait_or_leave(&spot, claim, place)).await;
+        for _ in 0..ATTEMPTS {
+            let created_node = self.create_node(&entry, claim).await;
+            let (connection, seen, sent) =
+                created_node.map_err(|failure| self.error(taking(claim), failure))?;
+            match self
+                .decide(&entry, claim, (&connection, seen), sent)
+                .await?
+            {
+                Position::Held(grant) => return Ok(Standing::Held(grant)),
+                Position::Waiting(place) => {
+                    return Box::pin(self.wait_or_leave(&entry, claim, place)).await;
                 }
                 // Deleted as soon as it was there; by an administrator, one must think.
-                Stood::Gone => {}
+                Position::Gone => {}
             }
         }
-        let vanishes = Trouble::Silent("its node vanishes as soon as it is made".into());
+        let vanishes = Failure::Unanswered("its node vanishes as soon as it is made".into());
         Err(self.error(taking(claim), vanishes))
     }
 
@@ -96,67 +99,68 @@ impl Store {
     }
 
     /// Whether a claim that is not to wait has a chance. Reading costs the servers less than a node that goes at once.
-    async fn is_free(&self, link: &Link, claim: &Claim) -> Result<bool> {
-        let children = self.fresh_children(link, &claim.name).await;
-        let children = children.map_err(|trouble| self.error(taking(claim), trouble))?;
-        let mut line = self.sorted(&claim.name, children)?;
-        Ok(line.admits(claim.mode))
+    async fn is_free(&self, connection: &Connection, claim: &Claim) -> Result<bool> {
+        let children = self.fresh_children(connection, &claim.name).await;
+        let children = children.map_err(|failure| self.error(taking(claim), failure))?;
+        let mut queue = self.sorted(&claim.name, children)?;
+        Ok(queue.admits(claim.mode))
     }
 
     async fn wait_or_leave(
         &self,
-        spot: &Arc<Spot>,
+        entry: &Arc<Entry>,
         claim: &Claim,
         place: Place,
     ) -> Result<Standing> {
         if claim.wait {
             return Ok(Standing::Waiting(place));
         }
-        let left = self.leave(spot).await;
-        left.map_err(|trouble| self.error(taking(claim), trouble))?;
+        let left = self.leave(entry).await;
+        left.map_err(|failure| self.error(taking(claim), failure))?;
         Ok(Standing::Busy)
     }
 
     /// Makes a claim's node, and sees the line with it.
-    async fn enter(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Entered, Trouble> {
+    async fn create_node(&self, entry: &Arc<Entry>, claim: &Claim) -> Result<Created, Failure> {
         // A node that this connection's server does not show may be there all the same.
-        if spot.now().node.is_some() {
-            Box::pin(self.delete(spot)).await?;
+        if entry.known().node.is_some() {
+            Box::pin(self.delete_node(entry)).await?;
         }
-        let session = Arc::clone(&spot.now().session);
-        let link = session.link().await?;
+        let managed = Arc::clone(&entry.known().managed);
+        let connection = managed.connection().await?;
         {
-            let mut now = spot.now();
-            now.life = Arc::clone(&link.life);
-            now.node = None;
-            now.from = None;
-            now.held = false;
-            now.over = false;
-            now.asked = false;
-            now.unsure = true;
-            now.count = match claim.mode {
-                Mode::Exclusive => claim.reserve.clamp(1, stored::MOST),
+            let mut known = entry.known();
+            known.session = Arc::clone(&connection.session);
+            known.node = None;
+            known.moved_from = None;
+            known.held = false;
+            known.ended = false;
+            known.asked = false;
+            known.uncertain = true;
+            known.count = match claim.mode {
+                Mode::Exclusive => claim.reserve.clamp(1, stored::MAX_TOKENS),
                 Mode::Shared | Mode::Permit { .. } => 1,
             };
         }
-        let data = Data::of(claim, spot.now().count).write();
-        let above = &*spot.above;
+        let data = ClaimData::of(claim, entry.known().count).write();
+        let lock_node = &*entry.lock_node;
         let before = names::prefix(claim.id, claim.mode);
-        let prefix = above.below(&before);
+        let prefix = lock_node.child(&before);
         let options = CreateMode::EphemeralSequential.with_acls(self.config.acls());
-        for _ in 0..TRIES {
-            if !above.exists() {
-                let first = self.enter_first(spot, &link, (&prefix, &data, &options));
-                if let Some(entered) = Box::pin(first).await? {
-                    return Ok(entered);
+        for _ in 0..ATTEMPTS {
+            if !lock_node.exists() {
+                let first =
+                    self.create_with_lock_node(entry, &connection, (&prefix, &data, &options));
+                if let Some(created_node) = Box::pin(first).await? {
+                    return Ok(created_node);
                 }
                 continue;
             }
             let sent = Clock::Boot.now();
-            let ask = above.hint.plan(&link);
+            let ask = lock_node.hint.plan(&connection);
             let create = async {
-                let create = link.client().create(&prefix, &data, &options);
-                link.write(sent, create).await
+                let create = connection.client().create(&prefix, &data, &options);
+                connection.write(sent, create).await
             };
             let (watched, created, children) = match ask {
                 Plan::ReadUnless(_) => (Ok(None), create.await, Ok(None)),
@@ -165,21 +169,21 @@ impl Store {
                         if ask != Plan::WatchAndRead {
                             return Ok(None);
                         }
-                        let watch = link.client().check_and_watch_stat(&above.path);
-                        link.read(watch).await.map(Some)
+                        let watch = connection.client().check_and_watch_stat(&lock_node.path);
+                        connection.read(watch).await.map(Some)
                     };
-                    let list = self.children_now(&link, &above.path).map_ok(Some);
+                    let list = self.children_now(&connection, &lock_node.path).map_ok(Some);
                     // Polled in this order, so sent in this order.
                     Box::pin(join3(alarm, create, list)).await
                 }
             };
             let (stat, sequence) = match created {
                 Ok(created) => created,
-                Err(Trouble::Answered(Refusal::NoNode)) => {
-                    above.set_exists(false);
+                Err(Failure::Refused(Refusal::NoNode)) => {
+                    lock_node.set_exists(false);
                     continue;
                 }
-                Err(trouble) => return Err(self.if_answered(spot, trouble)),
+                Err(failure) => return Err(self.forget_if_refused(entry, failure)),
             };
             let node = format!("{before}{sequence}");
             let found = Node {
@@ -187,183 +191,189 @@ impl Store {
                 czxid: stat.czxid,
                 version: 0,
             };
-            self.made(spot, &link, found);
+            self.note_created(entry, &connection, found);
             if let Ok(Some((Some(_), watcher))) = watched {
-                above.hint.set_watch(&link, watcher);
+                lock_node.hint.set_watch(&connection, watcher);
             }
             let number = sequence.into_i64();
-            if ask == Plan::ReadUnless(number) && above.hint.confirms(number, &link) {
-                return Ok((link, Seen::Alone, sent));
+            if ask == Plan::ReadUnless(number) && lock_node.hint.confirms(number, &connection) {
+                return Ok((connection, QueueView::Alone, sent));
             }
             let children = match children? {
                 Some(children) => children,
-                None => Box::pin(self.children_now(&link, &above.path)).await?,
+                None => Box::pin(self.children_now(&connection, &lock_node.path)).await?,
             };
-            above.hint.note_children(&node, &link, &children);
-            return Ok((link, Seen::Line(children), sent));
+            lock_node.hint.note_children(&node, &connection, &children);
+            return Ok((connection, QueueView::Children(children), sent));
         }
-        Err(Trouble::Silent(
+        Err(Failure::Unanswered(
             "the node of its name comes and goes".into(),
         ))
     }
 
     /// Makes a claim's node and the one above it in the same breath, so that none is ever left without children but by its
     /// server. `None` if something else is to be tried now.
-    async fn enter_first(
+    async fn create_with_lock_node(
         &self,
-        spot: &Arc<Spot>,
-        link: &Arc<Link>,
+        entry: &Arc<Entry>,
+        connection: &Arc<Connection>,
         (prefix, data, options): (&str, &[u8], &CreateOptions<'_>),
-    ) -> Result<Option<Entered>, Trouble> {
-        let above = &*spot.above;
-        let mut writer = link.client().new_multi_writer();
+    ) -> Result<Option<Created>, Failure> {
+        let lock_node = &*entry.lock_node;
+        let mut writer = connection.client().new_multi_writer();
         let container = CreateMode::Container.with_acls(self.config.acls());
         let written = writer
-            .add_create(&above.path, PARENT_DATA, &container)
+            .add_create(&lock_node.path, LOCK_NODE_DATA, &container)
             .and_then(|()| writer.add_create(prefix, data, options));
-        written.map_err(|error| self.if_answered(spot, Trouble::Answered(error)))?;
+        written.map_err(|error| self.forget_if_refused(entry, Failure::Refused(error)))?;
         let sent = Clock::Boot.now();
         let commit = writer.commit();
-        let results = match link.write(sent, commit.map_err(Refusal::from)).await {
+        let results = match connection.write(sent, commit.map_err(Refusal::from)).await {
             Ok(results) => results,
-            Err(Trouble::Answered(Refusal::NodeExists)) => {
-                self.parent_made(spot, false);
+            Err(Failure::Refused(Refusal::NodeExists)) => {
+                self.note_lock_node(entry, false);
                 return Ok(None);
             }
-            Err(Trouble::Answered(Refusal::NoNode)) => {
-                make_root(&self.config, link).await?;
+            Err(Failure::Refused(Refusal::NoNode)) => {
+                create_root(&self.config, connection).await?;
                 return Ok(None);
             }
-            Err(trouble) => return Err(self.if_answered(spot, trouble)),
+            Err(failure) => return Err(self.forget_if_refused(entry, failure)),
         };
         let path = results.into_iter().find_map(|result| match result {
             MultiWriteResult::Create { path, .. } if path.starts_with(prefix) => Some(path),
             _ => None,
         });
         let path =
-            path.ok_or_else(|| Trouble::Silent("the server did not say what it made".into()))?;
-        self.parent_made(spot, true);
+            path.ok_or_else(|| Failure::Unanswered("the server did not say what it made".into()))?;
+        self.note_lock_node(entry, true);
         // Servers before 3.8.2 do not say here when it was made.
-        let stat = link.client().check_stat(&path);
-        let list = self.children_now(link, &above.path);
-        let (stat, children) = tokio::join!(link.read(stat), list);
+        let stat = connection.client().check_stat(&path);
+        let list = self.children_now(connection, &lock_node.path);
+        let (stat, children) = tokio::join!(connection.read(stat), list);
         let Some(stat) = stat? else {
             return Ok(None);
         };
         let found = Node {
-            name: path[above.path.len() + 1..].to_owned(),
+            name: path[lock_node.path.len() + 1..].to_owned(),
             czxid: stat.czxid,
             version: stat.version,
         };
         let node = found.name.clone();
-        self.made(spot, link, found);
+        self.note_created(entry, connection, found);
         let children = children?;
-        above.hint.note_children(&node, link, &children);
-        Ok(Some((Arc::clone(link), Seen::Line(children), sent)))
+        lock_node.hint.note_children(&node, connection, &children);
+        Ok(Some((
+            Arc::clone(connection),
+            QueueView::Children(children),
+            sent,
+        )))
     }
 
     /// The children of a name's node, by its path; none if it is gone.
     pub(crate) async fn children_now(
         &self,
-        link: &Link,
-        parent: &str,
-    ) -> Result<Vec<String>, Trouble> {
-        self.children(link, link.client().list_children(parent))
+        connection: &Connection,
+        lock_node: &str,
+    ) -> Result<Vec<String>, Failure> {
+        self.children(connection, connection.client().list_children(lock_node))
             .await
     }
 
     /// A claim's node is there, whatever becomes of the answers to come.
-    fn made(&self, spot: &Spot, link: &Link, node: Node) {
-        let mut now = spot.now();
-        now.unsure = false;
-        now.life = Arc::clone(&link.life);
-        now.node = Some(node);
+    fn note_created(&self, entry: &Entry, connection: &Connection, node: Node) {
+        let mut known = entry.known();
+        known.uncertain = false;
+        known.session = Arc::clone(&connection.session);
+        known.node = Some(node);
     }
 
     /// A refusal leaves nothing behind.
-    fn if_answered(&self, spot: &Arc<Spot>, trouble: Trouble) -> Trouble {
-        if matches!(trouble, Trouble::Answered(_)) {
-            self.remove(spot);
+    fn forget_if_refused(&self, entry: &Arc<Entry>, failure: Failure) -> Failure {
+        if matches!(failure, Failure::Refused(_)) {
+            self.remove(entry);
         }
-        trouble
+        failure
     }
 
     /// Looks again at a claim that was placed before.
-    async fn again(&self, spot: &Arc<Spot>, claim: &Claim) -> Result<Stood> {
-        let trouble = |trouble| self.error(taking(claim), trouble);
-        if spot.now().unsure {
-            self.settle(spot).await.map_err(trouble)?;
+    async fn check_again(&self, entry: &Arc<Entry>, claim: &Claim) -> Result<Position> {
+        let failure = |failure| self.error(taking(claim), failure);
+        if entry.known().uncertain {
+            self.settle(entry).await.map_err(failure)?;
         }
-        if spot.now().over {
+        if entry.known().ended {
             // What is over stays over; a new grant needs a new node.
-            self.delete(spot).await.map_err(trouble)?;
-            return Ok(Stood::Gone);
+            self.delete_node(entry).await.map_err(failure)?;
+            return Ok(Position::Gone);
         }
-        let (session, life, node) = {
-            let now = spot.now();
+        let (managed, session, node) = {
+            let known = entry.known();
             (
-                Arc::clone(&now.session),
-                Arc::clone(&now.life),
-                now.node.clone(),
+                Arc::clone(&known.managed),
+                Arc::clone(&known.session),
+                known.node.clone(),
             )
         };
         let Some(node) = node else {
-            return Ok(Stood::Gone);
+            return Ok(Position::Gone);
         };
-        let link = session.link().await.map_err(trouble)?;
-        if !Arc::ptr_eq(&link.life, &life) {
-            return Ok(Stood::Gone);
+        let connection = managed.connection().await.map_err(failure)?;
+        if !Arc::ptr_eq(&connection.session, &session) {
+            return Ok(Position::Gone);
         }
-        let node = match self.downgrade(spot, claim, &link, node).await {
+        let node = match self.downgrade(entry, claim, &connection, node).await {
             Ok(node) => node,
-            Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
-            Err(other) => return Err(trouble(other)),
+            Err(Failure::Refused(Refusal::NoNode)) => return Ok(Position::Gone),
+            Err(other) => return Err(failure(other)),
         };
         let sent = Clock::Boot.now();
-        let confirm = confirm(&link, &spot.above.below(&node.name));
-        let list = self.children_now(&link, &spot.above.path);
-        let (confirmed, children) = tokio::join!(link.write(sent, confirm), list);
+        let confirm = confirm(&connection, &entry.lock_node.child(&node.name));
+        let list = self.children_now(&connection, &entry.lock_node.path);
+        let (confirmed, children) = tokio::join!(connection.write(sent, confirm), list);
         match confirmed {
             Ok(()) => {}
-            Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
-            Err(other) => return Err(trouble(other)),
+            Err(Failure::Refused(Refusal::NoNode)) => return Ok(Position::Gone),
+            Err(other) => return Err(failure(other)),
         }
-        let mut children = children.map_err(trouble)?;
+        let mut children = children.map_err(failure)?;
         let mut checked = Vec::new();
         loop {
-            let seen = (&link, Seen::Line(children));
-            let stood = self.judge(spot, claim, seen, sent).await?;
-            let behind = spot.now().behind.clone();
-            if !matches!(stood, Stood::Waiting(_)) || behind == checked {
-                return Ok(stood);
+            let seen = (&connection, QueueView::Children(children));
+            let position = self.decide(entry, claim, seen, sent).await?;
+            let waits_for = entry.known().waits_for.clone();
+            if !matches!(position, Position::Waiting(_)) || waits_for == checked {
+                return Ok(position);
             }
             // Whoever looks again has waited for long, or lost a connection: are those ahead there at all?
-            self.lay(&link, &behind).await.map_err(trouble)?;
-            let list = self.children_now(&link, &spot.above.path);
-            children = list.await.map_err(trouble)?;
-            checked = behind;
+            self.delete_ghosts(&connection, &waits_for)
+                .await
+                .map_err(failure)?;
+            let list = self.children_now(&connection, &entry.lock_node.path);
+            children = list.await.map_err(failure)?;
+            checked = waits_for;
         }
     }
 
     /// Whether it is a claim's turn in the line that was seen. `sent`: when its session was last confirmed.
-    pub(crate) async fn judge(
+    pub(crate) async fn decide(
         &self,
-        spot: &Arc<Spot>,
+        entry: &Arc<Entry>,
         claim: &Claim,
-        (link, seen): (&Arc<Link>, Seen),
+        (connection, seen): (&Arc<Connection>, QueueView),
         sent: BootInstant,
-    ) -> Result<Stood> {
-        if let Seen::Line(children) = seen
-            && let Some(stood) = self.not_held(spot, claim, children, sent)?
+    ) -> Result<Position> {
+        if let QueueView::Children(children) = seen
+            && let Some(position) = self.position_if_waiting(entry, claim, children, sent)?
         {
-            return Ok(stood);
+            return Ok(position);
         }
-        let Some(czxid) = spot.now().node.as_ref().map(|node| node.czxid) else {
-            return Ok(Stood::Gone);
+        let Some(czxid) = entry.known().node.as_ref().map(|node| node.czxid) else {
+            return Ok(Position::Gone);
         };
-        let (life, held, from) = {
-            let now = spot.now();
-            (Arc::clone(&now.life), now.held, now.first)
+        let (session, held, from) = {
+            let known = entry.known();
+            (Arc::clone(&known.session), known.held, known.first)
         };
         let first = if held {
             from
@@ -371,28 +381,28 @@ impl Store {
             stored::first_token(czxid)
         };
         {
-            let mut now = spot.now();
-            now.first = first;
+            let mut known = entry.known();
+            known.first = first;
             if !held {
-                now.recorded = first;
+                known.recorded = first;
             }
         }
-        let mut granted = (sent, life);
+        let mut granted = (sent, session);
         // With a lock-delay it holds only in a session that lasts for it.
-        let wanted = self.wanted(claim);
-        if !claim.lock_delay.is_zero() && spot.now().session.timeout < wanted {
-            match Box::pin(self.move_to(spot, claim, wanted, first)).await {
+        let wanted = self.session_timeout(claim);
+        if !claim.lock_delay.is_zero() && entry.known().managed.timeout < wanted {
+            match Box::pin(self.move_to(entry, claim, wanted, first)).await {
                 Ok(moved) => granted = moved,
-                Err(Trouble::Answered(Refusal::NoNode)) => return Ok(Stood::Gone),
-                Err(trouble) => return Err(self.error(taking(claim), trouble)),
+                Err(Failure::Refused(Refusal::NoNode)) => return Ok(Position::Gone),
+                Err(failure) => return Err(self.error(taking(claim), failure)),
             }
         }
-        let (counted_from, life) = granted;
-        let lease = self.lease(claim, &life);
-        self.stand_until(spot, counted_from + (lease + claim.lock_delay));
-        self.arm_if_recorded(spot, claim, link);
-        let count = spot.now().count;
-        Ok(Stood::Held(Grant {
+        let (counted_from, session) = granted;
+        let lease = self.lease(claim, &session);
+        self.hold_until(entry, counted_from + (lease + claim.lock_delay));
+        self.watch_if_recorded(entry, claim, connection);
+        let count = entry.known().count;
+        Ok(Position::Held(Grant {
             tokens: Tokens { first, count },
             counted_from,
             lease,
@@ -401,27 +411,27 @@ impl Store {
     }
 
     /// Where a claim stands in the line that these children are, unless it holds.
-    fn not_held(
+    fn position_if_waiting(
         &self,
-        spot: &Spot,
+        entry: &Entry,
         claim: &Claim,
         children: Vec<String>,
         sent: BootInstant,
-    ) -> Result<Option<Stood>> {
-        let line = self.sorted(&claim.name, children)?;
-        let node = spot.now().node.as_ref().map(|node| node.name.clone());
-        let Some(at) = node.and_then(|node| line.find(&node)) else {
-            return Ok(Some(Stood::Gone));
+    ) -> Result<Option<Position>> {
+        let queue = self.sorted(&claim.name, children)?;
+        let node = entry.known().node.as_ref().map(|node| node.name.clone());
+        let Some(at) = node.and_then(|node| queue.find(&node)) else {
+            return Ok(Some(Position::Gone));
         };
-        let Turn::Behind(others) = line.turn(at) else {
+        let Turn::WaitsFor(others) = queue.turn(at) else {
             return Ok(None);
         };
-        let behind = others
+        let waits_for = others
             .into_iter()
-            .map(|other| spot.above.below(&line.0[other].node));
-        spot.now().behind = behind.collect();
-        Ok(Some(Stood::Waiting(Place {
-            ahead: Some((at - line.holding()) as u64),
+            .map(|other| entry.lock_node.child(&queue.0[other].node));
+        entry.known().waits_for = waits_for.collect();
+        Ok(Some(Position::Waiting(Place {
+            ahead: Some((at - queue.holding()) as u64),
             recheck: Clock::Boot.now() + RECHECK,
             asked_at: sent,
             mark: 0,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures_util::FutureExt;
 use zookeeper_client::OneshotWatcher;
 
-use crate::connection::Link;
+use crate::connection::Connection;
 use crate::names;
 
 /// What this client knows about being alone at one lock.
@@ -36,7 +36,7 @@ struct Last {
 
 /// The watch on the lock's node.
 struct NodeWatch {
-    link: Weak<Link>,
+    connection: Weak<Connection>,
     changed: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
@@ -59,10 +59,10 @@ pub(crate) enum Plan {
 
 impl Known {
     /// Whether the watch is set over this connection and has not fired.
-    fn is_watched(&mut self, link: &Arc<Link>) -> bool {
+    fn is_watched(&mut self, connection: &Arc<Connection>) -> bool {
         let watched = match &mut self.watch {
-            Some(watch) if std::ptr::eq(watch.link.as_ptr(), &**link) => {
-                link.while_open(|| (&mut watch.changed).now_or_never().is_none())
+            Some(watch) if std::ptr::eq(watch.connection.as_ptr(), &**connection) => {
+                connection.while_open(|| (&mut watch.changed).now_or_never().is_none())
             }
             _ => None,
         };
@@ -81,9 +81,9 @@ impl AloneHint {
     }
 
     /// The plan of a claim whose node is about to be created over this connection.
-    pub(crate) fn plan(&self, link: &Arc<Link>) -> Plan {
+    pub(crate) fn plan(&self, connection: &Arc<Connection>) -> Plan {
         let mut known = self.known();
-        match (known.is_watched(link), known.last) {
+        match (known.is_watched(connection), known.last) {
             (
                 true,
                 Some(Last {
@@ -97,9 +97,9 @@ impl AloneHint {
     }
 
     /// Whether a claim whose node got the number of its plan is alone.
-    pub(crate) fn confirms(&self, number: i64, link: &Arc<Link>) -> bool {
+    pub(crate) fn confirms(&self, number: i64, connection: &Arc<Connection>) -> bool {
         let mut known = self.known();
-        let watched = known.is_watched(link);
+        let watched = known.is_watched(connection);
         if watched {
             known.last = Some(Last {
                 number,
@@ -110,9 +110,9 @@ impl AloneHint {
     }
 
     /// Notes a watch that was set before the queue was read.
-    pub(crate) fn set_watch(&self, link: &Arc<Link>, watcher: OneshotWatcher) {
+    pub(crate) fn set_watch(&self, connection: &Arc<Connection>, watcher: OneshotWatcher) {
         let watch = NodeWatch {
-            link: Arc::downgrade(link),
+            connection: Arc::downgrade(connection),
             changed: Box::pin(watcher.changed().map(drop)),
         };
         // The old watch is dropped outside the lock.
@@ -125,11 +125,16 @@ impl AloneHint {
     }
 
     /// Notes the children that a claim read after its own node had been created.
-    pub(crate) fn note_children(&self, node: &str, link: &Arc<Link>, children: &[String]) {
+    pub(crate) fn note_children(
+        &self,
+        node: &str,
+        connection: &Arc<Connection>,
+        children: &[String],
+    ) {
         let alone = matches!(children, [only] if only == node);
         let mut known = self.known();
         known.alone = alone;
-        let number = number(node).filter(|_| alone && known.is_watched(link));
+        let number = number(node).filter(|_| alone && known.is_watched(connection));
         known.last = number.map(|number| Last {
             number,
             deleted: false,

@@ -10,51 +10,53 @@ use fencelock_core::engine::{Grant, HolderView};
 use fencelock_core::{Clock, LockName, Result, Tokens};
 use zookeeper_client::Error as Refusal;
 
-use crate::error::Read;
-use crate::stored::Data;
-use crate::{connection::Link, error::Trouble};
-use crate::{entry::Spot, state::Store};
+use crate::error::ReadError;
+use crate::stored::ClaimData;
+use crate::{connection::Connection, error::Failure};
+use crate::{entry::Entry, state::State};
 
-impl Store {
+impl State {
     /// The hold of this owner, which its process vouches for.
-    pub(crate) async fn vouch(
+    pub(crate) async fn attest(
         &self,
         name: &LockName,
         owner: &str,
     ) -> Result<Option<(HolderView, Grant)>> {
-        let trouble = |trouble| self.error(format!("joining the hold of lock {name}"), trouble);
+        let failure = |failure| self.error(format!("joining the hold of lock {name}"), failure);
         let limit = self.config.response_timeout;
         let asking = async {
-            let link = self.line.link().await?;
+            let connection = self.waiting_session.connection().await?;
             loop {
                 // It changes only while its node is replaced, or another process asks, too.
-                if let Some(asked) = self.ask_once(&link, name, owner).await? {
-                    return Ok::<_, Read>(asked);
+                if let Some(asked) = self.attest_once(&connection, name, owner).await? {
+                    return Ok::<_, ReadError>(asked);
                 }
             }
         };
         match tokio::time::timeout(limit, asking).await {
             Ok(Ok(vouched)) => Ok(vouched),
-            Ok(Err(Read::Trouble(other))) => Err(trouble(other)),
-            Ok(Err(Read::Error(error))) => Err(error),
+            Ok(Err(ReadError::Failure(other))) => Err(failure(other)),
+            Ok(Err(ReadError::Error(error))) => Err(error),
             Err(_) => {
                 let why = format!("the process that holds it has not answered within {limit:?}");
-                Err(trouble(Trouble::Silent(why)))
+                Err(failure(Failure::Unanswered(why)))
             }
         }
     }
 
     /// Asks under a number of its own; `None` if somebody else wrote into the node before the answer.
-    async fn ask_once(
+    async fn attest_once(
         &self,
-        link: &Arc<Link>,
+        connection: &Arc<Connection>,
         name: &LockName,
         owner: &str,
-    ) -> Result<Option<Option<(HolderView, Grant)>>, Read> {
-        let (line, holding) = self.read_line(link, name, 0).await?;
+    ) -> Result<Option<Option<(HolderView, Grant)>>, ReadError> {
+        let (queue, holding) = self.read_line(connection, name, 0).await?;
         let mut found = None;
-        for seen in line.into_iter().take(holding) {
-            let data = self.read_data(name, &seen.bytes).map_err(Read::Error)?;
+        for seen in queue.into_iter().take(holding) {
+            let data = self
+                .read_data(name, &seen.bytes)
+                .map_err(ReadError::Error)?;
             if let Some(data) = data.filter(|data| data.owner == owner) {
                 found = Some((seen, data));
                 break;
@@ -63,28 +65,32 @@ impl Store {
         let Some((seen, data)) = found else {
             return Ok(Some(None));
         };
-        let path = self.path(name, &seen.stander.node);
+        let path = self.claim_node_path(name, &seen.queued.node);
         let number = fastrand::u64(..);
-        let asking = Data {
+        let asking = ClaimData {
             ping: Some(number),
             ..data
         };
         let counted_from = Clock::Boot.now();
         let version = Some(seen.stat.version);
-        let set = link.client().set_data(&path, &asking.write(), version);
-        match link.write(counted_from, set).await {
+        let set = connection
+            .client()
+            .set_data(&path, &asking.write(), version);
+        match connection.write(counted_from, set).await {
             Ok(_) => {}
-            Err(Trouble::Answered(Refusal::NoNode | Refusal::BadVersion)) => return Ok(None),
+            Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => return Ok(None),
             Err(other) => return Err(other.into()),
         }
         loop {
-            let got = link.read(link.client().get_and_watch_data(&path)).await;
+            let got = connection
+                .read(connection.client().get_and_watch_data(&path))
+                .await;
             let (bytes, _, watcher) = match got {
                 Ok(got) => got,
-                Err(Trouble::Answered(Refusal::NoNode)) => return Ok(None),
+                Err(Failure::Refused(Refusal::NoNode)) => return Ok(None),
                 Err(other) => return Err(other.into()),
             };
-            let Some(data) = self.read_data(name, &bytes).map_err(Read::Error)? else {
+            let Some(data) = self.read_data(name, &bytes).map_err(ReadError::Error)? else {
                 return Ok(None);
             };
             if let Some((answered, lease)) = data.pong
@@ -105,8 +111,8 @@ impl Store {
             // In this order: a watcher must not be asked once its connection is gone.
             tokio::select! {
                 biased;
-                () = link.ended() => {
-                    return Err(Trouble::Silent("the connection was lost".into()).into());
+                () = connection.lost() => {
+                    return Err(Failure::Unanswered("the connection was lost".into()).into());
                 }
                 _ = watcher.changed() => {}
             }
@@ -114,46 +120,46 @@ impl Store {
     }
 
     /// Answers who asked whether the holder of this node is there, if somebody did.
-    pub(crate) async fn answer(
+    pub(crate) async fn answer_ping(
         &self,
-        spot: &Arc<Spot>,
+        entry: &Arc<Entry>,
         bytes: &[u8],
         version: i32,
-    ) -> Result<(), Trouble> {
-        let Ok(data) = Data::read(bytes) else {
+    ) -> Result<(), Failure> {
+        let Ok(data) = ClaimData::read(bytes) else {
             return Ok(());
         };
         let Some(number) = data.ping else {
             return Ok(());
         };
         let left = {
-            let now = spot.now();
-            let left = now.until.since(Clock::Boot.now() + now.lock_delay);
-            (now.held && !now.over && !now.unsure).then_some(left)
+            let known = entry.known();
+            let left = known.ends_at.since(Clock::Boot.now() + known.lock_delay);
+            (known.held && !known.ended && !known.uncertain).then_some(left)
         };
         let Some(left) = left.filter(|left| !left.is_zero()) else {
             return Ok(());
         };
-        let answer = Data {
+        let answer = ClaimData {
             ping: None,
             pong: Some((number, left)),
             ..data
         };
-        let (session, node) = {
-            let now = spot.now();
-            (Arc::clone(&now.session), now.node.clone())
+        let (managed, node) = {
+            let known = entry.known();
+            (Arc::clone(&known.managed), known.node.clone())
         };
         let Some(node) = node else { return Ok(()) };
-        let link = session.link().await?;
-        let path = spot.above.below(&node.name);
+        let connection = managed.connection().await?;
+        let path = entry.lock_node.child(&node.name);
         let sent = Clock::Boot.now();
-        let set = link
+        let set = connection
             .client()
             .set_data(&path, &answer.write(), Some(version));
-        match link.write(sent, set).await {
+        match connection.write(sent, set).await {
             // Whoever was quicker has woken the watch again.
-            Ok(_) | Err(Trouble::Answered(Refusal::BadVersion | Refusal::NoNode)) => Ok(()),
-            Err(trouble) => Err(trouble),
+            Ok(_) | Err(Failure::Refused(Refusal::BadVersion | Refusal::NoNode)) => Ok(()),
+            Err(failure) => Err(failure),
         }
     }
 }

@@ -13,32 +13,32 @@ use tokio::task::JoinHandle;
 use zookeeper_client::{Client, CreateMode, Error, SessionInfo};
 
 use crate::config::Config;
-use crate::error::{Trouble, error, sort};
+use crate::error::{Failure, classify, error};
 
 /// A session as the servers know it, from its beginning to its end.
 #[derive(Debug)]
-pub(crate) struct Life {
+pub(crate) struct Session {
     pub(crate) id: i64,
     /// As the servers granted it.
     pub(crate) timeout: Duration,
     /// When the latest request was sent that a quorum is known to have taken.
     confirmed: AtomicU64,
-    pub(crate) over: AtomicBool,
+    pub(crate) expired: AtomicBool,
 }
 
-impl Life {
+impl Session {
     fn new(client: &Client, begun: BootInstant) -> Arc<Self> {
         Arc::new(Self {
             id: client.session_id().0,
             timeout: client.session_timeout(),
             confirmed: AtomicU64::new(begun.as_nanos()),
-            over: AtomicBool::new(false),
+            expired: AtomicBool::new(false),
         })
     }
 
     /// The servers have ended it, and with it all its nodes.
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.load(SeqCst)
+    pub(crate) fn is_expired(&self) -> bool {
+        self.expired.load(SeqCst)
     }
 
     /// When the latest request was sent that a quorum is known to have taken.
@@ -49,14 +49,14 @@ impl Life {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) client: Client,
-    pub(crate) life: Arc<Life>,
-    pub(crate) ended: watch::Sender<bool>,
+    pub(crate) session: Arc<Session>,
+    pub(crate) lost: watch::Sender<bool>,
     limit: Duration,
 }
 
-impl Link {
+impl Connection {
     /// The driver's client. Its futures are to be awaited by [`Link::read`] and [`Link::write`]; they are sent when they
     /// are made, in that order.
     pub(crate) fn client(&self) -> &Client {
@@ -64,31 +64,31 @@ impl Link {
     }
 
     /// Returns when the connection is lost. Ask this before anything else whose sender goes with the connection.
-    pub(crate) async fn ended(&self) {
+    pub(crate) async fn lost(&self) {
         // The sender lives in `self`.
-        drop(self.ended.subscribe().wait_for(|ended| *ended).await);
+        drop(self.lost.subscribe().wait_for(|lost| *lost).await);
     }
 
     /// Does this if the connection is not lost; it is not given up meanwhile. What does not wait may ask a watcher then.
     pub(crate) fn while_open<T>(&self, what: impl FnOnce() -> T) -> Option<T> {
-        let ended = self.ended.borrow();
-        (!*ended).then(what)
+        let lost = self.lost.borrow();
+        (!*lost).then(what)
     }
 
     /// The answer to a request that changes nothing. It ends with the connection: then nobody keeps its other end.
     pub(crate) async fn read<T>(
         &self,
         request: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, Failure> {
         match tokio::time::timeout(self.limit, request).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) if *self.ended.borrow() => {
-                Err(Trouble::Silent("the connection was lost".into()))
+            Ok(Err(_)) if *self.lost.borrow() => {
+                Err(Failure::Unanswered("the connection was lost".into()))
             }
-            Ok(Err(error)) => Err(sort(error)),
+            Ok(Err(error)) => Err(classify(error)),
             Err(_) => {
                 let why = format!("no answer within {:?}", self.limit);
-                Err(Trouble::Silent(why))
+                Err(Failure::Unanswered(why))
             }
         }
     }
@@ -98,10 +98,10 @@ impl Link {
         &self,
         sent: BootInstant,
         request: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, Failure> {
         let answer = self.read(request).await;
-        if !matches!(answer, Err(Trouble::Silent(_))) {
-            self.life.confirmed.fetch_max(sent.as_nanos(), SeqCst);
+        if !matches!(answer, Err(Failure::Unanswered(_))) {
+            self.session.confirmed.fetch_max(sent.as_nanos(), SeqCst);
         }
         answer
     }
@@ -139,7 +139,7 @@ impl Drop for Catcher {
 
 /// A connection with the task that serves it.
 pub(crate) struct Served {
-    pub(crate) link: Arc<Link>,
+    pub(crate) connection: Arc<Connection>,
     pub(crate) task: JoinHandle<()>,
 }
 
@@ -153,7 +153,7 @@ pub(crate) async fn connect_once(
     config: &Config,
     timeout: Duration,
     info: Option<SessionInfo>,
-    life: Option<&Arc<Life>>,
+    session: Option<&Arc<Session>>,
 ) -> Result<(Served, SessionInfo), Error> {
     let mut connector = Client::connector()
         .with_session_timeout(timeout)
@@ -191,25 +191,28 @@ pub(crate) async fn connect_once(
     .await?;
     let task = catcher.take().ok_or(Error::ClientClosed)?;
     let info = client.session().clone();
-    let life = match life {
-        Some(life) if life.id == info.id().0 => Arc::clone(life),
-        _ => Life::new(&client, begun),
+    let session = match session {
+        Some(session) if session.id == info.id().0 => Arc::clone(session),
+        _ => Session::new(&client, begun),
     };
-    let link = Link {
+    let connection = Connection {
         client,
-        life,
-        ended: watch::Sender::new(false),
+        session,
+        lost: watch::Sender::new(false),
         limit: config.response_timeout,
     };
-    let link = Arc::new(link);
-    Ok((Served { link, task }, info))
+    let connection = Arc::new(connection);
+    Ok((Served { connection, task }, info))
 }
 
 /// Ends a session at the servers.
 pub(crate) async fn close(served: Served) {
-    let Served { link, mut task } = served;
+    let Served {
+        connection,
+        mut task,
+    } = served;
     // The driver ends the session when its last client is dropped; somebody may still be asking over it.
-    drop(link);
+    drop(connection);
     if tokio::time::timeout(Duration::from_millis(500), &mut task)
         .await
         .is_err()
@@ -219,43 +222,49 @@ pub(crate) async fn close(served: Served) {
 }
 
 /// Creates the chroot if it is missing, and checks that this user may lock there.
-pub(crate) async fn prepare(config: &Config, link: &Link) -> Outcome<()> {
-    let trouble = |trouble| error(config, "checking its rights", trouble);
+pub(crate) async fn prepare(config: &Config, connection: &Connection) -> Outcome<()> {
+    let failure = |failure| error(config, "checking its rights", failure);
     if config.inspect_only {
         // Without the chroot there are no locks.
-        let list = link.client().list_children(config.root_path());
-        return match link.read(list).await {
-            Ok(_) | Err(Trouble::Answered(Error::NoNode)) => Ok(()),
-            Err(refused) => Err(trouble(refused)),
+        let list = connection.client().list_children(config.root_path());
+        return match connection.read(list).await {
+            Ok(_) | Err(Failure::Refused(Error::NoNode)) => Ok(()),
+            Err(refused) => Err(failure(refused)),
         };
     }
-    make_root(config, link).await.map_err(trouble)?;
-    let probe = format!("{}/fencelock-probe-{:x}", config.root, link.life.id);
+    create_root(config, connection).await.map_err(failure)?;
+    let probe = format!(
+        "{}/fencelock-probe-{:x}",
+        config.root, connection.session.id
+    );
     let options = CreateMode::Ephemeral.with_acls(config.acls());
-    let mut writer = link.client().new_multi_writer();
+    let mut writer = connection.client().new_multi_writer();
     // In one transaction, so that no other client sees the probe.
     let added = writer
         .add_create(&probe, b"", &options)
         .and_then(|()| writer.add_delete(&probe, None));
-    added.map_err(|refusal| trouble(Trouble::Answered(refusal)))?;
+    added.map_err(|refusal| failure(Failure::Refused(refusal)))?;
     let commit = writer.commit();
-    let list = link.client().list_children(config.root_path());
-    let written = link.write(Clock::Boot.now(), commit.map_err(Error::from));
-    let (written, listed) = tokio::join!(written, link.read(list));
-    written.map_err(trouble)?;
-    listed.map(drop).map_err(trouble)
+    let list = connection.client().list_children(config.root_path());
+    let written = connection.write(Clock::Boot.now(), commit.map_err(Error::from));
+    let (written, listed) = tokio::join!(written, connection.read(list));
+    written.map_err(failure)?;
+    listed.map(drop).map_err(failure)
 }
 
 /// Creates the nodes of the chroot that are missing.
-pub(crate) async fn make_root(config: &Config, link: &Link) -> Result<(), Trouble> {
+pub(crate) async fn create_root(config: &Config, connection: &Connection) -> Result<(), Failure> {
     if config.root.is_empty() {
         return Ok(());
     }
     let options = CreateMode::Persistent.with_acls(config.acls());
     // A user of the chroot need not have rights above it.
-    let exists = link.read(link.client().check_stat(&config.root)).await?;
+    let exists = connection
+        .read(connection.client().check_stat(&config.root))
+        .await?;
     if exists.is_none() {
-        link.read(link.client().mkdir(&config.root, &options))
+        connection
+            .read(connection.client().mkdir(&config.root, &options))
             .await?;
     }
     Ok(())

@@ -14,14 +14,14 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
 use crate::config::Config;
-use crate::connection::Life;
+use crate::connection::Session;
 use crate::open::{Opened, open};
-use crate::state::Store;
+use crate::state::State;
 use crate::{diagnose, hold_watch, reap, rollback_repair, server};
 
 /// The engine for ZooKeeper.
 pub struct ZooKeeper {
-    store: Arc<Store>,
+    state: Arc<State>,
     promises: Promises,
     told: Mutex<Told>,
     tasks: [AbortHandle; 3],
@@ -30,7 +30,7 @@ pub struct ZooKeeper {
 /// What the servers tell of their own accord.
 struct Told {
     events: mpsc::UnboundedReceiver<Event>,
-    ended: mpsc::UnboundedReceiver<Arc<Life>>,
+    expired: mpsc::UnboundedReceiver<Arc<Session>>,
 }
 
 impl ZooKeeper {
@@ -45,27 +45,27 @@ impl ZooKeeper {
     pub async fn open(url: StoreUrl) -> Result<Self> {
         let config = Arc::new(Config::from_url(url)?);
         let Opened {
-            store,
+            state,
             events,
-            ended,
+            expired,
             resumed,
             watched,
         } = open(&config).await?;
         let tasks = [
-            tokio::spawn(hold_watch::watch(Arc::clone(&store), watched)).abort_handle(),
-            tokio::spawn(reap::tidy(Arc::clone(&store))).abort_handle(),
-            tokio::spawn(rollback_repair::watch(Arc::clone(&store), resumed)).abort_handle(),
+            tokio::spawn(hold_watch::watch(Arc::clone(&state), watched)).abort_handle(),
+            tokio::spawn(reap::reap(Arc::clone(&state))).abort_handle(),
+            tokio::spawn(rollback_repair::watch(Arc::clone(&state), resumed)).abort_handle(),
         ];
         Ok(Self {
-            promises: server::promises(store.limits),
-            store,
-            told: Mutex::new(Told { events, ended }),
+            promises: server::promises(state.limits),
+            state,
+            told: Mutex::new(Told { events, expired }),
             tasks,
         })
     }
 
     fn check_open(&self) -> Result<()> {
-        match self.store.state().closed {
+        match self.state.registry().closed {
             true => Err(Error::Closed),
             false => Ok(()),
         }
@@ -84,31 +84,31 @@ impl Engine for ZooKeeper {
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.check_open()?;
-        self.store.place(claim).await
+        self.state.place(claim).await
     }
 
     async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         self.check_open()?;
-        self.store.changed(claim).await
+        self.state.changed(claim).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
-        self.store.renew(held).await
+        self.state.renew(held).await
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.check_open()?;
-        self.store.withdraw(claim, how).await
+        self.state.withdraw(claim, how).await
     }
 
     async fn events(&self) -> Result<Event> {
         let mut told = self.told.lock().await;
-        let Told { events, ended } = &mut *told;
+        let Told { events, expired } = &mut *told;
         loop {
             tokio::select! {
                 event = events.recv() => return event.ok_or(Error::Closed),
-                life = ended.recv() => match life {
-                    Some(life) => self.store.tell_of(&life),
+                session = expired.recv() => match session {
+                    Some(session) => self.state.report_expired(&session),
                     None => return Err(Error::Closed),
                 },
             }
@@ -117,48 +117,48 @@ impl Engine for ZooKeeper {
 
     async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
         self.check_open()?;
-        self.store.look(name, unlike).await
+        self.state.look(name, unlike).await
     }
 
     async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         self.check_open()?;
-        self.store.vouch(name, owner).await
+        self.state.attest(name, owner).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         self.check_open()?;
-        self.store.list(prefix, at, limit).await
+        self.state.list(prefix, at, limit).await
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.check_open()?;
-        self.store.evict(name, token, how).await
+        self.state.evict(name, token, how).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         self.check_open()?;
         let limits = self.promises.limits.iter().cloned().map(Finding::from);
-        let servers = diagnose::diagnose(&self.store.config).await;
+        let servers = diagnose::diagnose(&self.state.config).await;
         Ok(limits.chain(servers).collect())
     }
 
     async fn close(&self) -> Result<()> {
         let delayed = {
-            let mut state = self.store.state();
-            if std::mem::replace(&mut state.closed, true) {
+            let mut registry = self.state.registry();
+            if std::mem::replace(&mut registry.closed, true) {
                 return Ok(());
             }
             // What is still there is to stay for its lock-delay, so for its session's timeout.
-            !state.spots.is_empty()
+            !registry.entries.is_empty()
         };
         for task in &self.tasks {
             task.abort();
         }
-        if self.store.line.has_link() {
-            self.store.drop_parents(Duration::ZERO).await;
+        if self.state.waiting_session.is_connected() {
+            self.state.delete_idle_lock_nodes(Duration::ZERO).await;
         }
-        let sessions = self.store.sessions().await;
-        let closing = sessions.iter().map(|session| session.close(!delayed));
+        let sessions = self.state.sessions().await;
+        let closing = sessions.iter().map(|managed| managed.close(!delayed));
         futures_util::future::join_all(closing).await;
         Ok(())
     }
@@ -174,12 +174,12 @@ impl Drop for ZooKeeper {
 
 impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ZooKeeper({})", self.store.config.store)
+        write!(f, "ZooKeeper({})", self.state.config.store)
     }
 }
 
 impl fmt::Display for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.store.config.store)
+        f.write_str(&self.state.config.store)
     }
 }

@@ -6,36 +6,36 @@ use std::time::Duration;
 use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, ClaimId, LockName, Token};
 
-use crate::connection::{Life, Link};
-use crate::lock_node::Above;
-use crate::session::Session;
-use crate::stored::Data;
+use crate::connection::{Connection, Session};
+use crate::lock_node::LockNode;
+use crate::session::ManagedSession;
+use crate::stored::ClaimData;
 
 /// A claim's place at the servers.
 #[derive(Debug)]
-pub(crate) struct Spot {
+pub(crate) struct Entry {
     pub(crate) id: ClaimId,
     pub(crate) name: LockName,
-    pub(crate) above: Arc<Above>,
-    now: Mutex<Now>,
+    pub(crate) lock_node: Arc<LockNode>,
+    known: Mutex<Known>,
 }
 
 /// What is known of a claim's place.
 #[derive(Clone, Debug)]
-pub(crate) struct Now {
+pub(crate) struct Known {
     /// The session that its node belongs to.
+    pub(crate) managed: Arc<ManagedSession>,
     pub(crate) session: Arc<Session>,
-    pub(crate) life: Arc<Life>,
     /// Where the node may still be if a move's answer was lost.
-    pub(crate) from: Option<(Arc<Session>, Arc<Life>)>,
+    pub(crate) moved_from: Option<(Arc<ManagedSession>, Arc<Session>)>,
     pub(crate) node: Option<Node>,
     /// Something was asked of which no answer came: look before saying anything.
-    pub(crate) unsure: bool,
+    pub(crate) uncertain: bool,
     pub(crate) held: bool,
     /// Its lease has ended, or it is being given up.
-    pub(crate) over: bool,
+    pub(crate) ended: bool,
     /// When the node goes unless the hold is prolonged.
-    pub(crate) until: BootInstant,
+    pub(crate) ends_at: BootInstant,
     pub(crate) lock_delay: Duration,
     /// The first token, once it holds, and the one that the node names.
     pub(crate) first: Token,
@@ -45,9 +45,9 @@ pub(crate) struct Now {
     /// Whether the holder is there was asked last under this number.
     pub(crate) ping: Option<u64>,
     /// The nodes that must go first.
-    pub(crate) behind: Vec<String>,
+    pub(crate) waits_for: Vec<String>,
     /// The connection over which the node is watched.
-    pub(crate) watched: Weak<Link>,
+    pub(crate) watched: Weak<Connection>,
 }
 
 /// A claim's node.
@@ -60,54 +60,54 @@ pub(crate) struct Node {
     pub(crate) version: i32,
 }
 
-impl Spot {
+impl Entry {
     pub(crate) fn new(
         claim: &Claim,
-        above: Arc<Above>,
+        lock_node: Arc<LockNode>,
+        managed: Arc<ManagedSession>,
         session: Arc<Session>,
-        life: Arc<Life>,
     ) -> Self {
-        let now = Now {
+        let known = Known {
+            managed,
             session,
-            life,
-            from: None,
+            moved_from: None,
             node: None,
-            unsure: false,
+            uncertain: false,
             held: false,
-            over: false,
-            until: BootInstant::from_nanos(u64::MAX),
+            ended: false,
+            ends_at: BootInstant::from_nanos(u64::MAX),
             lock_delay: claim.lock_delay,
             first: Token(0),
             recorded: Token(0),
             count: 1,
             asked: false,
             ping: None,
-            behind: Vec::new(),
+            waits_for: Vec::new(),
             watched: Weak::new(),
         };
         Self {
             id: claim.id,
             name: claim.name.clone(),
-            above,
-            now: Mutex::new(now),
+            lock_node,
+            known: Mutex::new(known),
         }
     }
 
-    pub(crate) fn now(&self) -> MutexGuard<'_, Now> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         // Every change under this lock is whole before anything can panic.
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Now {
+impl Known {
     /// What the node of a hold is to say when its holder writes into it.
-    pub(crate) fn data(&self, claim: &Claim, token: Token) -> Data {
-        Data {
+    pub(crate) fn data(&self, claim: &Claim, token: Token) -> ClaimData {
+        ClaimData {
             tokens: Some((self.first, token)),
             asked: self.asked,
             // Answered by whoever watches the node, which this write wakes.
             ping: self.ping,
-            ..Data::of(claim, self.count)
+            ..ClaimData::of(claim, self.count)
         }
     }
 }

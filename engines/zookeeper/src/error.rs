@@ -7,14 +7,14 @@ use crate::config::Config;
 
 /// Why a request did not do what was asked.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum Failure {
     /// The servers answered so; whatever was asked is not done.
-    Answered(Refusal),
+    Refused(Refusal),
     /// There was no answer that tells.
-    Silent(String),
+    Unanswered(String),
 }
 
-pub(crate) fn sort(error: Refusal) -> Trouble {
+pub(crate) fn classify(error: Refusal) -> Failure {
     match error {
         Refusal::NoNode
         | Refusal::NoAuth
@@ -25,31 +25,31 @@ pub(crate) fn sort(error: Refusal) -> Trouble {
         | Refusal::InvalidAcl
         | Refusal::QuotaExceeded
         | Refusal::Unimplemented
-        | Refusal::BadArguments(_) => Trouble::Answered(error),
-        error => Trouble::Silent(error.to_string()),
+        | Refusal::BadArguments(_) => Failure::Refused(error),
+        error => Failure::Unanswered(error.to_string()),
     }
 }
 
 /// An error that says what was asked.
-pub(crate) fn error(config: &Config, action: impl Into<String>, trouble: Trouble) -> Error {
+pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure) -> Error {
     let (store, action) = (&config.store, action.into());
-    match trouble {
-        Trouble::Silent(why) => Error::unavailable(store, action, why),
-        Trouble::Answered(Refusal::NoAuth) => {
+    match failure {
+        Failure::Unanswered(why) => Error::unavailable(store, action, why),
+        Failure::Refused(Refusal::NoAuth) => {
             let root = config.root_path();
             let action = format!(
                 "{action} (this needs the rights read, create and delete at {root}, and those of the user who made what is below it)"
             );
             Error::refused(store, action, Refusal::NoAuth)
         }
-        Trouble::Answered(Refusal::Unimplemented) => {
+        Failure::Refused(Refusal::Unimplemented) => {
             let why = format!("{action}: the server is too old; ZooKeeper 3.6 or later is needed");
             Error::config(store, why)
         }
-        Trouble::Answered(
-            refusal @ (Refusal::QuotaExceeded | Refusal::NoChildrenForEphemerals),
-        ) => Error::refused(store, action, refusal),
-        Trouble::Answered(refusal) => Error::Internal {
+        Failure::Refused(refusal @ (Refusal::QuotaExceeded | Refusal::NoChildrenForEphemerals)) => {
+            Error::refused(store, action, refusal)
+        }
+        Failure::Refused(refusal) => Error::Internal {
             store: store.clone(),
             why: format!("{action}: {refusal}"),
         },
@@ -57,13 +57,13 @@ pub(crate) fn error(config: &Config, action: impl Into<String>, trouble: Trouble
 }
 
 /// Why a line could not be read.
-pub(crate) enum Read {
-    Trouble(Trouble),
+pub(crate) enum ReadError {
+    Failure(Failure),
     Error(Error),
 }
 
-impl From<Trouble> for Read {
-    fn from(trouble: Trouble) -> Self {
-        Self::Trouble(trouble)
+impl From<Failure> for ReadError {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
     }
 }

@@ -7,39 +7,42 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 use zookeeper_client::Error as Refusal;
 
-use crate::connection::{Life, Link};
-use crate::entry::{Node, Spot};
-use crate::error::Trouble;
-use crate::state::Store;
-use crate::stored::Data;
+use crate::connection::{Connection, Session};
+use crate::entry::{Entry, Node};
+use crate::error::Failure;
+use crate::state::State;
+use crate::stored::ClaimData;
 
 /// What a watched node showed.
-enum Seen {
+enum Watched {
     Changed,
-    Over,
+    Ended,
 }
 
 /// The task that watches holds.
 pub(crate) async fn watch(
-    store: Arc<Store>,
-    mut asked: mpsc::UnboundedReceiver<(Arc<Spot>, Arc<Link>)>,
+    state: Arc<State>,
+    mut asked: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
 ) {
     let mut watching = FuturesUnordered::new();
-    let one = |spot: Arc<Spot>, link: Arc<Link>| {
-        let store = Arc::clone(&store);
+    let one = |entry: Arc<Entry>, connection: Arc<Connection>| {
+        let state = Arc::clone(&state);
         async move {
-            while matches!(store.watch_once(&spot, &link).await, Ok(Seen::Changed)) {}
+            while matches!(
+                state.watch_once(&entry, &connection).await,
+                Ok(Watched::Changed)
+            ) {}
             // So that it can be watched over the same connection again.
-            let mut now = spot.now();
-            if now.watched.ptr_eq(&Arc::downgrade(&link)) {
-                now.watched = std::sync::Weak::new();
+            let mut known = entry.known();
+            if known.watched.ptr_eq(&Arc::downgrade(&connection)) {
+                known.watched = std::sync::Weak::new();
             }
         }
     };
     loop {
         tokio::select! {
             more = asked.recv() => match more {
-                Some((spot, link)) => watching.push(one(spot, link)),
+                Some((entry, connection)) => watching.push(one(entry, connection)),
                 None => return,
             },
             Some(()) = watching.next(), if !watching.is_empty() => {}
@@ -47,89 +50,112 @@ pub(crate) async fn watch(
     }
 }
 
-impl Store {
+impl State {
     /// A hold that others may want to join has its node watched from the beginning.
-    pub(crate) fn arm_if_recorded(&self, spot: &Arc<Spot>, claim: &Claim, link: &Arc<Link>) {
+    pub(crate) fn watch_if_recorded(
+        &self,
+        entry: &Arc<Entry>,
+        claim: &Claim,
+        connection: &Arc<Connection>,
+    ) {
         if claim.record {
-            self.arm(spot, link);
+            self.watch_hold(entry, connection);
         }
     }
 
     /// Has a hold's node watched, so that its holder hears at once when it is asked or evicted. Not before the first
     /// renewal unless others may want to join it: most holds are over by then, and those asked before hear of it then.
-    pub(crate) fn arm(&self, spot: &Arc<Spot>, link: &Arc<Link>) {
-        let weak = Arc::downgrade(link);
-        let mut now = spot.now();
-        if now.watched.ptr_eq(&weak) {
+    pub(crate) fn watch_hold(&self, entry: &Arc<Entry>, connection: &Arc<Connection>) {
+        let weak = Arc::downgrade(connection);
+        let mut known = entry.known();
+        if known.watched.ptr_eq(&weak) {
             return;
         }
-        now.watched = weak;
+        known.watched = weak;
         // The task ends with the engine.
-        let _ = self.watch.send((Arc::clone(spot), Arc::clone(link)));
+        let _ = self
+            .watch_requests
+            .send((Arc::clone(entry), Arc::clone(connection)));
     }
 
     /// One look at a watched hold: tells what was done to it, and waits for the next change.
-    async fn watch_once(&self, spot: &Arc<Spot>, link: &Arc<Link>) -> Result<Seen, Trouble> {
-        let Some(node) = spot.now().node.clone() else {
-            return Ok(Seen::Over);
+    async fn watch_once(
+        &self,
+        entry: &Arc<Entry>,
+        connection: &Arc<Connection>,
+    ) -> Result<Watched, Failure> {
+        let Some(node) = entry.known().node.clone() else {
+            return Ok(Watched::Ended);
         };
-        let path = spot.above.below(&node.name);
-        match link.read(link.client().get_and_watch_data(&path)).await {
+        let path = entry.lock_node.child(&node.name);
+        match connection
+            .read(connection.client().get_and_watch_data(&path))
+            .await
+        {
             Ok((bytes, stat, watcher)) => {
-                if let Some(Node { version, .. }) = &mut spot.now().node {
+                if let Some(Node { version, .. }) = &mut entry.known().node {
                     *version = stat.version;
                 }
-                self.note_written(spot, &bytes);
-                self.answer(spot, &bytes, stat.version).await?;
+                self.note_written(entry, &bytes);
+                self.answer_ping(entry, &bytes, stat.version).await?;
                 // In this order: a watcher must not be asked once its connection is gone.
                 tokio::select! {
                     biased;
-                    () = link.ended() => Ok(Seen::Over),
-                    _ = watcher.changed() => Ok(Seen::Changed),
+                    () = connection.lost() => Ok(Watched::Ended),
+                    _ = watcher.changed() => Ok(Watched::Changed),
                 }
             }
-            Err(Trouble::Answered(Refusal::NoNode)) => {
+            Err(Failure::Refused(Refusal::NoNode)) => {
                 let (taken, moved) = {
-                    let now = spot.now();
-                    let same = now.node.as_ref().is_some_and(|now| now.name == node.name);
-                    let held = now.held && !now.over && !now.unsure;
-                    (held && same, held && now.node.is_some() && !same)
+                    let known = entry.known();
+                    let same = known
+                        .node
+                        .as_ref()
+                        .is_some_and(|known| known.name == node.name);
+                    let held = known.held && !known.ended && !known.uncertain;
+                    (held && same, held && known.node.is_some() && !same)
                 };
                 if taken {
-                    let _ = self.tell.send(Event::Lost(spot.id));
+                    let _ = self.events.send(Event::Lost(entry.id));
                 }
-                Ok(if moved { Seen::Changed } else { Seen::Over })
+                Ok(if moved {
+                    Watched::Changed
+                } else {
+                    Watched::Ended
+                })
             }
-            Err(trouble) => Err(trouble),
+            Err(failure) => Err(failure),
         }
     }
 
     /// Notes what others wrote into a hold's node.
-    pub(crate) fn note_written(&self, spot: &Spot, bytes: &[u8]) {
-        let Ok(data) = Data::read(bytes) else { return };
+    pub(crate) fn note_written(&self, entry: &Entry, bytes: &[u8]) {
+        let Ok(data) = ClaimData::read(bytes) else {
+            return;
+        };
         let news = {
-            let mut now = spot.now();
-            let news = data.asked && !now.asked;
-            now.asked |= data.asked;
-            now.ping = data.ping;
+            let mut known = entry.known();
+            let news = data.asked && !known.asked;
+            known.asked |= data.asked;
+            known.ping = data.ping;
             news
         };
         if news {
             // Nobody listens any more if the client is gone.
-            let _ = self.tell.send(Event::Asked(spot.id));
+            let _ = self.events.send(Event::Asked(entry.id));
         }
     }
 
     /// Tells of the holds whose session the servers ended.
-    pub(crate) fn tell_of(&self, life: &Arc<Life>) {
-        let spots: Vec<_> = self.state().spots.values().map(Arc::clone).collect();
-        for spot in spots {
+    pub(crate) fn report_expired(&self, session: &Arc<Session>) {
+        let entries: Vec<_> = self.registry().entries.values().map(Arc::clone).collect();
+        for entry in entries {
             let lost = {
-                let now = spot.now();
-                now.held && !now.over && Arc::ptr_eq(&now.life, life)
+                let known = entry.known();
+                known.held && !known.ended && Arc::ptr_eq(&known.session, session)
             };
             if lost {
-                let _ = self.tell.send(Event::Lost(spot.id));
+                let _ = self.events.send(Event::Lost(entry.id));
             }
         }
     }

@@ -7,42 +7,42 @@ use fencelock_core::{Clock, Error, LockName, Result, Token};
 use zookeeper_client::{Error as Refusal, MultiReadResult, Stat};
 
 use crate::names;
-use crate::queue::{Line, Stander};
-use crate::state::Store;
-use crate::stored::{Data, Unread, first_token};
+use crate::queue::{Queue, QueuedNode};
+use crate::state::State;
+use crate::stored::{ClaimData, Unreadable, first_token};
 use crate::{
-    connection::Link,
-    error::{Read, Trouble},
+    connection::Connection,
+    error::{Failure, ReadError},
 };
 
 /// How many of those who wait are shown.
-const SHOWN: usize = 1000;
+const MAX_WAITERS_SHOWN: usize = 1000;
 
 /// How many nodes are read in one request.
-const AT_ONCE: usize = 200;
+const READ_BATCH: usize = 200;
 
 /// How often a line that changes while it is read is read again.
-const TRIES: usize = 10;
+const ATTEMPTS: usize = 10;
 
 /// A change that no watch tells of (a token handed on inside a process) is seen after so long.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One in line, with what its node holds.
-pub(crate) struct Seen {
-    pub(crate) stander: Stander,
+pub(crate) struct ReadNode {
+    pub(crate) queued: QueuedNode,
     pub(crate) stat: Stat,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Seen {
+impl ReadNode {
     /// Somebody who holds.
-    pub(crate) fn holder(&self, data: Option<Data>) -> HolderView {
+    pub(crate) fn holder(&self, data: Option<ClaimData>) -> HolderView {
         let Some(data) = data else {
             return HolderView {
                 claim: None,
                 owner: foreign(self),
                 token: Some(first_token(self.stat.czxid)),
-                mode: self.stander.mode,
+                mode: self.queued.mode,
                 ttl_left: None,
                 lock_delay: Duration::ZERO,
                 held: None,
@@ -50,10 +50,10 @@ impl Seen {
             };
         };
         HolderView {
-            claim: names::claim(&self.stander.node),
+            claim: names::claim(&self.queued.node),
             token: Some(data.tokens(self.stat.czxid).1),
             owner: data.owner,
-            mode: self.stander.mode,
+            mode: self.queued.mode,
             // Sessions show no countdown: this is what was asked for.
             ttl_left: Some(data.ttl + data.lock_delay),
             lock_delay: data.lock_delay,
@@ -63,56 +63,58 @@ impl Seen {
     }
 }
 
-impl Store {
+impl State {
     pub(crate) async fn look(
         &self,
         name: &LockName,
         unlike: Option<Option<Token>>,
     ) -> Result<LockView> {
-        let trouble = |trouble| self.error(format!("looking at lock {name}"), trouble);
+        let failure = |failure| self.error(format!("looking at lock {name}"), failure);
         loop {
-            let link = self.line.link().await.map_err(trouble)?;
+            let connection = self.waiting_session.connection().await.map_err(failure)?;
             let Some(seen) = unlike else {
-                return self.view(&link, name).await;
+                return self.view(&connection, name).await;
             };
             // Watched before it is looked at, so that nothing between is missed.
-            let parent = self.parent(name);
-            let children = link
-                .read(link.client().list_and_watch_children(&parent))
+            let lock_node = self.lock_node_path(name);
+            let children = connection
+                .read(connection.client().list_and_watch_children(&lock_node))
                 .await;
             let watcher = match children {
                 Ok((_, watcher)) => watcher,
-                Err(Trouble::Answered(Refusal::NoNode)) => {
-                    let stat = link.read(link.client().check_and_watch_stat(&parent)).await;
-                    stat.map_err(trouble)?.1
+                Err(Failure::Refused(Refusal::NoNode)) => {
+                    let stat = connection
+                        .read(connection.client().check_and_watch_stat(&lock_node))
+                        .await;
+                    stat.map_err(failure)?.1
                 }
-                Err(other) => return Err(trouble(other)),
+                Err(other) => return Err(failure(other)),
             };
-            let view = self.view(&link, name).await?;
+            let view = self.view(&connection, name).await?;
             if view.token() != seen {
                 return Ok(view);
             }
             // In this order: a watcher must not be asked once its connection is gone.
             tokio::select! {
                 biased;
-                () = link.ended() => {}
+                () = connection.lost() => {}
                 _ = watcher.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
 
-    async fn view(&self, link: &Link, name: &LockName) -> Result<LockView> {
-        let trouble = |trouble| self.error(format!("looking at lock {name}"), trouble);
-        let (line, holding) = self
-            .read_line(link, name, SHOWN)
+    async fn view(&self, connection: &Connection, name: &LockName) -> Result<LockView> {
+        let failure = |failure| self.error(format!("looking at lock {name}"), failure);
+        let (queue, holding) = self
+            .read_line(connection, name, MAX_WAITERS_SHOWN)
             .await
             .map_err(|e| match e {
-                Read::Trouble(other) => trouble(other),
-                Read::Error(error) => error,
+                ReadError::Failure(other) => failure(other),
+                ReadError::Error(error) => error,
             })?;
         let mut view = LockView::free(name.clone());
-        for (at, seen) in line.into_iter().enumerate() {
+        for (at, seen) in queue.into_iter().enumerate() {
             let data = self.read_data(name, &seen.bytes)?;
             if at < holding {
                 view.holders.push(seen.holder(data));
@@ -121,7 +123,7 @@ impl Store {
                     Some(data) => (data.owner, data.label),
                     None => (foreign(&seen), None),
                 };
-                let mode = seen.stander.mode;
+                let mode = seen.queued.mode;
                 view.waiters.push(WaiterView { owner, mode, label });
             }
         }
@@ -129,11 +131,11 @@ impl Store {
     }
 
     /// What a node of ours holds; `None` if it is another library's.
-    pub(crate) fn read_data(&self, name: &LockName, bytes: &[u8]) -> Result<Option<Data>> {
-        match Data::read(bytes) {
+    pub(crate) fn read_data(&self, name: &LockName, bytes: &[u8]) -> Result<Option<ClaimData>> {
+        match ClaimData::read(bytes) {
             Ok(data) => Ok(Some(data)),
-            Err(Unread::Foreign) => Ok(None),
-            Err(Unread::Newer(version)) => Err(Error::NotALock {
+            Err(Unreadable::Foreign) => Ok(None),
+            Err(Unreadable::Newer(version)) => Err(Error::NotALock {
                 store: self.config.store.clone(),
                 name: name.clone(),
                 why: format!(
@@ -146,28 +148,28 @@ impl Store {
     /// Those in line with their nodes, at most so many that wait, and how many of them hold.
     pub(crate) async fn read_line(
         &self,
-        link: &Link,
+        connection: &Connection,
         name: &LockName,
         most: usize,
-    ) -> Result<(Vec<Seen>, usize), Read> {
-        for _ in 0..TRIES {
-            let children = self.fresh_children(link, name).await?;
-            let line: Line = self.sorted(name, children).map_err(Read::Error)?;
-            let holding = line.holding();
-            let mut wanted = line.0;
+    ) -> Result<(Vec<ReadNode>, usize), ReadError> {
+        for _ in 0..ATTEMPTS {
+            let children = self.fresh_children(connection, name).await?;
+            let queue: Queue = self.sorted(name, children).map_err(ReadError::Error)?;
+            let holding = queue.holding();
+            let mut wanted = queue.0;
             wanted.truncate(holding + most);
-            let parent = self.parent(name);
+            let lock_node = self.lock_node_path(name);
             let paths: Vec<_> = wanted
                 .iter()
-                .map(|s| format!("{parent}/{}", s.node))
+                .map(|s| format!("{lock_node}/{}", s.node))
                 .collect();
-            let read = self.read_nodes(link, &paths).await?;
+            let read = self.read_nodes(connection, &paths).await?;
             let seen: Vec<_> = wanted
                 .into_iter()
                 .zip(read)
-                .map(|(stander, read)| {
-                    read.map(|(bytes, stat)| Seen {
-                        stander,
+                .map(|(queued, read)| {
+                    read.map(|(bytes, stat)| ReadNode {
+                        queued,
                         stat,
                         bytes,
                     })
@@ -179,26 +181,26 @@ impl Store {
             }
         }
         let busy = "it changes hands faster than it can be looked at";
-        Err(Read::Trouble(Trouble::Silent(busy.into())))
+        Err(ReadError::Failure(Failure::Unanswered(busy.into())))
     }
 
     /// What nodes hold; `None` for one that is not there.
     async fn read_nodes(
         &self,
-        link: &Link,
+        connection: &Connection,
         paths: &[String],
-    ) -> Result<Vec<Option<(Vec<u8>, Stat)>>, Trouble> {
+    ) -> Result<Vec<Option<(Vec<u8>, Stat)>>, Failure> {
         let mut read = Vec::with_capacity(paths.len());
-        for paths in paths.chunks(AT_ONCE) {
-            let mut reader = link.client().new_multi_reader();
+        for paths in paths.chunks(READ_BATCH) {
+            let mut reader = connection.client().new_multi_reader();
             for path in paths {
-                reader.add_get_data(path).map_err(Trouble::Answered)?;
+                reader.add_get_data(path).map_err(Failure::Refused)?;
             }
-            for result in link.read(reader.commit()).await? {
+            for result in connection.read(reader.commit()).await? {
                 read.push(match result {
                     MultiReadResult::Data { data, stat } => Some((data, stat)),
                     MultiReadResult::Error { err } if err == Refusal::NoAuth => {
-                        return Err(Trouble::Answered(err));
+                        return Err(Failure::Refused(err));
                     }
                     _ => None,
                 });
@@ -213,15 +215,15 @@ impl Store {
         at: Option<Cursor>,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let trouble = |trouble| self.error("listing locks", trouble);
-        let link = self.line.link().await.map_err(trouble)?;
-        let sync = link.client().sync(self.config.root_path());
-        let list = link.client().list_children(self.config.root_path());
-        let (synced, nodes) = tokio::join!(link.read(sync), self.children(&link, list));
-        if let Err(other @ Trouble::Silent(_)) = synced {
-            return Err(trouble(other));
+        let failure = |failure| self.error("listing locks", failure);
+        let connection = self.waiting_session.connection().await.map_err(failure)?;
+        let sync = connection.client().sync(self.config.root_path());
+        let list = connection.client().list_children(self.config.root_path());
+        let (synced, nodes) = tokio::join!(connection.read(sync), self.children(&connection, list));
+        if let Err(other @ Failure::Unanswered(_)) = synced {
+            return Err(failure(other));
         }
-        let nodes = nodes.map_err(trouble)?;
+        let nodes = nodes.map_err(failure)?;
         let mut names: Vec<_> = nodes
             .iter()
             .filter_map(|node| names::decode(node))
@@ -238,19 +240,19 @@ impl Store {
         let next = names.last().filter(|_| more);
         let next = next.map(|name| Cursor(name.as_str().to_owned()));
         let mut items = Vec::new();
-        for names in names.chunks(AT_ONCE) {
-            let mut reader = link.client().new_multi_reader();
+        for names in names.chunks(READ_BATCH) {
+            let mut reader = connection.client().new_multi_reader();
             for name in names {
-                let added = reader.add_get_children(&self.parent(name));
-                added.map_err(|refusal| trouble(Trouble::Answered(refusal)))?;
+                let added = reader.add_get_children(&self.lock_node_path(name));
+                added.map_err(|refusal| failure(Failure::Refused(refusal)))?;
             }
-            let results = link.read(reader.commit()).await.map_err(trouble)?;
+            let results = connection.read(reader.commit()).await.map_err(failure)?;
             for (name, result) in names.iter().zip(results) {
                 let MultiReadResult::Children { children } = result else {
                     continue;
                 };
                 if children.iter().any(|node| names::split(node).is_some()) {
-                    let view = self.view(&link, name).await?;
+                    let view = self.view(&connection, name).await?;
                     if !view.holders.is_empty() {
                         items.push(view);
                     }
@@ -261,15 +263,18 @@ impl Store {
     }
 
     pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        let trouble = |trouble| self.error(format!("evicting the holder of lock {name}"), trouble);
-        let link = self.line.link().await.map_err(trouble)?;
-        for _ in 0..TRIES {
-            let (line, holding) = self.read_line(&link, name, 0).await.map_err(|e| match e {
-                Read::Trouble(other) => trouble(other),
-                Read::Error(error) => error,
-            })?;
+        let failure = |failure| self.error(format!("evicting the holder of lock {name}"), failure);
+        let connection = self.waiting_session.connection().await.map_err(failure)?;
+        for _ in 0..ATTEMPTS {
+            let (queue, holding) =
+                self.read_line(&connection, name, 0)
+                    .await
+                    .map_err(|e| match e {
+                        ReadError::Failure(other) => failure(other),
+                        ReadError::Error(error) => error,
+                    })?;
             let mut meant = None;
-            for seen in line.into_iter().take(holding) {
+            for seen in queue.into_iter().take(holding) {
                 let data = self.read_data(name, &seen.bytes)?;
                 let tokens = match &data {
                     Some(data) => data.tokens(seen.stat.czxid).0,
@@ -282,18 +287,22 @@ impl Store {
             let Some((seen, data)) = meant else {
                 return Ok(false);
             };
-            let path = self.path(name, &seen.stander.node);
+            let path = self.claim_node_path(name, &seen.queued.node);
             let version = Some(seen.stat.version);
             let sent = Clock::Boot.now();
             let done = match (how, data) {
-                (Evict::Release, _) => link.write(sent, link.client().delete(&path, version)).await,
+                (Evict::Release, _) => {
+                    connection
+                        .write(sent, connection.client().delete(&path, version))
+                        .await
+                }
                 (Evict::Ask, Some(data)) => {
-                    let asked = Data {
+                    let asked = ClaimData {
                         asked: true,
                         ..data
                     };
-                    let set = link.client().set_data(&path, &asked.write(), version);
-                    link.write(sent, set).await.map(drop)
+                    let set = connection.client().set_data(&path, &asked.write(), version);
+                    connection.write(sent, set).await.map(drop)
                 }
                 (Evict::Ask, None) => {
                     let why =
@@ -308,18 +317,20 @@ impl Store {
             match done {
                 Ok(()) => return Ok(true),
                 // It changed since it was read: look again.
-                Err(Trouble::Answered(Refusal::NoNode | Refusal::BadVersion)) => {}
-                Err(other) => return Err(trouble(other)),
+                Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => {}
+                Err(other) => return Err(failure(other)),
             }
         }
-        Err(trouble(Trouble::Silent("its node keeps changing".into())))
+        Err(failure(Failure::Unanswered(
+            "its node keeps changing".into(),
+        )))
     }
 }
 
 /// What is known of a claim of another library: what it wrote, or its node's name.
-fn foreign(seen: &Seen) -> String {
+fn foreign(seen: &ReadNode) -> String {
     match std::str::from_utf8(&seen.bytes) {
         Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => text.to_owned(),
-        _ => seen.stander.node.clone(),
+        _ => seen.queued.node.clone(),
     }
 }

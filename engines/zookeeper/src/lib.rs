@@ -70,11 +70,11 @@ pub use engine::ZooKeeper;
 /// Reads what may be stored, whoever stored it: for fuzzing alone.
 #[doc(hidden)]
 pub fn read_stored(bytes: &[u8]) {
-    if let Ok(data) = stored::Data::read(bytes) {
+    if let Ok(data) = stored::ClaimData::read(bytes) {
         // What is read is written as it was meant, and tells tokens.
         let (tokens, _) = data.tokens(7);
         let _ = tokens.contains(fencelock_core::Token(9));
-        assert_eq!(stored::Data::read(&data.write()), Ok(data));
+        assert_eq!(stored::ClaimData::read(&data.write()), Ok(data));
     }
     let _ = names::decode(&String::from_utf8_lossy(bytes));
 }

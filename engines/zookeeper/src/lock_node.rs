@@ -9,29 +9,29 @@ use crate::alone_hint::AloneHint;
 
 /// The data of a lock's node that this library created, as a container. (A server does not tell whether a node is a
 /// container.)
-pub(crate) const PARENT_DATA: &[u8] = b"fencelock";
+pub(crate) const LOCK_NODE_DATA: &[u8] = b"fencelock";
 
 /// A lock's node, and how this client uses it.
 #[derive(Debug)]
-pub(crate) struct Parent {
+pub(crate) struct LockNodeUse {
     /// How many claims of this client are there.
     pub(crate) uses: usize,
     /// Whether this client created it.
     pub(crate) ours: bool,
     pub(crate) idle_since: BootInstant,
-    pub(crate) above: Arc<Above>,
+    pub(crate) lock_node: Arc<LockNode>,
 }
 
 /// What the claims of one lock share.
 #[derive(Debug)]
-pub(crate) struct Above {
+pub(crate) struct LockNode {
     pub(crate) path: String,
     /// Whether it existed when this client last heard of it.
     exists: AtomicBool,
     pub(crate) hint: AloneHint,
 }
 
-impl Above {
+impl LockNode {
     pub(crate) fn new(path: String) -> Self {
         Self {
             path,
@@ -49,7 +49,7 @@ impl Above {
     }
 
     /// The path of a node below it.
-    pub(crate) fn below(&self, node: &str) -> String {
+    pub(crate) fn child(&self, node: &str) -> String {
         [&self.path, "/", node].concat()
     }
 }

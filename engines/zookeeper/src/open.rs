@@ -10,23 +10,23 @@ use tokio::sync::mpsc;
 use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
-use crate::connection::{Life, Link, prepare};
-use crate::entry::Spot;
-use crate::error::{Trouble, error};
+use crate::connection::{Connection, Session, prepare};
+use crate::entry::Entry;
+use crate::error::{Failure, error};
 use crate::server;
-use crate::session::{Listeners, Session};
-use crate::state::Store;
+use crate::session::{ManagedSession, SessionEvents};
+use crate::state::State;
 
 /// The state of an opened engine, and what its tasks and its event stream receive.
 pub(crate) struct Opened {
-    pub(crate) store: Arc<Store>,
+    pub(crate) state: Arc<State>,
     pub(crate) events: mpsc::UnboundedReceiver<Event>,
     /// Sessions that the servers expired.
-    pub(crate) ended: mpsc::UnboundedReceiver<Arc<Life>>,
+    pub(crate) expired: mpsc::UnboundedReceiver<Arc<Session>>,
     /// Connections over which a session goes on.
-    pub(crate) resumed: mpsc::UnboundedReceiver<Arc<Link>>,
+    pub(crate) resumed: mpsc::UnboundedReceiver<Arc<Connection>>,
     /// Holds to watch.
-    pub(crate) watched: mpsc::UnboundedReceiver<(Arc<Spot>, Arc<Link>)>,
+    pub(crate) watched: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
 }
 
 /// Connects within `connect-timeout`.
@@ -47,26 +47,34 @@ async fn connect(config: &Arc<Config>) -> Result<Opened> {
             Refusal::NoHosts => "no server accepted the connection".into(),
             other => other.to_string(),
         };
-        error(config, "connecting", Trouble::Silent(why))
+        error(config, "connecting", Failure::Unanswered(why))
     };
     let limits = retry(|| Box::pin(server::limits(config)));
     let limits = limits.await.map_err(failed)?;
-    let (ended, ends) = mpsc::unbounded_channel();
+    let (expired, expirations) = mpsc::unbounded_channel();
     let (resumed, resumes) = mpsc::unbounded_channel();
-    let listeners = Listeners { ended, resumed };
+    let listeners = SessionEvents { expired, resumed };
     let window = config.window.clamp(limits.0, limits.1);
-    let line = retry(|| Box::pin(Session::open(config, window, listeners.clone())));
-    let line = line.await.map_err(failed)?;
-    let link = line.link().await;
-    let link = link.map_err(|trouble| error(config, "checking its rights", trouble))?;
-    prepare(config, &link).await?;
+    let waiting_session =
+        retry(|| Box::pin(ManagedSession::open(config, window, listeners.clone())));
+    let waiting_session = waiting_session.await.map_err(failed)?;
+    let connection = waiting_session.connection().await;
+    let connection = connection.map_err(|failure| error(config, "checking its rights", failure))?;
+    prepare(config, &connection).await?;
     let (tell, events) = mpsc::unbounded_channel();
     let (watch, watched) = mpsc::unbounded_channel();
-    let store = Store::new(Arc::clone(config), line, limits, listeners, tell, watch);
+    let state = State::new(
+        Arc::clone(config),
+        waiting_session,
+        limits,
+        listeners,
+        tell,
+        watch,
+    );
     Ok(Opened {
-        store: Arc::new(store),
+        state: Arc::new(state),
         events,
-        ended: ends,
+        expired: expirations,
         resumed: resumes,
         watched,
     })

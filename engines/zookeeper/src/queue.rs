@@ -8,7 +8,7 @@ use crate::names;
 
 /// One child of a lock's node that stands in line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stander {
+pub(crate) struct QueuedNode {
     /// Its node's name.
     pub(crate) node: String,
     /// How it wants to hold.
@@ -18,7 +18,7 @@ pub(crate) struct Stander {
 
 /// The line, first come first.
 #[derive(Debug, Default)]
-pub(crate) struct Line(pub(crate) Vec<Stander>);
+pub(crate) struct Queue(pub(crate) Vec<QueuedNode>);
 
 /// Whether a claim holds.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,14 +26,14 @@ pub(crate) enum Turn {
     /// It does.
     Held,
     /// Not before one of these (places in the line) has gone.
-    Behind(Vec<usize>),
+    WaitsFor(Vec<usize>),
 }
 
-impl Line {
+impl Queue {
     /// Sorts the children of a lock. Whatever has a sequence number stands in line, alone unless its name says
     /// otherwise; what has none is no lock's.
     pub(crate) fn new(children: Vec<String>) -> Result<Self, String> {
-        let mut line = Vec::with_capacity(children.len());
+        let mut queue = Vec::with_capacity(children.len());
         for node in children {
             let Some((before, number)) = names::split(&node) else {
                 continue;
@@ -42,21 +42,23 @@ impl Line {
                 continue;
             };
             let mode = names::mode(before)?;
-            line.push(Stander {
+            queue.push(QueuedNode {
                 node,
                 mode,
                 sequence,
             });
         }
         // Numbers of 32 bits wrap round; those in one line lie close together.
-        let first = line.first().map_or(0, |stander: &Stander| stander.sequence);
-        line.sort_by_key(|stander| stander.sequence.wrapping_sub(first) as i32);
-        Ok(Self(line))
+        let first = queue
+            .first()
+            .map_or(0, |queued: &QueuedNode| queued.sequence);
+        queue.sort_by_key(|queued| queued.sequence.wrapping_sub(first) as i32);
+        Ok(Self(queue))
     }
 
     /// The place of a node.
     pub(crate) fn find(&self, node: &str) -> Option<usize> {
-        self.0.iter().position(|stander| stander.node == node)
+        self.0.iter().position(|queued| queued.node == node)
     }
 
     /// How many hold: they are the first.
@@ -67,7 +69,7 @@ impl Line {
 
     /// Whether one who came last would hold.
     pub(crate) fn admits(&mut self, mode: Mode) -> bool {
-        let last = Stander {
+        let last = QueuedNode {
             node: String::new(),
             mode,
             sequence: 0,
@@ -94,30 +96,30 @@ impl Line {
                 unlike
             }
         };
-        last.map_or(Turn::Held, |last| Turn::Behind(vec![last]))
+        last.map_or(Turn::Held, |last| Turn::WaitsFor(vec![last]))
     }
 }
 
 /// Behind permits only.
-fn permit_turn(ahead: &[Stander], of: NonZeroU32) -> Turn {
-    let total = |stander: &Stander| match stander.mode {
+fn permit_turn(ahead: &[QueuedNode], of: NonZeroU32) -> Turn {
+    let total = |queued: &QueuedNode| match queued.mode {
         Mode::Permit { of } => of.get() as usize,
         _ => 1,
     };
     let of = of.get() as usize;
     // Nobody passes one who waits: totals that differ are a mistake, and must not break the smaller one.
-    let waits = |(at, stander): (usize, &Stander)| at >= total(stander);
+    let waits = |(at, queued): (usize, &QueuedNode)| at >= total(queued);
     if ahead.len() < of && !ahead.iter().enumerate().any(waits) {
         return Turn::Held;
     }
-    let alike = ahead.iter().all(|stander| total(stander) == of);
+    let alike = ahead.iter().all(|queued| total(queued) == of);
     // As long as none of these `of` has gone, so many hold.
     let watched = if alike {
         of.min(ahead.len())
     } else {
         ahead.len()
     };
-    Turn::Behind((ahead.len() - watched..ahead.len()).collect())
+    Turn::WaitsFor((ahead.len() - watched..ahead.len()).collect())
 }
 
 #[cfg(test)]
@@ -126,13 +128,13 @@ mod tests {
 
     const ID: &str = "000102030405060708090a0b0c0d0e0f";
 
-    fn line(nodes: &[&str]) -> Line {
-        Line::new(nodes.iter().map(|node| node.replace('@', ID)).collect()).unwrap()
+    fn queue(nodes: &[&str]) -> Queue {
+        Queue::new(nodes.iter().map(|node| node.replace('@', ID)).collect()).unwrap()
     }
 
     #[test]
     fn each_library_is_understood() {
-        let line = line(&[
+        let queue = queue(&[
             "_c_@-lock-0000000007",
             "_c_5a2c8a2e-5a0c-4c6e-8d0c-0d6f0a1b2c3d-lock-0000000003",
             "abcdef__lock__0000000005",
@@ -143,27 +145,33 @@ mod tests {
             "no-lock",
             "short-123",
         ]);
-        let modes: Vec<_> = line.0.iter().map(|stander| stander.mode.letter()).collect();
+        let modes: Vec<_> = queue.0.iter().map(|queued| queued.mode.letter()).collect();
         assert_eq!(modes, ['s', 's', 'x', 's', 'x', 'p', 'x']);
-        assert_eq!(line.holding(), 2);
-        let newer = Line::new(vec![format!("_c_{ID}-intent-lock-0000000001")]);
+        assert_eq!(queue.holding(), 2);
+        let newer = Queue::new(vec![format!("_c_{ID}-intent-lock-0000000001")]);
         assert_eq!(newer.unwrap_err(), "intent");
     }
 
     #[test]
     fn one_watches_the_one_before_and_readers_the_last_writer() {
-        let line = line(&[
+        let queue = queue(&[
             "_c_@-lock-0000000001",
             "_c_@-lock-0000000002",
             "_c_@-shared-lock-0000000003",
             "_c_@-shared-lock-0000000004",
             "_c_@-lock-0000000005",
         ]);
-        let turns: Vec<_> = (0..5).map(|at| line.turn(at)).collect();
-        let behind = |at| Turn::Behind(vec![at]);
+        let turns: Vec<_> = (0..5).map(|at| queue.turn(at)).collect();
+        let waits_for = |at| Turn::WaitsFor(vec![at]);
         assert_eq!(
             turns,
-            [Turn::Held, behind(0), behind(1), behind(1), behind(3)]
+            [
+                Turn::Held,
+                waits_for(0),
+                waits_for(1),
+                waits_for(1),
+                waits_for(3)
+            ]
         );
     }
 
@@ -175,29 +183,29 @@ mod tests {
                 .enumerate()
                 .map(|(at, of)| format!("_c_{ID}-permit{of}-lock-{at:010}"))
                 .collect();
-            Line::new(nodes).unwrap()
+            Queue::new(nodes).unwrap()
         };
-        let line = permits(&[2, 2, 2, 2]);
-        assert_eq!(line.holding(), 2);
-        assert_eq!(line.turn(2), Turn::Behind(vec![0, 1]));
-        assert_eq!(line.turn(3), Turn::Behind(vec![1, 2]));
+        let queue = permits(&[2, 2, 2, 2]);
+        assert_eq!(queue.holding(), 2);
+        assert_eq!(queue.turn(2), Turn::WaitsFor(vec![0, 1]));
+        assert_eq!(queue.turn(3), Turn::WaitsFor(vec![1, 2]));
         let odd = permits(&[3, 1, 3]);
         assert_eq!(
             odd.holding(),
             1,
             "nobody passes the second, who wants to be alone"
         );
-        assert_eq!(odd.turn(2), Turn::Behind(vec![0, 1]));
+        assert_eq!(odd.turn(2), Turn::WaitsFor(vec![0, 1]));
     }
 
     #[test]
     fn numbers_wrap_round() {
-        let line = line(&[
+        let queue = queue(&[
             "_c_@-lock--2147483648",
             "_c_@-lock-2147483647",
             "x__lock__-2147483647",
         ]);
-        let numbers: Vec<_> = line.0.iter().map(|stander| stander.sequence).collect();
+        let numbers: Vec<_> = queue.0.iter().map(|queued| queued.sequence).collect();
         assert_eq!(numbers, [2_147_483_647, -2_147_483_648, -2_147_483_647]);
     }
 }

@@ -7,24 +7,24 @@ use std::time::Duration;
 use fencelock_core::{BootInstant, Clock, LockName};
 use futures_util::future::join_all;
 
-use crate::entry::Spot;
-use crate::lock_node::{PARENT_DATA, Parent};
-use crate::state::{AT_ONCE, Store};
+use crate::entry::Entry;
+use crate::lock_node::{LOCK_NODE_DATA, LockNodeUse};
+use crate::state::{MAX_IN_FLIGHT, State};
 
 /// For how long the node of a name is kept when nobody of this client uses it.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// How often idle nodes are looked for.
-const TIDY: Duration = Duration::from_millis(300);
+const REAP_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The task that tidies up.
-pub(crate) async fn tidy(store: Arc<Store>) {
+pub(crate) async fn reap(state: Arc<State>) {
     loop {
-        let next = store.tidy().await;
-        let work = store.work.notified();
+        let next = state.reap().await;
+        let work = state.reap_due.notified();
         match next {
             Some(next) => {
-                let pause = next.since(Clock::Boot.now()).min(TIDY);
+                let pause = next.since(Clock::Boot.now()).min(REAP_INTERVAL);
                 let pause = pause.max(Duration::from_millis(1));
                 // Whichever comes first.
                 drop(tokio::time::timeout(pause, work).await);
@@ -34,91 +34,91 @@ pub(crate) async fn tidy(store: Arc<Store>) {
     }
 }
 
-impl Store {
+impl State {
     /// Ends holds whose time is over, and deletes the nodes of names that nobody uses. Says when to come again.
-    async fn tidy(&self) -> Option<BootInstant> {
-        let over = self.take_over();
-        let ended = over.iter().map(|spot| async move {
-            let unsure = spot.now().unsure;
-            let settled = match unsure {
-                true => self.settle(spot).await,
+    async fn reap(&self) -> Option<BootInstant> {
+        let expired = self.take_expired();
+        let ended = expired.iter().map(|entry| async move {
+            let uncertain = entry.known().uncertain;
+            let settled = match uncertain {
+                true => self.settle(entry).await,
                 false => Ok(()),
             };
-            if settled.is_ok() && self.delete(spot).await.is_ok() {
-                return self.remove(spot);
+            if settled.is_ok() && self.delete_node(entry).await.is_ok() {
+                return self.remove(entry);
             }
             // Again soon.
-            let soon = Clock::Boot.now() + TIDY;
-            self.state().ends.push(Reverse((soon, spot.id)));
+            let soon = Clock::Boot.now() + REAP_INTERVAL;
+            self.registry().deadlines.push(Reverse((soon, entry.id)));
         });
         join_all(ended).await;
-        self.drop_parents(IDLE).await;
-        let mut state = self.state();
-        let end = state.ends.peek().map(|Reverse((at, _))| *at);
-        let idle = state.parents.values().any(|parent| parent.uses == 0);
-        let soon = idle.then(|| Clock::Boot.now() + TIDY);
+        self.delete_idle_lock_nodes(IDLE_TIME).await;
+        let mut registry = self.registry();
+        let end = registry.deadlines.peek().map(|Reverse((at, _))| *at);
+        let idle = registry.lock_nodes.values().any(|parent| parent.uses == 0);
+        let soon = idle.then(|| Clock::Boot.now() + REAP_INTERVAL);
         let next = end.into_iter().chain(soon).min();
-        state.tidies = next.is_some();
+        registry.reap_scheduled = next.is_some();
         next
     }
 
     /// The holds whose time is over, no more than can be asked for at once.
-    fn take_over(&self) -> Vec<Arc<Spot>> {
-        let moment = Clock::Boot.now();
-        let mut over = Vec::new();
-        let mut state = self.state();
-        while let Some(Reverse((at, id))) = state.ends.peek().copied() {
-            if at > moment || over.len() >= AT_ONCE {
+    fn take_expired(&self) -> Vec<Arc<Entry>> {
+        let now = Clock::Boot.now();
+        let mut expired = Vec::new();
+        let mut registry = self.registry();
+        while let Some(Reverse((at, id))) = registry.deadlines.peek().copied() {
+            if at > now || expired.len() >= MAX_IN_FLIGHT {
                 break;
             }
-            state.ends.pop();
-            let Some(spot) = state.spots.get(&id).map(Arc::clone) else {
+            registry.deadlines.pop();
+            let Some(entry) = registry.entries.get(&id).map(Arc::clone) else {
                 continue;
             };
-            let until = {
-                let mut now = spot.now();
-                now.over |= now.until <= moment;
-                now.until
+            let ends_at = {
+                let mut known = entry.known();
+                known.ended |= known.ends_at <= now;
+                known.ends_at
             };
-            if until > moment {
+            if ends_at > now {
                 // Prolonged meanwhile.
-                state.ends.push(Reverse((until, id)));
+                registry.deadlines.push(Reverse((ends_at, id)));
             } else {
-                over.push(spot);
+                expired.push(entry);
             }
         }
-        over
+        expired
     }
 
     /// Deletes the nodes of names that this client has not used for so long. Others may still use them; then they stay, as
     /// those do that another library made to stay.
-    pub(crate) async fn drop_parents(&self, idle: Duration) {
-        let moment = Clock::Boot.now();
+    pub(crate) async fn delete_idle_lock_nodes(&self, idle: Duration) {
+        let now = Clock::Boot.now();
         let names: Vec<_> = {
-            let mut state = self.state();
-            let unused = |_: &LockName, parent: &mut Parent| {
-                parent.uses == 0 && moment.since(parent.idle_since) >= idle
+            let mut registry = self.registry();
+            let unused = |_: &LockName, parent: &mut LockNodeUse| {
+                parent.uses == 0 && now.since(parent.idle_since) >= idle
             };
-            let unused = state.parents.extract_if(unused);
+            let unused = registry.lock_nodes.extract_if(unused);
             unused.map(|(name, parent)| (name, parent.ours)).collect()
         };
-        for names in names.chunks(AT_ONCE) {
-            let Ok(link) = self.line.link().await else {
+        for names in names.chunks(MAX_IN_FLIGHT) {
+            let Ok(connection) = self.waiting_session.connection().await else {
                 // The servers delete them themselves in the end: they are containers.
                 return;
             };
             let deleted = names.iter().map(|(name, ours)| {
-                let (path, link) = (self.parent(name), &link);
+                let (path, connection) = (self.lock_node_path(name), &connection);
                 async move {
                     if !ours {
-                        let found = link.read(link.client().get_data(&path)).await;
-                        if !found.is_ok_and(|(data, _)| data == PARENT_DATA) {
+                        let found = connection.read(connection.client().get_data(&path)).await;
+                        if !found.is_ok_and(|(data, _)| data == LOCK_NODE_DATA) {
                             return;
                         }
                     }
-                    let delete = link.client().delete(&path, None);
+                    let delete = connection.client().delete(&path, None);
                     // Not if it has children by now.
-                    drop(link.write(Clock::Boot.now(), delete).await);
+                    drop(connection.write(Clock::Boot.now(), delete).await);
                 }
             });
             join_all(deleted).await;

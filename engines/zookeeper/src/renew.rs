@@ -9,19 +9,19 @@ use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use zookeeper_client::{Error as Refusal, MultiWriteResult};
 
-use crate::connection::Link;
-use crate::entry::Spot;
-use crate::error::Trouble;
-use crate::state::Store;
+use crate::connection::Connection;
+use crate::entry::Entry;
+use crate::error::Failure;
+use crate::state::State;
 
 /// How many holds go into one transaction: their paths stay well below what a server takes in one request.
-const BATCH: usize = 200;
+const RENEW_BATCH: usize = 200;
 
 /// How often a batch is sent again without those that were found lost.
-const TRIES: usize = 4;
+const ATTEMPTS: usize = 4;
 
 /// What became of holds, with their places in the batch.
-type Renewed = Vec<(usize, Renewal)>;
+type Renewals = Vec<(usize, Renewal)>;
 
 /// How a hold is to be renewed.
 enum Next {
@@ -33,29 +33,29 @@ enum Next {
     Stay(i64),
 }
 
-impl Store {
+impl State {
     pub(crate) async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
-        let mut batches: Vec<BoxFuture<'_, Renewed>> = Vec::new();
+        let mut batches: Vec<BoxFuture<'_, Renewals>> = Vec::new();
         // By their session: what is written in one says nothing of another.
-        let mut stays: HashMap<i64, Vec<(usize, Arc<Spot>)>> = HashMap::new();
+        let mut stays: HashMap<i64, Vec<(usize, Arc<Entry>)>> = HashMap::new();
         for (at, held_one) in held.iter().enumerate() {
-            let Some(spot) = self.spot(held_one.claim.id) else {
+            let Some(entry) = self.entry(held_one.claim.id) else {
                 renewals[at] = Some(Renewal::Lost);
                 continue;
             };
-            if spot.now().unsure {
-                batches.push(Box::pin(self.renew_unsure(held, at, spot)));
+            if entry.known().uncertain {
+                batches.push(Box::pin(self.renew_unsure(held, at, entry)));
                 continue;
             }
-            match self.next_for(&spot, &held_one.claim) {
+            match self.next_step(&entry, &held_one.claim) {
                 Next::Lost => renewals[at] = Some(Renewal::Lost),
-                Next::Move => batches.push(Box::pin(self.renew_by_move(held, at, spot))),
-                Next::Stay(session) => stays.entry(session).or_default().push((at, spot)),
+                Next::Move => batches.push(Box::pin(self.renew_by_move(held, at, entry))),
+                Next::Stay(managed) => stays.entry(managed).or_default().push((at, entry)),
             }
         }
         for (_, of_session) in stays {
-            for batch in of_session.chunks(BATCH) {
+            for batch in of_session.chunks(RENEW_BATCH) {
                 batches.push(Box::pin(self.renew_batch(held, batch.to_vec())));
             }
         }
@@ -66,7 +66,7 @@ impl Store {
         all.map(|(renewal, held)| {
             // Each was put into one of the heaps above.
             renewal.unwrap_or_else(|| {
-                let why = Trouble::Silent("it was not asked for".into());
+                let why = Failure::Unanswered("it was not asked for".into());
                 Renewal::Unknown(self.error(renewing(held), why))
             })
         })
@@ -74,163 +74,163 @@ impl Store {
     }
 
     /// How a hold of which nothing is unsure is to be renewed.
-    fn next_for(&self, spot: &Spot, claim: &Claim) -> Next {
-        let now = spot.now();
-        let ended = now.over || now.node.is_none() || now.life.is_over();
-        if ended || Clock::Boot.now() > now.until {
+    fn next_step(&self, entry: &Entry, claim: &Claim) -> Next {
+        let known = entry.known();
+        let ended = known.ended || known.node.is_none() || known.session.is_expired();
+        if ended || Clock::Boot.now() > known.ends_at {
             Next::Lost
-        } else if now.session.timeout < self.wanted(claim) {
+        } else if known.managed.timeout < self.session_timeout(claim) {
             Next::Move
         } else {
-            Next::Stay(now.life.id)
+            Next::Stay(known.session.id)
         }
     }
 
     /// Beside the others, which must not wait for what becomes of one of them.
-    async fn renew_unsure(&self, held: &[HeldClaim], at: usize, spot: Arc<Spot>) -> Renewed {
-        if let Err(trouble) = self.settle(&spot).await {
-            let error = self.error(renewing(&held[at]), trouble);
+    async fn renew_unsure(&self, held: &[HeldClaim], at: usize, entry: Arc<Entry>) -> Renewals {
+        if let Err(failure) = self.settle(&entry).await {
+            let error = self.error(renewing(&held[at]), failure);
             return vec![(at, Renewal::Unknown(error))];
         }
-        match self.next_for(&spot, &held[at].claim) {
+        match self.next_step(&entry, &held[at].claim) {
             Next::Lost => vec![(at, Renewal::Lost)],
-            Next::Move => self.renew_by_move(held, at, spot).await,
-            Next::Stay(_) => self.renew_batch(held, vec![(at, spot)]).await,
+            Next::Move => self.renew_by_move(held, at, entry).await,
+            Next::Stay(_) => self.renew_batch(held, vec![(at, entry)]).await,
         }
     }
 
     /// The first renewal of a hold whose ttl is longer than the session of the line: it moves to one that lasts.
-    async fn renew_by_move(&self, held: &[HeldClaim], at: usize, spot: Arc<Spot>) -> Renewed {
+    async fn renew_by_move(&self, held: &[HeldClaim], at: usize, entry: Arc<Entry>) -> Renewals {
         let HeldClaim { claim, token, .. } = &held[at];
-        let wanted = self.wanted(claim);
-        let renewal = match self.move_to(&spot, claim, wanted, *token).await {
-            Ok((sent, _)) => self.kept(&spot, claim, sent),
-            Err(Trouble::Answered(Refusal::NoNode)) => Renewal::Lost,
-            Err(trouble) => Renewal::Unknown(self.error(renewing(&held[at]), trouble)),
+        let wanted = self.session_timeout(claim);
+        let renewal = match self.move_to(&entry, claim, wanted, *token).await {
+            Ok((sent, _)) => self.renewed(&entry, claim, sent),
+            Err(Failure::Refused(Refusal::NoNode)) => Renewal::Lost,
+            Err(failure) => Renewal::Unknown(self.error(renewing(&held[at]), failure)),
         };
         vec![(at, renewal)]
     }
 
     /// Confirms holds of one session in one transaction, and writes down the tokens that were handed on.
-    async fn renew_batch(&self, held: &[HeldClaim], batch: Vec<(usize, Arc<Spot>)>) -> Renewed {
+    async fn renew_batch(&self, held: &[HeldClaim], batch: Vec<(usize, Arc<Entry>)>) -> Renewals {
         let mut batch = batch;
         let mut renewed = Vec::new();
-        let mut why = Trouble::Silent("others keep changing it".into());
-        for _ in 0..TRIES {
+        let mut why = Failure::Unanswered("others keep changing it".into());
+        for _ in 0..ATTEMPTS {
             let Some((_, first)) = batch.first() else {
                 return renewed;
             };
-            let session = Arc::clone(&first.now().session);
-            let link = match session.link().await {
-                Ok(link) => link,
-                Err(trouble) => {
-                    why = trouble;
+            let managed = Arc::clone(&first.known().managed);
+            let connection = match managed.connection().await {
+                Ok(connection) => connection,
+                Err(failure) => {
+                    why = failure;
                     break;
                 }
             };
-            let mut writer = link.client().new_multi_writer();
+            let mut writer = connection.client().new_multi_writer();
             let mut writes = Vec::new();
-            for (at, spot) in &batch {
-                let now = spot.now().clone();
-                let Some(node) = &now.node else { continue };
-                let path = spot.above.below(&node.name);
+            for (at, entry) in &batch {
+                let known = entry.known().clone();
+                let Some(node) = &known.node else { continue };
+                let path = entry.lock_node.child(&node.name);
                 let token = held[*at].token;
                 // The paths were good when the nodes were made.
-                let _ = if now.recorded == token {
+                let _ = if known.recorded == token {
                     writer.add_check_version(&path, -1)
                 } else {
-                    let data = now.data(&held[*at].claim, token);
+                    let data = known.data(&held[*at].claim, token);
                     writer.add_set_data(&path, &data.write(), Some(node.version))
                 };
-                writes.push((*at, Arc::clone(spot), token));
+                writes.push((*at, Arc::clone(entry), token));
             }
             let sent = Clock::Boot.now();
             let commit = writer.commit();
-            let committed = link.write(sent, commit.map_err(Refusal::from));
+            let committed = connection.write(sent, commit.map_err(Refusal::from));
             match committed.await {
                 Ok(results) => {
-                    for ((at, spot, token), result) in writes.into_iter().zip(results) {
+                    for ((at, entry, token), result) in writes.into_iter().zip(results) {
                         if let MultiWriteResult::SetData { stat } = result {
-                            let mut now = spot.now();
-                            now.recorded = token;
-                            if let Some(node) = &mut now.node {
+                            let mut known = entry.known();
+                            known.recorded = token;
+                            if let Some(node) = &mut known.node {
                                 node.version = stat.version;
                             }
                         }
-                        self.arm(&spot, &link);
-                        renewed.push((at, self.kept(&spot, &held[at].claim, sent)));
+                        self.watch_hold(&entry, &connection);
+                        renewed.push((at, self.renewed(&entry, &held[at].claim, sent)));
                     }
                     return renewed;
                 }
-                Err(Trouble::Answered(_)) => {
+                Err(Failure::Refused(_)) => {
                     // One of them, at least, is gone or was written into.
-                    let (left, lost) = self.look_at_each(&link, batch).await;
+                    let (left, lost) = self.check_each(&connection, batch).await;
                     renewed.extend(lost.into_iter().map(|at| (at, Renewal::Lost)));
                     batch = left;
                 }
-                Err(trouble) => {
-                    why = trouble;
+                Err(failure) => {
+                    why = failure;
                     break;
                 }
             }
         }
         let why = match &why {
-            Trouble::Silent(why) => why.clone(),
-            Trouble::Answered(refusal) => refusal.to_string(),
+            Failure::Unanswered(why) => why.clone(),
+            Failure::Refused(refusal) => refusal.to_string(),
         };
         renewed.extend(batch.into_iter().map(|(at, _)| {
-            let error = self.error(renewing(&held[at]), Trouble::Silent(why.clone()));
+            let error = self.error(renewing(&held[at]), Failure::Unanswered(why.clone()));
             (at, Renewal::Unknown(error))
         }));
         renewed
     }
 
     /// Those whose nodes are there, and the places of those that are gone.
-    async fn look_at_each(
+    async fn check_each(
         &self,
-        link: &Link,
-        batch: Vec<(usize, Arc<Spot>)>,
-    ) -> (Vec<(usize, Arc<Spot>)>, Vec<usize>) {
-        let looks = batch.iter().map(|(_, spot)| {
-            let node = spot.now().node.clone();
-            let path = node.map(|node| spot.above.below(&node.name));
+        connection: &Connection,
+        batch: Vec<(usize, Arc<Entry>)>,
+    ) -> (Vec<(usize, Arc<Entry>)>, Vec<usize>) {
+        let looks = batch.iter().map(|(_, entry)| {
+            let node = entry.known().node.clone();
+            let path = node.map(|node| entry.lock_node.child(&node.name));
             async move {
                 match path {
-                    Some(path) => link.read(link.client().get_data(&path)).await,
-                    None => Err(Trouble::Answered(Refusal::NoNode)),
+                    Some(path) => connection.read(connection.client().get_data(&path)).await,
+                    None => Err(Failure::Refused(Refusal::NoNode)),
                 }
             }
         });
         let seen = join_all(looks).await;
         let (mut left, mut lost) = (Vec::new(), Vec::new());
-        for ((at, spot), seen) in batch.into_iter().zip(seen) {
+        for ((at, entry), seen) in batch.into_iter().zip(seen) {
             match seen {
                 Ok((bytes, stat)) => {
-                    if let Some(node) = &mut spot.now().node {
+                    if let Some(node) = &mut entry.known().node {
                         node.version = stat.version;
                     }
-                    self.note_written(&spot, &bytes);
-                    left.push((at, spot));
+                    self.note_written(&entry, &bytes);
+                    left.push((at, entry));
                 }
-                Err(Trouble::Answered(Refusal::NoNode)) => lost.push(at),
+                Err(Failure::Refused(Refusal::NoNode)) => lost.push(at),
                 // Asked again with the others.
-                Err(_) => left.push((at, spot)),
+                Err(_) => left.push((at, entry)),
             }
         }
         (left, lost)
     }
 
-    fn kept(&self, spot: &Spot, claim: &Claim, sent: BootInstant) -> Renewal {
-        let (life, asked, over) = {
-            let now = spot.now();
-            (Arc::clone(&now.life), now.asked, now.over)
+    fn renewed(&self, entry: &Entry, claim: &Claim, sent: BootInstant) -> Renewal {
+        let (session, asked, ended) = {
+            let known = entry.known();
+            (Arc::clone(&known.session), known.asked, known.ended)
         };
-        if over {
+        if ended {
             // Its end came first.
             return Renewal::Lost;
         }
-        let lease = self.lease(claim, &life);
-        self.stand_until(spot, sent + (lease + claim.lock_delay));
+        let lease = self.lease(claim, &session);
+        self.hold_until(entry, sent + (lease + claim.lock_delay));
         Renewal::Kept {
             counted_from: sent,
             lease,

@@ -24,27 +24,30 @@ use tokio::task::JoinSet;
 use zookeeper_client::{CreateMode, Error as Refusal};
 
 use crate::names;
-use crate::state::AT_ONCE;
-use crate::{connection::Link, error::Trouble};
-use crate::{entry::Spot, state::Store};
+use crate::state::MAX_IN_FLIGHT;
+use crate::{connection::Connection, error::Failure};
+use crate::{entry::Entry, state::State};
 
 /// Between attempts to compare over a connection whose server does not answer.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// The task that compares, over each connection that a session was taken up with.
-pub(crate) async fn watch(store: Arc<Store>, mut resumed: mpsc::UnboundedReceiver<Arc<Link>>) {
+pub(crate) async fn watch(
+    state: Arc<State>,
+    mut resumed: mpsc::UnboundedReceiver<Arc<Connection>>,
+) {
     let mut comparing = JoinSet::new();
     loop {
         tokio::select! {
-            link = resumed.recv() => match link {
-                Some(link) => {
-                    let store = Arc::clone(&store);
+            connection = resumed.recv() => match connection {
+                Some(connection) => {
+                    let state = Arc::clone(&state);
                     comparing.spawn(async move {
-                        while let Err(Trouble::Silent(why)) = store.compare(&link).await {
-                            tracing::debug!(why, session = link.life.id, "not compared");
+                        while let Err(Failure::Unanswered(why)) = state.compare(&connection).await {
+                            tracing::debug!(why, managed = connection.session.id, "not compared");
                             tokio::select! {
                                 // Then another connection is compared.
-                                () = link.ended() => return,
+                                () = connection.lost() => return,
                                 () = tokio::time::sleep(PAUSE) => {}
                             }
                         }
@@ -57,33 +60,33 @@ pub(crate) async fn watch(store: Arc<Store>, mut resumed: mpsc::UnboundedReceive
     }
 }
 
-impl Store {
+impl State {
     /// Deletes the nodes of this session that no claim knows, and tells of the holds whose nodes are gone.
-    async fn compare(&self, link: &Arc<Link>) -> Result<(), Trouble> {
+    async fn compare(&self, connection: &Arc<Connection>) -> Result<(), Failure> {
         // Before it is asked for: what is made meanwhile need not be in the answer.
-        let held = self.held_over(link);
-        let sync = link.client().sync(self.config.root_path());
-        let list = link.client().list_ephemerals(self.config.root_path());
+        let held = self.holds_of(connection);
+        let sync = connection.client().sync(self.config.root_path());
+        let list = connection.client().list_ephemerals(self.config.root_path());
         // Both are on their way before the first answer is awaited.
-        let (synced, nodes) = tokio::join!(link.read(sync), link.read(list));
+        let (synced, nodes) = tokio::join!(connection.read(sync), connection.read(list));
         synced?;
         let nodes: HashSet<_> = nodes?.into_iter().collect();
-        for (spot, path) in held {
-            if !nodes.contains(&path) && stands_at(&spot, &path) {
+        for (entry, path) in held {
+            if !nodes.contains(&path) && still_holds_by(&entry, &path) {
                 // Nobody listens any more if the client is gone.
-                let _ = self.tell.send(Event::Lost(spot.id));
+                let _ = self.events.send(Event::Lost(entry.id));
             }
         }
-        let strange: Vec<_> = nodes.iter().filter(|path| self.is_strange(path)).collect();
-        for paths in strange.chunks(AT_ONCE) {
+        let strange: Vec<_> = nodes.iter().filter(|path| self.is_unknown(path)).collect();
+        for paths in strange.chunks(MAX_IN_FLIGHT) {
             let deleted = paths.iter().map(|path| async move {
                 tracing::warn!(%path, "the servers undid a deletion that they had acknowledged; it is deleted again");
-                let delete = link.client().delete(path, None);
-                link.write(Clock::Boot.now(), delete).await
+                let delete = connection.client().delete(path, None);
+                connection.write(Clock::Boot.now(), delete).await
             });
             for deleted in join_all(deleted).await {
                 match deleted {
-                    Ok(()) | Err(Trouble::Answered(_)) => {}
+                    Ok(()) | Err(Failure::Refused(_)) => {}
                     Err(silent) => return Err(silent),
                 }
             }
@@ -92,18 +95,22 @@ impl Store {
     }
 
     /// Deletes those of these nodes that the leader does not know of.
-    pub(crate) async fn lay(&self, link: &Link, paths: &[String]) -> Result<(), Trouble> {
+    pub(crate) async fn delete_ghosts(
+        &self,
+        connection: &Connection,
+        paths: &[String],
+    ) -> Result<(), Failure> {
         let laid = paths.iter().map(|path| async move {
             let options = CreateMode::Ephemeral.with_acls(self.config.acls());
-            let mut writer = link.client().new_multi_writer();
+            let mut writer = connection.client().new_multi_writer();
             let added = writer
                 .add_create(path, b"", &options)
                 .and_then(|()| writer.add_delete(path, None));
-            added.map_err(Trouble::Answered)?;
+            added.map_err(Failure::Refused)?;
             let commit = writer.commit().map_err(Refusal::from);
-            match link.write(Clock::Boot.now(), commit).await {
+            match connection.write(Clock::Boot.now(), commit).await {
                 // A server that has the node says so also when the leader has not.
-                Ok(_) | Err(Trouble::Answered(_)) => Ok(()),
+                Ok(_) | Err(Failure::Refused(_)) => Ok(()),
                 Err(silent) => Err(silent),
             }
         });
@@ -111,37 +118,42 @@ impl Store {
     }
 
     /// The holds of this connection's session, with the paths of their nodes.
-    fn held_over(&self, link: &Link) -> Vec<(Arc<Spot>, String)> {
-        let spots: Vec<_> = self.state().spots.values().map(Arc::clone).collect();
-        let held = spots.into_iter().filter_map(|spot| {
+    fn holds_of(&self, connection: &Connection) -> Vec<(Arc<Entry>, String)> {
+        let entries: Vec<_> = self.registry().entries.values().map(Arc::clone).collect();
+        let held = entries.into_iter().filter_map(|entry| {
             let path = {
-                let now = spot.now();
-                let here = now.held && !now.unsure && Arc::ptr_eq(&now.life, &link.life);
-                let node = now.node.as_ref().filter(|_| here && !now.over)?;
-                spot.above.below(&node.name)
+                let known = entry.known();
+                let here = known.held
+                    && !known.uncertain
+                    && Arc::ptr_eq(&known.session, &connection.session);
+                let node = known.node.as_ref().filter(|_| here && !known.ended)?;
+                entry.lock_node.child(&node.name)
             };
-            Some((spot, path))
+            Some((entry, path))
         });
         held.collect()
     }
 
     /// Whether this is a claim's node that no claim of this client knows. No two ever have the same path.
-    fn is_strange(&self, path: &str) -> bool {
+    fn is_unknown(&self, path: &str) -> bool {
         let node = path.rsplit('/').next().unwrap_or_default();
-        let Some(spot) = names::claim(node).map(|id| self.spot(id)) else {
+        let Some(entry) = names::claim(node).map(|id| self.entry(id)) else {
             return false;
         };
-        let Some(spot) = spot else { return true };
-        let now = spot.now();
+        let Some(entry) = entry else { return true };
+        let known = entry.known();
         // One that was asked for without an answer may be any.
-        let known = now.unsure || now.node.as_ref().is_some_and(|known| known.name == node);
+        let known = known.uncertain || known.node.as_ref().is_some_and(|known| known.name == node);
         !known
     }
 }
 
 /// Whether a claim still believes to hold by this node.
-fn stands_at(spot: &Spot, path: &str) -> bool {
-    let now = spot.now();
-    let node = now.node.as_ref().filter(|_| !now.over && !now.unsure);
-    node.is_some_and(|node| spot.above.below(&node.name) == path)
+fn still_holds_by(entry: &Entry, path: &str) -> bool {
+    let known = entry.known();
+    let node = known
+        .node
+        .as_ref()
+        .filter(|_| !known.ended && !known.uncertain);
+    node.is_some_and(|node| entry.lock_node.child(&node.name) == path)
 }

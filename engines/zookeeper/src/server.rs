@@ -11,18 +11,18 @@ use crate::config::Config;
 use crate::connection::{close, connect_once};
 
 /// A ttl beyond this is a mistake.
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+const MAX_TTL: Duration = Duration::from_secs(365 * 86_400);
 
 /// The default ttl of a lock.
-const USUAL: Duration = Duration::from_secs(30);
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// No shorter session is wanted. The driver gives a connection two fifths of its session to come up, which on a busy
 /// machine must not be too little.
-const SHORTEST: Duration = Duration::from_secs(1);
+const SHORTEST_SESSION: Duration = Duration::from_secs(1);
 
 /// The shortest and the longest session that the servers grant.
 pub(crate) async fn limits(config: &Config) -> Result<(Duration, Duration), Error> {
-    let shortest = granted(config, SHORTEST).await?;
+    let shortest = granted(config, SHORTEST_SESSION).await?;
     let longest = granted(config, Duration::from_millis(i32::MAX as u64)).await?;
     Ok((shortest, longest))
 }
@@ -30,7 +30,7 @@ pub(crate) async fn limits(config: &Config) -> Result<(Duration, Duration), Erro
 /// What the servers make of a session's timeout.
 async fn granted(config: &Config, asked: Duration) -> Result<Duration, Error> {
     let (served, _) = connect_once(config, asked, None, None).await?;
-    let granted = served.link.life.timeout;
+    let granted = served.connection.session.timeout;
     close(served).await;
     Ok(granted)
 }
@@ -38,12 +38,12 @@ async fn granted(config: &Config, asked: Duration) -> Result<Duration, Error> {
 pub(crate) fn promises((shortest, longest): (Duration, Duration)) -> Promises {
     let sure = longest * 2 / 3;
     let mut limits = Vec::new();
-    if sure < USUAL {
+    if sure < DEFAULT_TTL {
         limits.push(Limit {
             what: format!(
                 "a hold is lost {sure:?} after its last renewal however long its ttl, because the servers grant no session above {longest:?}"
             ),
-            change: format!("raise maxSessionTimeout above {:?}, or use shorter ttls", USUAL * 3 / 2),
+            change: format!("raise maxSessionTimeout above {:?}, or use shorter ttls", DEFAULT_TTL * 3 / 2),
         });
     }
     Promises {
@@ -60,7 +60,7 @@ pub(crate) fn promises((shortest, longest): (Duration, Duration)) -> Promises {
         clock: "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter",
         // In whole milliseconds, which is what people write.
         min_ttl: Duration::from_millis((shortest.as_millis() as u64 * 2).div_ceil(3)),
-        max_ttl: LONGEST,
+        max_ttl: MAX_TTL,
         limits,
     }
 }

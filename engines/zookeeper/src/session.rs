@@ -9,48 +9,48 @@ use tokio::task::AbortHandle;
 use zookeeper_client::{Error, SessionInfo, SessionState};
 
 use crate::config::Config;
-use crate::connection::{Life, Link, Served, close, connect_once};
-use crate::error::Trouble;
+use crate::connection::{Connection, Served, Session, close, connect_once};
+use crate::error::Failure;
 
 /// The pauses between attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(500));
 
 /// Whom sessions tell what becomes of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Listeners {
+pub(crate) struct SessionEvents {
     /// Of lives that the servers ended.
-    pub(crate) ended: mpsc::UnboundedSender<Arc<Life>>,
+    pub(crate) expired: mpsc::UnboundedSender<Arc<Session>>,
     /// Of connections over which a life goes on.
-    pub(crate) resumed: mpsc::UnboundedSender<Arc<Link>>,
+    pub(crate) resumed: mpsc::UnboundedSender<Arc<Connection>>,
 }
 
 /// A session that is kept up: when its life is over it begins another.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct ManagedSession {
     /// What was asked for.
     pub(crate) timeout: Duration,
     limit: Duration,
-    link: watch::Receiver<Option<Arc<Link>>>,
+    connection: watch::Receiver<Option<Arc<Connection>>>,
     why: Arc<Mutex<String>>,
     orders: mpsc::Sender<bool>,
     task: AbortHandle,
 }
 
-impl Session {
+impl ManagedSession {
     /// Opens one.
     pub(crate) async fn open(
         config: &Arc<Config>,
         timeout: Duration,
-        listeners: Listeners,
+        listeners: SessionEvents,
     ) -> Result<Arc<Self>, Error> {
         let (served, info) = connect_once(config, timeout, None, None).await?;
-        let (sender, link) = watch::channel(Some(Arc::clone(&served.link)));
+        let (sender, connection) = watch::channel(Some(Arc::clone(&served.connection)));
         let why = Arc::<Mutex<String>>::default();
         let (orders, ordered) = mpsc::channel(1);
-        let keeper = Keeper {
+        let keeper = SessionTask {
             config: Arc::clone(config),
             timeout,
-            link: sender,
+            connection: sender,
             why: Arc::clone(&why),
             listeners,
         };
@@ -58,7 +58,7 @@ impl Session {
         Ok(Arc::new(Self {
             timeout,
             limit: config.response_timeout,
-            link,
+            connection,
             why,
             orders,
             task,
@@ -66,11 +66,11 @@ impl Session {
     }
 
     /// The connection; waits a while for one.
-    pub(crate) async fn link(&self) -> Result<Arc<Link>, Trouble> {
-        if let Some(link) = &*self.link.borrow() {
-            return Ok(Arc::clone(link));
+    pub(crate) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+        if let Some(connection) = &*self.connection.borrow() {
+            return Ok(Arc::clone(connection));
         }
-        let waited = tokio::time::timeout(self.limit, self.any_link()).await;
+        let waited = tokio::time::timeout(self.limit, self.any_connection()).await;
         waited.map_err(|_| {
             let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
             let why = if why.is_empty() {
@@ -78,24 +78,24 @@ impl Session {
             } else {
                 &why
             };
-            Trouble::Silent(format!("no connection within {:?}: {why}", self.limit))
+            Failure::Unanswered(format!("no connection within {:?}: {why}", self.limit))
         })
     }
 
     /// The connection, as soon as there is one.
-    pub(crate) async fn any_link(&self) -> Arc<Link> {
-        let mut link = self.link.clone();
-        let found = link.wait_for(Option::is_some).await;
+    pub(crate) async fn any_connection(&self) -> Arc<Connection> {
+        let mut connection = self.connection.clone();
+        let found = connection.wait_for(Option::is_some).await;
         match found.ok().and_then(|found| found.clone()) {
-            Some(link) => link,
+            Some(connection) => connection,
             // The session is closed.
             None => std::future::pending().await,
         }
     }
 
     /// Whether there is a connection just now.
-    pub(crate) fn has_link(&self) -> bool {
-        self.link.borrow().is_some()
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.borrow().is_some()
     }
 
     /// Ends it; at the servers, too, unless its nodes are to stay until its timeout.
@@ -106,57 +106,57 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ManagedSession {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// The task of a session.
-struct Keeper {
+struct SessionTask {
     config: Arc<Config>,
     timeout: Duration,
-    link: watch::Sender<Option<Arc<Link>>>,
+    connection: watch::Sender<Option<Arc<Connection>>>,
     why: Arc<Mutex<String>>,
-    listeners: Listeners,
+    listeners: SessionEvents,
 }
 
 /// Ends the serving task with the keeper's own, however that ends.
-struct Serving(Option<Served>);
+struct ServedGuard(Option<Served>);
 
-impl Serving {
+impl ServedGuard {
     /// Nothing comes over it any more, and nobody waits for what would have come.
     fn give_up(&mut self) {
-        if let Some(Served { link, task }) = self.0.take() {
-            link.ended.send_replace(true);
+        if let Some(Served { connection, task }) = self.0.take() {
+            connection.lost.send_replace(true);
             task.abort();
         }
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServedGuard {
     fn drop(&mut self) {
         self.give_up();
     }
 }
 
-impl Keeper {
+impl SessionTask {
     async fn run(self, served: Served, mut info: SessionInfo, mut orders: mpsc::Receiver<bool>) {
-        let mut serving = Serving(Some(served));
+        let mut serving = ServedGuard(Some(served));
         loop {
-            let life = match &serving.0 {
-                Some(served) => Arc::clone(&served.link.life),
+            let session = match &serving.0 {
+                Some(served) => Arc::clone(&served.connection.session),
                 None => return,
             };
             let order = tokio::select! {
                 order = orders.recv() => order.or(Some(false)),
                 () = until_lost(&serving) => None,
             };
-            self.link.send_replace(None);
+            self.connection.send_replace(None);
             if let Some(at_servers) = order {
                 match serving.0.take() {
                     Some(served) if at_servers => {
-                        served.link.ended.send_replace(true);
+                        served.connection.lost.send_replace(true);
                         close(served).await;
                     }
                     other => serving.0 = other,
@@ -166,37 +166,41 @@ impl Keeper {
             serving.give_up();
             let again = tokio::select! {
                 _ = orders.recv() => return,
-                again = self.connect_again(info, Arc::clone(&life)) => again,
+                again = self.connect_again(info, Arc::clone(&session)) => again,
             };
             info = again.1;
-            let link = Arc::clone(&again.0.link);
-            if Arc::ptr_eq(&link.life, &life) {
+            let connection = Arc::clone(&again.0.connection);
+            if Arc::ptr_eq(&connection.session, &session) {
                 // Nobody listens any more if the engine is gone.
-                let _ = self.listeners.resumed.send(Arc::clone(&link));
+                let _ = self.listeners.resumed.send(Arc::clone(&connection));
             }
-            self.link.send_replace(Some(link));
+            self.connection.send_replace(Some(connection));
             serving.0 = Some(again.0);
         }
     }
 
     /// Takes the session up again, or begins a new one if the servers have ended it.
-    async fn connect_again(&self, info: SessionInfo, life: Arc<Life>) -> (Served, SessionInfo) {
-        let mut before = Some((info, life));
+    async fn connect_again(
+        &self,
+        info: SessionInfo,
+        session: Arc<Session>,
+    ) -> (Served, SessionInfo) {
+        let mut before = Some((info, session));
         let mut pause = Duration::ZERO;
         loop {
             let connected = {
                 let info = before.as_ref().map(|(info, _)| info.clone());
-                let life = before.as_ref().map(|(_, life)| life);
-                connect_once(&self.config, self.timeout, info, life).await
+                let session = before.as_ref().map(|(_, session)| session);
+                connect_once(&self.config, self.timeout, info, session).await
             };
             match connected {
                 Ok(connected) => return connected,
                 Err(Error::SessionExpired) => {
-                    if let Some((_, life)) = before.take() {
-                        tracing::debug!(session = life.id, "the servers ended a session");
-                        life.over.store(true, SeqCst);
+                    if let Some((_, session)) = before.take() {
+                        tracing::debug!(managed = session.id, "the servers ended a session");
+                        session.expired.store(true, SeqCst);
                         // Nobody listens any more if the engine is gone.
-                        let _ = self.listeners.ended.send(life);
+                        let _ = self.listeners.expired.send(session);
                     }
                 }
                 Err(error) => {
@@ -212,9 +216,9 @@ impl Keeper {
     }
 }
 
-async fn until_lost(serving: &Serving) {
+async fn until_lost(serving: &ServedGuard) {
     let Some(served) = &serving.0 else { return };
-    let mut states = served.link.client.state_watcher();
+    let mut states = served.connection.client.state_watcher();
     // The driver connects again by itself, perhaps before anybody has looked: any change ends the connection.
     if states.state() == SessionState::SyncConnected {
         states.changed().await;

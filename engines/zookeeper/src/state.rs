@@ -13,131 +13,137 @@ use tokio::sync::{Notify, mpsc};
 use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
-use crate::connection::{Life, Link, patience};
-use crate::entry::Spot;
-use crate::error::{Trouble, error};
-use crate::lock_node::{Above, Parent};
+use crate::connection::{Connection, Session, patience};
+use crate::entry::Entry;
+use crate::error::{Failure, error};
+use crate::lock_node::{LockNode, LockNodeUse};
 use crate::names;
-use crate::queue::Line;
-use crate::session::{Listeners, Session};
+use crate::queue::Queue;
+use crate::session::{ManagedSession, SessionEvents};
 
 /// How many sessions one client opens with just the timeouts that its holds want. Each ttl and lock-delay may want one of
 /// its own.
 const SESSIONS: usize = 16;
 
 /// How many requests to tidy up are on their way at once.
-pub(crate) const AT_ONCE: usize = 256;
+pub(crate) const MAX_IN_FLIGHT: usize = 256;
 
 /// The state behind the engine.
-pub(crate) struct Store {
+pub(crate) struct State {
     pub(crate) config: Arc<Config>,
     /// The session of those who wait.
-    pub(crate) line: Arc<Session>,
+    pub(crate) waiting_session: Arc<ManagedSession>,
     /// The shortest and the longest session that the servers grant.
     pub(crate) limits: (Duration, Duration),
     /// Those of holds, by what was asked for.
-    sessions: tokio::sync::Mutex<HashMap<Duration, Arc<Session>>>,
-    listeners: Listeners,
-    pub(crate) tell: mpsc::UnboundedSender<Event>,
-    pub(crate) watch: mpsc::UnboundedSender<(Arc<Spot>, Arc<Link>)>,
-    pub(crate) state: Mutex<State>,
+    sessions: tokio::sync::Mutex<HashMap<Duration, Arc<ManagedSession>>>,
+    listeners: SessionEvents,
+    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
+    pub(crate) registry: Mutex<Registry>,
     /// There is more to tidy up.
-    pub(crate) work: Notify,
+    pub(crate) reap_due: Notify,
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct Registry {
     pub(crate) closed: bool,
-    pub(crate) spots: HashMap<ClaimId, Arc<Spot>, RandomState>,
+    pub(crate) entries: HashMap<ClaimId, Arc<Entry>, RandomState>,
     /// When holds end unless they were prolonged meanwhile.
-    pub(crate) ends: BinaryHeap<Reverse<(BootInstant, ClaimId)>>,
+    pub(crate) deadlines: BinaryHeap<Reverse<(BootInstant, ClaimId)>>,
     /// The nodes of names that this client used.
-    pub(crate) parents: HashMap<LockName, Parent, RandomState>,
+    pub(crate) lock_nodes: HashMap<LockName, LockNodeUse, RandomState>,
     /// Whether it will be tidied up before long, without a word.
-    pub(crate) tidies: bool,
+    pub(crate) reap_scheduled: bool,
 }
 
-impl Store {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl State {
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn new(
         config: Arc<Config>,
-        line: Arc<Session>,
+        waiting_session: Arc<ManagedSession>,
         limits: (Duration, Duration),
-        listeners: Listeners,
-        tell: mpsc::UnboundedSender<Event>,
-        watch: mpsc::UnboundedSender<(Arc<Spot>, Arc<Link>)>,
+        listeners: SessionEvents,
+        events: mpsc::UnboundedSender<Event>,
+        watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     ) -> Self {
         Self {
             config,
-            line,
+            waiting_session,
             limits,
             sessions: tokio::sync::Mutex::default(),
             listeners,
-            tell,
-            watch,
-            state: Mutex::default(),
-            work: Notify::new(),
+            events,
+            watch_requests,
+            registry: Mutex::default(),
+            reap_due: Notify::new(),
         }
     }
 
     /// The node of a name.
-    pub(crate) fn parent(&self, name: &LockName) -> String {
+    pub(crate) fn lock_node_path(&self, name: &LockName) -> String {
         format!("{}/{}", self.config.root, names::encode(name))
     }
 
     /// A claim's node.
-    pub(crate) fn path(&self, name: &LockName, node: &str) -> String {
-        format!("{}/{node}", self.parent(name))
+    pub(crate) fn claim_node_path(&self, name: &LockName, node: &str) -> String {
+        format!("{}/{node}", self.lock_node_path(name))
     }
 
     /// The session that a hold of this claim wants: two thirds of it are the ttl, after which the client gives up.
-    pub(crate) fn wanted(&self, claim: &Claim) -> Duration {
+    pub(crate) fn session_timeout(&self, claim: &Claim) -> Duration {
         let wanted = claim.ttl.saturating_mul(3) / 2;
         let wanted = wanted.saturating_add(claim.lock_delay);
         wanted.clamp(self.limits.0, self.limits.1)
     }
 
     /// For how long a hold can be believed in this session.
-    pub(crate) fn lease(&self, claim: &Claim, life: &Life) -> Duration {
-        let sure = life.timeout.saturating_sub(claim.lock_delay) * 2 / 3;
+    pub(crate) fn lease(&self, claim: &Claim, session: &Session) -> Duration {
+        let sure = session.timeout.saturating_sub(claim.lock_delay) * 2 / 3;
         sure.min(claim.ttl)
     }
 
     /// The session that a claim is to stand in line with.
-    pub(crate) async fn line_session(&self, claim: &Claim) -> Result<Arc<Session>, Trouble> {
-        let wanted = self.wanted(claim);
-        if wanted >= self.line.timeout {
-            return Ok(Arc::clone(&self.line));
+    pub(crate) async fn session_for_waiting(
+        &self,
+        claim: &Claim,
+    ) -> Result<Arc<ManagedSession>, Failure> {
+        let wanted = self.session_timeout(claim);
+        if wanted >= self.waiting_session.timeout {
+            return Ok(Arc::clone(&self.waiting_session));
         }
-        self.session(wanted).await
+        self.session_for(wanted).await
     }
 
     /// A session with this timeout; with one up to twice as long if there are many already, so that holds share them.
-    pub(crate) async fn session(&self, wanted: Duration) -> Result<Arc<Session>, Trouble> {
+    pub(crate) async fn session_for(
+        &self,
+        wanted: Duration,
+    ) -> Result<Arc<ManagedSession>, Failure> {
         let open = async {
             let mut sessions = self.sessions.lock().await;
-            if let Some(session) = sessions.get(&wanted) {
-                return Ok(Arc::clone(session));
+            if let Some(managed) = sessions.get(&wanted) {
+                return Ok(Arc::clone(managed));
             }
             let mut timeout = wanted;
             if sessions.len() >= SESSIONS {
                 // There are few such lengths, and one of them is long enough for any hold.
                 timeout = self.rounded(wanted);
-                let all = sessions.values().chain([&self.line]);
-                let fit = all.filter(|session| (wanted..=timeout).contains(&session.timeout));
-                if let Some(fit) = fit.min_by_key(|session| session.timeout) {
+                let all = sessions.values().chain([&self.waiting_session]);
+                let fit = all.filter(|managed| (wanted..=timeout).contains(&managed.timeout));
+                if let Some(fit) = fit.min_by_key(|managed| managed.timeout) {
                     return Ok(Arc::clone(fit));
                 }
                 // Whoever has a node, or may have one, has its session, too; and others come by it only here.
-                let unused = sessions.extract_if(|_, session| Arc::strong_count(session) == 1);
-                let unused: Vec<_> = unused.map(|(_, session)| session).collect();
-                join_all(unused.iter().map(|session| session.close(true))).await;
+                let unused = sessions.extract_if(|_, managed| Arc::strong_count(managed) == 1);
+                let unused: Vec<_> = unused.map(|(_, managed)| managed).collect();
+                join_all(unused.iter().map(|managed| managed.close(true))).await;
             }
-            let opened = Session::open(&self.config, timeout, self.listeners.clone()).await;
-            let opened = opened.map_err(|error| Trouble::Silent(error.to_string()))?;
+            let opened = ManagedSession::open(&self.config, timeout, self.listeners.clone()).await;
+            let opened = opened.map_err(|error| Failure::Unanswered(error.to_string()))?;
             sessions.insert(timeout, Arc::clone(&opened));
             Ok(opened)
         };
@@ -145,7 +151,7 @@ impl Store {
         let limit = patience(wanted) + self.config.response_timeout;
         match tokio::time::timeout(limit, open).await {
             Ok(opened) => opened,
-            Err(_) => Err(Trouble::Silent(format!("no session within {limit:?}"))),
+            Err(_) => Err(Failure::Unanswered(format!("no session within {limit:?}"))),
         }
     }
 
@@ -158,84 +164,97 @@ impl Store {
     }
 
     /// All sessions.
-    pub(crate) async fn sessions(&self) -> Vec<Arc<Session>> {
+    pub(crate) async fn sessions(&self) -> Vec<Arc<ManagedSession>> {
         let sessions = self.sessions.lock().await;
-        let all = sessions.values().chain([&self.line]);
+        let all = sessions.values().chain([&self.waiting_session]);
         all.map(Arc::clone).collect()
     }
 
-    pub(crate) fn spot(&self, id: ClaimId) -> Option<Arc<Spot>> {
-        self.state().spots.get(&id).map(Arc::clone)
+    pub(crate) fn entry(&self, id: ClaimId) -> Option<Arc<Entry>> {
+        self.registry().entries.get(&id).map(Arc::clone)
     }
 
     /// Notes that a claim has a place, or may have one soon.
-    pub(crate) fn add(&self, claim: &Claim, session: Arc<Session>, life: Arc<Life>) -> Arc<Spot> {
-        let mut state = self.state();
-        let parent = state.parents.entry(claim.name.clone());
-        let parent = parent.or_insert_with(|| Parent {
+    pub(crate) fn add(
+        &self,
+        claim: &Claim,
+        managed: Arc<ManagedSession>,
+        session: Arc<Session>,
+    ) -> Arc<Entry> {
+        let mut registry = self.registry();
+        let parent = registry.lock_nodes.entry(claim.name.clone());
+        let parent = parent.or_insert_with(|| LockNodeUse {
             uses: 0,
             ours: false,
             idle_since: Clock::Boot.now(),
-            above: Arc::new(Above::new(self.parent(&claim.name))),
+            lock_node: Arc::new(LockNode::new(self.lock_node_path(&claim.name))),
         });
         parent.uses += 1;
-        let spot = Arc::new(Spot::new(claim, Arc::clone(&parent.above), session, life));
-        state.spots.insert(spot.id, Arc::clone(&spot));
-        spot
+        let entry = Arc::new(Entry::new(
+            claim,
+            Arc::clone(&parent.lock_node),
+            managed,
+            session,
+        ));
+        registry.entries.insert(entry.id, Arc::clone(&entry));
+        entry
     }
 
     /// Notes that a claim has no place any more.
-    pub(crate) fn remove(&self, spot: &Spot) {
-        let mut state = self.state();
-        if state.spots.remove(&spot.id).is_none() {
+    pub(crate) fn remove(&self, entry: &Entry) {
+        let mut registry = self.registry();
+        if registry.entries.remove(&entry.id).is_none() {
             return;
         }
-        let idle = match state.parents.get_mut(&spot.name) {
+        let idle = match registry.lock_nodes.get_mut(&entry.name) {
             Some(parent) => {
                 parent.uses -= 1;
                 parent.idle_since = Clock::Boot.now();
-                parent.uses == 0 && !state.tidies
+                parent.uses == 0 && !registry.reap_scheduled
             }
             None => false,
         };
-        drop(state);
+        drop(registry);
         if idle {
-            self.work.notify_one();
+            self.reap_due.notify_one();
         }
     }
 
     /// Notes that the node of a name is there; whether this client made it.
-    pub(crate) fn parent_made(&self, spot: &Spot, ours: bool) {
-        spot.above.set_exists(true);
-        if let Some(parent) = self.state().parents.get_mut(&spot.name) {
+    pub(crate) fn note_lock_node(&self, entry: &Entry, ours: bool) {
+        entry.lock_node.set_exists(true);
+        if let Some(parent) = self.registry().lock_nodes.get_mut(&entry.name) {
             parent.ours = ours;
         }
     }
 
     /// Notes until when a hold is to stand.
-    pub(crate) fn stand_until(&self, spot: &Spot, until: BootInstant) {
+    pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant) {
         let first = {
-            let mut now = spot.now();
-            let first = !now.held;
-            now.held = true;
-            now.until = until;
+            let mut known = entry.known();
+            let first = !known.held;
+            known.held = true;
+            known.ends_at = ends_at;
             first
         };
         // A prolonged hold is found in its old place in the heap, and put back.
         if first {
-            let mut state = self.state();
-            let soonest = state.ends.peek().is_none_or(|Reverse((at, _))| until < *at);
-            state.ends.push(Reverse((until, spot.id)));
-            drop(state);
+            let mut registry = self.registry();
+            let soonest = registry
+                .deadlines
+                .peek()
+                .is_none_or(|Reverse((at, _))| ends_at < *at);
+            registry.deadlines.push(Reverse((ends_at, entry.id)));
+            drop(registry);
             if soonest {
-                self.work.notify_one();
+                self.reap_due.notify_one();
             }
         }
     }
 
     /// The line at a name; none if there is no such node.
-    pub(crate) fn sorted(&self, name: &LockName, children: Vec<String>) -> Result<Line> {
-        Line::new(children).map_err(|word| Error::NotALock {
+    pub(crate) fn sorted(&self, name: &LockName, children: Vec<String>) -> Result<Queue> {
+        Queue::new(children).map_err(|word| Error::NotALock {
             store: self.config.store.clone(),
             name: name.clone(),
             why: format!("somebody stands in line in the mode {word:?}, which this version does not know; use the newer fencelock"),
@@ -245,11 +264,11 @@ impl Store {
     /// The children of a name's node; none if there is no such node.
     pub(crate) async fn children(
         &self,
-        link: &Link,
+        connection: &Connection,
         list: impl Future<Output = Result<Vec<String>, Refusal>>,
-    ) -> Result<Vec<String>, Trouble> {
-        match link.read(list).await {
-            Err(Trouble::Answered(Refusal::NoNode)) => Ok(Vec::new()),
+    ) -> Result<Vec<String>, Failure> {
+        match connection.read(list).await {
+            Err(Failure::Refused(Refusal::NoNode)) => Ok(Vec::new()),
             children => children,
         }
     }
@@ -257,22 +276,23 @@ impl Store {
     /// The children of a name's node as they are after all that the servers have taken so far.
     pub(crate) async fn fresh_children(
         &self,
-        link: &Link,
+        connection: &Connection,
         name: &LockName,
-    ) -> Result<Vec<String>, Trouble> {
-        let parent = self.parent(name);
-        let sync = link.client().sync(self.config.root_path());
-        let list = link.client().list_children(&parent);
+    ) -> Result<Vec<String>, Failure> {
+        let parent = self.lock_node_path(name);
+        let sync = connection.client().sync(self.config.root_path());
+        let list = connection.client().list_children(&parent);
         // Both are on their way before the first answer is awaited.
-        let (synced, children) = tokio::join!(link.read(sync), self.children(link, list));
+        let (synced, children) =
+            tokio::join!(connection.read(sync), self.children(connection, list));
         match synced {
-            Ok(()) | Err(Trouble::Answered(_)) => children,
-            Err(trouble) => Err(trouble),
+            Ok(()) | Err(Failure::Refused(_)) => children,
+            Err(failure) => Err(failure),
         }
     }
 
     /// An error that says what was asked.
-    pub(crate) fn error(&self, action: impl Into<String>, trouble: Trouble) -> Error {
-        error(&self.config, action, trouble)
+    pub(crate) fn error(&self, action: impl Into<String>, failure: Failure) -> Error {
+        error(&self.config, action, failure)
     }
 }

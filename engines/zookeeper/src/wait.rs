@@ -7,69 +7,76 @@ use fencelock_core::{Clock, Result};
 use futures_util::future::{join_all, select_all};
 use zookeeper_client::Error as Refusal;
 
-use crate::acquire::{Seen, Stood};
+use crate::acquire::{Position, QueueView};
 use crate::claim_node::confirm;
-use crate::connection::Link;
-use crate::error::Trouble;
-use crate::state::Store;
+use crate::connection::Connection;
+use crate::error::Failure;
+use crate::state::State;
 
-impl Store {
+impl State {
     /// Waits until it may be a claim's turn.
     pub(crate) async fn changed(&self, claim: &Claim) -> Result<Option<Grant>> {
-        let Some(spot) = self.spot(claim.id) else {
+        let Some(entry) = self.entry(claim.id) else {
             return Ok(None);
         };
         loop {
-            let now = spot.now().clone();
-            let Some(node) = now.node.filter(|_| !now.unsure && !now.over) else {
+            let known = entry.known().clone();
+            let Some(node) = known.node.filter(|_| !known.uncertain && !known.ended) else {
                 return Ok(None);
             };
-            let link = now.session.any_link().await;
-            if !Arc::ptr_eq(&link.life, &now.life) {
+            let connection = known.managed.any_connection().await;
+            if !Arc::ptr_eq(&connection.session, &known.session) {
                 return Ok(None);
             }
-            match self.await_one(&link, &now.behind).await {
+            match self.wait_for_any(&connection, &known.waits_for).await {
                 Ok(true) => {}
                 // Another connection may lead to a server that is behind: ask in full.
                 Ok(false) => return Ok(None),
-                Err(trouble) => return Err(self.error(waiting(claim), trouble)),
+                Err(failure) => return Err(self.error(waiting(claim), failure)),
             }
-            let parent = &spot.above.path;
+            let lock_node = &entry.lock_node.path;
             // A session that was confirmed lately need not be confirmed again.
             let sent = Clock::Boot.now();
-            let lease = self.lease(claim, &link.life);
-            let stale = sent.since(link.life.confirmed()) > lease / 4;
+            let lease = self.lease(claim, &connection.session);
+            let stale = sent.since(connection.session.confirmed()) > lease / 4;
             let (confirmed, children) = if stale {
-                let confirm = confirm(&link, &spot.above.below(&node.name));
-                let list = self.children_now(&link, parent);
-                let (confirmed, children) = tokio::join!(link.write(sent, confirm), list);
+                let confirm = confirm(&connection, &entry.lock_node.child(&node.name));
+                let list = self.children_now(&connection, lock_node);
+                let (confirmed, children) = tokio::join!(connection.write(sent, confirm), list);
                 (confirmed.map(|()| sent), children)
             } else {
-                let confirmed = link.life.confirmed();
-                (Ok(confirmed), self.children_now(&link, parent).await)
+                let confirmed = connection.session.confirmed();
+                (
+                    Ok(confirmed),
+                    self.children_now(&connection, lock_node).await,
+                )
             };
             let confirmed = match confirmed {
                 Ok(confirmed) => confirmed,
-                Err(Trouble::Answered(Refusal::NoNode)) => return Ok(None),
-                Err(trouble) => return Err(self.error(waiting(claim), trouble)),
+                Err(Failure::Refused(Refusal::NoNode)) => return Ok(None),
+                Err(failure) => return Err(self.error(waiting(claim), failure)),
             };
-            let children = children.map_err(|trouble| self.error(waiting(claim), trouble))?;
-            let seen = (&link, Seen::Line(children));
-            match self.judge(&spot, claim, seen, confirmed).await? {
-                Stood::Held(grant) => return Ok(Some(grant)),
-                Stood::Waiting(_) => {}
-                Stood::Gone => return Ok(None),
+            let children = children.map_err(|failure| self.error(waiting(claim), failure))?;
+            let seen = (&connection, QueueView::Children(children));
+            match self.decide(&entry, claim, seen, confirmed).await? {
+                Position::Held(grant) => return Ok(Some(grant)),
+                Position::Waiting(_) => {}
+                Position::Gone => return Ok(None),
             }
         }
     }
 
     /// Waits until one of these nodes is gone or was replaced; `false` if the connection was lost before.
-    async fn await_one(&self, link: &Link, paths: &[String]) -> Result<bool, Trouble> {
+    async fn wait_for_any(
+        &self,
+        connection: &Connection,
+        paths: &[String],
+    ) -> Result<bool, Failure> {
         let asked: Vec<_> = paths
             .iter()
-            .map(|path| link.client().check_and_watch_stat(path))
+            .map(|path| connection.client().check_and_watch_stat(path))
             .collect();
-        let answers = join_all(asked.into_iter().map(|asked| link.read(asked))).await;
+        let answers = join_all(asked.into_iter().map(|asked| connection.read(asked))).await;
         let mut watchers = Vec::new();
         for answer in answers {
             let (stat, watcher) = answer?;
@@ -84,7 +91,7 @@ impl Store {
         // In this order: a watcher must not be asked once its connection is gone.
         tokio::select! {
             biased;
-            () = link.ended() => Ok(false),
+            () = connection.lost() => Ok(false),
             _ = select_all(watchers) => Ok(true),
         }
     }
