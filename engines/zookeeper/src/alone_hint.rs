@@ -152,6 +152,6 @@ impl AloneHint {
 }
 
 fn number(node: &str) -> Option<i64> {
-    let (_, number) = names::split(node)?;
+    let (_, number) = names::split_number(node)?;
     number.parse().ok()
 }

@@ -1,8 +1,8 @@
 //! What a process may believe of a hold that it joins.
 //!
-//! Sessions show no countdown, and a node is there until its session ends, however long its holder has been dead. So
-//! who wants to believe asks the holder: it writes a number into the hold's node, which the holder watches and answers
-//! there with what is left of its own validity. That counts from before the number was written.
+//! A ZooKeeper session shows no countdown, and a node exists until its session expires, however long its holder has been
+//! dead. So a process that joins asks the holder: it writes a number (a ping) into the hold's node. The holder watches the
+//! node and writes the answer there: what is left of its own validity. That counts from before the ping was written.
 
 use std::sync::Arc;
 
@@ -10,13 +10,24 @@ use fencelock_core::engine::{Grant, HolderView};
 use fencelock_core::{Clock, LockName, Result, Tokens};
 use zookeeper_client::Error as Refusal;
 
-use crate::error::ReadError;
+use crate::connection::Connection;
+use crate::entry::Entry;
+use crate::error::{Failure, ReadError};
+use crate::inspect::ReadNode;
+use crate::state::State;
 use crate::stored::ClaimData;
-use crate::{connection::Connection, error::Failure};
-use crate::{entry::Entry, state::State};
+
+/// What one ping told.
+enum Pinged {
+    /// The owner does not hold.
+    NotHeld,
+    Answered(HolderView, Grant),
+    /// Another client wrote into the node before the holder answered.
+    Overwritten,
+}
 
 impl State {
-    /// The hold of this owner, which its process vouches for.
+    /// The hold of this owner, with what its process attests.
     pub(crate) async fn attest(
         &self,
         name: &LockName,
@@ -24,17 +35,19 @@ impl State {
     ) -> Result<Option<(HolderView, Grant)>> {
         let failure = |failure| self.error(format!("joining the hold of lock {name}"), failure);
         let limit = self.config.response_timeout;
-        let asking = async {
-            let connection = self.waiting_session.connection().await?;
+        let attesting = async {
+            let connection = self.sessions.waiting.connection().await?;
             loop {
-                // It changes only while its node is replaced, or another process asks, too.
-                if let Some(asked) = self.attest_once(&connection, name, owner).await? {
-                    return Ok::<_, ReadError>(asked);
+                // A ping is repeated only if the node is replaced, or another process pings too.
+                match self.ping(&connection, name, owner).await? {
+                    Pinged::Answered(holder, grant) => return Ok(Some((holder, grant))),
+                    Pinged::NotHeld => return Ok(None),
+                    Pinged::Overwritten => {}
                 }
             }
         };
-        match tokio::time::timeout(limit, asking).await {
-            Ok(Ok(vouched)) => Ok(vouched),
+        match tokio::time::timeout(limit, attesting).await {
+            Ok(Ok(attested)) => Ok(attested),
             Ok(Err(ReadError::Failure(other))) => Err(failure(other)),
             Ok(Err(ReadError::Error(error))) => Err(error),
             Err(_) => {
@@ -44,71 +57,57 @@ impl State {
         }
     }
 
-    /// Asks under a number of its own; `None` if somebody else wrote into the node before the answer.
-    async fn attest_once(
+    /// Writes a ping and waits for its answer.
+    async fn ping(
         &self,
         connection: &Arc<Connection>,
         name: &LockName,
         owner: &str,
-    ) -> Result<Option<Option<(HolderView, Grant)>>, ReadError> {
-        let (queue, holding) = self.read_line(connection, name, 0).await?;
-        let mut found = None;
-        for seen in queue.into_iter().take(holding) {
-            let data = self
-                .read_data(name, &seen.bytes)
-                .map_err(ReadError::Error)?;
-            if let Some(data) = data.filter(|data| data.owner == owner) {
-                found = Some((seen, data));
-                break;
-            }
-        }
-        let Some((seen, data)) = found else {
-            return Ok(Some(None));
+    ) -> Result<Pinged, ReadError> {
+        let Some((node, data)) = self.hold_of(connection, name, owner).await? else {
+            return Ok(Pinged::NotHeld);
         };
-        let path = self.claim_node_path(name, &seen.queued.node);
+        let path = self.claim_node_path(name, &node.queued.node);
         let number = fastrand::u64(..);
-        let asking = ClaimData {
+        let data = ClaimData {
             ping: Some(number),
             ..data
         };
         let counted_from = Clock::Boot.now();
-        let version = Some(seen.stat.version);
-        let set = connection
-            .client()
-            .set_data(&path, &asking.write(), version);
+        let version = Some(node.stat.version);
+        let set = connection.client().set_data(&path, &data.write(), version);
         match connection.write(counted_from, set).await {
             Ok(_) => {}
-            Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => return Ok(None),
+            Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => {
+                return Ok(Pinged::Overwritten);
+            }
             Err(other) => return Err(other.into()),
         }
         loop {
-            let got = connection
-                .read(connection.client().get_and_watch_data(&path))
-                .await;
-            let (bytes, _, watcher) = match got {
-                Ok(got) => got,
-                Err(Failure::Refused(Refusal::NoNode)) => return Ok(None),
+            let get = connection.client().get_and_watch_data(&path);
+            let (bytes, _, watcher) = match connection.read(get).await {
+                Ok(read) => read,
+                Err(Failure::Refused(Refusal::NoNode)) => return Ok(Pinged::Overwritten),
                 Err(other) => return Err(other.into()),
             };
-            let Some(data) = self.read_data(name, &bytes).map_err(ReadError::Error)? else {
-                return Ok(None);
+            let Some(data) = self.read_data(name, &bytes)? else {
+                return Ok(Pinged::Overwritten);
             };
             if let Some((answered, lease)) = data.pong
                 && answered == number
             {
-                let token = data.tokens(seen.stat.czxid).1;
                 let grant = Grant {
-                    tokens: Tokens::one(token),
+                    tokens: Tokens::one(data.tokens(node.stat.czxid).1),
                     counted_from,
                     lease,
                     recorded: true,
                 };
-                return Ok(Some(Some((seen.holder(Some(data)), grant))));
+                return Ok(Pinged::Answered(node.holder(Some(data)), grant));
             }
             if data.ping != Some(number) {
-                return Ok(None);
+                return Ok(Pinged::Overwritten);
             }
-            // In this order: a watcher must not be asked once its connection is gone.
+            // A watcher must not be polled once its connection is gone.
             tokio::select! {
                 biased;
                 () = connection.lost() => {
@@ -119,7 +118,24 @@ impl State {
         }
     }
 
-    /// Answers who asked whether the holder of this node is there, if somebody did.
+    /// The node of this owner's hold, with its data.
+    async fn hold_of(
+        &self,
+        connection: &Connection,
+        name: &LockName,
+        owner: &str,
+    ) -> Result<Option<(ReadNode, ClaimData)>, ReadError> {
+        let (queue, holding) = self.read_queue(connection, name, 0).await?;
+        for node in queue.into_iter().take(holding) {
+            let data = self.read_data(name, &node.bytes)?;
+            if let Some(data) = data.filter(|data| data.owner == owner) {
+                return Ok(Some((node, data)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Answers a ping in the data of a hold's node, if there is one and the hold is valid.
     pub(crate) async fn answer_ping(
         &self,
         entry: &Arc<Entry>,
@@ -132,12 +148,15 @@ impl State {
         let Some(number) = data.ping else {
             return Ok(());
         };
-        let left = {
+        let (left, managed, node) = {
             let known = entry.known();
+            if !known.held || known.ended || known.uncertain {
+                return Ok(());
+            }
             let left = known.ends_at.since(Clock::Boot.now() + known.lock_delay);
-            (known.held && !known.ended && !known.uncertain).then_some(left)
+            (left, Arc::clone(&known.managed), known.node.clone())
         };
-        let Some(left) = left.filter(|left| !left.is_zero()) else {
+        let Some(node) = node.filter(|_| !left.is_zero()) else {
             return Ok(());
         };
         let answer = ClaimData {
@@ -145,19 +164,14 @@ impl State {
             pong: Some((number, left)),
             ..data
         };
-        let (managed, node) = {
-            let known = entry.known();
-            (Arc::clone(&known.managed), known.node.clone())
-        };
-        let Some(node) = node else { return Ok(()) };
         let connection = managed.connection().await?;
-        let path = entry.lock_node.child(&node.name);
         let sent = Clock::Boot.now();
+        let path = entry.lock_node.child(&node.name);
         let set = connection
             .client()
             .set_data(&path, &answer.write(), Some(version));
         match connection.write(sent, set).await {
-            // Whoever was quicker has woken the watch again.
+            // Another client wrote first: that fired the watch, so the node is read again.
             Ok(_) | Err(Failure::Refused(Refusal::BadVersion | Refusal::NoNode)) => Ok(()),
             Err(failure) => Err(failure),
         }

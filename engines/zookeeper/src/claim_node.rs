@@ -1,4 +1,4 @@
-//! A claim's node.
+//! What happens to a claim's node after it is created: it is confirmed, replaced, found again and deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, Clock, Mode, Token};
 use futures_util::TryFutureExt;
-use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError};
+use zookeeper_client::{CreateMode, Error as Refusal, MultiWriteError, Stat};
 
 use crate::connection::{Connection, Session};
 use crate::entry::{Entry, Node};
@@ -16,30 +16,44 @@ use crate::session::ManagedSession;
 use crate::state::State;
 use crate::stored;
 
-/// How often the nodes above may vanish while a claim's is made.
-pub(crate) const ATTEMPTS: usize = 10;
+/// How often a node is replaced again because another client wrote into it.
+const ATTEMPTS: usize = 10;
+
+/// The node that is to replace a claim's node.
+struct Replacement {
+    managed: Arc<ManagedSession>,
+    connection: Arc<Connection>,
+    name: String,
+    token: Token,
+}
 
 impl State {
-    /// Moves a claim's node to another session; it keeps its place, and its lease counts from the instant returned.
+    /// Moves a claim's node to another session. It keeps its place in the queue, and its lease counts from the returned
+    /// instant.
     pub(crate) async fn move_to(
         &self,
         entry: &Arc<Entry>,
         claim: &Claim,
-        wanted: Duration,
+        timeout: Duration,
         token: Token,
     ) -> Result<(BootInstant, Arc<Session>), Failure> {
-        let managed = self.session_for(wanted).await?;
+        let managed = self.sessions.with_timeout(timeout).await?;
         let connection = managed.connection().await?;
         let Some(node) = entry.known().node.clone() else {
             return Err(Failure::Refused(Refusal::NoNode));
         };
-        let name = node.name.clone();
-        let replaced = self.replace(entry, claim, &connection, (&managed, node), &name, token);
-        let sent = replaced.await?;
-        Ok((sent, Arc::clone(&connection.session)))
+        let session = Arc::clone(&connection.session);
+        let new = Replacement {
+            managed,
+            connection,
+            name: node.name.clone(),
+            token,
+        };
+        let sent = self.replace(entry, claim, node, new).await?;
+        Ok((sent, session))
     }
 
-    /// A weaker mode on a hold: another node in the same place, with a token above the one before.
+    /// Gives a hold a weaker mode, if the claim asks for one: a new node in the same place, with a higher token.
     pub(crate) async fn downgrade(
         &self,
         entry: &Arc<Entry>,
@@ -47,126 +61,90 @@ impl State {
         connection: &Arc<Connection>,
         node: Node,
     ) -> Result<Node, Failure> {
-        let Some((before, number)) = names::split(&node.name) else {
+        let Some((before, number)) = names::split_number(&node.name) else {
             return Ok(node);
         };
-        let prefix = names::prefix(claim.id, claim.mode);
-        let exclusive = names::prefix(claim.id, Mode::Exclusive);
+        let prefix = names::claim_prefix(claim.id, claim.mode);
+        let exclusive = names::claim_prefix(claim.id, Mode::Exclusive);
         if before == prefix || before != exclusive || !entry.known().held {
             return Ok(node);
         }
         let name = format!("{prefix}{number}");
-        let managed = Arc::clone(&entry.known().managed);
-        let token = {
+        let new = {
             let mut known = entry.known();
             known.first = stored::downgraded(known.first);
             known.count = 1;
-            known.first
+            Replacement {
+                managed: Arc::clone(&known.managed),
+                connection: Arc::clone(connection),
+                name,
+                token: known.first,
+            }
         };
-        self.replace(entry, claim, connection, (&managed, node), &name, token)
-            .await?;
+        self.replace(entry, claim, node, new).await?;
         let node = entry.known().node.clone();
         node.ok_or(Failure::Refused(Refusal::NoNode))
     }
 
-    /// Puts another node in the place of a claim's, in one transaction, in the session of `link`.
+    /// Replaces a claim's node in one transaction. Returns when that was sent.
     async fn replace(
         &self,
         entry: &Arc<Entry>,
         claim: &Claim,
-        connection: &Arc<Connection>,
-        (managed, mut node): (&Arc<ManagedSession>, Node),
-        name: &str,
-        token: Token,
+        mut node: Node,
+        new: Replacement,
     ) -> Result<BootInstant, Failure> {
-        let (old, new) = (
-            entry.lock_node.child(&node.name),
-            entry.lock_node.child(name),
-        );
+        let connection = &new.connection;
+        let old_path = entry.lock_node.child(&node.name);
+        let new_path = entry.lock_node.child(&new.name);
         for _ in 0..ATTEMPTS {
-            let data = entry.known().data(claim, token);
+            let data = entry.known().data(claim, new.token);
             let options = CreateMode::Ephemeral.with_acls(self.config.acls());
             let mut writer = connection.client().new_multi_writer();
-            // Not if somebody has written into it meanwhile, to ask for the lock.
+            // With its version, so that what another client wrote into it meanwhile is not lost.
             let added = writer
-                .add_delete(&old, Some(node.version))
-                .and_then(|()| writer.add_create(&new, &data.write(), &options));
+                .add_delete(&old_path, Some(node.version))
+                .and_then(|()| writer.add_create(&new_path, &data.write(), &options));
             added.map_err(Failure::Refused)?;
-            {
-                let mut known = entry.known();
-                if !Arc::ptr_eq(&known.managed, managed) {
-                    known.moved_from =
-                        Some((Arc::clone(&known.managed), Arc::clone(&known.session)));
-                }
-                known.managed = Arc::clone(managed);
-                known.session = Arc::clone(&connection.session);
-                known.uncertain = true;
-            }
+            new.note_sent(entry);
             let sent = Clock::Boot.now();
             let commit = writer.commit();
-            let committed = connection.write(sent, commit.map_err(Refusal::from)).await;
-            match committed {
+            match connection.write(sent, commit.map_err(Refusal::from)).await {
                 Ok(_) => {
-                    let mut known = entry.known();
-                    known.uncertain = false;
-                    known.moved_from = None;
-                    known.recorded = token;
-                    known.node = Some(Node {
-                        name: name.to_owned(),
-                        // It keeps the place of the node before; its tokens stand in its data.
-                        czxid: node.czxid,
-                        version: 0,
-                    });
-                    drop(known);
+                    new.note_done(entry, node.czxid);
                     self.watch_if_recorded(entry, claim, connection);
                     return Ok(sent);
                 }
-                Err(failure @ Failure::Unanswered(_)) => return Err(failure),
+                Err(unanswered @ Failure::Unanswered(_)) => return Err(unanswered),
                 Err(refused) => {
-                    let mut known = entry.known();
-                    known.uncertain = false;
-                    if let Some((managed, session)) = known.moved_from.take() {
-                        known.managed = managed;
-                        known.session = session;
-                    }
+                    note_not_replaced(entry);
                     if !matches!(refused, Failure::Refused(Refusal::BadVersion)) {
                         return Err(refused);
                     }
                 }
             }
-            let (bytes, stat) = connection.read(connection.client().get_data(&old)).await?;
+            let get = connection.client().get_data(&old_path);
+            let (bytes, stat) = connection.read(get).await?;
             node.version = stat.version;
             self.note_written(entry, &bytes);
         }
         Err(Failure::Unanswered(
-            "somebody keeps writing into its node".into(),
+            "other clients keep writing into its node".into(),
         ))
     }
 
-    /// Finds out what became of what was asked without an answer.
+    /// Finds out what became of a request without a reply.
     pub(crate) async fn settle(&self, entry: &Arc<Entry>) -> Result<(), Failure> {
         let known = entry.known().clone();
         let connection = known.managed.connection().await?;
-        let children = self.fresh_children(&connection, &entry.name).await?;
-        let mut mine = Vec::new();
-        for name in children {
-            if !names::is_of(&name, entry.id) {
-                continue;
-            }
-            let path = entry.lock_node.child(&name);
-            if let Some(stat) = connection
-                .read(connection.client().check_stat(&path))
-                .await?
-            {
-                mine.push((name, stat));
-            }
-        }
+        let nodes = self.nodes_of(entry, &connection).await?;
         let mut settled = entry.known();
         settled.uncertain = false;
         settled.node = None;
-        // One of a session that has ended may stand there, too, and goes by itself.
+        // A node of an expired session may still be there; the servers delete it.
         let of = |session: &Session| {
-            mine.iter()
+            nodes
+                .iter()
                 .find(|(_, stat)| stat.ephemeral_owner == session.id)
         };
         let found = match (of(&known.session), known.moved_from) {
@@ -187,7 +165,7 @@ impl State {
         settled.node = Some(Node {
             name: name.clone(),
             czxid: match &known.node {
-                // Replaced in its place, or not.
+                // This is that node or its replacement.
                 Some(node) => node.czxid,
                 None => stat.czxid,
             },
@@ -196,11 +174,33 @@ impl State {
         Ok(())
     }
 
-    /// Deletes a claim's own node, and never another one: no two claims have nodes of the same name.
+    /// The nodes on the servers that bear this claim's id.
+    async fn nodes_of(
+        &self,
+        entry: &Entry,
+        connection: &Connection,
+    ) -> Result<Vec<(String, Stat)>, Failure> {
+        let lock_node = &entry.lock_node;
+        let children = self.fresh_children(connection, &lock_node.path).await?;
+        let mut nodes = Vec::new();
+        for name in children {
+            if names::claim_id(&name) != Some(entry.id) {
+                continue;
+            }
+            let check = connection.client().check_stat(&lock_node.child(&name));
+            if let Some(stat) = connection.read(check).await? {
+                nodes.push((name, stat));
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// Deletes a claim's node; `false` if it did not exist. No two claims ever have nodes of the same name, so this never
+    /// deletes the node of another one.
     pub(crate) async fn delete_node(&self, entry: &Arc<Entry>) -> Result<bool, Failure> {
         let (node, managed, session) = {
             let mut known = entry.known();
-            // Nobody is to be told of its end.
+            // The end of this hold is not to be reported as a loss.
             known.ended |= known.held;
             let node = known.node.as_ref().map(|node| node.name.clone());
             (node, Arc::clone(&known.managed), Arc::clone(&known.session))
@@ -213,12 +213,10 @@ impl State {
             return Ok(false);
         }
         let connection = managed.connection().await?;
-        let path = entry.lock_node.child(&node);
         let sent = Clock::Boot.now();
-        let deleted = connection
-            .write(sent, connection.client().delete(&path, None))
-            .await;
-        match deleted {
+        let path = entry.lock_node.child(&node);
+        let delete = connection.client().delete(&path, None);
+        match connection.write(sent, delete).await {
             Ok(()) => {}
             Err(Failure::Refused(Refusal::NoNode)) => {
                 entry.known().node = None;
@@ -232,7 +230,44 @@ impl State {
     }
 }
 
-/// A write that changes nothing, and says whether a node is there.
+impl Replacement {
+    /// Notes, before the transaction is sent, that the node may belong to either session.
+    fn note_sent(&self, entry: &Entry) {
+        let mut known = entry.known();
+        if !Arc::ptr_eq(&known.managed, &self.managed) {
+            let (managed, session) = (&known.managed, &known.session);
+            known.moved_from = Some((Arc::clone(managed), Arc::clone(session)));
+        }
+        known.managed = Arc::clone(&self.managed);
+        known.session = Arc::clone(&self.connection.session);
+        known.uncertain = true;
+    }
+
+    /// Notes that the node was replaced. The new one keeps the place of the old one, and names its tokens in its data.
+    fn note_done(&self, entry: &Entry, czxid: i64) {
+        let mut known = entry.known();
+        known.uncertain = false;
+        known.moved_from = None;
+        known.recorded = self.token;
+        known.node = Some(Node {
+            name: self.name.clone(),
+            czxid,
+            version: 0,
+        });
+    }
+}
+
+/// Notes that the servers refused the replacement.
+fn note_not_replaced(entry: &Entry) {
+    let mut known = entry.known();
+    known.uncertain = false;
+    if let Some((managed, session)) = known.moved_from.take() {
+        known.managed = managed;
+        known.session = session;
+    }
+}
+
+/// A write that changes nothing. It is refused if the node does not exist.
 pub(crate) fn confirm<'a>(
     connection: &'a Connection,
     path: &str,

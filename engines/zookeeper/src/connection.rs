@@ -1,4 +1,7 @@
-//! One connection to a server.
+//! One connection to a server, the session that it belongs to, and what is checked at the first one.
+//!
+//! A lost connection is given up, with every request on it, instead of leaving the driver to reconnect. By the time the
+//! next connection is ready, the server has either executed a request of the old one or never will.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -10,18 +13,18 @@ use fencelock_core::{BootInstant, Clock, Result as Outcome};
 use futures_util::TryFutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use zookeeper_client::{Client, CreateMode, Error, SessionInfo};
+use zookeeper_client::{Client, Connector, CreateMode, Error, SessionInfo};
 
 use crate::config::Config;
-use crate::error::{Failure, classify, error};
+use crate::error::{Failure, error};
 
-/// A session as the servers know it, from its beginning to its end.
+/// One session as the servers know it, until it expires.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: i64,
-    /// As the servers granted it.
+    /// As granted by the servers.
     pub(crate) timeout: Duration,
-    /// When the latest request was sent that a quorum is known to have taken.
+    /// When the latest request that a quorum is known to have processed was sent.
     confirmed: AtomicU64,
     pub(crate) expired: AtomicBool,
 }
@@ -36,64 +39,66 @@ impl Session {
         })
     }
 
-    /// The servers have ended it, and with it all its nodes.
+    /// Whether the servers expired it. Its nodes are deleted then.
     pub(crate) fn is_expired(&self) -> bool {
         self.expired.load(SeqCst)
     }
 
-    /// When the latest request was sent that a quorum is known to have taken.
+    /// When the latest request that a quorum is known to have processed was sent.
     pub(crate) fn confirmed(&self) -> BootInstant {
         BootInstant::from_nanos(self.confirmed.load(SeqCst))
     }
 }
 
-/// A connection.
+/// A connection that belongs to one session.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
     pub(crate) session: Arc<Session>,
     pub(crate) lost: watch::Sender<bool>,
-    limit: Duration,
+    response_timeout: Duration,
 }
 
 impl Connection {
-    /// The driver's client. Its futures are to be awaited by [`Link::read`] and [`Link::write`]; they are sent when they
-    /// are made, in that order.
+    /// The driver's client. Await its futures with [`Connection::read`] or [`Connection::write`]. A request is sent when
+    /// its future is created, so requests go out in that order.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Returns when the connection is lost. Ask this before anything else whose sender goes with the connection.
+    /// Returns when the connection is lost. In a `select!`, poll this before a watcher: a watcher must not be polled once
+    /// its connection is gone.
     pub(crate) async fn lost(&self) {
-        // The sender lives in `self`.
+        // The sender lives as long as `self`.
         drop(self.lost.subscribe().wait_for(|lost| *lost).await);
     }
 
-    /// Does this if the connection is not lost; it is not given up meanwhile. What does not wait may ask a watcher then.
-    pub(crate) fn while_open<T>(&self, what: impl FnOnce() -> T) -> Option<T> {
+    /// Runs `f` if the connection is not lost, and keeps it from being given up meanwhile. `f` may poll a watcher once.
+    pub(crate) fn while_open<T>(&self, f: impl FnOnce() -> T) -> Option<T> {
         let lost = self.lost.borrow();
-        (!*lost).then(what)
+        (!*lost).then(f)
     }
 
-    /// The answer to a request that changes nothing. It ends with the connection: then nobody keeps its other end.
+    /// Awaits the reply to a read request, at most for the response timeout and the life of the connection.
     pub(crate) async fn read<T>(
         &self,
         request: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(self.limit, request).await {
+        match tokio::time::timeout(self.response_timeout, request).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) if *self.lost.borrow() => {
                 Err(Failure::Unanswered("the connection was lost".into()))
             }
-            Ok(Err(error)) => Err(classify(error)),
+            Ok(Err(error)) => Err(error.into()),
             Err(_) => {
-                let why = format!("no answer within {:?}", self.limit);
+                let why = format!("no answer within {:?}", self.response_timeout);
                 Err(Failure::Unanswered(why))
             }
         }
     }
 
-    /// The answer to a request that a quorum must take, also if it is refused.
+    /// Awaits the reply to a write request that was sent at `sent`. A quorum processes it even when it is refused, so any
+    /// reply confirms the session.
     pub(crate) async fn write<T>(
         &self,
         sent: BootInstant,
@@ -107,7 +112,7 @@ impl Connection {
     }
 }
 
-/// Takes up the task that the driver would start, so that it can be ended.
+/// Catches the task that the driver spawns for a connection, so that the task can be aborted.
 #[derive(Default)]
 struct Catcher(Mutex<Option<JoinHandle<()>>>);
 
@@ -125,7 +130,10 @@ impl spawns_core::Spawn for Catcher {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .replace(spawned);
-        debug_assert!(before.is_none(), "one task serves one connection");
+        debug_assert!(
+            before.is_none(),
+            "the driver spawns one task per connection"
+        );
     }
 }
 
@@ -137,18 +145,18 @@ impl Drop for Catcher {
     }
 }
 
-/// A connection with the task that serves it.
+/// A connection with the driver's task that serves it.
 pub(crate) struct Served {
     pub(crate) connection: Arc<Connection>,
     pub(crate) task: JoinHandle<()>,
 }
 
-/// For how long a server may be silent before another is tried.
+/// How long a server may be silent before the next one is tried.
 pub(crate) fn patience(timeout: Duration) -> Duration {
     (timeout / 3).min(Duration::from_secs(2))
 }
 
-/// Connects to one of the servers, each of which is tried once.
+/// Connects to the first server that answers; each is tried once. With `info` it resumes that session.
 pub(crate) async fn connect_once(
     config: &Config,
     timeout: Duration,
@@ -167,28 +175,7 @@ pub(crate) async fn connect_once(
     }
     let begun = Clock::Boot.now();
     let catcher = Catcher::default();
-    #[cfg(feature = "tls")]
-    let connecting = {
-        let secure = config.tls.is_some();
-        if let Some(tls) = &config.tls {
-            connector = connector.with_tls(tls.clone());
-        }
-        let servers = &config.servers;
-        async move {
-            match secure {
-                true => connector.secure_connect(servers).await,
-                false => connector.connect(servers).await,
-            }
-        }
-    };
-    #[cfg(not(feature = "tls"))]
-    let connecting = connector.connect(&config.servers);
-    let mut connecting = pin!(connecting);
-    let client = poll_fn(|context| {
-        let _scope = spawns_core::enter(&catcher);
-        connecting.as_mut().poll(context)
-    })
-    .await?;
+    let client = caught(&catcher, connecting(connector, config)).await?;
     let task = catcher.take().ok_or(Error::ClientClosed)?;
     let info = client.session().clone();
     let session = match session {
@@ -199,19 +186,39 @@ pub(crate) async fn connect_once(
         client,
         session,
         lost: watch::Sender::new(false),
-        limit: config.response_timeout,
+        response_timeout: config.response_timeout,
     };
     let connection = Arc::new(connection);
     Ok((Served { connection, task }, info))
 }
 
-/// Ends a session at the servers.
+/// Connects, with TLS if the URL asks for it.
+async fn connecting(connector: Connector, config: &Config) -> Result<Client, Error> {
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &config.tls {
+        let connector = connector.with_tls(tls.clone());
+        return connector.secure_connect(&config.servers).await;
+    }
+    connector.connect(&config.servers).await
+}
+
+/// Polls a future so that `catcher` gets the task that it spawns.
+async fn caught<T>(catcher: &Catcher, future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let _scope = spawns_core::enter(catcher);
+        future.as_mut().poll(context)
+    })
+    .await
+}
+
+/// Closes the connection and ends its session on the servers.
 pub(crate) async fn close(served: Served) {
     let Served {
         connection,
         mut task,
     } = served;
-    // The driver ends the session when its last client is dropped; somebody may still be asking over it.
+    // The driver ends the session when the last client is dropped; a request may still hold one.
     drop(connection);
     if tokio::time::timeout(Duration::from_millis(500), &mut task)
         .await

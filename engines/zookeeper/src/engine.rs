@@ -1,4 +1,4 @@
-//! The engine itself: opened from a URL, and what the core asks of it.
+//! The engine: opening it, and its contract with the core.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use fencelock_core::engine::{
     Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{Clock, Error, Finding, LockName, Promises, Result, StoreUrl, Token};
+use futures_util::future::join_all;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
@@ -23,12 +24,12 @@ use crate::{diagnose, hold_watch, reap, rollback_repair, server};
 pub struct ZooKeeper {
     state: Arc<State>,
     promises: Promises,
-    told: Mutex<Told>,
+    reports: Mutex<Reports>,
     tasks: [AbortHandle; 3],
 }
 
-/// What the servers tell of their own accord.
-struct Told {
+/// What the engine's tasks report.
+struct Reports {
     events: mpsc::UnboundedReceiver<Event>,
     expired: mpsc::UnboundedReceiver<Arc<Session>>,
 }
@@ -41,7 +42,7 @@ impl ZooKeeper {
     /// `connect-timeout`, [`Error::Refused`] if this user has no rights at the chroot.
     ///
     /// # Cancel safety
-    /// May be dropped: a session that was begun ends by itself.
+    /// May be dropped. A session that was begun expires by itself.
     pub async fn open(url: StoreUrl) -> Result<Self> {
         let config = Arc::new(Config::from_url(url)?);
         let Opened {
@@ -49,17 +50,17 @@ impl ZooKeeper {
             events,
             expired,
             resumed,
-            watched,
+            watch_requests,
         } = open(&config).await?;
         let tasks = [
-            tokio::spawn(hold_watch::watch(Arc::clone(&state), watched)).abort_handle(),
+            tokio::spawn(hold_watch::watch(Arc::clone(&state), watch_requests)).abort_handle(),
             tokio::spawn(reap::reap(Arc::clone(&state))).abort_handle(),
             tokio::spawn(rollback_repair::watch(Arc::clone(&state), resumed)).abort_handle(),
         ];
         Ok(Self {
-            promises: server::promises(state.limits),
+            promises: server::promises(state.sessions.limits),
             state,
-            told: Mutex::new(Told { events, expired }),
+            reports: Mutex::new(Reports { events, expired }),
             tasks,
         })
     }
@@ -102,8 +103,8 @@ impl Engine for ZooKeeper {
     }
 
     async fn events(&self) -> Result<Event> {
-        let mut told = self.told.lock().await;
-        let Told { events, expired } = &mut *told;
+        let mut reports = self.reports.lock().await;
+        let Reports { events, expired } = &mut *reports;
         loop {
             tokio::select! {
                 event = events.recv() => return event.ok_or(Error::Closed),
@@ -143,23 +144,23 @@ impl Engine for ZooKeeper {
     }
 
     async fn close(&self) -> Result<()> {
-        let delayed = {
+        let released = {
             let mut registry = self.state.registry();
             if std::mem::replace(&mut registry.closed, true) {
                 return Ok(());
             }
-            // What is still there is to stay for its lock-delay, so for its session's timeout.
-            !registry.entries.is_empty()
+            // The nodes of holds that were not released stay for their lock-delay, so until their session expires.
+            registry.entries.is_empty()
         };
         for task in &self.tasks {
             task.abort();
         }
-        if self.state.waiting_session.is_connected() {
+        let sessions = &self.state.sessions;
+        if sessions.waiting.is_connected() {
             self.state.delete_idle_lock_nodes(Duration::ZERO).await;
         }
-        let sessions = self.state.sessions().await;
-        let closing = sessions.iter().map(|managed| managed.close(!delayed));
-        futures_util::future::join_all(closing).await;
+        let sessions = sessions.all().await;
+        join_all(sessions.iter().map(|managed| managed.close(released))).await;
         Ok(())
     }
 }

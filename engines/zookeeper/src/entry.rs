@@ -11,7 +11,7 @@ use crate::lock_node::LockNode;
 use crate::session::ManagedSession;
 use crate::stored::ClaimData;
 
-/// A claim's place at the servers.
+/// One claim, from before its node is created until after it is deleted.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: ClaimId,
@@ -20,43 +20,47 @@ pub(crate) struct Entry {
     known: Mutex<Known>,
 }
 
-/// What is known of a claim's place.
+/// What the client knows of a claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     /// The session that its node belongs to.
     pub(crate) managed: Arc<ManagedSession>,
     pub(crate) session: Arc<Session>,
-    /// Where the node may still be if a move's answer was lost.
+    /// The session that its node may still belong to, while a move to another session has no reply.
     pub(crate) moved_from: Option<(Arc<ManagedSession>, Arc<Session>)>,
     pub(crate) node: Option<Node>,
-    /// Something was asked of which no answer came: look before saying anything.
+    /// A request had no reply: what follows from it must be read before anything else is done.
     pub(crate) uncertain: bool,
     pub(crate) held: bool,
-    /// Its lease has ended, or it is being given up.
+    /// Its lease has ended, or its node is being deleted.
     pub(crate) ended: bool,
-    /// When the node goes unless the hold is prolonged.
+    /// When its node is deleted unless the hold is renewed.
     pub(crate) ends_at: BootInstant,
     pub(crate) lock_delay: Duration,
-    /// The first token, once it holds, and the one that the node names.
+    /// The first token of its grant.
     pub(crate) first: Token,
+    /// The token that its node names.
     pub(crate) recorded: Token,
+    /// How many tokens its grant has.
     pub(crate) count: u32,
+    /// Whether another client asked for the lock.
     pub(crate) asked: bool,
-    /// Whether the holder is there was asked last under this number.
+    /// The number of the last ping (see `attest.rs`).
     pub(crate) ping: Option<u64>,
-    /// The nodes that must go first.
+    /// The paths of the nodes of which one must go before the claim may hold.
     pub(crate) waits_for: Vec<String>,
-    /// The connection over which the node is watched.
+    /// The connection over which its node is watched.
     pub(crate) watched: Weak<Connection>,
 }
 
 /// A claim's node.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// Its name, without the path.
+    /// Without the path.
     pub(crate) name: String,
+    /// The transaction that created it, or that created the node which it replaced.
     pub(crate) czxid: i64,
-    /// Of its data.
+    /// The version of its data.
     pub(crate) version: i32,
 }
 
@@ -94,18 +98,18 @@ impl Entry {
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        // Every change under this lock is whole before anything can panic.
+        // Every change under this lock is complete before anything can panic.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Known {
-    /// What the node of a hold is to say when its holder writes into it.
+    /// The data that the holder writes into its node.
     pub(crate) fn data(&self, claim: &Claim, token: Token) -> ClaimData {
         ClaimData {
             tokens: Some((self.first, token)),
             asked: self.asked,
-            // Answered by whoever watches the node, which this write wakes.
+            // This write fires the watch on the node, and the ping is answered then.
             ping: self.ping,
             ..ClaimData::of(claim, self.count)
         }

@@ -5,32 +5,34 @@ use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
 
-/// Why a request did not do what was asked.
+/// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The servers answered so; whatever was asked is not done.
+    /// The servers refused it: it has had no effect and will have none.
     Refused(Refusal),
-    /// There was no answer that tells.
+    /// No reply came, or none that tells: the request may have taken effect.
     Unanswered(String),
 }
 
-pub(crate) fn classify(error: Refusal) -> Failure {
-    match error {
-        Refusal::NoNode
-        | Refusal::NoAuth
-        | Refusal::BadVersion
-        | Refusal::NoChildrenForEphemerals
-        | Refusal::NodeExists
-        | Refusal::NotEmpty
-        | Refusal::InvalidAcl
-        | Refusal::QuotaExceeded
-        | Refusal::Unimplemented
-        | Refusal::BadArguments(_) => Failure::Refused(error),
-        error => Failure::Unanswered(error.to_string()),
+impl From<Refusal> for Failure {
+    fn from(error: Refusal) -> Self {
+        match error {
+            Refusal::NoNode
+            | Refusal::NoAuth
+            | Refusal::BadVersion
+            | Refusal::NoChildrenForEphemerals
+            | Refusal::NodeExists
+            | Refusal::NotEmpty
+            | Refusal::InvalidAcl
+            | Refusal::QuotaExceeded
+            | Refusal::Unimplemented
+            | Refusal::BadArguments(_) => Self::Refused(error),
+            error => Self::Unanswered(error.to_string()),
+        }
     }
 }
 
-/// An error that says what was asked.
+/// The engine's error for a failed request of this action.
 pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure) -> Error {
     let (store, action) = (&config.store, action.into());
     match failure {
@@ -38,7 +40,7 @@ pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure
         Failure::Refused(Refusal::NoAuth) => {
             let root = config.root_path();
             let action = format!(
-                "{action} (this needs the rights read, create and delete at {root}, and those of the user who made what is below it)"
+                "{action} (this needs the rights read, create and delete at {root}, and the rights of the user who created the nodes below it)"
             );
             Error::refused(store, action, Refusal::NoAuth)
         }
@@ -56,7 +58,7 @@ pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure
     }
 }
 
-/// Why a line could not be read.
+/// Why a queue could not be read.
 pub(crate) enum ReadError {
     Failure(Failure),
     Error(Error),
@@ -65,5 +67,11 @@ pub(crate) enum ReadError {
 impl From<Failure> for ReadError {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
+    }
+}
+
+impl From<Error> for ReadError {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
     }
 }

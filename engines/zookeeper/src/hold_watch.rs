@@ -1,6 +1,6 @@
-//! Watches on holds.
+//! Watches on the nodes of holds: a holder learns at once when it is asked for the lock, evicted, or pinged.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use fencelock_core::engine::{Claim, Event};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -13,36 +13,38 @@ use crate::error::Failure;
 use crate::state::State;
 use crate::stored::ClaimData;
 
-/// What a watched node showed.
+/// How a wait for a change of a hold's node ended.
 enum Watched {
     Changed,
+    /// There is nothing to watch any more over this connection.
     Ended,
 }
 
 /// The task that watches holds.
 pub(crate) async fn watch(
     state: Arc<State>,
-    mut asked: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
+    mut requests: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
 ) {
     let mut watching = FuturesUnordered::new();
-    let one = |entry: Arc<Entry>, connection: Arc<Connection>| {
+    let watch_one = |entry: Arc<Entry>, connection: Arc<Connection>| {
         let state = Arc::clone(&state);
         async move {
-            while matches!(
-                state.watch_once(&entry, &connection).await,
-                Ok(Watched::Changed)
-            ) {}
-            // So that it can be watched over the same connection again.
+            let changed = async || {
+                let watched = state.watch_once(&entry, &connection).await;
+                matches!(watched, Ok(Watched::Changed))
+            };
+            while changed().await {}
+            // The node may be watched over the same connection again.
             let mut known = entry.known();
             if known.watched.ptr_eq(&Arc::downgrade(&connection)) {
-                known.watched = std::sync::Weak::new();
+                known.watched = Weak::new();
             }
         }
     };
     loop {
         tokio::select! {
-            more = asked.recv() => match more {
-                Some((entry, connection)) => watching.push(one(entry, connection)),
+            request = requests.recv() => match request {
+                Some((entry, connection)) => watching.push(watch_one(entry, connection)),
                 None => return,
             },
             Some(()) = watching.next(), if !watching.is_empty() => {}
@@ -51,7 +53,7 @@ pub(crate) async fn watch(
 }
 
 impl State {
-    /// A hold that others may want to join has its node watched from the beginning.
+    /// Watches a hold from its grant on if other processes may join it.
     pub(crate) fn watch_if_recorded(
         &self,
         entry: &Arc<Entry>,
@@ -63,8 +65,8 @@ impl State {
         }
     }
 
-    /// Has a hold's node watched, so that its holder hears at once when it is asked or evicted. Not before the first
-    /// renewal unless others may want to join it: most holds are over by then, and those asked before hear of it then.
+    /// Watches a hold's node, unless it is watched over this connection already. Other holds are watched from their first
+    /// renewal on: most have ended by then, and a holder that was asked before hears of it then.
     pub(crate) fn watch_hold(&self, entry: &Arc<Entry>, connection: &Arc<Connection>) {
         let weak = Arc::downgrade(connection);
         let mut known = entry.known();
@@ -72,13 +74,12 @@ impl State {
             return;
         }
         known.watched = weak;
-        // The task ends with the engine.
-        let _ = self
-            .watch_requests
-            .send((Arc::clone(entry), Arc::clone(connection)));
+        let request = (Arc::clone(entry), Arc::clone(connection));
+        // The receiver is gone if the engine is.
+        let _ = self.watch_requests.send(request);
     }
 
-    /// One look at a watched hold: tells what was done to it, and waits for the next change.
+    /// Reads a hold's node, acts on what other clients did to it, and waits for the next change.
     async fn watch_once(
         &self,
         entry: &Arc<Entry>,
@@ -88,75 +89,75 @@ impl State {
             return Ok(Watched::Ended);
         };
         let path = entry.lock_node.child(&node.name);
-        match connection
-            .read(connection.client().get_and_watch_data(&path))
-            .await
-        {
-            Ok((bytes, stat, watcher)) => {
-                if let Some(Node { version, .. }) = &mut entry.known().node {
-                    *version = stat.version;
-                }
-                self.note_written(entry, &bytes);
-                self.answer_ping(entry, &bytes, stat.version).await?;
-                // In this order: a watcher must not be asked once its connection is gone.
-                tokio::select! {
-                    biased;
-                    () = connection.lost() => Ok(Watched::Ended),
-                    _ = watcher.changed() => Ok(Watched::Changed),
-                }
-            }
-            Err(Failure::Refused(Refusal::NoNode)) => {
-                let (taken, moved) = {
-                    let known = entry.known();
-                    let same = known
-                        .node
-                        .as_ref()
-                        .is_some_and(|known| known.name == node.name);
-                    let held = known.held && !known.ended && !known.uncertain;
-                    (held && same, held && known.node.is_some() && !same)
-                };
-                if taken {
-                    let _ = self.events.send(Event::Lost(entry.id));
-                }
-                Ok(if moved {
-                    Watched::Changed
-                } else {
-                    Watched::Ended
-                })
-            }
-            Err(failure) => Err(failure),
+        let get = connection.client().get_and_watch_data(&path);
+        let (bytes, stat, watcher) = match connection.read(get).await {
+            Ok(read) => read,
+            Err(Failure::Refused(Refusal::NoNode)) => return Ok(self.note_gone(entry, &node)),
+            Err(failure) => return Err(failure),
+        };
+        if let Some(node) = &mut entry.known().node {
+            node.version = stat.version;
+        }
+        self.note_written(entry, &bytes);
+        self.answer_ping(entry, &bytes, stat.version).await?;
+        // A watcher must not be polled once its connection is gone.
+        tokio::select! {
+            biased;
+            () = connection.lost() => Ok(Watched::Ended),
+            _ = watcher.changed() => Ok(Watched::Changed),
         }
     }
 
-    /// Notes what others wrote into a hold's node.
+    /// Reports a loss if this node of a hold is gone without having been replaced.
+    fn note_gone(&self, entry: &Entry, node: &Node) -> Watched {
+        let (lost, replaced) = {
+            let known = entry.known();
+            let present = known.node.as_ref();
+            let same = present.is_some_and(|present| present.name == node.name);
+            let held = known.held && !known.ended && !known.uncertain;
+            (held && same, held && present.is_some() && !same)
+        };
+        if lost {
+            self.report(Event::Lost(entry.id));
+        }
+        match replaced {
+            true => Watched::Changed,
+            false => Watched::Ended,
+        }
+    }
+
+    /// Notes what other clients wrote into a hold's node.
     pub(crate) fn note_written(&self, entry: &Entry, bytes: &[u8]) {
         let Ok(data) = ClaimData::read(bytes) else {
             return;
         };
-        let news = {
+        let newly_asked = {
             let mut known = entry.known();
-            let news = data.asked && !known.asked;
+            let newly_asked = data.asked && !known.asked;
             known.asked |= data.asked;
             known.ping = data.ping;
-            news
+            newly_asked
         };
-        if news {
-            // Nobody listens any more if the client is gone.
-            let _ = self.events.send(Event::Asked(entry.id));
+        if newly_asked {
+            self.report(Event::Asked(entry.id));
         }
     }
 
-    /// Tells of the holds whose session the servers ended.
+    /// Reports the holds of a session that the servers expired as lost.
     pub(crate) fn report_expired(&self, session: &Arc<Session>) {
-        let entries: Vec<_> = self.registry().entries.values().map(Arc::clone).collect();
-        for entry in entries {
+        for entry in self.entries() {
             let lost = {
                 let known = entry.known();
                 known.held && !known.ended && Arc::ptr_eq(&known.session, session)
             };
             if lost {
-                let _ = self.events.send(Event::Lost(entry.id));
+                self.report(Event::Lost(entry.id));
             }
         }
+    }
+
+    pub(crate) fn report(&self, event: Event) {
+        // The receiver is gone if the client is.
+        let _ = self.events.send(event);
     }
 }

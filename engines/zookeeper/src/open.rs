@@ -15,18 +15,19 @@ use crate::entry::Entry;
 use crate::error::{Failure, error};
 use crate::server;
 use crate::session::{ManagedSession, SessionEvents};
+use crate::session_pool::SessionPool;
 use crate::state::State;
 
-/// The state of an opened engine, and what its tasks and its event stream receive.
+/// The state of an opened engine, and what its tasks and its events receive.
 pub(crate) struct Opened {
     pub(crate) state: Arc<State>,
     pub(crate) events: mpsc::UnboundedReceiver<Event>,
     /// Sessions that the servers expired.
     pub(crate) expired: mpsc::UnboundedReceiver<Arc<Session>>,
-    /// Connections over which a session goes on.
+    /// Connections over which a session was resumed.
     pub(crate) resumed: mpsc::UnboundedReceiver<Arc<Connection>>,
-    /// Holds to watch.
-    pub(crate) watched: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
+    /// Requests to watch a hold.
+    pub(crate) watch_requests: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
 }
 
 /// Connects within `connect-timeout`.
@@ -49,34 +50,30 @@ async fn connect(config: &Arc<Config>) -> Result<Opened> {
         };
         error(config, "connecting", Failure::Unanswered(why))
     };
-    let limits = retry(|| Box::pin(server::limits(config)));
+    let limits = retry(|| Box::pin(server::session_limits(config)));
     let limits = limits.await.map_err(failed)?;
-    let (expired, expirations) = mpsc::unbounded_channel();
-    let (resumed, resumes) = mpsc::unbounded_channel();
-    let listeners = SessionEvents { expired, resumed };
-    let window = config.window.clamp(limits.0, limits.1);
-    let waiting_session =
-        retry(|| Box::pin(ManagedSession::open(config, window, listeners.clone())));
-    let waiting_session = waiting_session.await.map_err(failed)?;
-    let connection = waiting_session.connection().await;
+    let (expired_sender, expired) = mpsc::unbounded_channel();
+    let (resumed_sender, resumed) = mpsc::unbounded_channel();
+    let session_events = SessionEvents {
+        expired: expired_sender,
+        resumed: resumed_sender,
+    };
+    let window = config.claim_window.clamp(limits.0, limits.1);
+    let waiting = retry(|| Box::pin(ManagedSession::open(config, window, session_events.clone())));
+    let waiting = waiting.await.map_err(failed)?;
+    let connection = waiting.connection().await;
     let connection = connection.map_err(|failure| error(config, "checking its rights", failure))?;
     prepare(config, &connection).await?;
-    let (tell, events) = mpsc::unbounded_channel();
-    let (watch, watched) = mpsc::unbounded_channel();
-    let state = State::new(
-        Arc::clone(config),
-        waiting_session,
-        limits,
-        listeners,
-        tell,
-        watch,
-    );
+    let sessions = SessionPool::new(Arc::clone(config), waiting, limits, session_events);
+    let (event_sender, events) = mpsc::unbounded_channel();
+    let (watch_sender, watch_requests) = mpsc::unbounded_channel();
+    let state = State::new(Arc::clone(config), sessions, event_sender, watch_sender);
     Ok(Opened {
         state: Arc::new(state),
         events,
-        expired: expirations,
-        resumed: resumes,
-        watched,
+        expired,
+        resumed,
+        watch_requests,
     })
 }
 
@@ -91,7 +88,7 @@ async fn retry<'a, T>(
                 tracing::debug!(%error, "no connection to ZooKeeper; trying again");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            opened => return opened,
+            done => return done,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The line at a lock: its children in the order of their sequence numbers, and whose turn it is.
+//! The queue of a lock: the children of its node in the order of their numbers, and which of them hold.
 
 use std::num::NonZeroU32;
 
@@ -6,73 +6,66 @@ use fencelock_core::Mode;
 
 use crate::names;
 
-/// One child of a lock's node that stands in line.
+/// A child of a lock's node that is in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueuedNode {
-    /// Its node's name.
+    /// Its name.
     pub(crate) node: String,
-    /// How it wants to hold.
+    /// The mode in which its claim wants to hold.
     pub(crate) mode: Mode,
-    sequence: i64,
+    number: i64,
 }
 
-/// The line, first come first.
+/// The queue, oldest node first.
 #[derive(Debug, Default)]
 pub(crate) struct Queue(pub(crate) Vec<QueuedNode>);
 
 /// Whether a claim holds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It does.
     Held,
-    /// Not before one of these (places in the line) has gone.
+    /// Not before the node at one of these positions is gone.
     WaitsFor(Vec<usize>),
 }
 
 impl Queue {
-    /// Sorts the children of a lock. Whatever has a sequence number stands in line, alone unless its name says
-    /// otherwise; what has none is no lock's.
+    /// Sorts the children of a lock's node. Every child with a number is in the queue. Its mode is exclusive unless its name
+    /// tells another one. `Err` with the word of a mode that only a newer version knows.
     pub(crate) fn new(children: Vec<String>) -> Result<Self, String> {
         let mut queue = Vec::with_capacity(children.len());
         for node in children {
-            let Some((before, number)) = names::split(&node) else {
+            let Some((before, number)) = names::split_number(&node) else {
                 continue;
             };
-            let Ok(sequence) = number.parse() else {
+            let Ok(number) = number.parse() else {
                 continue;
             };
             let mode = names::mode(before)?;
-            queue.push(QueuedNode {
-                node,
-                mode,
-                sequence,
-            });
+            queue.push(QueuedNode { node, mode, number });
         }
-        // Numbers of 32 bits wrap round; those in one line lie close together.
-        let first = queue
-            .first()
-            .map_or(0, |queued: &QueuedNode| queued.sequence);
-        queue.sort_by_key(|queued| queued.sequence.wrapping_sub(first) as i32);
+        // The numbers have 32 bits and wrap. Those in one queue are close together.
+        let first = queue.first().map_or(0, |queued: &QueuedNode| queued.number);
+        queue.sort_by_key(|queued| queued.number.wrapping_sub(first) as i32);
         Ok(Self(queue))
     }
 
-    /// The place of a node.
+    /// The position of a node.
     pub(crate) fn find(&self, node: &str) -> Option<usize> {
         self.0.iter().position(|queued| queued.node == node)
     }
 
-    /// How many hold: they are the first.
+    /// How many nodes hold. They are the first ones.
     pub(crate) fn holding(&self) -> usize {
         let held = (0..self.0.len()).take_while(|at| self.turn(*at) == Turn::Held);
         held.count()
     }
 
-    /// Whether one who came last would hold.
+    /// Whether a new claim at the end would hold.
     pub(crate) fn admits(&mut self, mode: Mode) -> bool {
         let last = QueuedNode {
             node: String::new(),
             mode,
-            sequence: 0,
+            number: 0,
         };
         self.0.push(last);
         let held = self.turn(self.0.len() - 1) == Turn::Held;
@@ -80,7 +73,7 @@ impl Queue {
         held
     }
 
-    /// Whether the one at this place holds, given that the line before it only ever gets shorter.
+    /// Whether the node at this position holds. The queue ahead of it only ever gets shorter.
     pub(crate) fn turn(&self, at: usize) -> Turn {
         let ahead = &self.0[..at];
         let last_unlike =
@@ -100,20 +93,20 @@ impl Queue {
     }
 }
 
-/// Behind permits only.
+/// The turn of a permit with only permits ahead of it.
 fn permit_turn(ahead: &[QueuedNode], of: NonZeroU32) -> Turn {
     let total = |queued: &QueuedNode| match queued.mode {
         Mode::Permit { of } => of.get() as usize,
         _ => 1,
     };
     let of = of.get() as usize;
-    // Nobody passes one who waits: totals that differ are a mistake, and must not break the smaller one.
+    // No permit passes a waiting one. Totals that differ are a mistake, and the smaller one must not be exceeded.
     let waits = |(at, queued): (usize, &QueuedNode)| at >= total(queued);
     if ahead.len() < of && !ahead.iter().enumerate().any(waits) {
         return Turn::Held;
     }
     let alike = ahead.iter().all(|queued| total(queued) == of);
-    // As long as none of these `of` has gone, so many hold.
+    // While none of the last `of` permits is gone, `of` permits hold.
     let watched = if alike {
         of.min(ahead.len())
     } else {
@@ -153,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn one_watches_the_one_before_and_readers_the_last_writer() {
+    fn a_claim_watches_its_predecessor_and_a_reader_the_last_writer() {
         let queue = queue(&[
             "_c_@-lock-0000000001",
             "_c_@-lock-0000000002",
@@ -193,7 +186,7 @@ mod tests {
         assert_eq!(
             odd.holding(),
             1,
-            "nobody passes the second, who wants to be alone"
+            "no claim passes the second, which wants to be alone"
         );
         assert_eq!(odd.turn(2), Turn::WaitsFor(vec![0, 1]));
     }
@@ -205,7 +198,7 @@ mod tests {
             "_c_@-lock-2147483647",
             "x__lock__-2147483647",
         ]);
-        let numbers: Vec<_> = queue.0.iter().map(|queued| queued.sequence).collect();
+        let numbers: Vec<_> = queue.0.iter().map(|queued| queued.number).collect();
         assert_eq!(numbers, [2_147_483_647, -2_147_483_648, -2_147_483_647]);
     }
 }

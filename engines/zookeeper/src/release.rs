@@ -1,5 +1,6 @@
-//! Leaving.
+//! Releasing a hold, leaving the queue, and abandoning a hold that was lost.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,19 +18,18 @@ impl State {
             self.error(action, failure)
         };
         let Some(entry) = self.entry(claim.id) else {
-            return Box::pin(self.withdrawn_without_node(claim))
-                .await
-                .map_err(failure);
+            let withdrawn = Box::pin(self.withdraw_unknown(claim)).await;
+            return withdrawn.map_err(failure);
         };
-        let withdrawn = self.withdraw_from(&entry, claim, how).await;
+        let withdrawn = self.withdraw_entry(&entry, claim, how).await;
         if withdrawn.is_err() && (how == Leave::Release || !entry.known().held) {
-            // Its session may live for as long as this client: its node must not, whether or not anybody asks again.
+            // Its session may live as long as this client. The node must not, even if nobody withdraws the claim again.
             self.delete_at(&entry, Clock::Boot.now());
         }
         withdrawn.map_err(failure)
     }
 
-    async fn withdraw_from(
+    async fn withdraw_entry(
         &self,
         entry: &Arc<Entry>,
         claim: &Claim,
@@ -38,60 +38,62 @@ impl State {
         if entry.known().uncertain {
             Box::pin(self.settle(entry)).await?;
         }
-        let (held, ended, stands) = {
+        let (held, ended, exists) = {
             let known = entry.known();
             (known.held, known.ended, known.node.is_some())
         };
-        if how == Leave::Abandon && held && stands {
-            let end = {
-                let mut known = entry.known();
-                known.ended = true;
-                // At the end of its validity a margin of the lease is left, and goes before the lock-delay.
-                let margin = claim.ttl / 50 + Duration::from_millis(20);
-                let end = Clock::Boot.now() + known.lock_delay;
-                if known.ends_at > end + margin {
-                    end
-                } else {
-                    known.ends_at
-                }
-            };
+        if how == Leave::Abandon && held && exists {
+            let end = abandon(entry, claim);
             if end > Clock::Boot.now() {
                 self.delete_at(entry, end);
                 return Ok(Withdrawn::Expired);
             }
         }
-        let was_there = self.leave(entry).await?;
-        match (was_there, held) {
+        let existed = self.leave(entry).await?;
+        match (existed, held) {
             (true, true) if ended => Ok(Withdrawn::Expired),
             (true, true) => Ok(Withdrawn::Released),
             (_, false) => Ok(Withdrawn::LeftLine),
-            (false, true) => Box::pin(self.withdrawn_without_node(claim)).await,
+            (false, true) => Box::pin(self.withdraw_unknown(claim)).await,
         }
     }
 
-    /// Has a claim's node deleted then, for as often as it takes.
+    /// Has the reaper delete a claim's node at this time, with as many attempts as that takes.
     fn delete_at(&self, entry: &Entry, end: BootInstant) {
         entry.known().ends_at = end;
-        self.registry()
-            .deadlines
-            .push(std::cmp::Reverse((end, entry.id)));
+        self.registry().deadlines.push(Reverse((end, entry.id)));
         self.reap_due.notify_one();
     }
 
-    /// What to say of a claim that is not there.
-    async fn withdrawn_without_node(&self, claim: &Claim) -> Result<Withdrawn, Failure> {
-        let connection = self.waiting_session.connection().await?;
-        let children = self.fresh_children(&connection, &claim.name).await?;
+    /// The answer for a claim that has no node.
+    async fn withdraw_unknown(&self, claim: &Claim) -> Result<Withdrawn, Failure> {
+        let connection = self.sessions.waiting.connection().await?;
+        let lock_node = self.lock_node_path(&claim.name);
+        let children = self.fresh_children(&connection, &lock_node).await?;
         Ok(match children.is_empty() {
             true => Withdrawn::Expired,
             false => Withdrawn::NotOwner,
         })
     }
 
-    /// Takes a claim out of the line and out of the books; whether it was there.
+    /// Deletes a claim's node and its entry; `false` if the node did not exist.
     pub(crate) async fn leave(&self, entry: &Arc<Entry>) -> Result<bool, Failure> {
-        let was_there = self.delete_node(entry).await?;
+        let existed = self.delete_node(entry).await?;
         self.remove(entry);
-        Ok(was_there)
+        Ok(existed)
+    }
+}
+
+/// Ends a hold without releasing it. Returns when its node is to be deleted: after the lock-delay.
+fn abandon(entry: &Entry, claim: &Claim) -> BootInstant {
+    let mut known = entry.known();
+    known.ended = true;
+    let end = Clock::Boot.now() + known.lock_delay;
+    // The core ends a hold a margin before its lease ends: then the rest of the lease counts towards the lock-delay.
+    let margin = claim.ttl / 50 + Duration::from_millis(20);
+    if known.ends_at > end + margin {
+        end
+    } else {
+        known.ends_at
     }
 }

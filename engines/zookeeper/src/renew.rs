@@ -1,4 +1,4 @@
-//! Renewals.
+//! Renewals: the holds of each session are confirmed in few transactions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,22 +14,29 @@ use crate::entry::Entry;
 use crate::error::Failure;
 use crate::state::State;
 
-/// How many holds go into one transaction: their paths stay well below what a server takes in one request.
-const RENEW_BATCH: usize = 200;
+/// How many holds go into one transaction. Their paths stay well below the limit of a server's request.
+const BATCH: usize = 200;
 
-/// How often a batch is sent again without those that were found lost.
+/// How often a batch is sent again without the holds that turned out to be lost.
 const ATTEMPTS: usize = 4;
 
-/// What became of holds, with their places in the batch.
+/// A hold to renew, with its index in the request.
+#[derive(Clone)]
+struct Hold<'a> {
+    at: usize,
+    held: &'a HeldClaim,
+    entry: Arc<Entry>,
+}
+
+/// Renewals with their indexes.
 type Renewals = Vec<(usize, Renewal)>;
 
-/// How a hold is to be renewed.
-enum Next {
-    /// Not at all.
+/// How to renew a hold.
+enum Step {
     Lost,
-    /// By moving to a session that lasts for it.
+    /// By moving it to a session that lasts long enough.
     Move,
-    /// In the session that it has, by this id.
+    /// In its present session, which has this id.
     Stay(i64),
 }
 
@@ -37,26 +44,28 @@ impl State {
     pub(crate) async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
         let mut batches: Vec<BoxFuture<'_, Renewals>> = Vec::new();
-        // By their session: what is written in one says nothing of another.
-        let mut stays: HashMap<i64, Vec<(usize, Arc<Entry>)>> = HashMap::new();
-        for (at, held_one) in held.iter().enumerate() {
-            let Some(entry) = self.entry(held_one.claim.id) else {
+        // A write confirms its own session only.
+        let mut by_session: HashMap<i64, Vec<Hold<'_>>> = HashMap::new();
+        for (at, held) in held.iter().enumerate() {
+            let Some(entry) = self.entry(held.claim.id) else {
                 renewals[at] = Some(Renewal::Lost);
                 continue;
             };
-            if entry.known().uncertain {
-                batches.push(Box::pin(self.renew_unsure(held, at, entry)));
+            let uncertain = entry.known().uncertain;
+            let hold = Hold { at, held, entry };
+            if uncertain {
+                batches.push(Box::pin(self.renew_uncertain(hold)));
                 continue;
             }
-            match self.next_step(&entry, &held_one.claim) {
-                Next::Lost => renewals[at] = Some(Renewal::Lost),
-                Next::Move => batches.push(Box::pin(self.renew_by_move(held, at, entry))),
-                Next::Stay(managed) => stays.entry(managed).or_default().push((at, entry)),
+            match self.next_step(&hold) {
+                Step::Lost => renewals[at] = Some(Renewal::Lost),
+                Step::Move => batches.push(Box::pin(self.renew_by_move(hold))),
+                Step::Stay(session) => by_session.entry(session).or_default().push(hold),
             }
         }
-        for (_, of_session) in stays {
-            for batch in of_session.chunks(RENEW_BATCH) {
-                batches.push(Box::pin(self.renew_batch(held, batch.to_vec())));
+        for holds in by_session.into_values() {
+            for batch in holds.chunks(BATCH) {
+                batches.push(Box::pin(self.renew_batch(batch.to_vec())));
             }
         }
         for (at, renewal) in join_all(batches).await.into_iter().flatten() {
@@ -64,63 +73,59 @@ impl State {
         }
         let all = renewals.into_iter().zip(held);
         all.map(|(renewal, held)| {
-            // Each was put into one of the heaps above.
-            renewal.unwrap_or_else(|| {
-                let why = Failure::Unanswered("it was not asked for".into());
-                Renewal::Unknown(self.error(renewing(held), why))
-            })
+            // A hold whose node was deleted meanwhile was left out of its batch.
+            renewal.unwrap_or_else(|| self.unknown(held, "its node is being deleted"))
         })
         .collect()
     }
 
-    /// How a hold of which nothing is unsure is to be renewed.
-    fn next_step(&self, entry: &Entry, claim: &Claim) -> Next {
-        let known = entry.known();
+    /// How to renew a hold that is not uncertain.
+    fn next_step(&self, hold: &Hold<'_>) -> Step {
+        let known = hold.entry.known();
         let ended = known.ended || known.node.is_none() || known.session.is_expired();
         if ended || Clock::Boot.now() > known.ends_at {
-            Next::Lost
-        } else if known.managed.timeout < self.session_timeout(claim) {
-            Next::Move
+            Step::Lost
+        } else if known.managed.timeout < self.sessions.timeout(&hold.held.claim) {
+            Step::Move
         } else {
-            Next::Stay(known.session.id)
+            Step::Stay(known.session.id)
         }
     }
 
-    /// Beside the others, which must not wait for what becomes of one of them.
-    async fn renew_unsure(&self, held: &[HeldClaim], at: usize, entry: Arc<Entry>) -> Renewals {
-        if let Err(failure) = self.settle(&entry).await {
-            let error = self.error(renewing(&held[at]), failure);
-            return vec![(at, Renewal::Unknown(error))];
+    /// Settles a hold first. The other holds do not wait for that.
+    async fn renew_uncertain(&self, hold: Hold<'_>) -> Renewals {
+        if let Err(failure) = self.settle(&hold.entry).await {
+            let error = self.error(renewing(hold.held), failure);
+            return vec![(hold.at, Renewal::Unknown(error))];
         }
-        match self.next_step(&entry, &held[at].claim) {
-            Next::Lost => vec![(at, Renewal::Lost)],
-            Next::Move => self.renew_by_move(held, at, entry).await,
-            Next::Stay(_) => self.renew_batch(held, vec![(at, entry)]).await,
+        match self.next_step(&hold) {
+            Step::Lost => vec![(hold.at, Renewal::Lost)],
+            Step::Move => self.renew_by_move(hold).await,
+            Step::Stay(_) => self.renew_batch(vec![hold]).await,
         }
     }
 
-    /// The first renewal of a hold whose ttl is longer than the session of the line: it moves to one that lasts.
-    async fn renew_by_move(&self, held: &[HeldClaim], at: usize, entry: Arc<Entry>) -> Renewals {
-        let HeldClaim { claim, token, .. } = &held[at];
-        let wanted = self.session_timeout(claim);
-        let renewal = match self.move_to(&entry, claim, wanted, *token).await {
-            Ok((sent, _)) => self.renewed(&entry, claim, sent),
+    /// The first renewal of a hold whose ttl is longer than the session in which it waited.
+    async fn renew_by_move(&self, hold: Hold<'_>) -> Renewals {
+        let HeldClaim { claim, token, .. } = hold.held;
+        let timeout = self.sessions.timeout(claim);
+        let renewal = match self.move_to(&hold.entry, claim, timeout, *token).await {
+            Ok((sent, _)) => self.kept(&hold.entry, claim, sent),
             Err(Failure::Refused(Refusal::NoNode)) => Renewal::Lost,
-            Err(failure) => Renewal::Unknown(self.error(renewing(&held[at]), failure)),
+            Err(failure) => Renewal::Unknown(self.error(renewing(hold.held), failure)),
         };
-        vec![(at, renewal)]
+        vec![(hold.at, renewal)]
     }
 
-    /// Confirms holds of one session in one transaction, and writes down the tokens that were handed on.
-    async fn renew_batch(&self, held: &[HeldClaim], batch: Vec<(usize, Arc<Entry>)>) -> Renewals {
-        let mut batch = batch;
-        let mut renewed = Vec::new();
-        let mut why = Failure::Unanswered("others keep changing it".into());
+    /// Renews holds of one session together.
+    async fn renew_batch(&self, mut batch: Vec<Hold<'_>>) -> Renewals {
+        let mut renewals = Vec::new();
+        let mut why = Failure::Unanswered("other clients keep changing its node".into());
         for _ in 0..ATTEMPTS {
-            let Some((_, first)) = batch.first() else {
-                return renewed;
+            let Some(first) = batch.first() else {
+                return renewals;
             };
-            let managed = Arc::clone(&first.known().managed);
+            let managed = Arc::clone(&first.entry.known().managed);
             let connection = match managed.connection().await {
                 Ok(connection) => connection,
                 Err(failure) => {
@@ -128,44 +133,15 @@ impl State {
                     break;
                 }
             };
-            let mut writer = connection.client().new_multi_writer();
-            let mut writes = Vec::new();
-            for (at, entry) in &batch {
-                let known = entry.known().clone();
-                let Some(node) = &known.node else { continue };
-                let path = entry.lock_node.child(&node.name);
-                let token = held[*at].token;
-                // The paths were good when the nodes were made.
-                let _ = if known.recorded == token {
-                    writer.add_check_version(&path, -1)
-                } else {
-                    let data = known.data(&held[*at].claim, token);
-                    writer.add_set_data(&path, &data.write(), Some(node.version))
-                };
-                writes.push((*at, Arc::clone(entry), token));
-            }
-            let sent = Clock::Boot.now();
-            let commit = writer.commit();
-            let committed = connection.write(sent, commit.map_err(Refusal::from));
-            match committed.await {
-                Ok(results) => {
-                    for ((at, entry, token), result) in writes.into_iter().zip(results) {
-                        if let MultiWriteResult::SetData { stat } = result {
-                            let mut known = entry.known();
-                            known.recorded = token;
-                            if let Some(node) = &mut known.node {
-                                node.version = stat.version;
-                            }
-                        }
-                        self.watch_hold(&entry, &connection);
-                        renewed.push((at, self.renewed(&entry, &held[at].claim, sent)));
-                    }
-                    return renewed;
+            match self.send_batch(&connection, &batch).await {
+                Ok(renewed) => {
+                    renewals.extend(renewed);
+                    return renewals;
                 }
                 Err(Failure::Refused(_)) => {
-                    // One of them, at least, is gone or was written into.
+                    // At least one node is gone, or another client wrote into it.
                     let (left, lost) = self.check_each(&connection, batch).await;
-                    renewed.extend(lost.into_iter().map(|at| (at, Renewal::Lost)));
+                    renewals.extend(lost.into_iter().map(|at| (at, Renewal::Lost)));
                     batch = left;
                 }
                 Err(failure) => {
@@ -174,24 +150,65 @@ impl State {
                 }
             }
         }
-        let why = match &why {
-            Failure::Unanswered(why) => why.clone(),
+        let why = match why {
+            Failure::Unanswered(why) => why,
             Failure::Refused(refusal) => refusal.to_string(),
         };
-        renewed.extend(batch.into_iter().map(|(at, _)| {
-            let error = self.error(renewing(&held[at]), Failure::Unanswered(why.clone()));
-            (at, Renewal::Unknown(error))
-        }));
-        renewed
+        let unknown = batch
+            .iter()
+            .map(|hold| (hold.at, self.unknown(hold.held, &why)));
+        renewals.extend(unknown);
+        renewals
     }
 
-    /// Those whose nodes are there, and the places of those that are gone.
-    async fn check_each(
+    /// Confirms the nodes of holds in one transaction, and records tokens that were handed on.
+    async fn send_batch(
+        &self,
+        connection: &Arc<Connection>,
+        batch: &[Hold<'_>],
+    ) -> Result<Renewals, Failure> {
+        let mut writer = connection.client().new_multi_writer();
+        let mut writes = Vec::new();
+        for hold in batch {
+            let known = hold.entry.known().clone();
+            let Some(node) = &known.node else { continue };
+            let path = hold.entry.lock_node.child(&node.name);
+            let HeldClaim { claim, token, .. } = hold.held;
+            // The driver refuses bad paths only, and these nodes exist.
+            let _ = if known.recorded == *token {
+                writer.add_check_version(&path, -1)
+            } else {
+                let data = known.data(claim, *token);
+                writer.add_set_data(&path, &data.write(), Some(node.version))
+            };
+            writes.push(hold);
+        }
+        let sent = Clock::Boot.now();
+        let commit = writer.commit();
+        let committed = connection.write(sent, commit.map_err(Refusal::from));
+        let results = committed.await?;
+        let renewed = writes.into_iter().zip(results).map(|(hold, result)| {
+            let HeldClaim { claim, token, .. } = hold.held;
+            if let MultiWriteResult::SetData { stat } = result {
+                let mut known = hold.entry.known();
+                known.recorded = *token;
+                if let Some(node) = &mut known.node {
+                    node.version = stat.version;
+                }
+            }
+            self.watch_hold(&hold.entry, connection);
+            (hold.at, self.kept(&hold.entry, claim, sent))
+        });
+        Ok(renewed.collect())
+    }
+
+    /// Reads the node of each hold. Returns the holds that are left, and the indexes of those whose node is gone.
+    async fn check_each<'a>(
         &self,
         connection: &Connection,
-        batch: Vec<(usize, Arc<Entry>)>,
-    ) -> (Vec<(usize, Arc<Entry>)>, Vec<usize>) {
-        let looks = batch.iter().map(|(_, entry)| {
+        batch: Vec<Hold<'a>>,
+    ) -> (Vec<Hold<'a>>, Vec<usize>) {
+        let reads = batch.iter().map(|Hold { entry, .. }| {
             let node = entry.known().node.clone();
             let path = node.map(|node| entry.lock_node.child(&node.name));
             async move {
@@ -201,41 +218,47 @@ impl State {
                 }
             }
         });
-        let seen = join_all(looks).await;
+        let replies = join_all(reads).await;
         let (mut left, mut lost) = (Vec::new(), Vec::new());
-        for ((at, entry), seen) in batch.into_iter().zip(seen) {
-            match seen {
+        for (hold, reply) in batch.into_iter().zip(replies) {
+            match reply {
                 Ok((bytes, stat)) => {
-                    if let Some(node) = &mut entry.known().node {
+                    if let Some(node) = &mut hold.entry.known().node {
                         node.version = stat.version;
                     }
-                    self.note_written(&entry, &bytes);
-                    left.push((at, entry));
+                    self.note_written(&hold.entry, &bytes);
+                    left.push(hold);
                 }
-                Err(Failure::Refused(Refusal::NoNode)) => lost.push(at),
-                // Asked again with the others.
-                Err(_) => left.push((at, entry)),
+                Err(Failure::Refused(Refusal::NoNode)) => lost.push(hold.at),
+                // The next attempt tells.
+                Err(_) => left.push(hold),
             }
         }
         (left, lost)
     }
 
-    fn renewed(&self, entry: &Entry, claim: &Claim, sent: BootInstant) -> Renewal {
+    /// The result for a hold whose node was confirmed by a request sent at `sent`.
+    fn kept(&self, entry: &Entry, claim: &Claim, sent: BootInstant) -> Renewal {
         let (session, asked, ended) = {
             let known = entry.known();
             (Arc::clone(&known.session), known.asked, known.ended)
         };
         if ended {
-            // Its end came first.
+            // It ended while the request was in flight.
             return Renewal::Lost;
         }
-        let lease = self.lease(claim, &session);
+        let lease = self.sessions.lease(claim, &session);
         self.hold_until(entry, sent + (lease + claim.lock_delay));
         Renewal::Kept {
             counted_from: sent,
             lease,
             asked,
         }
+    }
+
+    fn unknown(&self, held: &HeldClaim, why: &str) -> Renewal {
+        let failure = Failure::Unanswered(why.to_owned());
+        Renewal::Unknown(self.error(renewing(held), failure))
     }
 }
 

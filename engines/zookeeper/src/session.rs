@@ -1,4 +1,5 @@
-//! Sessions.
+//! Managed sessions: each has a task that keeps it connected, resumes it over a new connection when the old one breaks, and
+//! begins a new one when the servers expired it.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,77 +13,80 @@ use crate::config::Config;
 use crate::connection::{Connection, Served, Session, close, connect_once};
 use crate::error::Failure;
 
-/// The pauses between attempts to connect.
+/// The shortest and the longest pause between attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(500));
 
-/// Whom sessions tell what becomes of them.
+/// Where session tasks report.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionEvents {
-    /// Of lives that the servers ended.
+    /// Sessions that the servers expired.
     pub(crate) expired: mpsc::UnboundedSender<Arc<Session>>,
-    /// Of connections over which a life goes on.
+    /// Connections over which a session was resumed.
     pub(crate) resumed: mpsc::UnboundedSender<Arc<Connection>>,
 }
 
-/// A session that is kept up: when its life is over it begins another.
+/// A session that is kept connected, and replaced when it expires.
 #[derive(Debug)]
 pub(crate) struct ManagedSession {
-    /// What was asked for.
+    /// The timeout that was asked for.
     pub(crate) timeout: Duration,
-    limit: Duration,
+    response_timeout: Duration,
     connection: watch::Receiver<Option<Arc<Connection>>>,
-    why: Arc<Mutex<String>>,
-    orders: mpsc::Sender<bool>,
+    last_error: Arc<Mutex<String>>,
+    /// Asks the task to close; `true` ends the session on the servers, too.
+    close_requests: mpsc::Sender<bool>,
     task: AbortHandle,
 }
 
 impl ManagedSession {
-    /// Opens one.
     pub(crate) async fn open(
         config: &Arc<Config>,
         timeout: Duration,
-        listeners: SessionEvents,
+        events: SessionEvents,
     ) -> Result<Arc<Self>, Error> {
         let (served, info) = connect_once(config, timeout, None, None).await?;
         let (sender, connection) = watch::channel(Some(Arc::clone(&served.connection)));
-        let why = Arc::<Mutex<String>>::default();
-        let (orders, ordered) = mpsc::channel(1);
-        let keeper = SessionTask {
+        let last_error = Arc::<Mutex<String>>::default();
+        let (close_requests, requested) = mpsc::channel(1);
+        let task = SessionTask {
             config: Arc::clone(config),
             timeout,
             connection: sender,
-            why: Arc::clone(&why),
-            listeners,
+            last_error: Arc::clone(&last_error),
+            events,
         };
-        let task = tokio::spawn(keeper.run(served, info, ordered)).abort_handle();
+        let task = tokio::spawn(task.run(served, info, requested)).abort_handle();
         Ok(Arc::new(Self {
             timeout,
-            limit: config.response_timeout,
+            response_timeout: config.response_timeout,
             connection,
-            why,
-            orders,
+            last_error,
+            close_requests,
             task,
         }))
     }
 
-    /// The connection; waits a while for one.
+    /// The connection. Waits for one for the response timeout.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
         if let Some(connection) = &*self.connection.borrow() {
             return Ok(Arc::clone(connection));
         }
-        let waited = tokio::time::timeout(self.limit, self.any_connection()).await;
+        let waited = tokio::time::timeout(self.response_timeout, self.any_connection()).await;
         waited.map_err(|_| {
-            let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
-            let why = if why.is_empty() {
-                "no server answers"
-            } else {
-                &why
+            let why = self.last_error.lock();
+            let why = why.unwrap_or_else(PoisonError::into_inner);
+            let why = match why.as_str() {
+                "" => "no server answers",
+                why => why,
             };
-            Failure::Unanswered(format!("no connection within {:?}: {why}", self.limit))
+            Failure::Unanswered(format!(
+                "no connection within {:?}: {why}",
+                self.response_timeout
+            ))
         })
     }
 
-    /// The connection, as soon as there is one.
+    /// The connection. Waits for one without limit.
     pub(crate) async fn any_connection(&self) -> Arc<Connection> {
         let mut connection = self.connection.clone();
         let found = connection.wait_for(Option::is_some).await;
@@ -93,15 +97,14 @@ impl ManagedSession {
         }
     }
 
-    /// Whether there is a connection just now.
     pub(crate) fn is_connected(&self) -> bool {
         self.connection.borrow().is_some()
     }
 
-    /// Ends it; at the servers, too, unless its nodes are to stay until its timeout.
+    /// Ends the task. Without `at_servers` the session's nodes stay until its timeout.
     pub(crate) async fn close(&self, at_servers: bool) {
-        if self.orders.send(at_servers).await.is_ok() {
-            self.orders.closed().await;
+        if self.close_requests.send(at_servers).await.is_ok() {
+            self.close_requests.closed().await;
         }
     }
 }
@@ -112,20 +115,20 @@ impl Drop for ManagedSession {
     }
 }
 
-/// The task of a session.
+/// The task of a managed session.
 struct SessionTask {
     config: Arc<Config>,
     timeout: Duration,
     connection: watch::Sender<Option<Arc<Connection>>>,
-    why: Arc<Mutex<String>>,
-    listeners: SessionEvents,
+    last_error: Arc<Mutex<String>>,
+    events: SessionEvents,
 }
 
-/// Ends the serving task with the keeper's own, however that ends.
+/// Aborts the driver's task together with the session's task.
 struct ServedGuard(Option<Served>);
 
 impl ServedGuard {
-    /// Nothing comes over it any more, and nobody waits for what would have come.
+    /// Ends all requests over the connection without a reply.
     fn give_up(&mut self) {
         if let Some(Served { connection, task }) = self.0.take() {
             connection.lost.send_replace(true);
@@ -141,19 +144,24 @@ impl Drop for ServedGuard {
 }
 
 impl SessionTask {
-    async fn run(self, served: Served, mut info: SessionInfo, mut orders: mpsc::Receiver<bool>) {
+    async fn run(
+        self,
+        served: Served,
+        mut info: SessionInfo,
+        mut close_requests: mpsc::Receiver<bool>,
+    ) {
         let mut serving = ServedGuard(Some(served));
         loop {
             let session = match &serving.0 {
                 Some(served) => Arc::clone(&served.connection.session),
                 None => return,
             };
-            let order = tokio::select! {
-                order = orders.recv() => order.or(Some(false)),
+            let close_request = tokio::select! {
+                at_servers = close_requests.recv() => at_servers.or(Some(false)),
                 () = until_lost(&serving) => None,
             };
             self.connection.send_replace(None);
-            if let Some(at_servers) = order {
+            if let Some(at_servers) = close_request {
                 match serving.0.take() {
                     Some(served) if at_servers => {
                         served.connection.lost.send_replace(true);
@@ -164,27 +172,23 @@ impl SessionTask {
                 return;
             }
             serving.give_up();
-            let again = tokio::select! {
-                _ = orders.recv() => return,
-                again = self.connect_again(info, Arc::clone(&session)) => again,
+            let (served, next_info) = tokio::select! {
+                _ = close_requests.recv() => return,
+                reconnected = self.reconnect(info, Arc::clone(&session)) => reconnected,
             };
-            info = again.1;
-            let connection = Arc::clone(&again.0.connection);
+            info = next_info;
+            let connection = Arc::clone(&served.connection);
             if Arc::ptr_eq(&connection.session, &session) {
-                // Nobody listens any more if the engine is gone.
-                let _ = self.listeners.resumed.send(Arc::clone(&connection));
+                // The receiver is gone if the engine is.
+                let _ = self.events.resumed.send(Arc::clone(&connection));
             }
             self.connection.send_replace(Some(connection));
-            serving.0 = Some(again.0);
+            serving.0 = Some(served);
         }
     }
 
-    /// Takes the session up again, or begins a new one if the servers have ended it.
-    async fn connect_again(
-        &self,
-        info: SessionInfo,
-        session: Arc<Session>,
-    ) -> (Served, SessionInfo) {
+    /// Resumes the session, or begins a new one if the servers expired it.
+    async fn reconnect(&self, info: SessionInfo, session: Arc<Session>) -> (Served, SessionInfo) {
         let mut before = Some((info, session));
         let mut pause = Duration::ZERO;
         loop {
@@ -197,19 +201,20 @@ impl SessionTask {
                 Ok(connected) => return connected,
                 Err(Error::SessionExpired) => {
                     if let Some((_, session)) = before.take() {
-                        tracing::debug!(managed = session.id, "the servers ended a session");
+                        tracing::debug!(session = session.id, "the servers expired a session");
                         session.expired.store(true, SeqCst);
-                        // Nobody listens any more if the engine is gone.
-                        let _ = self.listeners.expired.send(session);
+                        // The receiver is gone if the engine is.
+                        let _ = self.events.expired.send(session);
                     }
                 }
                 Err(error) => {
                     tracing::debug!(%error, "no connection to ZooKeeper; trying again");
-                    *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+                    let last_error = self.last_error.lock();
+                    *last_error.unwrap_or_else(PoisonError::into_inner) = error.to_string();
                 }
             }
             pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
-            // Not in step with others.
+            // Jitter, so that clients do not reconnect in step.
             let jitter = Duration::from_millis(fastrand::u64(0..=pause.as_millis() as u64 / 2));
             tokio::time::sleep(pause / 2 + jitter).await;
         }
@@ -219,7 +224,7 @@ impl SessionTask {
 async fn until_lost(serving: &ServedGuard) {
     let Some(served) = &serving.0 else { return };
     let mut states = served.connection.client.state_watcher();
-    // The driver connects again by itself, perhaps before anybody has looked: any change ends the connection.
+    // The driver reconnects by itself, perhaps before this task runs: any change of state means that the connection was lost.
     if states.state() == SessionState::SyncConnected {
         states.changed().await;
     }

@@ -1,4 +1,4 @@
-//! What a claim's node holds: lines of text, of which the first is the format's version.
+//! The data of a claim's node: lines of text. The first line is the format's version.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -6,24 +6,25 @@ use std::time::Duration;
 use fencelock_core::engine::Claim;
 use fencelock_core::{Token, Tokens};
 
-/// A node's number leaves so many bits for the tokens of one grant: 0 to 15 are handed on inside a process, 16 is what a
-/// downgrade gets.
+/// The low bits of a token, which count the tokens of one grant: 0 to 15 are handed on inside a process, 16 is the token
+/// after a downgrade.
 const TOKEN_BITS: u32 = 5;
+
 /// The most tokens of one grant.
 pub(crate) const MAX_TOKENS: u32 = 16;
 
-/// The first token of a node that was made by this transaction. Numbers of transactions grow over all servers and
-/// elections, and nodes in one line hold in their order.
+/// The first token of a node that this transaction created. The ids of transactions grow over all servers and elections,
+/// and the nodes of one queue hold in their order.
 pub(crate) fn first_token(czxid: i64) -> Token {
     Token((czxid as u64) << TOKEN_BITS)
 }
 
-/// The token after a downgrade: above all those before, and below that of the next node.
+/// The token after a downgrade: above all earlier ones of the grant, and below those of the next node.
 pub(crate) fn downgraded(first: Token) -> Token {
     Token(((first.0 >> TOKEN_BITS) << TOKEN_BITS) + u64::from(MAX_TOKENS))
 }
 
-/// What a claim says of itself.
+/// What a claim's node says of its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClaimData {
     pub(crate) owner: String,
@@ -32,22 +33,22 @@ pub(crate) struct ClaimData {
     pub(crate) lock_delay: Duration,
     /// How many tokens its grant has.
     pub(crate) count: u32,
-    /// The first of them, and the present one; without them they are those of the node.
+    /// The first token and the present one, once they differ from what the node's creation tells.
     pub(crate) tokens: Option<(Token, Token)>,
-    /// Somebody asked for the lock.
+    /// Another client asked for the lock.
     pub(crate) asked: bool,
-    /// The number under which somebody asked last whether the holder is there (see the module `vouch`).
+    /// The number of the last ping that is not answered (see `attest.rs`).
     pub(crate) ping: Option<u64>,
-    /// The number that the holder answered last, and for how long it was to hold then without another renewal.
+    /// The number of the last ping that the holder answered, and how long its hold was valid then.
     pub(crate) pong: Option<(u64, Duration)>,
 }
 
-/// Why a node's data are not a claim's.
+/// Why a node's data cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// They are another library's.
+    /// Another library wrote them.
     Foreign,
-    /// They are of this version of ours, which is newer.
+    /// They have this newer version of the format.
     Newer(String),
 }
 
@@ -68,12 +69,12 @@ impl ClaimData {
 
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut text = String::with_capacity(192);
-        // Writing to a string does not fail.
+        // Writing to a String does not fail.
         let _ = writeln!(text, "fl1\nowner={}", self.owner);
         if let Some(label) = &self.label {
             let _ = writeln!(text, "label={label}");
         }
-        // Far below 2^64, and shorter numbers are quicker to write.
+        // Both are far below 2^64 ms, and u64 is faster to format than u128.
         let (ttl, delay) = (
             self.ttl.as_millis() as u64,
             self.lock_delay.as_millis() as u64,
@@ -141,7 +142,7 @@ impl ClaimData {
                     });
                     data.pong = answer;
                 }
-                // Of an older or a later version 1.
+                // A later fencelock may add keys.
                 _ => {}
             }
         }
@@ -151,7 +152,7 @@ impl ClaimData {
         Ok(data)
     }
 
-    /// The tokens of the grant, and the present one.
+    /// The tokens of the grant, and the present token.
     pub(crate) fn tokens(&self, czxid: i64) -> (Tokens, Token) {
         let node = first_token(czxid);
         let (first, token) = self.tokens.unwrap_or((node, node));

@@ -1,21 +1,23 @@
-//! Waiting.
+//! Waiting: a claim watches the nodes that it waits for, and decides again when one of them is gone.
 
 use std::sync::Arc;
 
 use fencelock_core::engine::{Claim, Grant};
-use fencelock_core::{Clock, Result};
+use fencelock_core::{BootInstant, Clock, Result};
 use futures_util::future::{join_all, select_all};
 use zookeeper_client::Error as Refusal;
 
-use crate::acquire::{Position, QueueView};
+use crate::acquire::{Position, QueueView, Seen};
 use crate::claim_node::confirm;
 use crate::connection::Connection;
+use crate::entry::Entry;
 use crate::error::Failure;
 use crate::state::State;
 
 impl State {
-    /// Waits until it may be a claim's turn.
+    /// Returns the grant, or `None` when the claim must be placed again.
     pub(crate) async fn changed(&self, claim: &Claim) -> Result<Option<Grant>> {
+        let failure = |failure| self.error(format!("waiting for lock {}", claim.name), failure);
         let Some(entry) = self.entry(claim.id) else {
             return Ok(None);
         };
@@ -28,37 +30,24 @@ impl State {
             if !Arc::ptr_eq(&connection.session, &known.session) {
                 return Ok(None);
             }
-            match self.wait_for_any(&connection, &known.waits_for).await {
-                Ok(true) => {}
-                // Another connection may lead to a server that is behind: ask in full.
-                Ok(false) => return Ok(None),
-                Err(failure) => return Err(self.error(waiting(claim), failure)),
+            let path = entry.lock_node.child(&node.name);
+            let gone = wait_for_any(&connection, &known.waits_for).await;
+            if !gone.map_err(failure)? {
+                // The next connection may lead to a server that lags behind.
+                return Ok(None);
             }
-            let lock_node = &entry.lock_node.path;
-            // A session that was confirmed lately need not be confirmed again.
-            let sent = Clock::Boot.now();
-            let lease = self.lease(claim, &connection.session);
-            let stale = sent.since(connection.session.confirmed()) > lease / 4;
-            let (confirmed, children) = if stale {
-                let confirm = confirm(&connection, &entry.lock_node.child(&node.name));
-                let list = self.children_now(&connection, lock_node);
-                let (confirmed, children) = tokio::join!(connection.write(sent, confirm), list);
-                (confirmed.map(|()| sent), children)
-            } else {
-                let confirmed = connection.session.confirmed();
-                (
-                    Ok(confirmed),
-                    self.children_now(&connection, lock_node).await,
-                )
-            };
-            let confirmed = match confirmed {
-                Ok(confirmed) => confirmed,
+            let read = self.confirm_and_read(&connection, claim, &entry, &path);
+            let (confirmed, children) = match read.await {
+                Ok(read) => read,
                 Err(Failure::Refused(Refusal::NoNode)) => return Ok(None),
-                Err(failure) => return Err(self.error(waiting(claim), failure)),
+                Err(other) => return Err(failure(other)),
             };
-            let children = children.map_err(|failure| self.error(waiting(claim), failure))?;
-            let seen = (&connection, QueueView::Children(children));
-            match self.decide(&entry, claim, seen, confirmed).await? {
+            let seen = Seen {
+                connection,
+                queue: QueueView::Children(children),
+                confirmed,
+            };
+            match self.decide(&entry, claim, seen).await? {
                 Position::Held(grant) => return Ok(Some(grant)),
                 Position::Waiting(_) => {}
                 Position::Gone => return Ok(None),
@@ -66,37 +55,52 @@ impl State {
         }
     }
 
-    /// Waits until one of these nodes is gone or was replaced; `false` if the connection was lost before.
-    async fn wait_for_any(
+    /// Reads the queue, and confirms the session unless that was done recently. Returns when the session was confirmed.
+    async fn confirm_and_read(
         &self,
         connection: &Connection,
-        paths: &[String],
-    ) -> Result<bool, Failure> {
-        let asked: Vec<_> = paths
-            .iter()
-            .map(|path| connection.client().check_and_watch_stat(path))
-            .collect();
-        let answers = join_all(asked.into_iter().map(|asked| connection.read(asked))).await;
-        let mut watchers = Vec::new();
-        for answer in answers {
-            let (stat, watcher) = answer?;
-            if stat.is_none() {
-                return Ok(true);
-            }
-            watchers.push(Box::pin(watcher.changed()));
+        claim: &Claim,
+        entry: &Entry,
+        path: &str,
+    ) -> Result<(BootInstant, Vec<String>), Failure> {
+        let lock_node = &entry.lock_node.path;
+        let now = Clock::Boot.now();
+        let lease = self.sessions.lease(claim, &connection.session);
+        let confirmed = connection.session.confirmed();
+        if now.since(confirmed) <= lease / 4 {
+            let children = self.children(connection, lock_node).await?;
+            return Ok((confirmed, children));
         }
-        if watchers.is_empty() {
-            return Ok(true);
-        }
-        // In this order: a watcher must not be asked once its connection is gone.
-        tokio::select! {
-            biased;
-            () = connection.lost() => Ok(false),
-            _ = select_all(watchers) => Ok(true),
-        }
+        let confirm = confirm(connection, path);
+        let list = self.children(connection, lock_node);
+        let (confirmed, children) = tokio::join!(connection.write(now, confirm), list);
+        confirmed?;
+        Ok((now, children?))
     }
 }
 
-fn waiting(claim: &Claim) -> String {
-    format!("waiting for lock {}", claim.name)
+/// Waits until one of these nodes is deleted or replaced; `false` if the connection was lost first.
+async fn wait_for_any(connection: &Connection, paths: &[String]) -> Result<bool, Failure> {
+    let requests: Vec<_> = paths
+        .iter()
+        .map(|path| connection.client().check_and_watch_stat(path))
+        .collect();
+    let replies = join_all(requests.into_iter().map(|sent| connection.read(sent))).await;
+    let mut watchers = Vec::new();
+    for reply in replies {
+        let (stat, watcher) = reply?;
+        if stat.is_none() {
+            return Ok(true);
+        }
+        watchers.push(Box::pin(watcher.changed()));
+    }
+    if watchers.is_empty() {
+        return Ok(true);
+    }
+    // A watcher must not be polled once its connection is gone.
+    tokio::select! {
+        biased;
+        () = connection.lost() => Ok(false),
+        _ = select_all(watchers) => Ok(true),
+    }
 }
