@@ -107,14 +107,8 @@ impl State {
             if data.ping != Some(number) {
                 return Ok(Pinged::Overwritten);
             }
-            // A watcher must not be polled once its connection is gone.
-            tokio::select! {
-                biased;
-                () = connection.lost() => {
-                    return Err(Failure::Unanswered("the connection was lost".into()).into());
-                }
-                _ = watcher.changed() => {}
-            }
+            let changed = connection.unless_lost(watcher.changed()).await;
+            changed.ok_or_else(|| Failure::Unanswered("the connection was lost".into()))?;
         }
     }
 

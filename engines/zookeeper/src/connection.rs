@@ -66,14 +66,22 @@ impl Connection {
         &self.client
     }
 
-    /// Returns when the connection is lost. In a `select!`, poll this before a watcher: a watcher must not be polled once
-    /// its connection is gone.
+    /// Returns when the connection is lost.
     pub(crate) async fn lost(&self) {
         // The sender lives as long as `self`.
         drop(self.lost.subscribe().wait_for(|lost| *lost).await);
     }
 
-    /// Runs `f` if the connection is not lost, and keeps it from being given up meanwhile. `f` may poll a watcher once.
+    /// Awaits watchers of this connection; `None` if the connection is lost first. A watcher must not be polled after that.
+    pub(crate) async fn unless_lost<T>(&self, watchers: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.lost() => None,
+            changed = watchers => Some(changed),
+        }
+    }
+
+    /// Runs `f` if the connection is not lost, and keeps it from being given up meanwhile. `f` may poll a watcher.
     pub(crate) fn while_open<T>(&self, f: impl FnOnce() -> T) -> Option<T> {
         let lost = self.lost.borrow();
         (!*lost).then(f)

@@ -100,12 +100,8 @@ impl State {
         }
         self.note_written(entry, &bytes);
         self.answer_ping(entry, &bytes, stat.version).await?;
-        // A watcher must not be polled once its connection is gone.
-        tokio::select! {
-            biased;
-            () = connection.lost() => Ok(Watched::Ended),
-            _ = watcher.changed() => Ok(Watched::Changed),
-        }
+        let changed = connection.unless_lost(watcher.changed()).await;
+        Ok(changed.map_or(Watched::Ended, |_| Watched::Changed))
     }
 
     /// Reports a loss if this node of a hold is gone without having been replaced.

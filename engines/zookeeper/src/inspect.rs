@@ -95,13 +95,8 @@ impl State {
             if view.token() != seen {
                 return Ok(view);
             }
-            // A watcher must not be polled once its connection is gone.
-            tokio::select! {
-                biased;
-                () = connection.lost() => {}
-                _ = watcher.changed() => {}
-                () = tokio::time::sleep(POLL_INTERVAL) => {}
-            }
+            let changed = connection.unless_lost(watcher.changed());
+            drop(tokio::time::timeout(POLL_INTERVAL, changed).await);
         }
     }
 

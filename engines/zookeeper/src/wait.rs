@@ -97,10 +97,6 @@ async fn wait_for_any(connection: &Connection, paths: &[String]) -> Result<bool,
     if watchers.is_empty() {
         return Ok(true);
     }
-    // A watcher must not be polled once its connection is gone.
-    tokio::select! {
-        biased;
-        () = connection.lost() => Ok(false),
-        _ = select_all(watchers) => Ok(true),
-    }
+    let changed = connection.unless_lost(select_all(watchers)).await;
+    Ok(changed.is_some())
 }
