@@ -35,13 +35,10 @@ pub(crate) struct Seen {
 }
 
 pub(crate) enum QueueView {
-    /// No other claim is in the queue.
     Alone,
-    /// The children of the lock's node.
     Children(Vec<String>),
 }
 
-/// A claim's position in its queue.
 pub(crate) enum Position {
     Held(Grant),
     Waiting(Place),
@@ -49,7 +46,6 @@ pub(crate) enum Position {
     Gone,
 }
 
-/// The node that a claim is about to get.
 struct NewNode<'a> {
     /// Its name, without the number that the server adds.
     prefix: String,
@@ -57,6 +53,20 @@ struct NewNode<'a> {
     path: String,
     data: Vec<u8>,
     options: CreateOptions<'a>,
+}
+
+impl Seen {
+    pub(crate) fn new(
+        connection: &Arc<Connection>,
+        queue: QueueView,
+        confirmed: BootInstant,
+    ) -> Self {
+        Self {
+            connection: Arc::clone(connection),
+            queue,
+            confirmed,
+        }
+    }
 }
 
 impl State {
@@ -229,25 +239,20 @@ impl State {
         }
         let number = sequence.into_i64();
         let alone = plan == Plan::ReadUnless(number) && lock_node.hint.confirms(number, connection);
-        let queue = if alone {
-            QueueView::Alone
-        } else {
-            let children = match children? {
-                Some(children) => children,
-                None => Box::pin(self.children(connection, &lock_node.path)).await?,
-            };
-            lock_node.hint.note_children(&name, connection, &children);
-            QueueView::Children(children)
+        if alone {
+            return Ok(Some(Seen::new(connection, QueueView::Alone, sent)));
+        }
+        let children = match children? {
+            Some(children) => children,
+            None => Box::pin(self.children(connection, &lock_node.path)).await?,
         };
-        Ok(Some(Seen {
-            connection: Arc::clone(connection),
-            queue,
-            confirmed: sent,
-        }))
+        lock_node.hint.note_children(&name, connection, &children);
+        let queue = QueueView::Children(children);
+        Ok(Some(Seen::new(connection, queue, sent)))
     }
 
-    /// Creates the lock's node and a claim's node in one transaction: a container without children would never be deleted
-    /// by the servers. `None` if the state of the lock's node or of the chroot was not as expected.
+    /// Creates the lock's node and a claim's node in one transaction: the servers never delete a container that has had no
+    /// children. `None` if the state of the lock's node or of the chroot was not as expected.
     async fn create_with_lock_node(
         &self,
         entry: &Arc<Entry>,
@@ -299,11 +304,8 @@ impl State {
         note_created(entry, connection, node);
         let children = children?;
         lock_node.hint.note_children(&name, connection, &children);
-        Ok(Some(Seen {
-            connection: Arc::clone(connection),
-            queue: QueueView::Children(children),
-            confirmed: sent,
-        }))
+        let queue = QueueView::Children(children);
+        Ok(Some(Seen::new(connection, queue, sent)))
     }
 
     /// Removes the entry of a claim whose node was refused: nothing of it is on the servers.
@@ -351,11 +353,8 @@ impl State {
             Err(Failure::Refused(Refusal::NoNode)) => return Ok(Position::Gone),
             Err(other) => return Err(failure(other)),
         }
-        let seen = Seen {
-            connection,
-            queue: QueueView::Children(children.map_err(failure)?),
-            confirmed: sent,
-        };
+        let queue = QueueView::Children(children.map_err(failure)?);
+        let seen = Seen::new(&connection, queue, sent);
         self.decide_without_ghosts(entry, claim, seen).await
     }
 
@@ -379,11 +378,8 @@ impl State {
             let deleted = self.delete_ghosts(&connection, &waits_for).await;
             deleted.map_err(failure)?;
             let children = self.children(&connection, &entry.lock_node.path).await;
-            seen = Seen {
-                connection: Arc::clone(&connection),
-                queue: QueueView::Children(children.map_err(failure)?),
-                confirmed,
-            };
+            let queue = QueueView::Children(children.map_err(failure)?);
+            seen = Seen::new(&connection, queue, confirmed);
             checked = waits_for;
         }
     }

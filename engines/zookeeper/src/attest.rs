@@ -57,7 +57,6 @@ impl State {
         }
     }
 
-    /// Writes a ping and waits for its answer.
     async fn ping(
         &self,
         connection: &Arc<Connection>,

@@ -19,7 +19,6 @@ use crate::stored;
 /// How often a node is replaced again because another client wrote into it.
 const ATTEMPTS: usize = 10;
 
-/// The node that is to replace a claim's node.
 struct Replacement {
     managed: Arc<ManagedSession>,
     connection: Arc<Connection>,

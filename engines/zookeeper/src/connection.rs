@@ -22,7 +22,6 @@ use crate::error::{Failure, error};
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: i64,
-    /// As granted by the servers.
     pub(crate) timeout: Duration,
     /// When the latest request that a quorum is known to have processed was sent.
     confirmed: AtomicU64,
@@ -50,7 +49,6 @@ impl Session {
     }
 }
 
-/// A connection that belongs to one session.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
@@ -267,7 +265,6 @@ pub(crate) async fn prepare(config: &Config, connection: &Connection) -> Outcome
     listed.map(drop).map_err(failure)
 }
 
-/// Creates the nodes of the chroot that are missing.
 pub(crate) async fn create_root(config: &Config, connection: &Connection) -> Result<(), Failure> {
     if config.root.is_empty() {
         return Ok(());

@@ -37,11 +37,9 @@ pub(crate) struct Known {
     /// When its node is deleted unless the hold is renewed.
     pub(crate) ends_at: BootInstant,
     pub(crate) lock_delay: Duration,
-    /// The first token of its grant.
     pub(crate) first: Token,
     /// The token that its node names.
     pub(crate) recorded: Token,
-    /// How many tokens its grant has.
     pub(crate) count: u32,
     /// Whether another client asked for the lock.
     pub(crate) asked: bool,
@@ -53,14 +51,12 @@ pub(crate) struct Known {
     pub(crate) watched: Weak<Connection>,
 }
 
-/// A claim's node.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     /// Without the path.
     pub(crate) name: String,
     /// The transaction that created it, or that created the node which it replaced.
     pub(crate) czxid: i64,
-    /// The version of its data.
     pub(crate) version: i32,
 }
 

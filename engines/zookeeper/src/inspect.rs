@@ -13,7 +13,6 @@ use crate::queue::QueuedNode;
 use crate::state::State;
 use crate::stored::{ClaimData, Unreadable, first_token};
 
-/// How many waiters are shown.
 const MAX_WAITERS_SHOWN: usize = 1000;
 
 /// How many nodes are read in one request.
@@ -262,7 +261,6 @@ impl State {
         Ok(Page { items, next })
     }
 
-    /// Those of these locks that have claims.
     async fn with_claims<'a>(
         &self,
         connection: &Connection,
@@ -330,7 +328,6 @@ impl State {
         Err(failure(Failure::Unanswered(changing.into())))
     }
 
-    /// The node of the holder that has this token.
     async fn holder_by_token(
         &self,
         connection: &Connection,

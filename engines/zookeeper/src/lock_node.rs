@@ -48,7 +48,6 @@ impl LockNode {
         self.exists.store(exists, SeqCst);
     }
 
-    /// The path of a node below it.
     pub(crate) fn child(&self, node: &str) -> String {
         [&self.path, "/", node].concat()
     }

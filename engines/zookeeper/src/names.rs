@@ -12,7 +12,6 @@ use percent_encoding::percent_decode_str;
 /// ZooKeeper's own node directly below the root.
 const RESERVED: &str = "zookeeper";
 
-/// The name of a lock's node.
 pub(crate) fn encode(name: &LockName) -> String {
     let name = name.as_str();
     if name == RESERVED || name == "." || name == ".." {

@@ -9,7 +9,6 @@ use crate::names;
 /// A child of a lock's node that is in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueuedNode {
-    /// Its name.
     pub(crate) node: String,
     /// The mode in which its claim wants to hold.
     pub(crate) mode: Mode,
@@ -49,7 +48,6 @@ impl Queue {
         Ok(Self(queue))
     }
 
-    /// The position of a node.
     pub(crate) fn find(&self, node: &str) -> Option<usize> {
         self.0.iter().position(|queued| queued.node == node)
     }

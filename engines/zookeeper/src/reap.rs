@@ -18,7 +18,6 @@ const IDLE_TIME: Duration = Duration::from_secs(1);
 /// The longest pause of the reaper while there is something left for it.
 const INTERVAL: Duration = Duration::from_millis(300);
 
-/// The task.
 pub(crate) async fn reap(state: Arc<State>) {
     loop {
         let next = state.reap_once().await;

@@ -28,10 +28,8 @@ struct Hold<'a> {
     entry: Arc<Entry>,
 }
 
-/// Renewals with their indexes.
 type Renewals = Vec<(usize, Renewal)>;
 
-/// How to renew a hold.
 enum Step {
     Lost,
     /// By moving it to a session that lasts long enough.

@@ -14,7 +14,6 @@ use crate::connection::{close, connect_once};
 /// A longer ttl is a mistake.
 const MAX_TTL: Duration = Duration::from_secs(365 * 86_400);
 
-/// The default ttl of a lock.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// No shorter session is used: the driver gives a connection two fifths of the session timeout to come up, and a busy
@@ -78,7 +77,6 @@ pub(crate) enum SrvrAnswer {
     },
 }
 
-/// Sends `srvr` to a server.
 pub(crate) async fn ask_srvr(server: &str, response_timeout: Duration) -> SrvrAnswer {
     let asking = async {
         let mut stream = TcpStream::connect(server).await?;

@@ -115,7 +115,6 @@ impl Drop for ManagedSession {
     }
 }
 
-/// The task of a managed session.
 struct SessionTask {
     config: Arc<Config>,
     timeout: Duration,

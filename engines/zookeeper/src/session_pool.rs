@@ -55,7 +55,6 @@ impl SessionPool {
         sure.min(claim.ttl)
     }
 
-    /// The session in which a claim waits.
     pub(crate) async fn for_waiting(&self, claim: &Claim) -> Result<Arc<ManagedSession>, Failure> {
         let timeout = self.timeout(claim);
         if timeout >= self.waiting.timeout {

@@ -153,7 +153,6 @@ impl State {
         format!("{}/{node}", self.lock_node_path(name))
     }
 
-    /// The queue that these children of a lock node form.
     pub(crate) fn queue(&self, name: &LockName, children: Vec<String>) -> Result<Queue> {
         Queue::new(children).map_err(|word| Error::NotALock {
             store: self.config.store.clone(),
@@ -191,7 +190,6 @@ impl State {
         }
     }
 
-    /// The engine's error for a failed request of this action.
     pub(crate) fn error(&self, action: impl Into<String>, failure: Failure) -> Error {
         error(&self.config, action, failure)
     }

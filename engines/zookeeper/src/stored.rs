@@ -31,7 +31,6 @@ pub(crate) struct ClaimData {
     pub(crate) label: Option<String>,
     pub(crate) ttl: Duration,
     pub(crate) lock_delay: Duration,
-    /// How many tokens its grant has.
     pub(crate) count: u32,
     /// The first token and the present one, once they differ from what the node's creation tells.
     pub(crate) tokens: Option<(Token, Token)>,

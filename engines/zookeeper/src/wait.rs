@@ -42,11 +42,7 @@ impl State {
                 Err(Failure::Refused(Refusal::NoNode)) => return Ok(None),
                 Err(other) => return Err(failure(other)),
             };
-            let seen = Seen {
-                connection,
-                queue: QueueView::Children(children),
-                confirmed,
-            };
+            let seen = Seen::new(&connection, QueueView::Children(children), confirmed);
             match self.decide(&entry, claim, seen).await? {
                 Position::Held(grant) => return Ok(Some(grant)),
                 Position::Waiting(_) => {}
