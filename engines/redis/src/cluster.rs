@@ -133,7 +133,7 @@ impl Cluster {
                     patience = LAGGARDS;
                 }
                 // Not for one that is down while others serve; but rights and configurations are the same for all.
-                Err(error) if error.is_transient() => failed = Some(error),
+                Err(error) if error.is_retryable() => failed = Some(error),
                 Err(error) => return Err(error),
             }
         }

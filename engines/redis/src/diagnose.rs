@@ -4,9 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::{
-    Asked, ClockWatch, DEFAULT_TTL, Durability, Engine, Finding, Purpose, Result,
-};
+use fencelock_core::{Asked, ClockWatch, DEFAULT_TTL, Durability, Finding, Purpose, Result};
 use redis::{Cmd, RedisError, Value};
 
 use crate::config::Servers;
@@ -19,9 +17,8 @@ use crate::slots::counter;
 
 impl Redis {
     pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
-        let (hub, promises) = (&self.hub, self.promises());
-        let limits = promises.limits.into_iter().map(Finding::from);
-        let mut findings: Vec<Finding> = limits.collect();
+        let hub = &self.hub;
+        let mut findings = Vec::new();
         let config = &hub.config;
         let nodes = hub.nodes();
         match &config.servers {
@@ -86,7 +83,7 @@ impl Redis {
             findings.extend(self.refusals(name, node, link).await);
         }
         if let Some(up) = facts.uptime().filter(|up| *up < DEFAULT_TTL)
-            && self.promises().durability != Durability::Durable
+            && self.promises.durability != Durability::Durable
             && config.restart_delay.is_zero()
         {
             findings.push(Finding::new(

@@ -7,15 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
     BootInstant, Clock, Engine, Error, Finding, LockName, Mode, Promises, Result, StoreUrl, Token,
     Tokens,
 };
 use redis::{Cmd, Pipeline, RedisError, Value};
-use tokio::sync::{Mutex, mpsc};
 
 use crate::cluster::Turns;
 use crate::config::Config;
@@ -30,7 +29,8 @@ use crate::waiters::Waiter;
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
     pub(crate) hub: Arc<Hub>,
-    events: Mutex<mpsc::UnboundedReceiver<Event>>,
+    pub(crate) promises: Promises,
+    events: EventSource,
 }
 
 impl Redis {
@@ -53,9 +53,12 @@ impl Redis {
     }
 
     async fn open(config: Config) -> Result<Self> {
-        let (hub, events) = Hub::open(config).await?;
-        let events = Mutex::new(events);
-        Ok(Self { hub, events })
+        let (hub, promises, events) = Hub::open(config).await?;
+        Ok(Self {
+            hub,
+            promises,
+            events,
+        })
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
@@ -89,7 +92,7 @@ impl Redis {
                 let error = explain(hub.store(), "placing a claim", Some(&claim.name), error);
                 // What is set already must be undone, so the error must not read as final.
                 return Err(match error {
-                    error if taken && !error.is_transient() => {
+                    error if taken && !error.is_retryable() => {
                         Error::unavailable(hub.store(), "drawing a token", error)
                     }
                     error => error,
@@ -131,7 +134,7 @@ impl Redis {
             Some(&claim.name),
             error,
         );
-        if error.is_transient() {
+        if error.is_retryable() {
             self.hub.unsettle(claim, link.generation);
         }
         error
@@ -170,7 +173,12 @@ impl Redis {
         loop {
             let (node, main) = match self.ready(claim, keys.slot).await {
                 Ok(ready) => ready,
-                Err(answer) => return answer,
+                Err(answer) => {
+                    if let Some(waiter) = waiter {
+                        waiter.stands_nowhere();
+                    }
+                    return answer;
+                }
             };
             if waiter.is_some()
                 && let Some(channel) = keys.channel(&hub.channel)
@@ -258,12 +266,11 @@ impl Redis {
                         asked_at + self.recheck(window, positive(2), number(3), foreign, waiter);
                     if let Some(waiter) = waiter {
                         waiter.ticket.store(positive(4), Ordering::Relaxed);
+                        waiter.stands(asked_at, counter);
                     }
                     return Ok(Standing::Waiting(Place {
                         ahead: Some(positive(2)),
                         recheck,
-                        asked_at,
-                        mark: counter,
                     }));
                 }
                 b"busy" => {
@@ -389,12 +396,8 @@ impl Redis {
 
 #[async_trait]
 impl Engine for Redis {
-    fn promises(&self) -> Promises {
-        self.hub.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -426,22 +429,22 @@ impl Engine for Redis {
             Ok(Standing::Held(_)) if !plain && fresh => hot.cool(),
             Ok(Standing::Held(_)) => {}
             Ok(Standing::Waiting(_) | Standing::Busy) => hot.heat(),
-            Err(error) if !error.is_transient() => hub.waiters.remove(&claim.id),
+            Err(error) if !error.is_retryable() => hub.waiters.remove(&claim.id),
             Err(_) => {}
         }
         standing
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         let Some(waiter) = self.hub.waiters.find(&claim.id) else {
             Clock::Boot.sleep_until(place.recheck).await;
             return Ok(None);
         };
-        let Some(pushed) = waiter.next(place.mark).await else {
+        let Some((pushed, asked_at)) = waiter.next().await else {
             return Ok(None);
         };
         let window = self.window(claim);
-        let late = Clock::Boot.now().since(place.asked_at) > window.mul_f64(0.75);
+        let late = Clock::Boot.now().since(asked_at) > window.mul_f64(0.75);
         // With a lock-delay, with little time left, or before any replica has it, placing again confirms first.
         if late || !claim.lock_delay.is_zero() || self.hub.config.replicas > 0 {
             return Ok(None);
@@ -459,7 +462,7 @@ impl Engine for Redis {
         };
         Ok(Some(Grant {
             tokens,
-            counted_from: place.asked_at,
+            counted_from: asked_at,
             lease: window,
             recorded: true,
         }))
@@ -507,24 +510,65 @@ impl Engine for Redis {
         let (answer, node, link) = answer?;
         let withdrawn = match answer {
             Value::Int(1) => Withdrawn::Released,
-            Value::Int(2) => Withdrawn::LeftLine,
+            Value::Int(2) => Withdrawn::LeftQueue,
             Value::Int(3) => Withdrawn::Expired,
             Value::Int(4) => Withdrawn::NotOwner,
             other => return Err(self.failed(action, None, odd(&other))),
         };
         if !hub.settle(&claim.id, &node, &link) {
-            return Ok(Withdrawn::Unknown);
+            let cause = "an earlier request may still take effect";
+            return Err(Error::unavailable(hub.store(), action, cause));
         }
         Ok(withdrawn)
     }
 
-    async fn events(&self) -> Result<Event> {
-        let event = self.events.lock().await.recv().await;
-        event.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.look_until(name, unlike).await
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.hub.close();
+        Ok(())
+    }
+}
+
+/// Fewer replicas have a write than were asked for.
+pub(crate) fn shortfall(store: &str, have: u32, asked: u32, patience: Duration) -> Error {
+    let cause = format!(
+        "{have} of {asked} replicas had it within {patience:?}, so it does not count (replicas={asked})"
+    );
+    Error::unavailable(store, "waiting for replicas", cause)
+}
+
+/// The server was started or promoted a moment ago and may have forgotten who holds.
+fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
+    let now = Clock::Boot.now();
+    if claim.wait {
+        return Ok(Standing::Waiting(Place {
+            ahead: None,
+            recheck: from,
+        }));
+    }
+    let left = from.since(now);
+    let cause = format!(
+        "the server was started or promoted of late and may have forgotten who holds; for {left:?} more nothing is \
+         granted (restart-delay, promotion-delay)"
+    );
+    Err(Error::unavailable(store, "placing a claim", cause))
+}
+
+#[async_trait]
+impl Inspect for Redis {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.look_until(name, None).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.look_until(name, Some(seen)).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -556,38 +600,6 @@ impl Engine for Redis {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         self.findings().await
     }
-
-    async fn close(&self) -> Result<()> {
-        self.hub.close();
-        Ok(())
-    }
-}
-
-/// Fewer replicas have a write than were asked for.
-pub(crate) fn shortfall(store: &str, have: u32, asked: u32, patience: Duration) -> Error {
-    let cause = format!(
-        "{have} of {asked} replicas had it within {patience:?}, so it does not count (replicas={asked})"
-    );
-    Error::unavailable(store, "waiting for replicas", cause)
-}
-
-/// The server was started or promoted a moment ago and may have forgotten who holds.
-fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
-    let now = Clock::Boot.now();
-    if claim.wait {
-        return Ok(Standing::Waiting(Place {
-            ahead: None,
-            recheck: from,
-            asked_at: now,
-            mark: u64::MAX,
-        }));
-    }
-    let left = from.since(now);
-    let cause = format!(
-        "the server was started or promoted of late and may have forgotten who holds; for {left:?} more nothing is \
-         granted (restart-delay, promotion-delay)"
-    );
-    Err(Error::unavailable(store, "placing a claim", cause))
 }
 
 impl fmt::Display for Redis {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 use redis::Value;
 
 use crate::config::{Config, Servers};
@@ -116,13 +116,13 @@ impl Facts {
     }
 
     /// What of the durability may be missing.
-    fn forgets(&self) -> Option<Limit> {
+    fn forgets(&self) -> Option<Finding> {
         let (now, lasts) = (self.durability_now(), self.durability());
         let or = "or open the store with restart-delay=TTL, the longest ttl in use";
         let wanted = ["appendonly yes", "appendfsync always"];
         let limit = |what: &str, change: String| {
             let (what, change) = (what.to_owned(), format!("{change}; {or}"));
-            Some(Limit { what, change })
+            Some(Finding::against_correctness(what, change))
         };
         match (now, lasts) {
             (_, Durability::Durable) => None,
@@ -152,10 +152,11 @@ impl Facts {
     }
 
     /// What stands between this server and correctness.
-    fn limits(&self, config: &Config) -> Vec<Limit> {
+    fn limits(&self, config: &Config) -> Vec<Finding> {
         let mut limits = Vec::new();
         let mut limit = |what: &str, change: &str| {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: what.into(),
                 change: change.into(),
             });
@@ -169,7 +170,7 @@ impl Facts {
         }
         let promotes = !config.promotion_delay.is_zero();
         if !config.delays()
-            && let Some(Limit { what, change }) = self.forgets()
+            && let Some(Finding { what, change, .. }) = self.forgets()
         {
             limit(&what, &change);
         }
@@ -226,7 +227,7 @@ impl Facts {
     pub(crate) fn promises(all: &[Self], config: &Config) -> Promises {
         let weaker = |one: &Durability, other: &Durability| rank(*one).cmp(&rank(*other));
         let durability = all.iter().map(Self::durability).min_by(weaker);
-        let mut limits: Vec<Limit> = Vec::new();
+        let mut limits: Vec<Finding> = Vec::new();
         for limit in all.iter().flat_map(|facts| facts.limits(config)) {
             if !limits.contains(&limit) {
                 limits.push(limit);
@@ -263,6 +264,7 @@ impl Facts {
                 Duration::ZERO => max_ttl,
                 delay => delay,
             },
+            claim_window: config.window,
             limits,
         }
     }

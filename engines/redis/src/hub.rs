@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, Event, EventSource};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Promises, Result};
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::mpsc;
@@ -75,15 +75,12 @@ pub(crate) struct Hub {
     /// over. A grant changes nothing here: the claim may be withdrawn, and the place run then.
     unsettled: Mutex<HashMap<ClaimId, (u64, BootInstant)>>,
     unsettled_count: AtomicUsize,
-    promises: OnceLock<Promises>,
 }
 
 impl Hub {
     /// Connects for the first time. The connections are restored behind from then on, as long as the hub lives.
-    pub(crate) async fn open(
-        config: Config,
-    ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>)> {
-        let (events, heard) = mpsc::unbounded_channel();
+    pub(crate) async fn open(config: Config) -> Result<(Arc<Self>, Promises, EventSource)> {
+        let (events, heard) = EventSource::channel();
         let sentinels = match &config.servers {
             Servers::Sentinel { master, sentinels } => {
                 let strict = !config.promotion_delay.is_zero() && !config.inspect_only;
@@ -105,7 +102,6 @@ impl Hub {
             generations: AtomicU64::new(0),
             unsettled: Mutex::default(),
             unsettled_count: AtomicUsize::new(0),
-            promises: OnceLock::new(),
         });
         let facts = match &hub.config.servers {
             Servers::Cluster(seeds) => {
@@ -130,17 +126,12 @@ impl Hub {
                 vec![facts]
             }
         };
-        let _ = hub.promises.set(Facts::promises(&facts, &hub.config));
-        Ok((hub, heard))
+        let promises = Facts::promises(&facts, &hub.config);
+        Ok((hub, promises, heard))
     }
 
     pub(crate) fn store(&self) -> &str {
         &self.config.store
-    }
-
-    pub(crate) fn promises(&self) -> Promises {
-        let promises = self.promises.get().cloned();
-        promises.unwrap_or_else(|| Facts::promises(&[], &self.config))
     }
 
     pub(crate) fn next_generation(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fencelock_core::ClaimId;
+use fencelock_core::{BootInstant, ClaimId};
 use tokio::sync::Notify;
 
 /// A grant that the server told of.
@@ -28,6 +28,8 @@ pub(crate) struct Waiter {
 #[derive(Debug, Default)]
 struct News {
     pushed: Option<Pushed>,
+    /// When the server was last asked, and its counter of tokens then.
+    place: Option<(BootInstant, u64)>,
     stirred: bool,
 }
 
@@ -46,13 +48,27 @@ impl Waiter {
         self.bell.notify_one();
     }
 
-    /// Waits for a grant with a token above `mark`; `None` when the claim should be placed again. Cancel safe.
-    pub(crate) async fn next(&self, mark: u64) -> Option<Pushed> {
+    /// The server was asked at `asked_at`, and says that the claim waits; its counter of tokens stood at `counter` then.
+    pub(crate) fn stands(&self, asked_at: BootInstant, counter: u64) {
+        self.news().place = Some((asked_at, counter));
+    }
+
+    /// Nothing was asked: a grant that comes in was for an earlier place.
+    pub(crate) fn stands_nowhere(&self) {
+        self.news().place = None;
+    }
+
+    /// Waits for a grant that was made after the server was last asked, and says when that was; `None` when the claim should
+    /// be placed again. Cancel safe.
+    pub(crate) async fn next(&self) -> Option<(Pushed, BootInstant)> {
         loop {
             {
                 let mut news = self.news();
-                if let Some(pushed) = news.pushed.take().filter(|pushed| pushed.first > mark) {
-                    return Some(pushed);
+                if let Some(pushed) = news.pushed.take()
+                    && let Some((asked_at, counter)) = news.place
+                    && pushed.first > counter
+                {
+                    return Some((pushed, asked_at));
                 }
                 if std::mem::take(&mut news.stirred) {
                     return None;

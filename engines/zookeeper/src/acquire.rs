@@ -126,7 +126,7 @@ impl State {
         let lock_node = self.lock_node_path(&claim.name);
         let children = self.fresh_children(connection, &lock_node).await;
         let children = children.map_err(|failure| self.error(taking(claim), failure))?;
-        let mut queue = self.queue(&claim.name, children)?;
+        let queue = self.queue(&claim.name, children)?;
         Ok(queue.admits(claim.mode))
     }
 
@@ -397,7 +397,7 @@ impl State {
             confirmed,
         } = seen;
         if let QueueView::Children(children) = queue
-            && let Some(position) = self.position_if_waiting(entry, claim, children, confirmed)?
+            && let Some(position) = self.position_if_waiting(entry, claim, children)?
         {
             return Ok(position);
         }
@@ -442,7 +442,6 @@ impl State {
         entry: &Entry,
         claim: &Claim,
         children: Vec<String>,
-        sent: BootInstant,
     ) -> Result<Option<Position>> {
         let queue = self.queue(&claim.name, children)?;
         let node = entry.known().node.as_ref().map(|node| node.name.clone());
@@ -459,8 +458,6 @@ impl State {
         Ok(Some(Position::Waiting(Place {
             ahead: Some((at - queue.holding()) as u64),
             recheck: Clock::Boot.now() + RECHECK,
-            asked_at: sent,
-            mark: 0,
         })))
     }
 }

@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Renewal, Standing, Withdrawn,
+    Claim, Cursor, Engine, EventSource, EventStream, Evict, Grant, HeldClaim, HolderView, Inspect,
+    Leave, LockView, Page, Place, Renewal, Standing, Withdrawn,
 };
-use fencelock_core::{Clock, Error, Finding, LockName, Promises, Result, StoreUrl, Token};
+use fencelock_core::{Error, Finding, LockName, Promises, Result, StoreUrl, Token};
 use futures_util::future::join_all;
-use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 
 use crate::config::Config;
-use crate::connection::Session;
 use crate::open::{Opened, open};
 use crate::state::State;
 use crate::{diagnose, hold_watch, reap, rollback_repair, server};
@@ -24,14 +22,8 @@ use crate::{diagnose, hold_watch, reap, rollback_repair, server};
 pub struct ZooKeeper {
     state: Arc<State>,
     promises: Promises,
-    reports: Mutex<Reports>,
+    events: EventSource,
     tasks: [AbortHandle; 3],
-}
-
-/// What the engine's tasks report.
-struct Reports {
-    events: mpsc::UnboundedReceiver<Event>,
-    expired: mpsc::UnboundedReceiver<Arc<Session>>,
 }
 
 impl ZooKeeper {
@@ -48,19 +40,20 @@ impl ZooKeeper {
         let Opened {
             state,
             events,
-            expired,
-            resumed,
+            session_events,
             watch_requests,
         } = open(&config).await?;
+        let sessions = rollback_repair::watch_sessions(Arc::clone(&state), session_events);
         let tasks = [
-            tokio::spawn(hold_watch::watch(Arc::clone(&state), watch_requests)).abort_handle(),
+            tokio::spawn(sessions).abort_handle(),
+            tokio::spawn(hold_watch::watch_holds(Arc::clone(&state), watch_requests))
+                .abort_handle(),
             tokio::spawn(reap::reap(Arc::clone(&state))).abort_handle(),
-            tokio::spawn(rollback_repair::watch(Arc::clone(&state), resumed)).abort_handle(),
         ];
         Ok(Self {
-            promises: server::promises(state.sessions.limits),
+            promises: server::promises(state.sessions.limits, state.sessions.waiting.timeout),
             state,
-            reports: Mutex::new(Reports { events, expired }),
+            events,
             tasks,
         })
     }
@@ -75,12 +68,8 @@ impl ZooKeeper {
 
 #[async_trait]
 impl Engine for ZooKeeper {
-    fn promises(&self) -> Promises {
-        self.promises.clone()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -88,9 +77,9 @@ impl Engine for ZooKeeper {
         self.state.place(claim).await
     }
 
-    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         self.check_open()?;
-        self.state.changed(claim).await
+        self.state.wait(claim).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -102,45 +91,12 @@ impl Engine for ZooKeeper {
         self.state.withdraw(claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        let mut reports = self.reports.lock().await;
-        let Reports { events, expired } = &mut *reports;
-        loop {
-            tokio::select! {
-                event = events.recv() => return event.ok_or(Error::Closed),
-                session = expired.recv() => match session {
-                    Some(session) => self.state.report_expired(&session),
-                    None => return Err(Error::Closed),
-                },
-            }
-        }
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.check_open()?;
-        self.state.look(name, unlike).await
-    }
-
-    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.check_open()?;
-        self.state.attest(name, owner).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.check_open()?;
-        self.state.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.check_open()?;
-        self.state.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.check_open()?;
-        let limits = self.promises.limits.iter().cloned().map(Finding::from);
-        let servers = diagnose::diagnose(&self.state.config).await;
-        Ok(limits.chain(servers).collect())
+    fn inspect(&self) -> &dyn Inspect {
+        self
     }
 
     async fn close(&self) -> Result<()> {
@@ -162,6 +118,39 @@ impl Engine for ZooKeeper {
         let sessions = sessions.all().await;
         join_all(sessions.iter().map(|managed| managed.close(released))).await;
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for ZooKeeper {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.check_open()?;
+        self.state.look(name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.check_open()?;
+        self.state.watch(name, seen).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.check_open()?;
+        self.state.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.check_open()?;
+        self.state.evict(name, token, how).await
+    }
+
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.check_open()?;
+        self.state.attest(name, owner).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.check_open()?;
+        Ok(diagnose::diagnose(&self.state.config).await)
     }
 }
 

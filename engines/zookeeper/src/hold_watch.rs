@@ -21,7 +21,7 @@ enum Watched {
 }
 
 /// The task that watches holds.
-pub(crate) async fn watch(
+pub(crate) async fn watch_holds(
     state: Arc<State>,
     mut requests: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
 ) {

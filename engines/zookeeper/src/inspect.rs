@@ -77,17 +77,16 @@ impl ReadNode {
 }
 
 impl State {
-    pub(crate) async fn look(
-        &self,
-        name: &LockName,
-        unlike: Option<Option<Token>>,
-    ) -> Result<LockView> {
+    pub(crate) async fn look(&self, name: &LockName) -> Result<LockView> {
+        let connection = self.sessions.waiting.connection().await;
+        let connection = connection.map_err(|failure| self.looking_error(name, failure))?;
+        self.view(&connection, name).await
+    }
+
+    pub(crate) async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let failure = |failure| self.looking_error(name, failure);
         loop {
-            let failure = |failure| self.looking_error(name, failure);
             let connection = self.sessions.waiting.connection().await.map_err(failure)?;
-            let Some(seen) = unlike else {
-                return self.view(&connection, name).await;
-            };
             // The watch is set before the lock is read, so that no change is missed.
             let watcher = self.watch_lock(&connection, name).await.map_err(failure)?;
             let view = self.view(&connection, name).await?;

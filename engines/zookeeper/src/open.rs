@@ -3,29 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::EventSource;
 use fencelock_core::{Error, Result};
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
-use crate::connection::{Connection, Session, prepare};
+use crate::connection::{Connection, prepare};
 use crate::entry::Entry;
 use crate::error::{Failure, error};
 use crate::server;
-use crate::session::{ManagedSession, SessionEvents};
+use crate::session::{ManagedSession, SessionEvent};
 use crate::session_pool::SessionPool;
 use crate::state::State;
 
-/// The state of an opened engine, and what its tasks and its events receive.
+/// The state of an opened engine, and what its tasks receive.
 pub(crate) struct Opened {
     pub(crate) state: Arc<State>,
-    pub(crate) events: mpsc::UnboundedReceiver<Event>,
-    /// Sessions that the servers expired.
-    pub(crate) expired: mpsc::UnboundedReceiver<Arc<Session>>,
-    /// Connections over which a session was resumed.
-    pub(crate) resumed: mpsc::UnboundedReceiver<Arc<Connection>>,
+    pub(crate) events: EventSource,
+    pub(crate) session_events: mpsc::UnboundedReceiver<SessionEvent>,
     /// Requests to watch a hold.
     pub(crate) watch_requests: mpsc::UnboundedReceiver<(Arc<Entry>, Arc<Connection>)>,
 }
@@ -52,27 +49,21 @@ async fn connect(config: &Arc<Config>) -> Result<Opened> {
     };
     let limits = retry(|| Box::pin(server::session_limits(config)));
     let limits = limits.await.map_err(failed)?;
-    let (expired_sender, expired) = mpsc::unbounded_channel();
-    let (resumed_sender, resumed) = mpsc::unbounded_channel();
-    let session_events = SessionEvents {
-        expired: expired_sender,
-        resumed: resumed_sender,
-    };
+    let (sender, session_events) = mpsc::unbounded_channel();
     let window = config.claim_window.clamp(limits.0, limits.1);
-    let waiting = retry(|| Box::pin(ManagedSession::open(config, window, session_events.clone())));
+    let waiting = retry(|| Box::pin(ManagedSession::open(config, window, sender.clone())));
     let waiting = waiting.await.map_err(failed)?;
     let connection = waiting.connection().await;
     let connection = connection.map_err(|failure| error(config, "checking its rights", failure))?;
     prepare(config, &connection).await?;
-    let sessions = SessionPool::new(Arc::clone(config), waiting, limits, session_events);
-    let (event_sender, events) = mpsc::unbounded_channel();
+    let sessions = SessionPool::new(Arc::clone(config), waiting, limits, sender);
+    let (event_sender, events) = EventSource::channel();
     let (watch_sender, watch_requests) = mpsc::unbounded_channel();
     let state = State::new(Arc::clone(config), sessions, event_sender, watch_sender);
     Ok(Opened {
         state: Arc::new(state),
         events,
-        expired,
-        resumed,
+        session_events,
         watch_requests,
     })
 }

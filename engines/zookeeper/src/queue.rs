@@ -1,8 +1,7 @@
 //! The queue of a lock: the children of its node in the order of their numbers, and which of them hold.
 
-use std::num::NonZeroU32;
-
 use fencelock_core::Mode;
+use fencelock_core::support::admission;
 
 use crate::names;
 
@@ -59,58 +58,29 @@ impl Queue {
     }
 
     /// Whether a new claim at the end would hold.
-    pub(crate) fn admits(&mut self, mode: Mode) -> bool {
-        let last = QueuedNode {
-            node: String::new(),
-            mode,
-            number: 0,
-        };
-        self.0.push(last);
-        let held = self.turn(self.0.len() - 1) == Turn::Held;
-        self.0.pop();
-        held
+    pub(crate) fn admits(&self, mode: Mode) -> bool {
+        admission::admits(mode, modes(&self.0))
     }
 
     /// Whether the node at this position holds. The queue ahead of it only ever gets shorter.
     pub(crate) fn turn(&self, at: usize) -> Turn {
-        let ahead = &self.0[..at];
-        let last_unlike =
-            |like: fn(Mode) -> bool| ahead.iter().rposition(|other| !like(other.mode));
-        let last = match self.0[at].mode {
-            Mode::Exclusive => at.checked_sub(1),
-            Mode::Shared => last_unlike(|mode| mode == Mode::Shared),
-            Mode::Permit { of } => {
-                let unlike = last_unlike(|mode| matches!(mode, Mode::Permit { .. }));
-                if unlike.is_none() {
-                    return permit_turn(ahead, of);
-                }
-                unlike
-            }
+        let (mode, ahead) = (self.0[at].mode, &self.0[..at]);
+        if admission::admits(mode, modes(ahead)) {
+            return Turn::Held;
+        }
+        let excludes = |other: &QueuedNode| !admission::admits(mode, [other.mode]);
+        let waits_for = match (ahead.iter().rposition(excludes), mode) {
+            (Some(last), _) => last..last + 1,
+            // All nodes ahead are permits of this semaphore. While the last `of` of them exist, it is full.
+            (None, Mode::Permit { of }) => at - of.get() as usize..at,
+            (None, _) => 0..at,
         };
-        last.map_or(Turn::Held, |last| Turn::WaitsFor(vec![last]))
+        Turn::WaitsFor(waits_for.collect())
     }
 }
 
-/// The turn of a permit with only permits ahead of it.
-fn permit_turn(ahead: &[QueuedNode], of: NonZeroU32) -> Turn {
-    let total = |queued: &QueuedNode| match queued.mode {
-        Mode::Permit { of } => of.get() as usize,
-        _ => 1,
-    };
-    let of = of.get() as usize;
-    // No permit passes a waiting one. Totals that differ are a mistake, and the smaller one must not be exceeded.
-    let waits = |(at, queued): (usize, &QueuedNode)| at >= total(queued);
-    if ahead.len() < of && !ahead.iter().enumerate().any(waits) {
-        return Turn::Held;
-    }
-    let alike = ahead.iter().all(|queued| total(queued) == of);
-    // While none of the last `of` permits is gone, `of` permits hold.
-    let watched = if alike {
-        of.min(ahead.len())
-    } else {
-        ahead.len()
-    };
-    Turn::WaitsFor((ahead.len() - watched..ahead.len()).collect())
+fn modes(nodes: &[QueuedNode]) -> impl Iterator<Item = Mode> {
+    nodes.iter().map(|node| node.mode)
 }
 
 #[cfg(test)]
@@ -184,9 +154,10 @@ mod tests {
         assert_eq!(
             odd.holding(),
             1,
-            "no claim passes the second, which wants to be alone"
+            "no permit passes the second, of another semaphore"
         );
-        assert_eq!(odd.turn(2), Turn::WaitsFor(vec![0, 1]));
+        assert_eq!(odd.turn(2), Turn::WaitsFor(vec![1]));
+        assert_eq!(permits(&[3, 5]).holding(), 1);
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl State {
         match (existed, held) {
             (true, true) if ended => Ok(Withdrawn::Expired),
             (true, true) => Ok(Withdrawn::Released),
-            (_, false) => Ok(Withdrawn::LeftLine),
+            (_, false) => Ok(Withdrawn::LeftQueue),
             (false, true) => Box::pin(self.withdraw_unknown(claim)).await,
         }
     }

@@ -27,21 +27,23 @@ use crate::connection::Connection;
 use crate::entry::Entry;
 use crate::error::Failure;
 use crate::names;
+use crate::session::SessionEvent;
 use crate::state::{MAX_IN_FLIGHT, State};
 
 /// The pause between attempts to compare over a connection whose server does not answer.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// The task that compares nodes with entries over each connection that resumed a session.
-pub(crate) async fn watch(
+/// The task that acts on the expiry and the resumption of sessions.
+pub(crate) async fn watch_sessions(
     state: Arc<State>,
-    mut resumed: mpsc::UnboundedReceiver<Arc<Connection>>,
+    mut events: mpsc::UnboundedReceiver<SessionEvent>,
 ) {
     let mut comparing = JoinSet::new();
     loop {
         tokio::select! {
-            connection = resumed.recv() => match connection {
-                Some(connection) => {
+            event = events.recv() => match event {
+                Some(SessionEvent::Expired(session)) => state.report_expired(&session),
+                Some(SessionEvent::Resumed(connection)) => {
                     comparing.spawn(compare(Arc::clone(&state), connection));
                 }
                 None => return,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use zookeeper_client::Error;
@@ -35,16 +35,19 @@ async fn granted(config: &Config, timeout: Duration) -> Result<Duration, Error> 
     Ok(granted)
 }
 
-pub(crate) fn promises((shortest, longest): (Duration, Duration)) -> Promises {
+pub(crate) fn promises(
+    (shortest, longest): (Duration, Duration),
+    claim_window: Duration,
+) -> Promises {
     let sure = longest * 2 / 3;
     let mut limits = Vec::new();
     if sure < DEFAULT_TTL {
-        limits.push(Limit {
-            what: format!(
+        limits.push(Finding::against_correctness(
+            format!(
                 "a hold is lost {sure:?} after its last renewal, however long its ttl, because the servers grant no session above {longest:?}"
             ),
-            change: format!("raise maxSessionTimeout above {:?}, or use shorter ttls", DEFAULT_TTL * 3 / 2),
-        });
+            format!("raise maxSessionTimeout above {:?}, or use shorter ttls", DEFAULT_TTL * 3 / 2),
+        ));
     }
     Promises {
         engine: "zookeeper",
@@ -61,6 +64,7 @@ pub(crate) fn promises((shortest, longest): (Duration, Duration)) -> Promises {
         // In whole milliseconds, as people write it.
         min_ttl: Duration::from_millis((shortest.as_millis() as u64 * 2).div_ceil(3)),
         max_ttl: MAX_TTL,
+        claim_window,
         limits,
     }
 }

@@ -16,14 +16,16 @@ use crate::error::Failure;
 /// The shortest and the longest pause between attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(500));
 
-/// Where session tasks report.
-#[derive(Clone, Debug)]
-pub(crate) struct SessionEvents {
-    /// Sessions that the servers expired.
-    pub(crate) expired: mpsc::UnboundedSender<Arc<Session>>,
-    /// Connections over which a session was resumed.
-    pub(crate) resumed: mpsc::UnboundedSender<Arc<Connection>>,
+#[derive(Debug)]
+pub(crate) enum SessionEvent {
+    /// The servers expired the session.
+    Expired(Arc<Session>),
+    /// The session was resumed over this connection.
+    Resumed(Arc<Connection>),
 }
+
+/// Where session tasks report.
+pub(crate) type SessionEvents = mpsc::UnboundedSender<SessionEvent>;
 
 /// A session that is kept connected, and replaced when it expires.
 #[derive(Debug)]
@@ -179,7 +181,9 @@ impl SessionTask {
             let connection = Arc::clone(&served.connection);
             if Arc::ptr_eq(&connection.session, &session) {
                 // The receiver is gone if the engine is.
-                let _ = self.events.resumed.send(Arc::clone(&connection));
+                let _ = self
+                    .events
+                    .send(SessionEvent::Resumed(Arc::clone(&connection)));
             }
             self.connection.send_replace(Some(connection));
             serving.0 = Some(served);
@@ -203,7 +207,7 @@ impl SessionTask {
                         tracing::debug!(session = session.id, "the servers expired a session");
                         session.expired.store(true, SeqCst);
                         // The receiver is gone if the engine is.
-                        let _ = self.events.expired.send(session);
+                        let _ = self.events.send(SessionEvent::Expired(session));
                     }
                 }
                 Err(error) => {

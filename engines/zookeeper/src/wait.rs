@@ -16,7 +16,7 @@ use crate::state::State;
 
 impl State {
     /// Returns the grant, or `None` when the claim must be placed again.
-    pub(crate) async fn changed(&self, claim: &Claim) -> Result<Option<Grant>> {
+    pub(crate) async fn wait(&self, claim: &Claim) -> Result<Option<Grant>> {
         let failure = |failure| self.error(format!("waiting for lock {}", claim.name), failure);
         let Some(entry) = self.entry(claim.id) else {
             return Ok(None);

@@ -111,7 +111,7 @@ impl Inner {
                 },
                 Err(error) => error,
             };
-            if self.is_over(begun) || !failed.is_transient() {
+            if self.is_over(begun) || !failed.is_retryable() {
                 return Err(failed);
             }
             pauses.next().await;

@@ -51,16 +51,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, Event, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave,
+    LockView, Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
-    BootInstant, ClaimId, ClaimIds, Clock, Durability, Engine, Error, Finding, LeaseKind, Limit,
-    LockName, Order, Promises, Purpose, Result, StoreUrl, Token, Wake,
+    BootInstant, ClaimId, ClaimIds, Clock, Durability, Engine, Error, Finding, LeaseKind, LockName,
+    Order, Promises, Purpose, Result, StoreUrl, Token, Wake,
 };
 use futures_util::future::join_all;
 use redis::{Cmd, RedisError, Value};
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 use self::config::Settings;
 use self::courier::Told;
@@ -88,7 +88,8 @@ const LONGEST_PAUSE: u32 = 250;
 /// Locks on N independent Redis servers.
 pub struct Redlock {
     inner: Arc<Inner>,
-    events: Mutex<mpsc::UnboundedReceiver<Event>>,
+    promises: Promises,
+    events: EventSource,
 }
 
 /// What all calls share.
@@ -148,7 +149,7 @@ impl Redlock {
     }
 
     async fn open(settings: Settings) -> Result<Self> {
-        let (events, heard) = mpsc::unbounded_channel();
+        let (events, heard) = EventSource::channel();
         let names = settings.nodes.iter().map(|(name, _)| name.clone());
         let nodes: Vec<_> = names
             .enumerate()
@@ -179,8 +180,11 @@ impl Redlock {
             inner.close();
         }
         opened?;
-        let events = Mutex::new(heard);
-        Ok(Self { inner, events })
+        Ok(Self {
+            promises: inner.promises(),
+            inner,
+            events: heard,
+        })
     }
 }
 
@@ -554,7 +558,7 @@ impl Inner {
         Ok(if codes[1] >= quorum {
             Withdrawn::Released
         } else if codes[2] > 0 {
-            Withdrawn::LeftLine
+            Withdrawn::LeftQueue
         } else if codes[4] > self.nodes.len() - quorum {
             Withdrawn::NotOwner
         } else {
@@ -572,7 +576,8 @@ impl Inner {
             .map(|node| node.name.as_str())
             .collect();
         if !evicting.is_empty() {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: format!(
                     "when memory is short these nodes evict keys, and locks with them: {}",
                     evicting.join(", ")
@@ -598,6 +603,8 @@ impl Inner {
                     by clients that were connected to it before",
             min_ttl: self.settings.min_ttl(),
             max_ttl: self.settings.max_ttl,
+            // Nothing is granted to a waiter that did not ask.
+            claim_window: self.settings.max_ttl,
             limits,
         }
     }
@@ -712,12 +719,8 @@ impl Tally for Withdrawals {
 
 #[async_trait]
 impl Engine for Redlock {
-    fn promises(&self) -> Promises {
-        self.inner.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -747,12 +750,9 @@ impl Engine for Redlock {
                 gate: gate && inner.settings.gate,
             };
             let waiting = |pause: Duration| {
-                let now = Clock::Boot.now();
                 Ok(Standing::Waiting(Place {
                     ahead: None,
-                    recheck: now + pause,
-                    asked_at: now,
-                    mark: 0,
+                    recheck: Clock::Boot.now() + pause,
                 }))
             };
             match inner.attempt(claim, manner).await {
@@ -788,7 +788,7 @@ impl Engine for Redlock {
                     tokio::time::sleep(pause).await;
                 }
                 Outcome::Failed(error) => {
-                    if !error.is_transient() {
+                    if !error.is_retryable() {
                         inner.waiters.remove(&claim.id);
                     }
                     return Err(error);
@@ -798,11 +798,11 @@ impl Engine for Redlock {
         }
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         match self.inner.waiters.find(&claim.id) {
             Some(waiter) => {
                 // Nobody is pushed a grant here; it is worth asking again.
-                let _ = waiter.next(u64::MAX).await;
+                let _ = waiter.next().await;
                 tokio::time::sleep(OTHERS_HEAR).await;
             }
             None => Clock::Boot.sleep_until(place.recheck).await,
@@ -831,13 +831,28 @@ impl Engine for Redlock {
         withdrawn
     }
 
-    async fn events(&self) -> Result<Event> {
-        let event = self.events.lock().await.recv().await;
-        event.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.inner.look_until(name, unlike).await
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.inner.close();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Redlock {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.inner.look_until(name, None).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.inner.look_until(name, Some(seen)).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -850,11 +865,6 @@ impl Engine for Redlock {
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(self.inner.findings().await)
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close();
-        Ok(())
     }
 }
 
