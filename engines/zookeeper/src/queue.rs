@@ -161,6 +161,27 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_does_not_hold_while_the_nodes_that_it_waits_for_exist() {
+        for (mode, ahead) in admission::small_inputs() {
+            let at = ahead.len();
+            let modes = ahead.iter().chain([&mode]);
+            let queue = Queue(
+                modes
+                    .map(|mode| QueuedNode {
+                        node: String::new(),
+                        mode: *mode,
+                        number: 0,
+                    })
+                    .collect(),
+            );
+            if let Turn::WaitsFor(nodes) = queue.turn(at) {
+                let left = nodes.iter().map(|at| ahead[*at]);
+                assert!(!admission::admits(mode, left), "{mode:?} behind {ahead:?}");
+            }
+        }
+    }
+
+    #[test]
     fn numbers_wrap_round() {
         let queue = queue(&[
             "_c_@-lock--2147483648",
