@@ -9,7 +9,7 @@ use fencelock_testbed::{Ensemble, ZooKeeper};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::{connect, soon, wait_in_queue};
+use crate::{connect, renewed, soon, wait_in_queue};
 
 /// How long hand-offs may pause once there is a new leader. The time of the election itself does not count.
 const GAP: Duration = Duration::from_secs(12);
@@ -99,7 +99,7 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
         .await
         .unwrap();
     // It has moved to a session that survives an election.
-    soon("a renewal", kept.prolonged()).await;
+    renewed(&kept).await;
     let load = Load::start(&url).await;
     load.turns(100).await;
     let leader = ensemble.leader().unwrap();
@@ -107,7 +107,7 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
     ensemble.leader_but(Some(leader)).unwrap();
     let gap = load.turns(20).await;
     assert!(gap < GAP, "no hand-offs for {gap:?}");
-    soon("a renewal with the next leader", kept.prolonged()).await;
+    renewed(&kept).await;
     assert!(kept.is_valid(), "the session survived, so does the hold");
     load.turns(100).await;
     load.end().await;
@@ -141,7 +141,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let near = connect(&ensemble.server((leader + 1) % 3).url()).await;
     let guard = far.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
     let waiting = wait_in_queue(&near, "a", false, 1).await;
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     ensemble.isolate(leader).unwrap();
     let next = soon("the next grant", waiting).await.unwrap();
     assert!(guard.valid_until() < Clock::Boot.now() && !guard.is_valid());
@@ -162,7 +162,7 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     let url = ensemble.url();
     let client = connect(&url).await;
     let guard = client.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     let leader = ensemble.leader().unwrap();
     let dead = [leader, (leader + 1) % 3];
     for server in dead {
@@ -197,7 +197,7 @@ async fn passed_over(lose: impl AsyncFnOnce(&Ensemble, usize)) {
         // In a session of its own.
         let acquire = client.lock("a").ttl(Duration::from_secs(1));
         let guard = soon("the lock", acquire).await.unwrap();
-        soon("a renewal", guard.prolonged()).await;
+        renewed(&guard).await;
         assert_eq!(guard.release().await.unwrap(), Release::Released);
         // Then at once, in a longer session, which waits longer for each server.
         let acquire = client.try_lock("a").lock_delay(Duration::from_secs(6));

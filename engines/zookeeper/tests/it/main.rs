@@ -44,6 +44,14 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     .await;
 }
 
+/// Waits for a renewal. A loss fails the test.
+async fn renewed(guard: &Guard) {
+    tokio::select! {
+        why = guard.lost() => panic!("lost: {why}"),
+        _ = soon("a renewal", guard.prolonged()) => {}
+    }
+}
+
 /// How many packets the server has received.
 fn packets(server: &fencelock_testbed::ZooKeeper) -> u64 {
     let text = server.word("mntr").unwrap();

@@ -7,7 +7,7 @@ use fencelock_testbed::{Flow, Proxy, ZooKeeper};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
-use crate::{connect, soon, until, wait_in_queue};
+use crate::{connect, renewed, soon, until, wait_in_queue};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
@@ -18,7 +18,7 @@ async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
     let young = guard.remaining();
     assert!(young <= Duration::from_secs(1), "{young:?}");
     let waiter = wait_in_queue(&two, "a", false, 1).await;
-    soon("the first renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     assert!(
         guard.remaining() > Duration::from_secs(15),
         "{:?}",
@@ -51,7 +51,7 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     let begun = Instant::now();
     let waiter = wait_in_queue(&two, "a", false, 1).await;
     while begun.elapsed() < Duration::from_secs(5) {
-        soon("a renewal", guard.prolonged()).await;
+        renewed(&guard).await;
         assert!(guard.is_valid() && guard.remaining() <= Duration::from_secs(2));
     }
     assert!(!waiter.is_finished());
@@ -76,12 +76,12 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     assert!(error.to_string().contains("maxSessionTimeout"), "{error}");
 }
 
-/// As many holds as a client opens exact sessions for, each of another length. Without renewal they send nothing, and their
-/// nodes exist for two seconds.
-async fn sixteen_lengths(client: &Client, renew: bool) -> Vec<Guard> {
+/// As many holds as a client opens exact sessions for, each of another length. Without renewal they send nothing, and
+/// their nodes exist for the ttl and a bit more than a second.
+async fn sixteen_lengths(client: &Client, ttl: Duration, renew: bool) -> Vec<Guard> {
     let takes = (0..16).map(|n| {
         let acquire = client.lock(&format!("length-{n}"));
-        let acquire = acquire.ttl(Duration::from_millis(700)).renew(renew);
+        let acquire = acquire.ttl(ttl).renew(renew);
         acquire
             .lock_delay(Duration::from_millis(1300 + 10 * n))
             .into_future()
@@ -94,15 +94,12 @@ async fn sixteen_lengths(client: &Client, renew: bool) -> Vec<Guard> {
 async fn a_hold_longer_than_sixteen_others_goes_on() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
-    let _others = sixteen_lengths(&client, false).await;
+    let _others = sixteen_lengths(&client, Duration::from_millis(700), false).await;
     let ttl = Duration::from_secs(2);
     let guard = client.lock("a").ttl(ttl).await.unwrap();
     let begun = Instant::now();
     while begun.elapsed() < ttl * 2 {
-        tokio::select! {
-            why = guard.lost() => panic!("lost: {why}"),
-            _ = soon("a renewal", guard.prolonged()) => {}
-        }
+        renewed(&guard).await;
         assert!(guard.is_valid());
     }
     // A lock-delay needs a session that lasts long enough.
@@ -115,14 +112,14 @@ async fn a_hold_longer_than_sixteen_others_goes_on() {
 async fn unused_sessions_are_closed() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
-    let mut others = sixteen_lengths(&client, true).await;
+    let mut others = sixteen_lengths(&client, Duration::from_secs(2), true).await;
     let used = others.pop().unwrap();
     for other in others {
         other.release().await.unwrap();
     }
     let ttl = Duration::from_secs(4);
     let guard = client.lock("a").ttl(ttl).await.unwrap();
-    soon("the first renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     until("only the sessions in use are left", async || {
         let text = server.word("mntr").unwrap();
         let mut words = text.split_whitespace();
@@ -131,8 +128,8 @@ async fn unused_sessions_are_closed() {
         words.next().unwrap().parse::<usize>().unwrap() == 4
     })
     .await;
-    soon("a renewal", used.prolonged()).await;
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&used).await;
+    renewed(&guard).await;
     assert!(used.is_valid() && guard.is_valid());
 }
 
@@ -236,7 +233,7 @@ async fn a_session_that_ends_while_holding_is_lost_before_the_next_grant() {
     let far = connect(&format!("zookeeper://127.0.0.1:{}", proxy.port())).await;
     let guard = far.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
     let waiter = wait_in_queue(&near, "a", false, 1).await;
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     // Half open: the servers receive nothing, and the client still receives what they sent before.
     proxy.requests(Flow::Lose);
     let next = soon("the next has it", waiter).await.unwrap();
@@ -344,9 +341,9 @@ async fn only_the_user_has_rights_on_its_nodes() {
     let guard = ann.lock("a").ttl(Duration::from_secs(9)).await.unwrap();
     // Before it moves to a longer session, and after.
     let mut owners = Vec::new();
-    for renewed in [false, true] {
-        if renewed {
-            soon("a renewal", guard.prolonged()).await;
+    for moved in [false, true] {
+        if moved {
+            renewed(&guard).await;
         }
         let refused = soon("an answer", stranger.try_lock("a")).await.unwrap_err();
         assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
@@ -384,7 +381,7 @@ async fn a_hold_whose_holder_does_not_answer_is_not_joined() {
         // Up to the margin that each process subtracts.
         assert!(joined.valid_until() <= guard.valid_until() + ttl / 50);
         // Once before it moves to a longer session, and once after.
-        soon("a renewal", guard.prolonged()).await;
+        renewed(&guard).await;
     }
     proxy.both(Flow::Hold);
     // Its node exists as long as its session, but nobody attests the hold.

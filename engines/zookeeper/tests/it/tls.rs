@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fencelock_core::{Client, Error, StoreUrl};
 use fencelock_testbed::ZooKeeper;
 
-use crate::{connect, soon, wait_in_queue};
+use crate::{connect, renewed, soon, wait_in_queue};
 
 async fn refused(url: &str) -> Error {
     let opening = fencelock_zookeeper::ZooKeeper::open(StoreUrl::parse(url).unwrap());
@@ -30,7 +30,7 @@ async fn locks_over_tls_exclude_those_without() {
     let (one, two) = (connect(&url).await, connect(&server.url()).await);
     let guard = one.lock("a").await.unwrap();
     let waiter = wait_in_queue(&two, "a", false, 1).await;
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     let token = guard.token();
     guard.release().await.unwrap();
     let next = soon("the waiter's turn", waiter).await.unwrap();
