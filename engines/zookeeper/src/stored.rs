@@ -1,4 +1,4 @@
-//! What a claim's node holds: lines of text, of which the first is the format's version.
+//! The data of a claim's node: lines of text. The first line is the format's version.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -6,52 +6,52 @@ use std::time::Duration;
 use fencelock_core::engine::Claim;
 use fencelock_core::{Token, Tokens};
 
-/// A node's number leaves so many bits for the tokens of one grant: 0 to 15 are handed on inside a process, 16 is what a
-/// downgrade gets.
-const BITS: u32 = 5;
+/// The low bits of a token, which count the tokens of one grant: 0 to 15 are handed on inside a process, 16 is the token
+/// after a downgrade.
+const TOKEN_BITS: u32 = 5;
+
 /// The most tokens of one grant.
-pub(crate) const MOST: u32 = 16;
+pub(crate) const MAX_TOKENS: u32 = 16;
 
-/// The first token of a node that was made by this transaction. Numbers of transactions grow over all servers and
-/// elections, and nodes in one line hold in their order.
+/// The first token of a node that this transaction created. The ids of transactions grow over all servers and elections,
+/// and the nodes of one queue hold in their order.
 pub(crate) fn first_token(czxid: i64) -> Token {
-    Token((czxid as u64) << BITS)
+    Token((czxid as u64) << TOKEN_BITS)
 }
 
-/// The token after a downgrade: above all those before, and below that of the next node.
+/// The token after a downgrade: above all earlier ones of the grant, and below those of the next node.
 pub(crate) fn downgraded(first: Token) -> Token {
-    Token(((first.0 >> BITS) << BITS) + u64::from(MOST))
+    Token(((first.0 >> TOKEN_BITS) << TOKEN_BITS) + u64::from(MAX_TOKENS))
 }
 
-/// What a claim says of itself.
+/// What a claim's node says of its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Data {
+pub(crate) struct ClaimData {
     pub(crate) owner: String,
     pub(crate) label: Option<String>,
     pub(crate) ttl: Duration,
     pub(crate) lock_delay: Duration,
-    /// How many tokens its grant has.
     pub(crate) count: u32,
-    /// The first of them, and the present one; without them they are those of the node.
+    /// The first token and the present one, once they differ from what the node's creation tells.
     pub(crate) tokens: Option<(Token, Token)>,
-    /// Somebody asked for the lock.
+    /// Another client asked for the lock.
     pub(crate) asked: bool,
-    /// The number under which somebody asked last whether the holder is there (see the module `vouch`).
+    /// The number of the last ping that is not answered (see `attest.rs`).
     pub(crate) ping: Option<u64>,
-    /// The number that the holder answered last, and for how long it was to hold then without another renewal.
+    /// The number of the last ping that the holder answered, and how long its hold was valid then.
     pub(crate) pong: Option<(u64, Duration)>,
 }
 
-/// Why a node's data are not a claim's.
+/// Why a node's data cannot be read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unread {
-    /// They are another library's.
+pub(crate) enum Unreadable {
+    /// Another library wrote them.
     Foreign,
-    /// They are of this version of ours, which is newer.
+    /// They have this newer version of the format.
     Newer(String),
 }
 
-impl Data {
+impl ClaimData {
     pub(crate) fn of(claim: &Claim, count: u32) -> Self {
         Self {
             owner: claim.owner.to_string(),
@@ -68,12 +68,12 @@ impl Data {
 
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut text = String::with_capacity(192);
-        // Writing to a string does not fail.
+        // Writing to a String does not fail.
         let _ = writeln!(text, "fl1\nowner={}", self.owner);
         if let Some(label) = &self.label {
             let _ = writeln!(text, "label={label}");
         }
-        // Far below 2^64, and shorter numbers are quicker to write.
+        // Both are far below 2^64 ms, and u64 is faster to format than u128.
         let (ttl, delay) = (
             self.ttl.as_millis() as u64,
             self.lock_delay.as_millis() as u64,
@@ -95,16 +95,16 @@ impl Data {
         text.into_bytes()
     }
 
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, Unread> {
-        let text = std::str::from_utf8(bytes).map_err(|_| Unread::Foreign)?;
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, Unreadable> {
+        let text = std::str::from_utf8(bytes).map_err(|_| Unreadable::Foreign)?;
         let mut lines = text.lines();
         let version = lines.next().and_then(|line| line.strip_prefix("fl"));
         match version {
             Some("1") => {}
             Some(newer) if !newer.is_empty() && newer.bytes().all(|b| b.is_ascii_digit()) => {
-                return Err(Unread::Newer(newer.to_owned()));
+                return Err(Unreadable::Newer(newer.to_owned()));
             }
-            _ => return Err(Unread::Foreign),
+            _ => return Err(Unreadable::Foreign),
         }
         let mut data = Self {
             owner: String::new(),
@@ -141,7 +141,7 @@ impl Data {
                     });
                     data.pong = answer;
                 }
-                // Of an older or a later version 1.
+                // A later fencelock may add keys.
                 _ => {}
             }
         }
@@ -151,11 +151,11 @@ impl Data {
         Ok(data)
     }
 
-    /// The tokens of the grant, and the present one.
+    /// The tokens of the grant, and the present token.
     pub(crate) fn tokens(&self, czxid: i64) -> (Tokens, Token) {
         let node = first_token(czxid);
         let (first, token) = self.tokens.unwrap_or((node, node));
-        let count = self.count.clamp(1, MOST);
+        let count = self.count.clamp(1, MAX_TOKENS);
         (Tokens { first, count }, token)
     }
 }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let data = Data {
+        let data = ClaimData {
             owner: "ann@host:1#x=y".into(),
             label: Some("nightly, \"quoted\" = ünïcode".into()),
             ttl: Duration::from_secs(30),
@@ -177,9 +177,9 @@ mod tests {
             ping: Some(u64::MAX),
             pong: Some((7, Duration::from_millis(19_999))),
         };
-        assert_eq!(Data::read(&data.write()), Ok(data.clone()));
+        assert_eq!(ClaimData::read(&data.write()), Ok(data.clone()));
         assert_eq!(data.tokens(99).1, Token(323));
-        let plain = Data {
+        let plain = ClaimData {
             label: None,
             tokens: None,
             asked: false,
@@ -187,21 +187,26 @@ mod tests {
             pong: None,
             ..data
         };
-        assert_eq!(Data::read(&plain.write()), Ok(plain.clone()));
+        assert_eq!(ClaimData::read(&plain.write()), Ok(plain.clone()));
         assert_eq!(plain.tokens(10).1, Token(320));
     }
 
     #[test]
     fn newer_and_foreign_data_are_told_apart() {
-        assert_eq!(Data::read(b"fl2\nwhatever"), Err(Unread::Newer("2".into())));
+        assert_eq!(
+            ClaimData::read(b"fl2\nwhatever"),
+            Err(Unreadable::Newer("2".into()))
+        );
         for foreign in [&b"192.168.0.7"[..], b"", b"flx", b"fl", b"\xff\xfe"] {
-            assert_eq!(Data::read(foreign), Err(Unread::Foreign));
+            assert_eq!(ClaimData::read(foreign), Err(Unreadable::Foreign));
         }
     }
 
     #[test]
     fn a_downgrade_lies_between_a_node_and_the_next() {
         let (this, next) = (first_token(7), first_token(8));
-        assert!(Token(this.0 + u64::from(MOST) - 1) < downgraded(this) && downgraded(this) < next);
+        assert!(
+            Token(this.0 + u64::from(MAX_TOKENS) - 1) < downgraded(this) && downgraded(this) < next
+        );
     }
 }

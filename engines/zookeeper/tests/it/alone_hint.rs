@@ -1,4 +1,4 @@
-//! A claim that knows without looking that it is alone, and its bad days.
+//! The alone hint: a claim that knows without reading the queue that it is alone, and when it must not trust that.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::{connect, packets, soon};
 
-/// Long enough for a turn that is not to be taken.
+/// Long enough for a claim to take a lock that it must not take.
 const WHILE: Duration = Duration::from_millis(300);
 
 async fn pairs(client: &Client, count: usize) {
@@ -17,7 +17,7 @@ async fn pairs(client: &Client, count: usize) {
     }
 }
 
-/// Somebody else holds; the client is to wait, and to be served in the end.
+/// Another client holds: this one must wait, and gets the lock in the end.
 async fn waits(client: &Client, held: Guard) {
     let waiting: JoinHandle<Guard> = tokio::spawn({
         let client = client.clone();
@@ -31,14 +31,14 @@ async fn waits(client: &Client, held: Guard) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn alone_one_request_takes_and_one_releases() {
+async fn an_uncontended_lock_takes_one_request_and_its_release_another() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&server.url()).await;
     pairs(&client, 3).await;
     let before = packets(&server);
     pairs(&client, 100).await;
     let asked = packets(&server) - before;
-    // And a sign of life now and then.
+    // And a heartbeat now and then.
     assert!(
         (200..210).contains(&asked),
         "{asked} requests for 100 pairs"
@@ -46,7 +46,7 @@ async fn alone_one_request_takes_and_one_releases() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_comes_between_is_seen() {
+async fn a_claim_in_between_is_seen() {
     let server = ZooKeeper::start().unwrap();
     let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
     for others in 0..3 {
@@ -57,9 +57,10 @@ async fn whoever_comes_between_is_seen() {
     }
 }
 
-/// The same number as would come next, at a node that is not the same: over the connection that was there, and over another.
+/// The lock's node is created anew, and its numbers begin again: the next claim gets the number that it expects. Over the
+/// old connection, and over a new one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_whose_node_was_made_anew_is_looked_at() {
+async fn the_queue_of_a_new_lock_node_is_read() {
     for breaks in [false, true] {
         let server = ZooKeeper::start().unwrap();
         let proxy = Proxy::start(server.port()).unwrap();
@@ -73,7 +74,7 @@ async fn a_lock_whose_node_was_made_anew_is_looked_at() {
         if breaks {
             proxy.reset();
         }
-        // Numbers 0 and 1, and 2 is held; 3 is what the client would have next.
+        // Numbers 0 and 1 are gone and 2 is held. The client expects 3.
         pairs(&other, 2).await;
         let held = other.lock("a").await.unwrap();
         let line = server.children("/locks/a").unwrap();
