@@ -12,12 +12,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 
 use crate::config::{Address, Config};
-use crate::connection::Link;
-use crate::facts::Facts;
+use crate::connection::Connection;
+use crate::error::explain;
 use crate::hub::Hub;
+use crate::keys::SLOTS;
 use crate::node::{Node, Target};
-use crate::refusal::explain;
-use crate::slots::SLOTS;
+use crate::server::ServerInfo;
 
 /// How often one request follows a lock that has moved.
 const MOVES: u8 = 5;
@@ -119,7 +119,7 @@ impl Cluster {
     }
 
     /// Finds the masters and connects to all of them. Answers with what they say about themselves.
-    pub(crate) async fn open(&self, hub: &Arc<Hub>) -> Result<Vec<Facts>> {
+    pub(crate) async fn open(&self, hub: &Arc<Hub>) -> Result<Vec<ServerInfo>> {
         self.refresh(hub).await?;
         let masters = self.masters();
         let connected = masters.iter().map(|node| node.connect(hub));
@@ -174,7 +174,11 @@ impl Cluster {
     }
 
     /// The node of a slot, and its connection; waits for one no longer than for an answer.
-    pub(crate) async fn link(&self, hub: &Arc<Hub>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+    pub(crate) async fn link(
+        &self,
+        hub: &Arc<Hub>,
+        slot: u16,
+    ) -> Result<(Arc<Node>, Arc<Connection>)> {
         let begun = Clock::Boot.now();
         loop {
             let owner = self.owner(slot);
@@ -199,7 +203,11 @@ impl Cluster {
     }
 
     /// The node of a slot, and its connection, if there is one at the moment.
-    pub(crate) fn link_if_up(&self, hub: &Arc<Hub>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+    pub(crate) fn link_if_up(
+        &self,
+        hub: &Arc<Hub>,
+        slot: u16,
+    ) -> Result<(Arc<Node>, Arc<Connection>)> {
         if let Some(node) = self.owner(slot)
             && let Some(link) = node.link_if_up()
         {
@@ -405,14 +413,14 @@ impl Layout {
                 return Err(error.clone().into());
             }
         }
-        let odd = || {
+        let unexpected = || {
             RedisError::from((
                 ErrorKind::UnexpectedReturnType,
                 "CLUSTER SLOTS is unreadable",
             ))
         };
         let [info, Value::Array(slots)] = &answers[..] else {
-            return Err(odd());
+            return Err(unexpected());
         };
         let info = text(info).unwrap_or_default();
         let mut lines = info.lines().filter_map(|line| line.split_once(':'));
@@ -421,7 +429,7 @@ impl Layout {
         let ranges: Option<Vec<_>> = slots.iter().map(|range| range_of(range, asked)).collect();
         Ok(Self {
             epoch: epoch.unwrap_or(0),
-            ranges: ranges.ok_or_else(odd)?,
+            ranges: ranges.ok_or_else(unexpected)?,
         })
     }
 }

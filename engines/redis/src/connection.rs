@@ -15,11 +15,11 @@ use redis::{
 use tokio::sync::Notify;
 
 use crate::config::{Config, Servers};
-use crate::facts::Facts;
-use crate::refusal::{Meaning, STRANGER, explain, is_noscript, meaning};
+use crate::error::{Meaning, NOT_REDIS, explain, is_noscript, meaning};
+use crate::keys::COUNTER;
 use crate::scripts::{Script, Scripts};
-use crate::slots::COUNTER;
-use crate::started::Watching;
+use crate::server::ServerInfo;
+use crate::uptime::Watching;
 
 /// Requests that may wait in this process for the socket.
 const BUFFER: usize = 1024;
@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// One connection.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     connection: MultiplexedConnection,
     /// In a cluster: for the channels of slots. A connection of its own, since the driver takes the news that a slot has
     /// moved for an answer.
@@ -100,13 +100,13 @@ pub(crate) struct Opening<'a> {
     pub(crate) bell: Arc<Notify>,
 }
 
-impl Link {
+impl Connection {
     /// Connects, listens, seeds the counter. `hear` gets the payload of each message, in the order of the replies; `None`
     /// when a slot's channel is heard no more.
     pub(crate) async fn open(
         opening: Opening<'_>,
         hear: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
-    ) -> Result<(Self, Facts)> {
+    ) -> Result<(Self, ServerInfo)> {
         let config = opening.config;
         let store = &config.store;
         let action = connecting(&opening.client);
@@ -125,7 +125,7 @@ impl Link {
     async fn prepare(
         opening: Opening<'_>,
         hear: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
-    ) -> Result<(Self, Facts)> {
+    ) -> Result<(Self, ServerInfo)> {
         let config = opening.config;
         let failed = |action: &'static str| {
             move |error: RedisError| explain(&config.store, action, None, error)
@@ -187,7 +187,7 @@ impl Link {
                     let why = format!("Redis 6 or later is needed, with RESP3: {text}");
                     return Error::config(&config.store, why);
                 }
-                if first && let Some(why) = stranger(&error) {
+                if first && let Some(why) = not_redis(&error) {
                     return Error::config(&config.store, why);
                 }
                 explain(&config.store, &connecting(&opening.client), None, error)
@@ -216,7 +216,7 @@ impl Link {
             Some(Value::Int(id)) => Some(*id),
             _ => None,
         };
-        let facts = Facts::new(answers.get(1), answers.get(2)).with_stats(answers.get(3));
+        let facts = ServerInfo::new(answers.get(1), answers.get(2)).with_stats(answers.get(3));
         if let Some(why) = facts.unfit(config.is_cluster()) {
             return Err(Error::config(&config.store, why));
         }
@@ -273,7 +273,7 @@ impl Link {
         let delayed = !delay.is_zero() || !config.promotion_delay.is_zero();
         let ran = match delayed && !looks {
             true => {
-                let started = &opening.scripts.started;
+                let started = &opening.scripts.uptime;
                 let remembers = !config.is_cluster();
                 let watching = opening.watching;
                 let ran = watching.ran(&mut connection, &facts, started, asked_at, remembers);
@@ -400,7 +400,7 @@ impl Link {
             let channels = ears.channels.all();
             // The answer may be another's, if a slot has moved just now.
             if !channels.contains_key(channel) {
-                return Err(odd(&answer));
+                return Err(unexpected(&answer));
             }
             channels.len() == 1
         };
@@ -446,7 +446,7 @@ impl Link {
         wait.arg(replicas).arg(patience);
         match self.send(&wait).await? {
             Value::Int(count) => Ok(u32::try_from(count).unwrap_or(0)),
-            other => Err(odd(&other)),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -509,9 +509,9 @@ pub(crate) async fn ask(
 }
 
 /// What is wrong with a server that answers like no Redis, or does not have the database.
-fn stranger(error: &RedisError) -> Option<&'static str> {
+fn not_redis(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::Parse {
-        return Some(STRANGER);
+        return Some(NOT_REDIS);
     }
     let text = error.to_string();
     if text.contains("DB index is out of range") || text.contains("invalid DB index") {
@@ -524,7 +524,7 @@ fn stranger(error: &RedisError) -> Option<&'static str> {
 }
 
 /// An answer that is not what a script of ours answers.
-pub(crate) fn odd(value: &Value) -> RedisError {
+pub(crate) fn unexpected(value: &Value) -> RedisError {
     let shown: String = format!("{value:?}").chars().take(200).collect();
     RedisError::from((
         ErrorKind::UnexpectedReturnType,

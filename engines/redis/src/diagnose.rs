@@ -10,12 +10,12 @@ use fencelock_core::{
 use redis::{Cmd, RedisError, Value};
 
 use crate::config::Servers;
-use crate::connection::Link;
+use crate::connection::Connection;
 use crate::engine::Redis;
-use crate::facts::Facts;
+use crate::error::untakeable;
+use crate::keys::counter;
 use crate::node::Node;
-use crate::refusal::untakeable;
-use crate::slots::counter;
+use crate::server::ServerInfo;
 
 impl Redis {
     pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
@@ -69,13 +69,13 @@ impl Redis {
         &self,
         name: &str,
         node: &Arc<Node>,
-        link: &Link,
+        link: &Connection,
         findings: &mut Vec<Finding>,
     ) {
         let config = &self.hub.config;
         let info = link.send(Cmd::new().arg("INFO")).await.ok();
         let stats = link.send(Cmd::new().arg("INFO").arg("commandstats")).await;
-        let facts = Facts::new(info.as_ref(), None).with_stats(stats.ok().as_ref());
+        let facts = ServerInfo::new(info.as_ref(), None).with_stats(stats.ok().as_ref());
         if let Some(master) = facts.master() {
             findings.push(Finding::new(
                 Purpose::Efficiency,
@@ -101,7 +101,13 @@ impl Redis {
     }
 
     /// What concerns a server that a replica is to take over from.
-    async fn of_master(&self, name: &str, link: &Link, facts: &Facts, findings: &mut Vec<Finding>) {
+    async fn of_master(
+        &self,
+        name: &str,
+        link: &Connection,
+        facts: &ServerInfo,
+        findings: &mut Vec<Finding>,
+    ) {
         if facts.count("connected_slaves") == Some(0) {
             findings.push(Finding::new(
                 Purpose::Efficiency,
@@ -134,7 +140,7 @@ impl Redis {
 
     /// Whether a lock could be taken: by commands that the server refuses to everybody, but only after it has looked at
     /// rights, memory and disk. They write nothing.
-    async fn refusals(&self, name: &str, node: &Arc<Node>, link: &Link) -> Vec<Finding> {
+    async fn refusals(&self, name: &str, node: &Arc<Node>, link: &Connection) -> Vec<Finding> {
         let cluster = self.hub.cluster();
         let slot = cluster.and_then(|cluster| cluster.slot_of(node));
         if cluster.is_some() && slot.is_none() {
@@ -217,7 +223,7 @@ fn seconds(answer: &Value) -> Option<Duration> {
 }
 
 /// Rights that are missed later only, when something else went wrong.
-async fn rights(link: &Link, findings: &mut Vec<Finding>) {
+async fn rights(link: &Connection, findings: &mut Vec<Finding>) {
     // There is no connection with this id.
     let kill = ["CLIENT", "KILL", "ID", "0"];
     let config = ["CONFIG", "GET", "appendfsync"];
@@ -245,7 +251,7 @@ async fn rights(link: &Link, findings: &mut Vec<Finding>) {
     }
 }
 
-async fn setting(link: &Link, name: &str) -> Option<String> {
+async fn setting(link: &Connection, name: &str) -> Option<String> {
     let mut command = Cmd::new();
     command.arg("CONFIG").arg("GET").arg(name);
     let text = |value: &Value| match value {

@@ -19,13 +19,13 @@ use tokio::sync::{Mutex, mpsc};
 
 use crate::cluster::Turns;
 use crate::config::Config;
-use crate::connection::{Link, odd};
+use crate::connection::{Connection, unexpected};
+use crate::entry::Entry;
+use crate::error::{explain, unreadable};
 use crate::hub::{Gate, Hub, Terms};
+use crate::keys::{COUNTER, Keys};
 use crate::node::{Node, Writer};
-use crate::refusal::{explain, unreadable};
-use crate::slots::{COUNTER, Keys};
-use crate::value::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
-use crate::waiters::Waiter;
+use crate::stored::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
 
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
@@ -63,7 +63,7 @@ impl Redis {
     }
 
     /// Without a script, for a claim that nobody is expected to contend with. `None`: go by script.
-    async fn place_plainly(&self, claim: &Claim, link: &Link) -> Result<Option<Grant>> {
+    async fn place_plainly(&self, claim: &Claim, link: &Connection) -> Result<Option<Grant>> {
         let hub = &self.hub;
         let floor = hub.highest(0);
         let name = claim.name.as_str();
@@ -97,12 +97,12 @@ impl Redis {
             }
         }
         let Some(Value::Int(token)) = drawn else {
-            let error = odd(&drawn.unwrap_or_default());
+            let error = unexpected(&drawn.unwrap_or_default());
             return Err(self.place_failed(claim, link, error));
         };
         let token = u64::try_from(token).unwrap_or(0);
         if !matches!(set, Some(Value::Okay)) {
-            hub.hot.of(&claim.name).heat();
+            hub.contention.of(&claim.name).raise();
             return Ok(None);
         }
         if token <= floor {
@@ -124,7 +124,7 @@ impl Redis {
         }))
     }
 
-    fn place_failed(&self, claim: &Claim, link: &Link, error: RedisError) -> Error {
+    fn place_failed(&self, claim: &Claim, link: &Connection, error: RedisError) -> Error {
         let error = explain(
             self.hub.store(),
             "placing a claim",
@@ -142,7 +142,7 @@ impl Redis {
         &self,
         claim: &Claim,
         slot: u16,
-    ) -> Result<(Arc<Node>, Arc<Link>), Result<Standing>> {
+    ) -> Result<(Arc<Node>, Arc<Connection>), Result<Standing>> {
         let found = self.hub.link(slot).await;
         let (node, link) = found.map_err(Err)?;
         match self.hub.gate(&node, &link) {
@@ -153,7 +153,7 @@ impl Redis {
     }
 
     /// By script: in line, shared, recorded, or again.
-    async fn place_by_script(&self, claim: &Claim, waiter: Option<&Waiter>) -> Result<Standing> {
+    async fn place_by_script(&self, claim: &Claim, waiter: Option<&Entry>) -> Result<Standing> {
         let hub = &self.hub;
         let window = self.window(claim);
         let keys = hub.keys(&claim.name);
@@ -221,7 +221,7 @@ impl Redis {
                 }
             };
             let Value::Array(parts) = &answer else {
-                return Err(self.place_failed(claim, link, odd(&answer)));
+                return Err(self.place_failed(claim, link, unexpected(&answer)));
             };
             let word = match parts.first() {
                 Some(Value::BulkString(word)) => &word[..],
@@ -247,7 +247,7 @@ impl Redis {
                         let terms = hub.terms(keys.slot, &node, &main);
                         self.replicate(claim, &keys, writer, &terms).await?;
                     }
-                    hub.waiters.remove(&claim.id);
+                    hub.entries.remove(&claim.id);
                     return Ok(Standing::Held(grant));
                 }
                 b"waits" => {
@@ -267,7 +267,7 @@ impl Redis {
                     }));
                 }
                 b"busy" => {
-                    hub.waiters.remove(&claim.id);
+                    hub.entries.remove(&claim.id);
                     return Ok(Standing::Busy);
                 }
                 b"late" if !late => {
@@ -280,7 +280,7 @@ impl Redis {
                     return Err(Error::unavailable(hub.store(), "placing a claim", cause));
                 }
                 b"newer" => return Err(unreadable(hub.store(), &claim.name)),
-                _ => return Err(self.place_failed(claim, link, odd(&answer))),
+                _ => return Err(self.place_failed(claim, link, unexpected(&answer))),
             }
         }
     }
@@ -335,7 +335,7 @@ impl Redis {
         ahead: u64,
         left: i64,
         foreign: bool,
-        waiter: Option<&Waiter>,
+        waiter: Option<&Entry>,
     ) -> Duration {
         let jitter = |most: Duration| most.mul_f64(0.5 + fastrand::f64() / 2.0);
         let mut pause = jitter(window / 2);
@@ -371,7 +371,7 @@ impl Redis {
         mark: &[u8],
         claim: &Claim,
         how: Leave,
-    ) -> Result<(Value, Arc<Node>, Arc<Link>)> {
+    ) -> Result<(Value, Arc<Node>, Arc<Connection>)> {
         let hub = &self.hub;
         let args = |command: &mut Cmd, terms: &Terms| {
             keys.push_all(command);
@@ -400,14 +400,14 @@ impl Engine for Redis {
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         let hub = &self.hub;
         hub.check_whole("taking a lock")?;
-        let waiting = hub.waiters.find(&claim.id);
-        let hot = hub.hot.of(&claim.name);
+        let waiting = hub.entries.find(&claim.id);
+        let contention = hub.contention.of(&claim.name);
         let plain = waiting.is_none()
             && claim.mode == Mode::Exclusive
             && claim.reserve <= 1
             && !claim.record
             && !hub.config.timed()
-            && !hot.is_hot();
+            && !contention.is_contended();
         if plain {
             let (_, link) = match self.ready(claim, 0).await {
                 Ok(ready) => ready,
@@ -418,22 +418,22 @@ impl Engine for Redis {
             }
         }
         let fresh = waiting.is_none();
-        let waiting = waiting.or_else(|| claim.wait.then(|| hub.waiters.register(claim.id)));
+        let waiting = waiting.or_else(|| claim.wait.then(|| hub.entries.register(claim.id)));
         // Boxed, so that the future of the plain way stays small.
         let standing = Box::pin(self.place_by_script(claim, waiting.as_deref())).await;
         match &standing {
             // At once: nobody else is here.
-            Ok(Standing::Held(_)) if !plain && fresh => hot.cool(),
+            Ok(Standing::Held(_)) if !plain && fresh => contention.lower(),
             Ok(Standing::Held(_)) => {}
-            Ok(Standing::Waiting(_) | Standing::Busy) => hot.heat(),
-            Err(error) if !error.is_transient() => hub.waiters.remove(&claim.id),
+            Ok(Standing::Waiting(_) | Standing::Busy) => contention.raise(),
+            Err(error) if !error.is_transient() => hub.entries.remove(&claim.id),
             Err(_) => {}
         }
         standing
     }
 
     async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        let Some(waiter) = self.hub.waiters.find(&claim.id) else {
+        let Some(waiter) = self.hub.entries.find(&claim.id) else {
             Clock::Boot.sleep_until(place.recheck).await;
             return Ok(None);
         };
@@ -451,8 +451,8 @@ impl Engine for Redis {
         if self.hub.config.delays() && self.ready(claim, slot).await.is_err() {
             return Ok(None);
         }
-        self.hub.waiters.remove(&claim.id);
-        self.hub.hot.of(&claim.name).heat();
+        self.hub.entries.remove(&claim.id);
+        self.hub.contention.of(&claim.name).raise();
         let tokens = Tokens {
             first: Token(pushed.first),
             count: pushed.count.max(1),
@@ -477,15 +477,16 @@ impl Engine for Redis {
         let mark = mark(&claim.id);
         let action = "withdrawing a claim";
         let mut answer = None;
-        let hot = hub.hot.of(&claim.name);
-        let common = how == Leave::Release && claim.mode == Mode::Exclusive && !hot.is_hot();
+        let contention = hub.contention.of(&claim.name);
+        let common =
+            how == Leave::Release && claim.mode == Mode::Exclusive && !contention.is_contended();
         if common {
             let args = |command: &mut Cmd, _: &Terms| {
                 keys.push_two(command);
                 command.arg(&mark[..]);
             };
             let released = hub.run(action, &keys, &hub.scripts.release, args).await;
-            let released = released.inspect_err(|_| hub.waiters.remove(&claim.id))?;
+            let released = released.inspect_err(|_| hub.entries.remove(&claim.id))?;
             answer = Some(released).filter(|(answer, ..)| *answer != Value::Int(0));
         }
         let tried_in_vain = common && answer.is_none();
@@ -497,20 +498,20 @@ impl Engine for Redis {
         if matches!(answer, Ok((Value::Int(1), ..))) {
             if tried_in_vain {
                 // It holds, so somebody is in line.
-                hot.heat();
+                contention.raise();
             } else {
-                hot.cool_off();
+                contention.clear_last();
             }
         }
         // Only now: what was pushed before is undone by the script; what is pushed later is given back.
-        hub.waiters.remove(&claim.id);
+        hub.entries.remove(&claim.id);
         let (answer, node, link) = answer?;
         let withdrawn = match answer {
             Value::Int(1) => Withdrawn::Released,
             Value::Int(2) => Withdrawn::LeftLine,
             Value::Int(3) => Withdrawn::Expired,
             Value::Int(4) => Withdrawn::NotOwner,
-            other => return Err(self.failed(action, None, odd(&other))),
+            other => return Err(self.failed(action, None, unexpected(&other))),
         };
         if !hub.settle(&claim.id, &node, &link) {
             return Ok(Withdrawn::Unknown);
@@ -549,7 +550,7 @@ impl Engine for Redis {
             Value::Int(1) => Ok(true),
             Value::Int(0) => Ok(false),
             Value::Int(-1) => Err(unreadable(hub.store(), name)),
-            other => Err(self.failed("evicting", Some(name), odd(&other))),
+            other => Err(self.failed("evicting", Some(name), unexpected(&other))),
         }
     }
 

@@ -11,16 +11,16 @@ use tokio::sync::mpsc;
 
 use crate::cluster::{Cluster, Turns};
 use crate::config::{Config, Servers};
-use crate::connection::Link;
-use crate::facts::Facts;
-use crate::hot::Hot;
+use crate::connection::Connection;
+use crate::contention::Contention;
+use crate::entry::{Entries, PushedGrant};
+use crate::error::explain;
+use crate::keys::{Keys, SLOTS};
 use crate::node::{Node, Target};
-use crate::refusal::explain;
 use crate::scripts::{Script, Scripts};
 use crate::sentinel::{self, Sentinels};
-use crate::slots::{Keys, SLOTS};
-use crate::value::{Message, mark};
-use crate::waiters::{Pushed, Waiters};
+use crate::server::ServerInfo;
+use crate::stored::{Message, mark};
 
 /// The servers of the store.
 #[derive(Debug)]
@@ -63,8 +63,8 @@ pub(crate) struct Hub {
     pub(crate) scripts: Scripts,
     /// What this process listens to is `fencelock:` and this.
     pub(crate) channel: String,
-    pub(crate) waiters: Waiters,
-    pub(crate) hot: Hot,
+    pub(crate) entries: Entries,
+    pub(crate) contention: Contention,
     topology: OnceLock<Topology>,
     sentinels: Option<Arc<Sentinels>>,
     /// The highest token seen, of the store or of each slot: the floor of whatever is drawn later.
@@ -96,8 +96,8 @@ impl Hub {
             scripts: Scripts::new(config.timed()),
             config,
             channel: format!("{:016x}", random_u64()?),
-            waiters: Waiters::default(),
-            hot: Hot::default(),
+            entries: Entries::default(),
+            contention: Contention::default(),
             topology: OnceLock::new(),
             sentinels,
             highest: (0..counters).map(|_| AtomicU64::new(0)).collect(),
@@ -130,7 +130,7 @@ impl Hub {
                 vec![facts]
             }
         };
-        let _ = hub.promises.set(Facts::promises(&facts, &hub.config));
+        let _ = hub.promises.set(ServerInfo::promises(&facts, &hub.config));
         Ok((hub, heard))
     }
 
@@ -140,7 +140,7 @@ impl Hub {
 
     pub(crate) fn promises(&self) -> Promises {
         let promises = self.promises.get().cloned();
-        promises.unwrap_or_else(|| Facts::promises(&[], &self.config))
+        promises.unwrap_or_else(|| ServerInfo::promises(&[], &self.config))
     }
 
     pub(crate) fn next_generation(&self) -> u64 {
@@ -160,7 +160,7 @@ impl Hub {
     }
 
     /// The server of a slot, and the connection of the moment; waits for one no longer than for an answer.
-    pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+    pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<(Arc<Node>, Arc<Connection>)> {
         match self.topology.get() {
             Some(Topology::One(node)) => Ok((Arc::clone(node), node.link(self).await?)),
             Some(Topology::Cluster(cluster)) => cluster.link(self, slot).await,
@@ -174,7 +174,7 @@ impl Hub {
     pub(crate) async fn link_to_renew(
         self: &Arc<Self>,
         slot: u16,
-    ) -> Result<(Arc<Node>, Arc<Link>)> {
+    ) -> Result<(Arc<Node>, Arc<Connection>)> {
         match self.cluster() {
             Some(cluster) => cluster.link_if_up(self, slot),
             None => self.link(slot).await,
@@ -210,7 +210,7 @@ impl Hub {
 
     /// Whether the server behind a connection may grant now. Every way to a grant asks here: a claim that is placed, a
     /// grant that was pushed, and each script that may serve a line.
-    pub(crate) fn gate(&self, node: &Node, link: &Link) -> Gate {
+    pub(crate) fn gate(&self, node: &Node, link: &Connection) -> Gate {
         match link.grants_from {
             Some(from) if Clock::Boot.now() < from => Gate::ShutUntil(from),
             _ => match self.check_master(node) {
@@ -221,7 +221,7 @@ impl Hub {
     }
 
     /// What a script that may serve a line goes by, if it is run over this connection.
-    pub(crate) fn terms(&self, slot: u16, node: &Node, link: &Link) -> Terms {
+    pub(crate) fn terms(&self, slot: u16, node: &Node, link: &Connection) -> Terms {
         Terms {
             floor: self.highest(slot),
             shut: !matches!(self.gate(node, link), Gate::Open),
@@ -238,7 +238,7 @@ impl Hub {
         keys: &Keys<'_>,
         script: &Script,
         fill: impl Fn(&mut Cmd, &Terms) + Send + Sync,
-    ) -> Result<(Value, Arc<Node>, Arc<Link>)> {
+    ) -> Result<(Value, Arc<Node>, Arc<Connection>)> {
         let mut turns = None;
         loop {
             let (node, link) = self.link(keys.slot).await?;
@@ -359,7 +359,7 @@ impl Hub {
     ///
     /// Those that went to another server than this one can not: that one has the lock no more, and scripts come with a
     /// deadline.
-    pub(crate) fn settle(&self, id: &ClaimId, node: &Node, link: &Link) -> bool {
+    pub(crate) fn settle(&self, id: &ClaimId, node: &Node, link: &Connection) -> bool {
         let Some((first, over)) = self.unsettled(id) else {
             return true;
         };
@@ -381,7 +381,7 @@ impl Hub {
             Some(Topology::Cluster(cluster)) => cluster.close(),
             None => {}
         }
-        self.waiters.stir_all();
+        self.entries.wake_all();
     }
 
     /// A message came over the connection of this generation.
@@ -399,8 +399,8 @@ impl Hub {
                     // The same message may come over the newer connection; all who wait place again over that one.
                     return;
                 }
-                if let Some(waiter) = self.waiters.find(&claim) {
-                    waiter.push(Pushed { first, count });
+                if let Some(waiter) = self.entries.find(&claim) {
+                    waiter.push(PushedGrant { first, count });
                 } else {
                     // Nobody waits for it here any more: give it back at once.
                     let hub = Arc::clone(self);

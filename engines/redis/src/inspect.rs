@@ -8,12 +8,12 @@ use fencelock_core::{LockName, Result, Token};
 use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use crate::connection::odd;
+use crate::connection::unexpected;
 use crate::engine::Redis;
+use crate::error::{explain, unreadable};
 use crate::hub::Terms;
-use crate::refusal::{explain, unreadable};
-use crate::slots::Keys;
-use crate::value::{Hold, Stored, foreign_view, waiter_view};
+use crate::keys::Keys;
+use crate::stored::{Hold, Stored, foreign_view, waiter_view};
 
 /// The pauses between two looks of one who waits for a change.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
@@ -37,7 +37,7 @@ struct Seen {
 impl Seen {
     /// From the answer of `look.lua`.
     fn new(answer: Value) -> Result<Self, RedisError> {
-        let refuse = |answer: &Value| Err(odd(answer));
+        let refuse = |answer: &Value| Err(unexpected(answer));
         let Value::Array(parts) = answer else {
             return refuse(&answer);
         };
@@ -293,10 +293,10 @@ pub(crate) fn scan(prefix: &str, cursor: &str, limit: usize) -> Cmd {
 /// What came of it: the next cursor, and the names. A scan may meet a key twice.
 pub(crate) fn scanned(answer: &Value) -> Result<(String, BTreeSet<LockName>), RedisError> {
     let Value::Array(parts) = answer else {
-        return Err(odd(answer));
+        return Err(unexpected(answer));
     };
     let [next, Value::Array(keys)] = parts.as_slice() else {
-        return Err(odd(answer));
+        return Err(unexpected(answer));
     };
     let names = keys
         .iter()

@@ -52,24 +52,24 @@
 mod cluster;
 mod config;
 mod connection;
+mod contention;
 mod diagnose;
 mod engine;
-mod facts;
-mod hot;
+mod entry;
+mod error;
 mod hub;
 mod inspect;
+mod keys;
 mod machine;
 mod node;
+mod persistence;
 mod redlock;
-mod refusal;
 mod renew;
 mod scripts;
 mod sentinel;
-mod settings;
-mod slots;
-mod started;
-mod value;
-mod waiters;
+mod server;
+mod stored;
+mod uptime;
 
 pub use engine::Redis;
 pub use redlock::Redlock;
@@ -77,10 +77,10 @@ pub use redlock::Redlock;
 /// Reads what may be stored, whoever stored it: for fuzzing alone.
 #[doc(hidden)]
 pub fn read_stored(bytes: &[u8]) {
-    drop(value::Stored::parse(bytes));
-    drop(value::Message::parse(bytes));
+    drop(stored::Stored::parse(bytes));
+    drop(stored::Message::parse(bytes));
     let text = String::from_utf8_lossy(bytes);
-    drop(value::Hold::parse_reader(&"0".repeat(32), &text));
-    drop(value::waiter_view(&text));
-    drop(value::foreign_view(bytes, None));
+    drop(stored::Hold::parse_reader(&"0".repeat(32), &text));
+    drop(stored::waiter_view(&text));
+    drop(stored::foreign_view(bytes, None));
 }

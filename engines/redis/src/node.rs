@@ -11,12 +11,12 @@ use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::config::Address;
-use crate::connection::{Link, Opening, Purpose, connecting};
-use crate::facts::Facts;
+use crate::connection::{Connection, Opening, Purpose, connecting};
 use crate::hub::Hub;
 use crate::sentinel::{MARGIN, Sentinels};
-use crate::started::Watching;
-use crate::value::Message;
+use crate::server::ServerInfo;
+use crate::stored::Message;
+use crate::uptime::Watching;
 
 /// The longest pause between attempts to reconnect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub(crate) enum Target {
 /// Where a server stands.
 #[derive(Clone, Debug)]
 enum State {
-    Up(Arc<Link>),
+    Up(Arc<Connection>),
     /// No connection. The text says why; `refused`: the server was reached and refused.
     Down {
         why: String,
@@ -58,7 +58,7 @@ struct Old {
 }
 
 impl Old {
-    fn of(link: &Link) -> Self {
+    fn of(link: &Connection) -> Self {
         Self {
             generation: link.generation,
             client_id: link.client_id,
@@ -87,7 +87,7 @@ pub(crate) struct Node {
     forgotten: AtomicU64,
     writers: Arc<Semaphore>,
     renewers: Arc<Semaphore>,
-    idle: Mutex<Vec<Arc<Link>>>,
+    idle: Mutex<Vec<Arc<Connection>>>,
     kept: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ impl Node {
     }
 
     /// The connection of the moment; waits for one no longer than for an answer.
-    pub(crate) async fn link(&self, hub: &Hub) -> Result<Arc<Link>> {
+    pub(crate) async fn link(&self, hub: &Hub) -> Result<Arc<Connection>> {
         let up = |state: &State| match state {
             State::Up(link) if !link.is_broken() => Some(Ok(Arc::clone(link))),
             State::Closed => Some(Err(Error::Closed)),
@@ -148,7 +148,7 @@ impl Node {
     }
 
     /// The connection of the moment, if there is one.
-    pub(crate) fn link_if_up(&self) -> Option<Arc<Link>> {
+    pub(crate) fn link_if_up(&self) -> Option<Arc<Connection>> {
         match &*self.state.borrow() {
             State::Up(link) if !link.is_broken() => Some(Arc::clone(link)),
             _ => None,
@@ -166,7 +166,7 @@ impl Node {
     }
 
     /// Connects, once.
-    pub(crate) async fn connect(self: &Arc<Self>, hub: &Arc<Hub>) -> Result<Facts> {
+    pub(crate) async fn connect(self: &Arc<Self>, hub: &Arc<Hub>) -> Result<ServerInfo> {
         let config = &hub.config;
         let (client, found) = match &self.target {
             Target::Fixed(client) => (redis::Client::clone(client), None),
@@ -199,10 +199,10 @@ impl Node {
                 Some(Some(message)) => hub.hear(message, &node, generation),
                 Some(None) => {}
                 // The slot has moved: whoever waits there asks again, and is heard at another node then.
-                None => hub.waiters.stir_all(),
+                None => hub.entries.wake_all(),
             }
         };
-        let (mut link, facts) = Link::open(opening, hear).await?;
+        let (mut link, facts) = Connection::open(opening, hear).await?;
         link.grants_from = link
             .grants_from
             .max(self.swapped_until(&link, config.restart_delay));
@@ -232,7 +232,7 @@ impl Node {
             open
         });
         // The server listens again: now, and not before, waiters may stand in line.
-        hub.waiters.stir_all();
+        hub.entries.wake_all();
         Ok(facts)
     }
 
@@ -251,7 +251,7 @@ impl Node {
 
     /// Until when nothing is granted since the server, perhaps long up, is not the one before: somebody put it in the
     /// other's place. Later connections to it wait no less than the first.
-    fn swapped_until(&self, link: &Link, restart_delay: Duration) -> Option<BootInstant> {
+    fn swapped_until(&self, link: &Connection, restart_delay: Duration) -> Option<BootInstant> {
         let before = std::mem::replace(&mut *held(&self.run_id), link.run_id.clone());
         let mut until = held(&self.swapped_until);
         if before.is_some() && before != link.run_id && !restart_delay.is_zero() {
@@ -261,7 +261,7 @@ impl Node {
     }
 
     /// Makes sure that nothing sent over earlier connections can still take effect.
-    pub(crate) async fn end_old(&self, link: &Link) {
+    pub(crate) async fn end_old(&self, link: &Connection) {
         // All stay in the list meanwhile: who withdraws at the same time must not take them for ended.
         let (mut ended, mut asked, mut ids) = (Vec::new(), Vec::new(), Vec::new());
         for old in held(&self.old).iter() {
@@ -282,13 +282,13 @@ impl Node {
     }
 
     /// Whether there is an earlier connection, from `first` on, that may still have something to do.
-    pub(crate) fn has_old(&self, first: u64, but: &Link) -> bool {
+    pub(crate) fn has_old(&self, first: u64, but: &Connection) -> bool {
         let another = |old: &Old| old.generation >= first && old.generation != but.generation;
         first <= self.forgotten.load(Ordering::SeqCst) || held(&self.old).iter().any(another)
     }
 
     /// Notes a connection over which something may still be on its way.
-    fn remember(&self, link: &Link) {
+    fn remember(&self, link: &Connection) {
         let mut old = held(&self.old);
         old.push_back(Old::of(link));
         if old.len() > REMEMBERED
@@ -319,12 +319,12 @@ impl Node {
     }
 
     /// A connection to write a grant over and to wait on for replicas, to the same server as `main`.
-    pub(crate) async fn writer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
+    pub(crate) async fn writer(self: &Arc<Self>, hub: &Hub, main: &Connection) -> Result<Writer> {
         self.writer_by(&self.writers, hub, main).await
     }
 
     /// The same for a renewal.
-    pub(crate) async fn renewer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
+    pub(crate) async fn renewer(self: &Arc<Self>, hub: &Hub, main: &Connection) -> Result<Writer> {
         self.writer_by(&self.renewers, hub, main).await
     }
 
@@ -332,7 +332,7 @@ impl Node {
         self: &Arc<Self>,
         permits: &Arc<Semaphore>,
         hub: &Hub,
-        main: &Link,
+        main: &Connection,
     ) -> Result<Writer> {
         let patience = hub.config.response_timeout;
         let permit = Arc::clone(permits).acquire_owned();
@@ -341,7 +341,7 @@ impl Node {
             let action = "waiting for a connection";
             return Err(Error::unavailable(hub.store(), action, cause));
         };
-        let fits = |link: &Arc<Link>| !link.is_broken() && link.run_id == main.run_id;
+        let fits = |link: &Arc<Connection>| !link.is_broken() && link.run_id == main.run_id;
         let found = {
             let mut idle = held(&self.idle);
             idle.retain(fits);
@@ -361,7 +361,8 @@ impl Node {
                     bell: Arc::default(),
                 };
                 let action = connecting(&opening.client);
-                let opened = tokio::time::timeout(patience, Link::open(opening, |_| {})).await;
+                let opened =
+                    tokio::time::timeout(patience, Connection::open(opening, |_| {})).await;
                 let Ok(opened) = opened else {
                     let cause = "no answer in time";
                     return Err(Error::unavailable(hub.store(), action, cause));
@@ -402,7 +403,7 @@ impl Node {
 #[derive(Debug)]
 pub(crate) struct Writer {
     node: Arc<Node>,
-    link: Arc<Link>,
+    link: Arc<Connection>,
     spoiled: bool,
     /// Whether an answer is to come.
     waits: bool,
@@ -429,9 +430,9 @@ impl Writer {
 }
 
 impl Deref for Writer {
-    type Target = Arc<Link>;
+    type Target = Arc<Connection>;
 
-    fn deref(&self) -> &Arc<Link> {
+    fn deref(&self) -> &Arc<Connection> {
         &self.link
     }
 }

@@ -9,11 +9,11 @@ use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::cluster::{Turns, asks, is_redirection};
-use crate::connection::odd;
+use crate::connection::unexpected;
 use crate::engine::{Redis, shortfall};
+use crate::error::{explain, is_noscript};
 use crate::hub::Terms;
-use crate::refusal::{explain, is_noscript};
-use crate::value::{kind, mark, push_rest, px};
+use crate::stored::{kind, mark, push_rest, px};
 
 /// How many exclusive holds one request prolongs; it blocks the server for about a millisecond.
 const AT_ONCE: usize = 500;
@@ -117,7 +117,7 @@ impl Redis {
         let cluster = self.hub().cluster();
         let mut slots: BTreeMap<u16, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
         for (at, held) in held.iter().enumerate() {
-            let slot = cluster.map_or(0, |_| crate::slots::slot(held.claim.name.as_str()));
+            let slot = cluster.map_or(0, |_| crate::keys::slot(held.claim.name.as_str()));
             let (exclusive, shared) = slots.entry(slot).or_default();
             if alone(held) {
                 exclusive.push(at);
@@ -212,7 +212,7 @@ impl Redis {
         let answers = match link.send_all(&commands).await {
             Ok(answers) if answers.len() == groups.len() => answers,
             other => {
-                let error = other.err().unwrap_or_else(|| odd(&Value::Nil));
+                let error = other.err().unwrap_or_else(|| unexpected(&Value::Nil));
                 return fail(self.failed("renewing", None, error));
             }
         };
@@ -242,7 +242,7 @@ impl Redis {
                 Err(error) if is_redirection(&error) => alone.extend(group),
                 other => {
                     let error = match other {
-                        Ok(answer) => odd(&answer),
+                        Ok(answer) => unexpected(&answer),
                         Err(error) => error,
                     };
                     let error = self.failed("renewing", None, error);
@@ -319,7 +319,7 @@ impl Redis {
                         .and_then(|mut answers| match answers.pop() {
                             Some(Value::ServerError(error)) => Err(error.into()),
                             Some(answer) => Ok(answer),
-                            None => Err(odd(&Value::Nil)),
+                            None => Err(unexpected(&Value::Nil)),
                         });
                 wrote = (node, link);
             }
@@ -335,7 +335,7 @@ impl Redis {
                     }
                     return renewal;
                 }
-                Ok(other) => return fail(odd(&other)),
+                Ok(other) => return fail(unexpected(&other)),
                 Err(error) => {
                     if !hub.turn(&mut turns, slot, &error).await {
                         return fail(error);
@@ -442,7 +442,7 @@ impl Redis {
                     keys.push_all(command);
                     terms.push(command);
                 };
-                let poked = hub.run("serving a line", &keys, &hub.scripts.poke, args);
+                let poked = hub.run("serving a line", &keys, &hub.scripts.serve, args);
                 if let Err(error) = poked.await {
                     tracing::debug!(%name, %error, "a line could not be served; its waiters will ask");
                 }

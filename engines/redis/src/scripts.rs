@@ -33,13 +33,13 @@ impl Script {
 #[derive(Debug)]
 pub(crate) struct Scripts {
     pub(crate) seed: Script,
-    pub(crate) started: Script,
+    pub(crate) uptime: Script,
     pub(crate) place: Script,
     pub(crate) release: Script,
     pub(crate) withdraw: Script,
     pub(crate) renew: Script,
     pub(crate) renew_shared: Script,
-    pub(crate) poke: Script,
+    pub(crate) serve: Script,
     pub(crate) evict: Script,
     pub(crate) look: Script,
 }
@@ -49,13 +49,13 @@ impl Scripts {
         let script = |text| Script::new(text, timed);
         Self {
             seed: script(include_str!("scripts/seed.lua")),
-            started: script(include_str!("scripts/started.lua")),
+            uptime: script(include_str!("scripts/uptime.lua")),
             place: script(include_str!("scripts/place.lua")),
             release: script(include_str!("scripts/release.lua")),
             withdraw: script(include_str!("scripts/withdraw.lua")),
             renew: script(include_str!("scripts/renew.lua")),
             renew_shared: script(include_str!("scripts/renew_shared.lua")),
-            poke: script(include_str!("scripts/poke.lua")),
+            serve: script(include_str!("scripts/serve.lua")),
             evict: script(include_str!("scripts/evict.lua")),
             look: script(include_str!("scripts/look.lua")),
         }

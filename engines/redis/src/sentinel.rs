@@ -9,9 +9,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
 
 use crate::config::Address;
+use crate::error::explain;
 use crate::hub::Hub;
 use crate::node::{Node, age};
-use crate::refusal::explain;
 
 /// How long one Sentinel may take to answer.
 const PATIENCE: Duration = Duration::from_millis(500);

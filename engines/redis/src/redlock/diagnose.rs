@@ -18,7 +18,7 @@ impl Inner {
                     count - quorum,
                     count - 1
                 ),
-                "name an odd number of nodes",
+                "name an unexpected number of nodes",
             ));
         }
         findings.extend(self.abstainers());

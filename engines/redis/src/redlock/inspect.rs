@@ -9,10 +9,10 @@ use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 
 use super::Inner;
+use crate::error::{explain, unreadable};
 use crate::inspect::{Pauses, scan, scanned, text};
-use crate::refusal::{explain, unreadable};
-use crate::slots::line_key;
-use crate::value::{Stored, foreign_view, mark, waiter_view};
+use crate::keys::queue_key;
+use crate::stored::{Stored, foreign_view, mark, waiter_view};
 
 /// For how long a look goes on at least while the answers do not suffice.
 const LOOKING: Duration = Duration::from_millis(500);
@@ -60,7 +60,7 @@ impl Inner {
         let action = "looking at a lock";
         let mut command = Cmd::with_capacity(5, 200);
         command.arg("EVALSHA").arg(&self.scripts.look.sha).arg(2);
-        command.arg(name.as_str()).arg(line_key(name.as_str()));
+        command.arg(name.as_str()).arg(queue_key(name.as_str()));
         let mut answers: FuturesUnordered<_> = self
             .members()
             .into_iter()
@@ -68,7 +68,7 @@ impl Inner {
                 let answer = link.ask(&command);
                 async move {
                     let seen = answer.await.and_then(|answer| {
-                        let shown = crate::connection::odd(&answer);
+                        let shown = crate::connection::unexpected(&answer);
                         Seen::new(node.index, answer).ok_or(shown)
                     });
                     let failed = |error| explain(&node.name, action, Some(name), error);
@@ -285,7 +285,7 @@ impl Inner {
         };
         command.arg(name.as_str());
         if how == Evict::Release {
-            command.arg(line_key(name.as_str()));
+            command.arg(queue_key(name.as_str()));
         }
         command.arg(&whose[..]);
         if how == Evict::Release {

@@ -30,17 +30,17 @@
 //!   A client notices it of nodes that it was connected to before.
 //! * Tokens hold without clocks, but for one case: if a whole quorum loses its memory, they go on from the nodes' time.
 
+mod batcher;
+mod clock;
 mod config;
-mod courier;
+mod connection;
 mod diagnose;
 mod held;
 mod inspect;
-mod link;
 mod node;
 mod round;
 mod scripts;
-mod timekeeper;
-mod vote;
+mod votes;
 
 use std::fmt;
 use std::future::Future;
@@ -62,17 +62,17 @@ use futures_util::future::join_all;
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::{Mutex, mpsc, watch};
 
+use self::batcher::Told;
 use self::config::Settings;
-use self::courier::Told;
 use self::held::{Held, Lasting};
 use self::node::{Abstains, BUCKETS, MEMORY, Node};
 use self::round::{Round, Tally};
 use self::scripts::Scripts;
-use self::vote::{Asked, Manner, Outcome, whose};
-use crate::hot::Hot;
+use self::votes::{Asked, Manner, Outcome, whose};
+use crate::contention::Contention;
+use crate::entry::{Entries, Entry};
 use crate::machine::Machine;
-use crate::value::{Message, millis, px};
-use crate::waiters::{Waiter, Waiters};
+use crate::stored::{Message, millis, px};
 
 /// How many holds one renewal script prolongs; it blocks a node for about a millisecond.
 const RENEWED_AT_ONCE: usize = 500;
@@ -100,9 +100,9 @@ pub(crate) struct Inner {
     nodes: Vec<Arc<Node>>,
     /// What this process listens to is `fencelock:` and this.
     channel: String,
-    waiters: Waiters,
+    entries: Entries,
     held: Held,
-    hot: Hot,
+    contention: Contention,
     attempts: AtomicU64,
     events: mpsc::UnboundedSender<Event>,
     closed: watch::Sender<bool>,
@@ -161,9 +161,9 @@ impl Redlock {
             scripts: Scripts::new(),
             nodes,
             channel: ClaimIds::new()?.next().to_string(),
-            waiters: Waiters::default(),
+            entries: Entries::default(),
             held: Held::default(),
-            hot: Hot::default(),
+            contention: Contention::default(),
             attempts: AtomicU64::new(0),
             events,
             closed: watch::Sender::new(false),
@@ -260,7 +260,7 @@ impl Inner {
 
     fn close(&self) {
         self.closed.send_replace(true);
-        self.waiters.stir_all();
+        self.entries.wake_all();
     }
 
     fn all_due(&self) -> MutexGuard<'_, Vec<Option<(BootInstant, i64)>>> {
@@ -294,9 +294,9 @@ impl Inner {
             && let Some(id) = std::str::from_utf8(id)
                 .ok()
                 .and_then(|id| ClaimId::from_str(id).ok())
-            && let Some(waiter) = self.waiters.find(&id)
+            && let Some(waiter) = self.entries.find(&id)
         {
-            waiter.stir();
+            waiter.wake();
             return;
         }
         let event = match Message::parse(payload) {
@@ -428,7 +428,7 @@ impl Inner {
     }
 
     /// When to ask again for a lock that is taken.
-    fn recheck(&self, waiter: Option<&Waiter>, left: Option<Duration>) -> Duration {
+    fn recheck(&self, waiter: Option<&Entry>, left: Option<Duration>) -> Duration {
         let last = waiter.map_or(10, |waiter| waiter.pause.load(Ordering::Relaxed).max(10));
         let next = fastrand::u32(10..=last * 3).min(LONGEST_PAUSE);
         if let Some(waiter) = waiter {
@@ -728,9 +728,9 @@ impl Engine for Redlock {
         if let Some(grant) = inner.again(claim).await? {
             return Ok(Standing::Held(grant));
         }
-        let mut waiter = inner.waiters.find(&claim.id);
-        let hot = inner.hot.of(&claim.name);
-        let mut plain = waiter.is_none() && !claim.record && !hot.is_hot();
+        let mut waiter = inner.entries.find(&claim.id);
+        let contention = inner.contention.of(&claim.name);
+        let mut plain = waiter.is_none() && !claim.record && !contention.is_contended();
         let (mut hint, mut gate) = match &waiter {
             Some(waiter) => waiter_hint(waiter),
             None => (0, false),
@@ -738,7 +738,7 @@ impl Engine for Redlock {
         let mut splits = 0;
         loop {
             if claim.wait && !plain && waiter.is_none() {
-                waiter = Some(inner.waiters.register(claim.id));
+                waiter = Some(inner.entries.register(claim.id));
             }
             let manner = Manner {
                 plain,
@@ -758,22 +758,22 @@ impl Engine for Redlock {
             match inner.attempt(claim, manner).await {
                 Outcome::Granted(grant) => {
                     inner.held.note(claim.id, &grant);
-                    inner.waiters.remove(&claim.id);
+                    inner.entries.remove(&claim.id);
                     if !plain && waiter.is_none() {
-                        hot.cool();
+                        contention.lower();
                     }
                     return Ok(Standing::Held(grant));
                 }
-                Outcome::Taken(_) if plain && claim.wait => hot.heat(),
+                Outcome::Taken(_) if plain && claim.wait => contention.raise(),
                 Outcome::Taken(left) => {
-                    hot.heat();
+                    contention.raise();
                     if !claim.wait {
                         return Ok(Standing::Busy);
                     }
                     return waiting(inner.recheck(waiter.as_deref(), left));
                 }
                 Outcome::Split(highest) => {
-                    hot.heat();
+                    contention.raise();
                     (hint, gate) = (highest, true);
                     splits += 1;
                     let most = 1000 << splits.min(5);
@@ -789,7 +789,7 @@ impl Engine for Redlock {
                 }
                 Outcome::Failed(error) => {
                     if !error.is_transient() {
-                        inner.waiters.remove(&claim.id);
+                        inner.entries.remove(&claim.id);
                     }
                     return Err(error);
                 }
@@ -799,7 +799,7 @@ impl Engine for Redlock {
     }
 
     async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        match self.inner.waiters.find(&claim.id) {
+        match self.inner.entries.find(&claim.id) {
             Some(waiter) => {
                 // Nobody is pushed a grant here; it is worth asking again.
                 let _ = waiter.next(u64::MAX).await;
@@ -816,7 +816,7 @@ impl Engine for Redlock {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         if self.inner.is_closed() {
-            self.inner.waiters.remove(&claim.id);
+            self.inner.entries.remove(&claim.id);
             return Err(Error::Closed);
         }
         self.inner.held.forget(claim.id);
@@ -827,7 +827,7 @@ impl Engine for Redlock {
                 self.inner.withdraw(claim, delay.as_bytes()).await
             }
         };
-        self.inner.waiters.remove(&claim.id);
+        self.inner.entries.remove(&claim.id);
         withdrawn
     }
 
@@ -859,7 +859,7 @@ impl Engine for Redlock {
 }
 
 /// What an earlier attempt of a claim that waits has learned.
-fn waiter_hint(waiter: &Waiter) -> (u64, bool) {
+fn waiter_hint(waiter: &Entry) -> (u64, bool) {
     let hint = waiter.ticket.swap(0, Ordering::Relaxed);
     (hint, hint > 0)
 }

@@ -11,10 +11,10 @@ use redis::{Cmd, FromRedisValue, RedisError, Value};
 use tokio::sync::Notify;
 
 use super::Inner;
-use super::link::Link;
-use super::timekeeper::Timekeeper;
+use super::clock::NodeClock;
+use super::connection::Connection;
+use crate::error::explain;
 use crate::machine::Machine;
-use crate::refusal::explain;
 use crate::scripts::Script;
 
 /// What a node remembers beside the locks, a hash.
@@ -38,7 +38,7 @@ pub(crate) struct Node {
     state: Mutex<State>,
     /// Whether the first attempt to connect is over.
     tried: AtomicBool,
-    pub(crate) clock: Timekeeper,
+    pub(crate) clock: NodeClock,
     /// Before this instant, in ns, it does not vote, since its clock was set.
     suspended_until: AtomicU64,
     bell: Arc<Notify>,
@@ -50,7 +50,7 @@ pub(crate) struct Node {
 
 #[derive(Debug)]
 enum State {
-    Up(Arc<Link>),
+    Up(Arc<Connection>),
     Down { why: String, fault: Fault },
 }
 
@@ -80,7 +80,7 @@ impl Node {
                 fault: Fault::Away,
             }),
             tried: AtomicBool::new(false),
-            clock: Timekeeper::default(),
+            clock: NodeClock::default(),
             suspended_until: AtomicU64::new(0),
             bell: Arc::default(),
             watched: Mutex::default(),
@@ -93,7 +93,7 @@ impl Node {
     }
 
     /// The connection, if there is one.
-    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+    pub(crate) fn link(&self) -> Option<Arc<Connection>> {
         match &*self.state() {
             State::Up(link) if !link.is_broken() => Some(Arc::clone(link)),
             _ => None,
@@ -116,12 +116,12 @@ impl Node {
     }
 
     /// The connection to a node that knows the scripts.
-    pub(crate) fn member(&self) -> Option<Arc<Link>> {
+    pub(crate) fn member(&self) -> Option<Arc<Connection>> {
         self.link().filter(|link| link.is_member())
     }
 
     /// The connection to a node that may vote for claims.
-    pub(crate) fn voter(&self, now: BootInstant) -> Option<Arc<Link>> {
+    pub(crate) fn voter(&self, now: BootInstant) -> Option<Arc<Connection>> {
         let suspended = self.suspended_until.load(Ordering::SeqCst) > now.as_nanos();
         self.member().filter(|_| !suspended)
     }
@@ -187,7 +187,7 @@ impl Node {
     }
 
     /// Sends what was owed to a node that did not answer.
-    async fn settle(&self, link: &Link) {
+    async fn settle(&self, link: &Connection) {
         let owed = {
             let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *owed)
@@ -211,7 +211,7 @@ impl Node {
         explain(&self.name, action, None, error)
     }
 
-    async fn connect(&self, inner: &Arc<Inner>) -> Result<Arc<Link>> {
+    async fn connect(&self, inner: &Arc<Inner>) -> Result<Arc<Connection>> {
         let hub = Arc::downgrade(inner);
         let hear = move |payload: &[u8]| {
             if let Some(inner) = hub.upgrade() {
@@ -220,7 +220,7 @@ impl Node {
         };
         let settings = &inner.settings;
         let answer_timeout = (settings.node_timeout * 10).max(Duration::from_millis(500));
-        let link = Link::open(
+        let link = Connection::open(
             &settings.nodes[self.index].1,
             &self.name,
             &inner.channel,
@@ -244,7 +244,7 @@ impl Node {
     }
 
     /// As [`Node::attach`] for whoever only looks: reads whether the server votes, and writes nothing.
-    async fn read_membership(&self, inner: &Arc<Inner>, link: &Arc<Link>) -> Result<()> {
+    async fn read_membership(&self, inner: &Arc<Inner>, link: &Arc<Connection>) -> Result<()> {
         let mut command = redis::cmd("HMGET");
         command.arg(MEMORY).arg("run").arg("floor");
         let answer = link.ask(&command).await;
@@ -260,7 +260,7 @@ impl Node {
     }
 
     /// Finds out whether the server votes, and notes when it will.
-    async fn attach(&self, inner: &Arc<Inner>, link: &Arc<Link>) -> Result<()> {
+    async fn attach(&self, inner: &Arc<Inner>, link: &Arc<Connection>) -> Result<()> {
         if inner.settings.inspect_only {
             return self.read_membership(inner, link).await;
         }
@@ -300,7 +300,12 @@ impl Node {
 
     /// For how long a server that does not vote has been seen in this spell, by this machine's boot clock: since `first`, when
     /// a client on this machine saw it, or since this client did, where the server takes no more notes.
-    fn seen_for(&self, link: &Link, (since, first): (i64, i64), asked: BootInstant) -> Duration {
+    fn seen_for(
+        &self,
+        link: &Connection,
+        (since, first): (i64, i64),
+        asked: BootInstant,
+    ) -> Duration {
         let spell = (link.run_id.clone(), since);
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let own = match &*watched {
@@ -312,7 +317,7 @@ impl Node {
         Duration::from_millis(noted).max(asked.since(own))
     }
 
-    async fn give_scripts(&self, inner: &Inner, link: &Link) -> Result<()> {
+    async fn give_scripts(&self, inner: &Inner, link: &Connection) -> Result<()> {
         let load = |script: &Script| {
             let mut command = redis::cmd("SCRIPT");
             command.arg("LOAD").arg(&script.text);
@@ -331,7 +336,7 @@ impl Node {
 
     /// Lets the server in, if it has waited long enough and enough others tell how far the tokens have come. Their
     /// counters are read after the wait: whoever held an answer from before the loss is done by then.
-    async fn join(&self, inner: &Arc<Inner>, link: &Arc<Link>) -> Result<()> {
+    async fn join(&self, inner: &Arc<Inner>, link: &Arc<Connection>) -> Result<()> {
         let Some((due, since)) = inner.due_and_since(self.index) else {
             return Ok(());
         };
@@ -440,7 +445,7 @@ pub(crate) async fn tend(inner: Weak<Inner>, index: usize) {
 }
 
 /// As long as the connection lives.
-async fn watch(inner: &Weak<Inner>, node: &Arc<Node>, link: &Arc<Link>) {
+async fn watch(inner: &Weak<Inner>, node: &Arc<Node>, link: &Arc<Connection>) {
     while !link.is_broken() {
         let Some(strong) = inner.upgrade() else {
             return;
@@ -486,7 +491,7 @@ async fn watch(inner: &Weak<Inner>, node: &Arc<Node>, link: &Arc<Link>) {
     }
 }
 
-async fn look_at_clock(inner: &Arc<Inner>, node: &Node, link: &Link) {
+async fn look_at_clock(inner: &Arc<Inner>, node: &Node, link: &Connection) {
     let asked = Clock::Boot.now();
     let answer = link.ask(&redis::cmd("TIME")).await;
     let heard = Clock::Boot.now();

@@ -4,7 +4,7 @@
 //! since the start, the next start finds what there is now. Whether the last `CONFIG SET` or the last `CONFIG REWRITE` came
 //! later it does not tell; a `CONFIG REWRITE` is believed.
 
-use crate::facts::Facts;
+use crate::server::ServerInfo;
 
 /// How the settings of now came to be, as far as the server tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ enum Origin {
     Untold,
 }
 
-impl Facts {
+impl ServerInfo {
     /// The file that the server was started with, and that `CONFIG REWRITE` writes.
     fn file(&self) -> Option<&str> {
         self.get("config_file").filter(|file| !file.is_empty())
@@ -114,11 +114,11 @@ mod tests {
     use super::*;
     use redis::Value;
 
-    fn facts(version: &str, file: &str, stats: &str) -> Facts {
+    fn facts(version: &str, file: &str, stats: &str) -> ServerInfo {
         let info = format!("redis_version:{version}\r\nconfig_file:{file}\r\naof_enabled:1\r\n");
         let bytes = |text: String| Value::BulkString(text.into_bytes());
         let stats = format!("cmdstat_hello:calls=1,failed_calls=0\r\n{stats}");
-        Facts::new(Some(&bytes(info)), None).with_stats(Some(&bytes(stats)))
+        ServerInfo::new(Some(&bytes(info)), None).with_stats(Some(&bytes(stats)))
     }
 
     #[test]

@@ -13,7 +13,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::sync::{Notify, oneshot};
 
-use super::link::Health;
+use super::connection::Health;
 use super::node::micros;
 
 /// What a node answered to one request.
@@ -32,7 +32,7 @@ pub(crate) type Reply = Box<dyn FnOnce(Result<Told<'_>, RedisError>) + Send>;
 
 /// Carries the requests of one connection, those too that are under way when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Courier(Arc<Shared>);
+pub(crate) struct Batcher(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -55,7 +55,7 @@ struct Bag {
     clock: bool,
 }
 
-impl Courier {
+impl Batcher {
     /// Needs a tokio runtime.
     pub(crate) fn new(connection: MultiplexedConnection, health: Arc<Health>) -> Self {
         let shared = Arc::<Shared>::default();
@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-impl Drop for Courier {
+impl Drop for Batcher {
     fn drop(&mut self) {
         self.0.state().closed = true;
         self.0.bell.notify_one();
@@ -146,7 +146,7 @@ impl Bag {
         health.note(&answers);
         let mut values = match answers {
             Ok(values) if values.len() == count => values,
-            Ok(values) => return self.fail(&crate::connection::odd(&Value::Array(values))),
+            Ok(values) => return self.fail(&crate::connection::unexpected(&Value::Array(values))),
             Err(error) => return self.fail(&error),
         };
         let time = if self.clock { values.pop() } else { None };

@@ -10,13 +10,13 @@ use crate::config::{Config, Servers};
 
 /// `INFO`, as far as it may be read.
 #[derive(Debug, Default)]
-pub(crate) struct Facts {
+pub(crate) struct ServerInfo {
     fields: Option<HashMap<String, String>>,
     /// `appendfsync`, if `CONFIG GET` may be read.
     fsync: Option<String>,
 }
 
-impl Facts {
+impl ServerInfo {
     pub(crate) fn new(info: Option<&Value>, fsync: Option<&Value>) -> Self {
         let as_text = |value: &Value| match value {
             Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),

@@ -15,14 +15,14 @@ use fencelock_core::{Clock, Error, LockName, Token, Tokens};
 use redis::{Cmd, RedisError, Value};
 
 use super::Inner;
-use super::courier::Told;
-use super::link::Link;
+use super::batcher::Told;
+use super::connection::Connection;
 use super::node::{BUCKETS, MEMORY, Node};
 use super::round::{Round, Tally};
-use crate::hot::spread;
-use crate::refusal::explain;
-use crate::slots::line_key;
-use crate::value::{mark, push_number, push_rest, px};
+use crate::contention::spread;
+use crate::error::explain;
+use crate::keys::queue_key;
+use crate::stored::{mark, push_number, push_rest, px};
 
 /// How one attempt is to be made.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +126,7 @@ impl Tally for Left {
 }
 
 /// Nodes that may be asked, with the connections over which they are.
-pub(crate) type Asked = Vec<(Arc<Node>, Arc<Link>)>;
+pub(crate) type Asked = Vec<(Arc<Node>, Arc<Connection>)>;
 
 /// The counter that a name uses. The same for all clients of a store, so never to be changed.
 fn bucket(name: &LockName) -> usize {
@@ -208,7 +208,7 @@ impl Inner {
     /// The second round: asks all that voted, or may have, to mark the token.
     async fn mark(
         &self,
-        voters: &[(Arc<Node>, Arc<Link>)],
+        voters: &[(Arc<Node>, Arc<Connection>)],
         ballot: &Ballot,
         claim: &Claim,
         attempt: u64,
@@ -247,7 +247,7 @@ impl Inner {
 
     fn ask_for_votes(
         self: &Arc<Self>,
-        voters: &[(Arc<Node>, Arc<Link>)],
+        voters: &[(Arc<Node>, Arc<Connection>)],
         round: &Arc<Round<Ballot>>,
         claim: &Claim,
         attempt: u64,
@@ -293,7 +293,7 @@ impl Inner {
         let mut command = Cmd::with_capacity(14, 512);
         command.arg("EVALSHA").arg(&self.scripts.acquire.sha).arg(3);
         command.arg(claim.name.as_str());
-        command.arg(line_key(claim.name.as_str())).arg(MEMORY);
+        command.arg(queue_key(claim.name.as_str())).arg(MEMORY);
         command
             .arg(&mark(&claim.id)[4..])
             .arg(attempt)
@@ -325,7 +325,7 @@ impl Inner {
             .arg("EVALSHA")
             .arg(&self.scripts.withdraw.sha)
             .arg(2);
-        command.arg(name).arg(line_key(name));
+        command.arg(name).arg(queue_key(name));
         command.arg(&whose(claim, attempt)[..]).arg(how);
         command
     }
@@ -348,7 +348,7 @@ impl Inner {
                 let answer = answer.and_then(|answer| match answer.values {
                     [Value::Int(code)] => Ok(*code),
                     [Value::ServerError(error)] => Err(error.clone().into()),
-                    other => Err(odd(other)),
+                    other => Err(unexpected(other)),
                 });
                 if answer.is_err() {
                     node.owe(Clock::Boot.now() + lease, command.clone());
@@ -410,11 +410,11 @@ const FORGOT: &str = "it has lost its memory";
 fn read_plain(
     inner: &Inner,
     node: &Node,
-    link: &Link,
+    link: &Connection,
     told: &Told<'_>,
 ) -> Result<Vote, RedisError> {
     let [set, drawn] = &*told.values else {
-        return Err(odd(told.values));
+        return Err(unexpected(told.values));
     };
     for answer in [set, drawn] {
         if let Value::ServerError(error) = answer {
@@ -422,7 +422,7 @@ fn read_plain(
         }
     }
     let (Value::Int(counter), Some(micros)) = (drawn, told.micros) else {
-        return Err(odd(told.values));
+        return Err(unexpected(told.values));
     };
     let judged = judge(inner, node, link, told, micros, *counter);
     Ok(judged.unwrap_or_else(|counter| match set {
@@ -434,13 +434,13 @@ fn read_plain(
 fn read_script(
     inner: &Inner,
     node: &Node,
-    link: &Link,
+    link: &Connection,
     told: &Told<'_>,
 ) -> Result<Vote, RedisError> {
     let parts = match &*told.values {
         [Value::Array(parts)] => parts,
         [Value::ServerError(error)] => return Err(error.clone().into()),
-        other => return Err(odd(other)),
+        other => return Err(unexpected(other)),
     };
     let [
         Value::BulkString(word),
@@ -449,7 +449,7 @@ fn read_script(
         Value::Int(left),
     ] = &parts[..]
     else {
-        return Err(odd(parts));
+        return Err(unexpected(parts));
     };
     if &word[..] == b"late" {
         node.told_time(inner, *micros, told.asked, told.heard);
@@ -465,15 +465,15 @@ fn read_script(
     }))
 }
 
-fn odd(answers: &[Value]) -> RedisError {
-    crate::connection::odd(&Value::Array(answers.to_vec()))
+fn unexpected(answers: &[Value]) -> RedisError {
+    crate::connection::unexpected(&Value::Array(answers.to_vec()))
 }
 
 /// Why an answer does not count as a vote; else its counter.
 fn judge(
     inner: &Inner,
     node: &Node,
-    link: &Link,
+    link: &Connection,
     told: &Told<'_>,
     micros: i64,
     counter: i64,

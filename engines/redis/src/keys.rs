@@ -77,7 +77,7 @@ pub(crate) fn tag(slot: u16) -> u32 {
 
 /// The key of a lock's line. It carries the tag that Redis would compute for the name, so that both keys lie in one
 /// slot; for a name that cannot be a tag itself, such as `a}b`, another tag of the same slot.
-pub(crate) fn line_key(name: &str) -> String {
+pub(crate) fn queue_key(name: &str) -> String {
     match tag_in(name) {
         Some(tag) => format!("{{{tag}}}:{LINE}:{name}"),
         None if name.contains('}') => format!("{{{}}}:{LINE}:{name}", tag(slot(name))),
@@ -108,7 +108,7 @@ impl<'a> Keys<'a> {
         Self {
             name,
             slot: slot.unwrap_or(0),
-            line: line_key(name.as_str()),
+            line: queue_key(name.as_str()),
             counter: counter(slot),
         }
     }
@@ -192,12 +192,12 @@ mod tests {
             ("a{t}b", "{t}:fencelock:line:a{t}b"),
             ("{t}", "{t}:fencelock:line:{t}"),
         ] {
-            assert_eq!(line_key(name), key);
+            assert_eq!(queue_key(name), key);
         }
         for name in [
             "a", "a{b", "a{t}b", "{t}", "{}a", "a}b", "}a{", "}", "{}", "a{}{b}",
         ] {
-            let line = line_key(name);
+            let line = queue_key(name);
             assert_eq!(slot(&line), slot(name), "{name}: {line}");
             assert!(line.starts_with('{') && line.contains(LINE), "{line}");
         }

@@ -7,29 +7,29 @@ use fencelock_core::LockName;
 /// Which names were found taken of late: for those the way by script is the shorter one. A guess, shared by names of
 /// the same hash; wrong guesses cost a command and nothing else.
 #[derive(Debug)]
-pub(crate) struct Hot(Box<[Heat; NAMES]>);
+pub(crate) struct Contention(Box<[NameContention; NAMES]>);
 
 const NAMES: usize = 1024;
 
 /// How contended a name was lately.
 #[derive(Debug)]
-pub(crate) struct Heat(AtomicU8);
+pub(crate) struct NameContention(AtomicU8);
 
-impl Heat {
+impl NameContention {
     /// How many grants without anybody else it takes to cool down.
     const MOST: u8 = 8;
 
-    pub(crate) fn is_hot(&self) -> bool {
+    pub(crate) fn is_contended(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    pub(crate) fn heat(&self) {
+    pub(crate) fn raise(&self) {
         self.0.store(Self::MOST, Ordering::Relaxed);
     }
 
     /// A little: a claim was granted the lock at once. Two who cool it at once may count as one: it is a guess all the
     /// same.
-    pub(crate) fn cool(&self) {
+    pub(crate) fn lower(&self) {
         let left = self.0.load(Ordering::Relaxed);
         if left > 1 {
             self.0.store(left - 1, Ordering::Relaxed);
@@ -37,21 +37,23 @@ impl Heat {
     }
 
     /// The last bit goes with a release, so that the claim that was placed as on a hot name is released so, too.
-    pub(crate) fn cool_off(&self) {
+    pub(crate) fn clear_last(&self) {
         if self.0.load(Ordering::Relaxed) == 1 {
             self.0.store(0, Ordering::Relaxed);
         }
     }
 }
 
-impl Default for Hot {
+impl Default for Contention {
     fn default() -> Self {
-        Self(Box::new([const { Heat(AtomicU8::new(0)) }; NAMES]))
+        Self(Box::new(
+            [const { NameContention(AtomicU8::new(0)) }; NAMES],
+        ))
     }
 }
 
-impl Hot {
-    pub(crate) fn of(&self, name: &LockName) -> &Heat {
+impl Contention {
+    pub(crate) fn of(&self, name: &LockName) -> &NameContention {
         &self.0[spread(name, NAMES)]
     }
 }

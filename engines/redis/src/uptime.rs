@@ -10,9 +10,9 @@ use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
 
 use crate::connection::ask;
-use crate::facts::Facts;
 use crate::machine::Machine;
 use crate::scripts::Script;
+use crate::server::ServerInfo;
 
 /// What a server remembers of its own start, a hash.
 const STARTED: &str = "fencelock:started";
@@ -36,7 +36,7 @@ impl Watching {
     pub(crate) async fn ran(
         &self,
         connection: &mut MultiplexedConnection,
-        facts: &Facts,
+        facts: &ServerInfo,
         script: &Script,
         asked: BootInstant,
         remembers: bool,

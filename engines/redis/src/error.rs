@@ -36,7 +36,7 @@ pub(crate) fn meaning(error: &RedisError) -> Meaning {
 }
 
 /// What answers like no Redis.
-pub(crate) const STRANGER: &str = "what answers there is no Redis server (it does not speak Redis' protocol); check host and \
+pub(crate) const NOT_REDIS: &str = "what answers there is no Redis server (it does not speak Redis' protocol); check host and \
                                    port, and whether it wants another scheme";
 
 pub(crate) fn is_noscript(error: &RedisError) -> bool {
@@ -89,7 +89,7 @@ pub(crate) fn explain(
         return Error::unavailable(store, action, format!("{what} ({error}); {change}"));
     }
     if error.kind() == ErrorKind::Parse {
-        return Error::unavailable(store, action, format!("{STRANGER} ({error})"));
+        return Error::unavailable(store, action, format!("{NOT_REDIS} ({error})"));
     }
     Error::unavailable(store, action, without_script(error))
 }

@@ -11,7 +11,7 @@ const SLACK: i64 = 2_000;
 
 /// What is known of a node's clock.
 #[derive(Debug, Default)]
-pub(crate) struct Timekeeper(Mutex<Option<Sample>>);
+pub(crate) struct NodeClock(Mutex<Option<Sample>>);
 
 /// By how many microseconds the node's clock is ahead of ours: at least `low`, at most `high`.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ struct Sample {
     high: i64,
 }
 
-impl Timekeeper {
+impl NodeClock {
     /// The node said `micros` in answer to a request sent at `asked`, answered at `heard`. By how many microseconds its
     /// clock was set since it was last seen, if it was.
     pub(crate) fn see(&self, micros: i64, asked: BootInstant, heard: BootInstant) -> Option<i64> {
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_is_seen_and_a_slow_answer_is_not_taken_for_it() {
-        let keeper = Timekeeper::default();
+        let keeper = NodeClock::default();
         let seen = |millis: i64, asked, heard| keeper.see(millis * 1000, at(asked), at(heard));
         assert_eq!(seen(1_000_001, 1000, 1001), None);
         // The answer took long.

@@ -9,14 +9,14 @@ use tokio::sync::Notify;
 
 /// A grant that the server told of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pushed {
+pub(crate) struct PushedGrant {
     pub(crate) first: u64,
     pub(crate) count: u32,
 }
 
 /// One claim that waits.
 #[derive(Debug, Default)]
-pub(crate) struct Waiter {
+pub(crate) struct Entry {
     news: Mutex<News>,
     bell: Notify,
     /// Its ticket in line, so that it stands where it stood if the server forgot it; 0 before the first answer.
@@ -27,34 +27,34 @@ pub(crate) struct Waiter {
 
 #[derive(Debug, Default)]
 struct News {
-    pushed: Option<Pushed>,
-    stirred: bool,
+    pushed: Option<PushedGrant>,
+    woken: bool,
 }
 
-impl Waiter {
+impl Entry {
     fn news(&self) -> MutexGuard<'_, News> {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn push(&self, pushed: Pushed) {
+    pub(crate) fn push(&self, pushed: PushedGrant) {
         self.news().pushed = Some(pushed);
         self.bell.notify_one();
     }
 
-    pub(crate) fn stir(&self) {
-        self.news().stirred = true;
+    pub(crate) fn wake(&self) {
+        self.news().woken = true;
         self.bell.notify_one();
     }
 
     /// Waits for a grant with a token above `mark`; `None` when the claim should be placed again. Cancel safe.
-    pub(crate) async fn next(&self, mark: u64) -> Option<Pushed> {
+    pub(crate) async fn next(&self, mark: u64) -> Option<PushedGrant> {
         loop {
             {
                 let mut news = self.news();
                 if let Some(pushed) = news.pushed.take().filter(|pushed| pushed.first > mark) {
                     return Some(pushed);
                 }
-                if std::mem::take(&mut news.stirred) {
+                if std::mem::take(&mut news.woken) {
                     return None;
                 }
             }
@@ -65,25 +65,25 @@ impl Waiter {
 
 /// All that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters {
-    all: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
+pub(crate) struct Entries {
+    all: Mutex<HashMap<ClaimId, Arc<Entry>>>,
     count: AtomicUsize,
 }
 
-impl Waiters {
-    fn all(&self) -> MutexGuard<'_, HashMap<ClaimId, Arc<Waiter>>> {
+impl Entries {
+    fn all(&self) -> MutexGuard<'_, HashMap<ClaimId, Arc<Entry>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a claim, before anything that could put it in line is sent: the push may come first.
-    pub(crate) fn register(&self, id: ClaimId) -> Arc<Waiter> {
+    pub(crate) fn register(&self, id: ClaimId) -> Arc<Entry> {
         let mut all = self.all();
         let waiter = Arc::clone(all.entry(id).or_default());
         self.count.store(all.len(), Ordering::SeqCst);
         waiter
     }
 
-    pub(crate) fn find(&self, id: &ClaimId) -> Option<Arc<Waiter>> {
+    pub(crate) fn find(&self, id: &ClaimId) -> Option<Arc<Entry>> {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
@@ -99,9 +99,9 @@ impl Waiters {
     }
 
     /// Has all of them place again.
-    pub(crate) fn stir_all(&self) {
+    pub(crate) fn wake_all(&self) {
         for waiter in self.all().values() {
-            waiter.stir();
+            waiter.wake();
         }
     }
 }

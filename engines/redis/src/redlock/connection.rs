@@ -9,17 +9,17 @@ use fencelock_core::{Clock, Error, Result};
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::Notify;
 
-use super::courier::{Courier, Reply};
+use super::batcher::{Batcher, Reply};
+use crate::error::{Meaning, explain, is_noscript, meaning};
 use crate::machine;
-use crate::refusal::{Meaning, explain, is_noscript, meaning};
 
 /// Requests that may wait in this process for the socket.
 const BUFFER: usize = 1024;
 
 /// One connection.
 #[derive(Debug)]
-pub(crate) struct Link {
-    courier: Courier,
+pub(crate) struct Connection {
+    courier: Batcher,
     health: Arc<Health>,
     /// Changes with every start of the server.
     pub(crate) run_id: String,
@@ -44,7 +44,7 @@ pub(crate) struct Health {
     bell: Arc<Notify>,
 }
 
-impl Link {
+impl Connection {
     /// Connects, listens to the process's channel, and asks the server who it is. `hear` gets the payload of each message.
     pub(crate) async fn open(
         client: &redis::Client,
@@ -133,7 +133,7 @@ impl Link {
         let ran = machine::ran(|name| field(name)?.trim().parse().ok());
         let capped = field("maxmemory").is_some_and(|text| text != "0");
         Ok(Self {
-            courier: Courier::new(connection, Arc::clone(&health)),
+            courier: Batcher::new(connection, Arc::clone(&health)),
             health,
             run_id: run_id.to_owned(),
             ran,
@@ -176,7 +176,7 @@ impl Link {
             match answers.await?.pop() {
                 Some(Value::ServerError(error)) => Err(error.into()),
                 Some(value) => Ok(value),
-                None => Err(crate::connection::odd(&Value::Nil)),
+                None => Err(crate::connection::unexpected(&Value::Nil)),
             }
         }
     }
