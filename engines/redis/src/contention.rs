@@ -1,22 +1,22 @@
-//! Which names were found taken of late.
+//! Which names were contended recently.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use fencelock_core::LockName;
 
-/// Which names were found taken of late: for those the way by script is the shorter one. A guess, shared by names of
-/// the same hash; wrong guesses cost a command and nothing else.
+/// Which names were contended recently: for those the script is faster than the fast path. Names with the same hash share
+/// a counter; a wrong guess costs one command.
 #[derive(Debug)]
 pub(crate) struct Contention(Box<[NameContention; NAMES]>);
 
 const NAMES: usize = 1024;
 
-/// How contended a name was lately.
+/// How contended a name was recently.
 #[derive(Debug)]
 pub(crate) struct NameContention(AtomicU8);
 
 impl NameContention {
-    /// How many grants without anybody else it takes to cool down.
+    /// How many uncontended grants it takes until the name counts as uncontended.
     const MOST: u8 = 8;
 
     pub(crate) fn is_contended(&self) -> bool {
@@ -27,8 +27,7 @@ impl NameContention {
         self.0.store(Self::MOST, Ordering::Relaxed);
     }
 
-    /// A little: a claim was granted the lock at once. Two who cool it at once may count as one: it is a guess all the
-    /// same.
+    /// After an immediate grant. Two concurrent calls may count as one.
     pub(crate) fn lower(&self) {
         let left = self.0.load(Ordering::Relaxed);
         if left > 1 {
@@ -36,7 +35,7 @@ impl NameContention {
         }
     }
 
-    /// The last bit goes with a release, so that the claim that was placed as on a hot name is released so, too.
+    /// The last step belongs to a release, so that a claim that was placed on a contended name is also released as on one.
     pub(crate) fn clear_last(&self) {
         if self.0.load(Ordering::Relaxed) == 1 {
             self.0.store(0, Ordering::Relaxed);
@@ -60,7 +59,7 @@ impl Contention {
 
 /// A number below `count` for a name.
 pub(crate) fn spread(name: &LockName, count: usize) -> usize {
-    // FNV-1a, and the end of MurmurHash3: the former alone leaves names that differ in their last bytes together.
+    // FNV-1a with the finalizer of MurmurHash3: FNV-1a alone does not spread names that differ in their last bytes only.
     let fnv = name
         .as_str()
         .bytes()
@@ -81,10 +80,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_alike_are_spread() {
+    fn similar_names_are_spread() {
         let of = |number: i32| spread(&LockName::new(&format!("order/{number}")).unwrap(), 4096);
         let used: HashSet<_> = (0..1000).map(of).collect();
-        // 887 are to be expected if they are spread evenly.
+        // An even spread has 887.
         assert!(used.len() > 850, "{}", used.len());
     }
 }

@@ -1,4 +1,4 @@
-//! The claims of this process that wait. Claims that hold are not kept here: a hold costs the engine no memory.
+//! The waiting claims of this process. Claims that hold have no entry: a hold costs the engine no memory.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -7,21 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fencelock_core::ClaimId;
 use tokio::sync::Notify;
 
-/// A grant that the server told of.
+/// A grant that a message announced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PushedGrant {
     pub(crate) first: u64,
     pub(crate) count: u32,
 }
 
-/// One claim that waits.
+/// The client's state of one waiting claim.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     news: Mutex<News>,
-    bell: Notify,
-    /// Its ticket in line, so that it stands where it stood if the server forgot it; 0 before the first answer.
+    wake_up: Notify,
+    /// The claim's ticket in the queue, so that it keeps its place if the server forgot it; 0 before the first reply. For
+    /// Redlock: the counter that the next attempt suggests.
     pub(crate) ticket: AtomicU64,
-    /// The last pause behind a holder that will not hand over, in ms.
+    /// The last pause between attempts, in ms, while the holder does not hand the lock over.
     pub(crate) pause: AtomicU32,
 }
 
@@ -38,12 +39,13 @@ impl Entry {
 
     pub(crate) fn push(&self, pushed: PushedGrant) {
         self.news().pushed = Some(pushed);
-        self.bell.notify_one();
+        self.wake_up.notify_one();
     }
 
+    /// Has the claim placed again.
     pub(crate) fn wake(&self) {
         self.news().woken = true;
-        self.bell.notify_one();
+        self.wake_up.notify_one();
     }
 
     /// Waits for a grant with a token above `mark`; `None` when the claim should be placed again. Cancel safe.
@@ -58,12 +60,24 @@ impl Entry {
                     return None;
                 }
             }
-            self.bell.notified().await;
+            self.wake_up.notified().await;
         }
+    }
+
+    /// The next pause between attempts: random, growing, at most `longest`.
+    pub(crate) fn next_pause(&self, longest: u32) -> u32 {
+        let next = pause_after(self.pause.load(Ordering::Relaxed), longest);
+        self.pause.store(next, Ordering::Relaxed);
+        next
     }
 }
 
-/// All that wait.
+/// A random pause in ms, up to three times the last one.
+pub(crate) fn pause_after(last: u32, longest: u32) -> u32 {
+    fastrand::u32(10..=last.max(10) * 3).min(longest)
+}
+
+/// All waiting claims of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     all: Mutex<HashMap<ClaimId, Arc<Entry>>>,
@@ -75,12 +89,12 @@ impl Entries {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a claim, before anything that could put it in line is sent: the push may come first.
+    /// Registers a claim. This comes before any request that could queue it: the push may overtake the reply.
     pub(crate) fn register(&self, id: ClaimId) -> Arc<Entry> {
         let mut all = self.all();
-        let waiter = Arc::clone(all.entry(id).or_default());
+        let entry = Arc::clone(all.entry(id).or_default());
         self.count.store(all.len(), Ordering::SeqCst);
-        waiter
+        entry
     }
 
     pub(crate) fn find(&self, id: &ClaimId) -> Option<Arc<Entry>> {
@@ -98,10 +112,9 @@ impl Entries {
         }
     }
 
-    /// Has all of them place again.
     pub(crate) fn wake_all(&self) {
-        for waiter in self.all().values() {
-            waiter.wake();
+        for entry in self.all().values() {
+            entry.wake();
         }
     }
 }

@@ -1,16 +1,16 @@
-//! From the driver's errors to errors that say what to do.
+//! The driver's errors by meaning: errors that say what to do.
 
 use fencelock_core::{Cause, Error, Finding, LockName, Purpose};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-/// What a driver's error means for the connection it came over.
+/// What an error means for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// The server answered; the connection is good.
+    /// The server replied; the connection is good.
     Answered,
-    /// No answer in time; the connection may be good.
+    /// No reply in time; the connection may be good.
     Silent,
-    /// The connection is gone, or leads to a server that cannot serve.
+    /// The connection is gone, or leads to a server that serves no one.
     Broken,
 }
 
@@ -35,15 +35,14 @@ pub(crate) fn meaning(error: &RedisError) -> Meaning {
     }
 }
 
-/// What answers like no Redis.
-pub(crate) const NOT_REDIS: &str = "what answers there is no Redis server (it does not speak Redis' protocol); check host and \
-                                   port, and whether it wants another scheme";
+pub(crate) const NOT_REDIS: &str = "the address is that of no Redis server (it does not speak Redis' protocol); check host and \
+                                   port, and whether it needs another scheme";
 
 pub(crate) fn is_noscript(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// The driver's error as one of ours: `action` is what was asked.
+/// The driver's error as an error of the core. `action` is what was tried.
 pub(crate) fn explain(
     store: &str,
     action: &str,
@@ -94,7 +93,7 @@ pub(crate) fn explain(
     Error::unavailable(store, action, without_script(error))
 }
 
-/// What the server says of a command within a script, without the script's hash and line.
+/// The error of a command within a script, without the script's hash and line.
 fn without_script(error: RedisError) -> Cause {
     let text = error.to_string();
     match text.split_once(" script: ") {
@@ -103,7 +102,7 @@ fn without_script(error: RedisError) -> Cause {
     }
 }
 
-/// Which right to give, if that is what is missing.
+/// Which right to give, if one is missing.
 fn right_missing(action: &str, code: &str, text: &str) -> Option<&'static str> {
     let says = [
         "NOPERM",
@@ -122,7 +121,7 @@ fn right_missing(action: &str, code: &str, text: &str) -> Option<&'static str> {
     )
 }
 
-/// Why a server takes no writes for the time being, and what to do, if that is what it says.
+/// If a server accepts no writes at the moment: why, and what to do.
 fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str)> {
     // Older servers wrap the error of a command within a script.
     let has = |word: &str| code == word || text.contains(&format!("-{word} "));
@@ -134,7 +133,7 @@ fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str
     }
     if has("OOM") {
         return Some((
-            "the server's memory is full (maxmemory), and it takes no writes",
+            "the server's memory is full (maxmemory), and it accepts no writes",
             "free some, or allow it more: CONFIG SET maxmemory, and CONFIG REWRITE, so that it lasts",
         ));
     }
@@ -153,7 +152,7 @@ fn takes_no_writes(code: &str, text: &str) -> Option<(&'static str, &'static str
     None
 }
 
-/// That no lock can be taken on a server, by what it answered when it was tried.
+/// The finding that no lock can be taken on a server, by its reply to an attempt.
 pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Finding {
     let (code, text) = (error.code().unwrap_or_default(), error.to_string());
     let (why, change) = match takes_no_writes(code, &text) {
@@ -167,7 +166,7 @@ pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Find
     Finding::new(Purpose::Efficiency, what, change)
 }
 
-/// What is stored there is beyond this version.
+/// This version cannot read the stored value.
 pub(crate) fn unreadable(store: &str, name: &LockName) -> Error {
     Error::NotALock {
         store: store.to_owned(),

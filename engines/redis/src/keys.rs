@@ -1,4 +1,4 @@
-//! Hash slots, as a Redis Cluster computes them, and the keys that lie beside a lock in its slot.
+//! The keys of a lock, and hash slots as a Redis Cluster computes them.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -9,13 +9,13 @@ use redis::Cmd;
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The counter of tokens of a store that is no cluster.
+/// The counter of tokens, except in a cluster.
 pub(crate) const COUNTER: &str = "fencelock:counter";
 
-/// The word in the keys beside a lock.
-const LINE: &str = "fencelock:line";
+/// Part of every key beside a lock.
+const QUEUE: &str = "fencelock:line";
 
-/// CRC-16 of the polynomial 0x1021 that begins with 0, a byte at a time.
+/// CRC-16 with the polynomial 0x1021 and the initial value 0, by byte.
 const CRC: [u16; 256] = {
     let mut table = [0u16; 256];
     let mut byte = 0;
@@ -43,7 +43,7 @@ fn hash(bytes: &[u8]) -> u16 {
     crc % SLOTS
 }
 
-/// The tag within a key: what stands in its first braces, if anything does.
+/// The tag of a key: the text in its first braces, unless it is empty.
 fn tag_in(key: &str) -> Option<&str> {
     let inside = &key[key.find('{')? + 1..];
     let tag = &inside[..inside.find('}')?];
@@ -55,7 +55,7 @@ pub(crate) fn slot(key: &str) -> u16 {
     hash(tag_in(key).unwrap_or(key).as_bytes())
 }
 
-/// A tag that lies in a slot: the smallest number that does.
+/// A tag of a slot: the smallest number that hashes to it.
 pub(crate) fn tag(slot: u16) -> u32 {
     static TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
         let mut tags = vec![u32::MAX; usize::from(SLOTS)];
@@ -75,17 +75,17 @@ pub(crate) fn tag(slot: u16) -> u32 {
     TAGS[usize::from(slot % SLOTS)]
 }
 
-/// The key of a lock's line. It carries the tag that Redis would compute for the name, so that both keys lie in one
-/// slot; for a name that cannot be a tag itself, such as `a}b`, another tag of the same slot.
+/// The key of a lock's queue. It has the tag that Redis computes for the name, so that both keys are in one slot; a name
+/// that cannot be a tag, such as `a}b`, gets another tag of the same slot.
 pub(crate) fn queue_key(name: &str) -> String {
     match tag_in(name) {
-        Some(tag) => format!("{{{tag}}}:{LINE}:{name}"),
-        None if name.contains('}') => format!("{{{}}}:{LINE}:{name}", tag(slot(name))),
-        None => format!("{{{name}}}:{LINE}"),
+        Some(tag) => format!("{{{tag}}}:{QUEUE}:{name}"),
+        None if name.contains('}') => format!("{{{}}}:{QUEUE}:{name}", tag(slot(name))),
+        None => format!("{{{name}}}:{QUEUE}"),
     }
 }
 
-/// The counter of a store, or, in a cluster, of a slot.
+/// The counter of a store or, in a cluster, of a slot.
 pub(crate) fn counter(slot: Option<u16>) -> Cow<'static, str> {
     match slot {
         Some(slot) => format!("{COUNTER}:{{{}}}", tag(slot)).into(),
@@ -98,7 +98,7 @@ pub(crate) fn counter(slot: Option<u16>) -> Cow<'static, str> {
 pub(crate) struct Keys<'a> {
     pub(crate) name: &'a LockName,
     pub(crate) slot: u16,
-    line: String,
+    queue: String,
     counter: Cow<'static, str>,
 }
 
@@ -108,52 +108,51 @@ impl<'a> Keys<'a> {
         Self {
             name,
             slot: slot.unwrap_or(0),
-            line: queue_key(name.as_str()),
+            queue: queue_key(name.as_str()),
             counter: counter(slot),
         }
     }
 
-    /// In a cluster: the channel of a process for grants in this slot.
+    /// In a cluster: the channel for the grants of this slot to this process.
     pub(crate) fn channel(&self, own: &str) -> Option<String> {
         let tag = self.counter.strip_prefix(COUNTER)?;
         (!tag.is_empty()).then(|| format!("fencelock:{own}{tag}"))
     }
 
-    /// All of them, as most scripts expect them.
+    /// Appends all keys, as most scripts expect them.
     pub(crate) fn push_all(&self, command: &mut Cmd) {
         self.push_beside(command, 6);
         command.arg(&*self.counter);
     }
 
-    /// Without the counter: to look.
+    /// Appends all keys but the counter.
     pub(crate) fn push_without_counter(&self, command: &mut Cmd) {
         self.push_beside(command, 5);
     }
 
-    /// The lock and its line.
-    pub(crate) fn push_two(&self, command: &mut Cmd) {
-        command.arg(2).arg(self.name.as_str()).arg(&self.line);
+    /// Appends the lock and its queue.
+    pub(crate) fn push_lock_and_queue(&self, command: &mut Cmd) {
+        command.arg(2).arg(self.name.as_str()).arg(&self.queue);
     }
 
     fn push_beside(&self, command: &mut Cmd, count: u8) {
-        command.arg(count).arg(self.name.as_str()).arg(&self.line);
-        let mut key = String::with_capacity(self.line.len() + 12);
+        command.arg(count).arg(self.name.as_str()).arg(&self.queue);
+        let mut key = String::with_capacity(self.queue.len() + 12);
         for suffix in [":who", ":readers", ":readers:who"] {
             key.clear();
-            key.push_str(&self.line);
+            key.push_str(&self.queue);
             key.push_str(suffix);
             command.arg(&key);
         }
     }
 
-    /// The key of the line.
-    pub(crate) fn line(&self) -> &str {
-        &self.line
+    pub(crate) fn queue(&self) -> &str {
+        &self.queue
     }
 
     /// Another key beside the lock.
     pub(crate) fn beside(&self, suffix: &str) -> String {
-        format!("{}:{suffix}", self.line)
+        format!("{}:{suffix}", self.queue)
     }
 }
 
@@ -197,9 +196,9 @@ mod tests {
         for name in [
             "a", "a{b", "a{t}b", "{t}", "{}a", "a}b", "}a{", "}", "{}", "a{}{b}",
         ] {
-            let line = queue_key(name);
-            assert_eq!(slot(&line), slot(name), "{name}: {line}");
-            assert!(line.starts_with('{') && line.contains(LINE), "{line}");
+            let queue = queue_key(name);
+            assert_eq!(slot(&queue), slot(name), "{name}: {queue}");
+            assert!(queue.starts_with('{') && queue.contains(QUEUE), "{queue}");
         }
     }
 }

@@ -49,27 +49,43 @@
 //! * Unsafe remain: a proxy that hides a fail-over, a manual fail-back on a connection that survives, and a server that
 //!   was emptied and whose clock is behind.
 
+mod acquire;
+mod client;
+mod clocks;
 mod cluster;
 mod config;
+mod connect;
 mod connection;
 mod contention;
 mod diagnose;
+mod earlier;
 mod engine;
 mod entry;
 mod error;
-mod hub;
+mod health;
 mod inspect;
 mod keys;
 mod machine;
 mod node;
 mod persistence;
+mod promises;
 mod redlock;
+mod release;
 mod renew;
+mod reply;
+mod scan;
 mod scripts;
 mod sentinel;
 mod server;
+mod servers;
+mod slot_channels;
+mod slot_map;
+mod state;
 mod stored;
+mod unanswered;
 mod uptime;
+mod wait;
+mod writer;
 
 pub use engine::Redis;
 pub use redlock::Redlock;
@@ -80,7 +96,7 @@ pub fn read_stored(bytes: &[u8]) {
     drop(stored::Stored::parse(bytes));
     drop(stored::Message::parse(bytes));
     let text = String::from_utf8_lossy(bytes);
-    drop(stored::Hold::parse_reader(&"0".repeat(32), &text));
+    drop(stored::Hold::parse_shared(&"0".repeat(32), &text));
     drop(stored::waiter_view(&text));
     drop(stored::foreign_view(bytes, None));
 }

@@ -1,31 +1,31 @@
-//! What of a server's settings outlives the process: `CONFIG SET` ends with it.
+//! Whether a server's settings survive its next start: those of `CONFIG SET` do not.
 //!
 //! A server tells which settings it has, not where they come from. It counts its commands, though: without a `CONFIG SET`
-//! since the start, the next start finds what there is now. Whether the last `CONFIG SET` or the last `CONFIG REWRITE` came
+//! since the start, the next start finds the same settings. Whether the last `CONFIG SET` or the last `CONFIG REWRITE` came
 //! later it does not tell; a `CONFIG REWRITE` is believed.
 
 use crate::server::ServerInfo;
 
-/// How the settings of now came to be, as far as the server tells.
+/// Where the current settings come from, as far as the server tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// The server was started with them.
     Start,
     /// `CONFIG SET` changed some, and `CONFIG REWRITE` wrote them into the file.
     Written,
-    /// `CONFIG SET` changed some, perhaps before the counts were reset, and nothing wrote them down.
-    Passing,
+    /// `CONFIG SET` changed some, perhaps before the counts were reset, and nothing wrote them into the file.
+    Unwritten,
     /// The server does not count these commands (before Redis 7).
-    Untold,
+    Unknown,
 }
 
 impl ServerInfo {
-    /// The file that the server was started with, and that `CONFIG REWRITE` writes.
+    /// The file that the server was started with. `CONFIG REWRITE` writes it.
     fn file(&self) -> Option<&str> {
         self.get("config_file").filter(|file| !file.is_empty())
     }
 
-    /// How often a command was run with success since the start.
+    /// How often a command has succeeded since the start.
     fn successes(&self, command: &str) -> u64 {
         let stats = self.get(&format!("cmdstat_{command}")).unwrap_or_default();
         let number = |field: &str| -> u64 {
@@ -33,7 +33,7 @@ impl ServerInfo {
             let found = all.find(|(key, _)| *key == field);
             found.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
         };
-        // A failed one counts among the calls, too.
+        // Failed calls are among the calls.
         number("calls").saturating_sub(number("failed_calls"))
     }
 
@@ -44,31 +44,31 @@ impl ServerInfo {
         let counts = version
             .and_then(|major| major.parse().ok())
             .is_some_and(|major: u32| major >= 7);
-        // There is one at least: the command that opened this connection.
-        let told = self.get("cmdstat_hello").is_some();
-        if !counts || !told {
-            return Origin::Untold;
+        // At least the command that opened this connection is counted.
+        let counted = self.get("cmdstat_hello").is_some();
+        if !counts || !counted {
+            return Origin::Unknown;
         }
-        // What was set before the counts were reset is not among them.
+        // A `CONFIG SET` before the counts were reset is not counted.
         let perhaps_set = self.successes("config|set") + self.successes("config|resetstat");
         match (perhaps_set, self.successes("config|rewrite")) {
             (0, _) => Origin::Start,
-            (_, 0) => Origin::Passing,
+            (_, 0) => Origin::Unwritten,
             _ => Origin::Written,
         }
     }
 
-    /// Whether the next start of the server finds the settings of now, as far as can be known.
+    /// Whether the current settings survive the next start, as far as can be known.
     pub(crate) fn settings_last(&self) -> bool {
         match self.origin() {
             Origin::Start | Origin::Written => true,
-            Origin::Passing => false,
-            // Without a file nothing could have been written down.
-            Origin::Untold => self.file().is_some(),
+            Origin::Unwritten => false,
+            // Without a file nothing can have been written.
+            Origin::Unknown => self.file().is_some(),
         }
     }
 
-    /// Whether the append-only file was on when the server started: turning it on later writes it anew.
+    /// Whether the append-only file was on when the server started: if it was turned on later, it has been rewritten.
     pub(crate) fn append_only_from_start(&self) -> bool {
         let is = |field, value| self.get(field) == Some(value);
         is("aof_enabled", "1")
@@ -77,10 +77,10 @@ impl ServerInfo {
             && is("aof_rewrite_scheduled", "0")
     }
 
-    /// How to change settings so that the next start of the server finds them: `name value` each.
-    pub(crate) fn lasting(&self, settings: &[&str]) -> String {
+    /// How to make settings that survive the next start: `name value` each.
+    pub(crate) fn how_to_set(&self, settings: &[&str]) -> String {
         let lines = settings.join(" and ");
-        // The file is not named: nodes of one store get one advice.
+        // The file is not named, so that all nodes of a store get the same advice.
         match self.file() {
             Some(_) => {
                 let set: Vec<String> = settings
@@ -100,11 +100,11 @@ impl ServerInfo {
         }
     }
 
-    /// How to make the settings of now last.
-    pub(crate) fn keep(&self, settings: &[&str]) -> String {
+    /// How to make the current settings survive the next start.
+    pub(crate) fn how_to_keep(&self, settings: &[&str]) -> String {
         match self.file() {
             Some(_) => "CONFIG REWRITE, which writes them into the server's redis.conf".to_owned(),
-            None => self.lasting(settings),
+            None => self.how_to_set(settings),
         }
     }
 }
@@ -114,15 +114,15 @@ mod tests {
     use super::*;
     use redis::Value;
 
-    fn facts(version: &str, file: &str, stats: &str) -> ServerInfo {
-        let info = format!("redis_version:{version}\r\nconfig_file:{file}\r\naof_enabled:1\r\n");
+    fn info(version: &str, file: &str, stats: &str) -> ServerInfo {
+        let text = format!("redis_version:{version}\r\nconfig_file:{file}\r\naof_enabled:1\r\n");
         let bytes = |text: String| Value::BulkString(text.into_bytes());
         let stats = format!("cmdstat_hello:calls=1,failed_calls=0\r\n{stats}");
-        ServerInfo::new(Some(&bytes(info)), None).with_stats(Some(&bytes(stats)))
+        ServerInfo::new(Some(&bytes(text)), None).with_stats(Some(&bytes(stats)))
     }
 
     #[test]
-    fn what_was_set_and_not_written_does_not_last() {
+    fn a_setting_that_is_not_written_does_not_last() {
         let set = "cmdstat_config|set:calls=2,usec=9,rejected_calls=0,failed_calls=0\r\n";
         let failed = "cmdstat_config|set:calls=2,usec=9,rejected_calls=0,failed_calls=2\r\n";
         let written = format!(
@@ -144,7 +144,7 @@ mod tests {
             ("6.0.16", "/etc/redis.conf", "", true),
         ] {
             assert_eq!(
-                facts(version, file, stats).settings_last(),
+                info(version, file, stats).settings_last(),
                 lasts,
                 "{version} {file} {stats}"
             );
@@ -152,13 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn the_advice_is_one_that_can_be_followed() {
-        let with_file = facts("7.0.15", "/r.conf", "").lasting(&["appendonly yes"]);
+    fn the_advice_can_be_followed() {
+        let with_file = info("7.0.15", "/r.conf", "").how_to_set(&["appendonly yes"]);
         assert!(
             with_file.contains("REWRITE") && with_file.contains("redis.conf"),
             "{with_file}"
         );
-        let without = facts("7.0.15", "", "").lasting(&["appendonly yes"]);
+        let without = info("7.0.15", "", "").how_to_set(&["appendonly yes"]);
         assert!(!without.contains("REWRITE"), "{without}");
     }
 }

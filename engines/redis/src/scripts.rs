@@ -1,6 +1,6 @@
 //! The scripts that run on the server, each a file in `scripts/`.
 
-/// One script, whole, and the name under which the server keeps it.
+/// One script: its text, and the hash by which the server knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) text: String,
@@ -8,7 +8,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// `timed`: every token is the server's time at least.
+    /// `timed`: every token is at least the server's time.
     pub(crate) fn new(text: &str, timed: bool) -> Self {
         let lib = concat!("local timed = false\n", include_str!("scripts/lib.lua"));
         let lib = match timed {
@@ -20,7 +20,7 @@ impl Script {
         let text = match fencelock_core::planted::is("release-without-owner-check") {
             true => text.replace(
                 "value and string.sub(value, 1, 36) == ARGV[1]\n",
-                "value and not redis.call('ZSCORE', line, claim)\n",
+                "value and not redis.call('ZSCORE', queue, claim)\n",
             ),
             false => text,
         };

@@ -1,21 +1,19 @@
-//! The forms in which locks are stored: how they are written, and read without ever trusting them.
-//!
-//! `scripts/lib.lua` describes them.
+//! The format on the server, which `scripts/lib.lua` describes: how it is written, and how it is read without trusting it.
 
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, HolderView, WaiterView};
 use fencelock_core::{ClaimId, LockName, Mode, Token};
-use std::num::NonZeroU32;
 
-/// Begins what is stored for a claim: the mark, the version of the format, and the claim's id.
+/// The length of [`mark`].
 pub(crate) const MARK_LEN: usize = 36;
 
-/// Between owner and label. Neither has control characters.
+/// Between owner and label, which contain no control characters.
 const SEPARATOR: u8 = 0x1f;
 
-/// The mark of a claim, as scripts compare it.
+/// What the stored value of a claim begins with: `fl`, the version of the format, and the claim's id.
 pub(crate) fn mark(id: &ClaimId) -> [u8; MARK_LEN] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut mark = *b"fl1:00000000000000000000000000000000";
@@ -26,7 +24,6 @@ pub(crate) fn mark(id: &ClaimId) -> [u8; MARK_LEN] {
     mark
 }
 
-/// Appends a number in decimal.
 pub(crate) fn push_number(out: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0u8; 20];
     let mut at = digits.len();
@@ -41,17 +38,17 @@ pub(crate) fn push_number(out: &mut Vec<u8>, mut number: u64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// A duration in whole milliseconds, upwards: the server never keeps a lock for less than was asked.
+/// A duration in milliseconds, rounded up: the server never keeps a lock for less than was asked.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// For how long the server keeps the claim's lock.
+/// For how long the server keeps the claim's lock, in ms.
 pub(crate) fn px(claim: &Claim) -> u64 {
     millis(claim.ttl.saturating_add(claim.lock_delay)).max(1)
 }
 
-/// What scripts pass on unread: lock-delay, channel, owner, label.
+/// Appends the part that scripts copy without reading it: lock-delay, channel, owner, label.
 pub(crate) fn push_rest(out: &mut Vec<u8>, claim: &Claim, channel: &str) {
     push_number(out, millis(claim.lock_delay));
     out.push(b':');
@@ -64,7 +61,7 @@ pub(crate) fn push_rest(out: &mut Vec<u8>, claim: &Claim, channel: &str) {
     }
 }
 
-/// The value that the fast path stores: it does not know its token.
+/// The value that the fast path stores. Its token is not known yet.
 pub(crate) fn unrecorded(claim: &Claim, channel: &str) -> Vec<u8> {
     let label = claim.label.as_ref().map_or(0, |label| label.len() + 1);
     let mut value = Vec::with_capacity(MARK_LEN + 60 + claim.owner.len() + label);
@@ -76,7 +73,7 @@ pub(crate) fn unrecorded(claim: &Claim, channel: &str) -> Vec<u8> {
     value
 }
 
-/// A mode as scripts name it.
+/// The mode's name in scripts.
 pub(crate) fn kind(mode: Mode) -> String {
     match mode {
         Mode::Exclusive => "x".into(),
@@ -96,16 +93,16 @@ fn mode(kind: &str) -> Option<Mode> {
     }
 }
 
-/// What stands at a lock's key.
+/// The value at a lock's key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stored {
     /// One claim holds.
-    Alone(Hold),
-    /// Readers (or permits) hold.
-    Readers(Mode),
-    /// Ours, but of a newer format, or damaged.
+    Exclusive(Hold),
+    /// Claims of this mode (shared or permits) hold.
+    Shared(Mode),
+    /// Of a newer version of fencelock, or damaged.
     Unreadable,
-    /// Another kind of client's.
+    /// Of another kind of client.
     Foreign,
 }
 
@@ -114,9 +111,9 @@ pub(crate) enum Stored {
 pub(crate) struct Hold {
     claim: Option<ClaimId>,
     token: Option<Token>,
-    /// The lease as it was last set, in ms.
+    /// The length of the lease when it was last set, in ms.
     px: u64,
-    /// The server's time in ms since when it holds, if known.
+    /// Since when it holds, by the server's time in ms.
     since: Option<u64>,
     rest: Rest,
 }
@@ -145,7 +142,7 @@ impl Rest {
 }
 
 impl Stored {
-    /// Reads what stands at a lock's key, whoever wrote it.
+    /// Reads the value at a lock's key, whatever wrote it.
     pub(crate) fn parse(value: &[u8]) -> Self {
         let Some(rest) = value.strip_prefix(b"fl") else {
             return Self::Foreign;
@@ -161,8 +158,8 @@ impl Stored {
             return Self::Unreadable;
         };
         let parsed = match text.strip_prefix("*:") {
-            Some(kind) => mode(kind).map(Self::Readers),
-            None => Hold::parse(text).map(Self::Alone),
+            Some(kind) => mode(kind).map(Self::Shared),
+            None => Hold::parse(text).map(Self::Exclusive),
         };
         parsed.unwrap_or(Self::Unreadable)
     }
@@ -178,8 +175,8 @@ impl Hold {
         Self::parse_tail(parts, Some(claim))
     }
 
-    /// `<token>:<px>:<since>:<asked>:<rest>`, as it is kept of each reader.
-    pub(crate) fn parse_reader(claim: &str, text: &str) -> Option<Self> {
+    /// `<token>:<px>:<since>:<asked>:<rest>`, as stored for each shared holder.
+    pub(crate) fn parse_shared(claim: &str, text: &str) -> Option<Self> {
         let claim = ClaimId::from_str(claim).ok()?;
         Self::parse_tail(text.splitn(5, ':'), Some(claim))
     }
@@ -201,11 +198,11 @@ impl Hold {
         })
     }
 
-    /// For people; `left` is what the server still keeps it for, `now` the server's time in ms.
+    /// The holder as shown; `left` is the rest of its lease, `now` the server's time in ms.
     pub(crate) fn view(self, mode: Mode, left: Option<Duration>, now: u64) -> HolderView {
         let held = match (self.since, left) {
             (Some(since), _) => Some(now.saturating_sub(since)),
-            // Not renewed yet: it began a whole lease before its end.
+            // It has not been renewed: it began one lease before its end.
             (None, Some(left)) => Some(self.px.saturating_sub(millis(left))),
             (None, None) => None,
         };
@@ -222,7 +219,7 @@ impl Hold {
     }
 }
 
-/// A holder of another kind: what it left is shown, shortened if it is long.
+/// A holder of another kind, shown by its value, which is shortened.
 pub(crate) fn foreign_view(value: &[u8], left: Option<Duration>) -> HolderView {
     let text = String::from_utf8_lossy(value);
     let mut owner: String = text.chars().filter(|c| !c.is_control()).take(80).collect();
@@ -241,7 +238,7 @@ pub(crate) fn foreign_view(value: &[u8], left: Option<Duration>) -> HolderView {
     }
 }
 
-/// `<window>:<seen>:<reserve>:<kind>:<rest>`, as it is kept of each waiter.
+/// `<window>:<seen>:<reserve>:<kind>:<rest>`, as stored for each waiter.
 pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
     let mut parts = text.splitn(5, ':');
     let (_window, _seen, _reserve) = (parts.next()?, parts.next()?, parts.next()?);
@@ -250,19 +247,19 @@ pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
     Some(WaiterView { owner, mode, label })
 }
 
-/// What the server tells a process on its channel.
+/// A message on the channel of a process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// A waiter was granted the lock.
+    /// The lock was granted to a waiter.
     Granted {
         claim: ClaimId,
         first: u64,
         count: u32,
         name: LockName,
     },
-    /// A holder was force-released.
+    /// The lock was taken from a holder.
     Lost(ClaimId),
-    /// A holder is asked to let go.
+    /// A holder is asked to release.
     Asked(ClaimId),
 }
 
@@ -292,17 +289,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_whatever_stands_there() {
+    fn reads_any_value() {
         assert_eq!(Stored::parse(b""), Stored::Foreign);
         assert_eq!(Stored::parse(b"fl"), Stored::Foreign);
         assert_eq!(Stored::parse(b"flower:1"), Stored::Foreign);
         assert_eq!(Stored::parse(b"fl2:anything"), Stored::Unreadable);
         assert_eq!(Stored::parse(b"fl1:damaged"), Stored::Unreadable);
-        assert_eq!(Stored::parse(b"fl1:*:s"), Stored::Readers(Mode::Shared));
+        assert_eq!(Stored::parse(b"fl1:*:s"), Stored::Shared(Mode::Shared));
         assert_eq!(Stored::parse(b"fl1:*:p0"), Stored::Unreadable);
         let id = "0123456789abcdef0123456789abcdef";
         let value = format!("fl1:{id}:5:3:7:30000:0:0:250:chan:me: myself\u{1f}why: not");
-        let Stored::Alone(hold) = Stored::parse(value.as_bytes()) else {
+        let Stored::Exclusive(hold) = Stored::parse(value.as_bytes()) else {
             panic!("{value} is not read");
         };
         let view = hold.view(Mode::Exclusive, Some(Duration::from_secs(20)), 0);
@@ -314,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn never_panics() {
         let mut random = fastrand::Rng::with_seed(7);
         let whole = b"fl1:0123456789abcdef0123456789abcdef:5:3:7:30000:0:0:250:chan:me\x1flabel";
         for _ in 0..20_000 {

@@ -146,7 +146,7 @@ impl Bag {
         health.note(&answers);
         let mut values = match answers {
             Ok(values) if values.len() == count => values,
-            Ok(values) => return self.fail(&crate::connection::unexpected(&Value::Array(values))),
+            Ok(values) => return self.fail(&crate::reply::unexpected(&Value::Array(values))),
             Err(error) => return self.fail(&error),
         };
         let time = if self.clock { values.pop() } else { None };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencelock_core::{Error, Result, StoreUrl};
 use redis::{ConnectionAddr, RedisConnectionInfo};
 
-use crate::config::{DEFAULT_PORT, TlsFiles, client, database};
+use crate::client::{DEFAULT_PORT, TlsFiles, client, database};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
@@ -60,11 +60,7 @@ impl Settings {
                 return Err(url.refuse(why));
             }
         };
-        let tls = TlsFiles {
-            ca: url.take("tls-ca"),
-            cert: url.take("tls-cert"),
-            key: url.take("tls-key"),
-        };
+        let tls = TlsFiles::take(&mut url);
         if connect_timeout.is_zero() || node_timeout < Duration::from_millis(1) {
             return Err(url.refuse("connect-timeout and node-timeout must be 1ms at least"));
         }
@@ -114,7 +110,7 @@ impl Settings {
                     tls_params: None,
                 },
             };
-            let client = client(&url, addr, settings, &tls);
+            let client = client(&url, addr, settings, &tls, "redlocks");
             nodes.push((shown, client.map_err(|error| named(error, &url))?));
         }
         let names: Vec<&str> = nodes.iter().map(|(name, _)| name.as_str()).collect();

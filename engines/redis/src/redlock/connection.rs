@@ -176,7 +176,7 @@ impl Connection {
             match answers.await?.pop() {
                 Some(Value::ServerError(error)) => Err(error.into()),
                 Some(value) => Ok(value),
-                None => Err(crate::connection::unexpected(&Value::Nil)),
+                None => Err(crate::reply::unexpected(&Value::Nil)),
             }
         }
     }

@@ -3,7 +3,7 @@
 use fencelock_core::{Finding, Purpose};
 
 use super::Inner;
-use crate::diagnose::clocks;
+use crate::clocks;
 
 impl Inner {
     pub(super) async fn findings(&self) -> Vec<Finding> {
@@ -25,7 +25,7 @@ impl Inner {
         let nodes = self.nodes.iter();
         let links = nodes.filter_map(|node| Some((node.name.clone(), node.link()?)));
         let links: Vec<_> = links.collect();
-        findings.extend(clocks(links, |link, time| Box::pin(link.ask(time))).await);
+        findings.extend(clocks::watch(links, |link, time| Box::pin(link.ask(time))).await);
         findings
     }
 }

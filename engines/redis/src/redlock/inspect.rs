@@ -10,8 +10,9 @@ use redis::{Cmd, Value};
 
 use super::Inner;
 use crate::error::{explain, unreadable};
-use crate::inspect::{Pauses, scan, scanned, text};
 use crate::keys::queue_key;
+use crate::reply::text;
+use crate::scan::{Pauses, scan, scanned};
 use crate::stored::{Stored, foreign_view, mark, waiter_view};
 
 /// For how long a look goes on at least while the answers do not suffice.
@@ -68,7 +69,7 @@ impl Inner {
                 let answer = link.ask(&command);
                 async move {
                     let seen = answer.await.and_then(|answer| {
-                        let shown = crate::connection::unexpected(&answer);
+                        let shown = crate::reply::unexpected(&answer);
                         Seen::new(node.index, answer).ok_or(shown)
                     });
                     let failed = |error| explain(&node.name, action, Some(name), error);
@@ -144,14 +145,14 @@ impl Inner {
         for seen in seen {
             let Some(value) = &seen.value else { continue };
             match Stored::parse(value) {
-                Stored::Alone(hold) => {
+                Stored::Exclusive(hold) => {
                     let hold = hold.view(Mode::Exclusive, seen.left, seen.now);
                     if let Some(claim) = hold.claim {
                         by_claim.entry(claim).or_default().push(hold);
                     }
                 }
                 Stored::Foreign => others.entry(value).or_default().push(seen.left),
-                Stored::Readers(_) | Stored::Unreadable => unreadable_at += 1,
+                Stored::Shared(_) | Stored::Unreadable => unreadable_at += 1,
             }
         }
         if unreadable_at >= quorum {
@@ -193,7 +194,7 @@ impl Inner {
         if let Some(longest) = lines.max_by_key(|line| line.len()) {
             let waiters = longest
                 .iter()
-                .filter_map(|waiter| waiter_view(&text(waiter)));
+                .filter_map(|waiter| waiter_view(&text(waiter)?));
             view.waiters.extend(waiters);
         }
         Ok(Some(view))

@@ -466,7 +466,7 @@ fn read_script(
 }
 
 fn unexpected(answers: &[Value]) -> RedisError {
-    crate::connection::unexpected(&Value::Array(answers.to_vec()))
+    crate::reply::unexpected(&Value::Array(answers.to_vec()))
 }
 
 /// Why an answer does not count as a vote; else its counter.
