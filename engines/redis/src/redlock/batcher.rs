@@ -1,7 +1,7 @@
-//! How requests get to one node: those that are made at about the same time go out together, in the order they were made in,
-//! and none that was made is taken back.
+//! Sends the requests to one node in batches: requests that are made at about the same time go out together and in order, and
+//! none is taken back.
 //!
-//! Sixty-four claims that are placed at once are one message to each node, and the node's clock is read once for all of them.
+//! Sixty-four claims that are placed at once are one message to each node, and read the node's clock once.
 
 use std::fmt;
 use std::future::Future;
@@ -13,117 +13,119 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 use tokio::sync::{Notify, oneshot};
 
-use super::connection::Health;
-use super::node::micros;
+use crate::error::is_noscript;
+use crate::health::{Health, Silence};
+use crate::reply::{time_micros, unexpected};
 
-/// What a node answered to one request.
-pub(crate) struct Told<'a> {
-    /// In the order of the request's commands; an error of one is in its place.
+/// A node's replies to one request.
+pub(crate) struct Replies<'a> {
+    /// In the order of the request's commands. The error of one command stands in its place.
     pub(crate) values: &'a mut [Value],
-    /// The node's clock when it had done them, in microseconds, if that was asked for.
+    /// The node's clock after the batch, in microseconds, if it was asked for.
     pub(crate) micros: Option<i64>,
-    /// It did them between these instants.
+    /// The node worked on the batch between these instants.
     pub(crate) asked: BootInstant,
     pub(crate) heard: BootInstant,
 }
 
-/// What happens with the answers to a request.
-pub(crate) type Reply = Box<dyn FnOnce(Result<Told<'_>, RedisError>) + Send>;
+/// What to do with the replies to a request.
+pub(crate) type OnReplies = Box<dyn FnOnce(Result<Replies<'_>, RedisError>) + Send>;
 
-/// Carries the requests of one connection, those too that are under way when it is dropped.
+/// Sends the requests of one connection. When it is dropped, requests under way are still completed.
 #[derive(Debug)]
-pub(crate) struct Batcher(Arc<Shared>);
+pub(crate) struct Batcher(Arc<Queue>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    bell: Notify,
+struct Queue {
+    next: Mutex<Next>,
+    wake_up: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    bag: Bag,
+struct Next {
+    batch: Batch,
     closed: bool,
 }
 
 /// What goes out next.
 #[derive(Default)]
-struct Bag {
+struct Batch {
     commands: Pipeline,
     /// By request: the number of its commands.
-    replies: Vec<(usize, Reply)>,
+    requests: Vec<(usize, OnReplies)>,
     clock: bool,
 }
 
 impl Batcher {
     /// Needs a tokio runtime.
-    pub(crate) fn new(connection: MultiplexedConnection, health: Arc<Health>) -> Self {
-        let shared = Arc::<Shared>::default();
-        tokio::spawn(carry(Arc::clone(&shared), connection, health));
-        Self(shared)
+    pub(crate) fn new(driver: MultiplexedConnection, health: Arc<Health>) -> Self {
+        let queue = Arc::<Queue>::default();
+        tokio::spawn(run(Arc::clone(&queue), driver, health));
+        Self(queue)
     }
 
-    /// Sends a request. If `clock`, the answer says the node's time.
-    pub(crate) fn send(&self, commands: &[Cmd], clock: bool, reply: Reply) {
-        let bag = &mut self.0.state().bag;
+    /// Sends a request. `clock`: the replies include the node's time.
+    pub(crate) fn send(&self, commands: &[Cmd], clock: bool, on_replies: OnReplies) {
+        let batch = &mut self.0.next().batch;
         for command in commands {
-            bag.commands.add_command(command.clone());
+            batch.commands.add_command(command.clone());
         }
-        bag.replies.push((commands.len(), reply));
-        bag.clock |= clock;
-        self.0.bell.notify_one();
+        batch.requests.push((commands.len(), on_replies));
+        batch.clock |= clock;
+        self.0.wake_up.notify_one();
     }
 
-    /// Sends a request, whether or not somebody waits for the answers.
+    /// Sends a request, even if the returned future is dropped.
     pub(crate) fn ask(
         &self,
         commands: &[Cmd],
     ) -> impl Future<Output = Result<Vec<Value>, RedisError>> + Send + use<> {
-        let (told, answer) = oneshot::channel();
-        let reply = move |answers: Result<Told<'_>, RedisError>| {
-            let take = |told: Told<'_>| {
-                let values = told.values.iter_mut();
+        let (sender, receiver) = oneshot::channel();
+        let on_replies = move |replies: Result<Replies<'_>, RedisError>| {
+            let take = |replies: Replies<'_>| {
+                let values = replies.values.iter_mut();
                 values
                     .map(|value| std::mem::replace(value, Value::Nil))
                     .collect()
             };
-            // Perhaps nobody waits any more.
-            drop(told.send(answers.map(take)));
+            // The receiver may be gone.
+            drop(sender.send(replies.map(take)));
         };
-        self.send(commands, false, Box::new(reply));
-        async move { answer.await.unwrap_or_else(|_| Err(gone())) }
+        self.send(commands, false, Box::new(on_replies));
+        async move { receiver.await.unwrap_or_else(|_| Err(gone())) }
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Queue {
+    fn next(&self) -> MutexGuard<'_, Next> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Batcher {
     fn drop(&mut self) {
-        self.0.state().closed = true;
-        self.0.bell.notify_one();
+        self.0.next().closed = true;
+        self.0.wake_up.notify_one();
     }
 }
 
-/// The task that carries.
-async fn carry(shared: Arc<Shared>, connection: MultiplexedConnection, health: Arc<Health>) {
+/// The task that sends.
+async fn run(queue: Arc<Queue>, driver: MultiplexedConnection, health: Arc<Health>) {
+    let silence = Silence::default();
     let mut under_way = FuturesUnordered::new();
     loop {
         tokio::select! {
-            // What is under way is polled before more is taken, so that it is sent in order.
+            // The batches under way are polled before another is taken, so that they are sent in order.
             biased;
             Some(()) = under_way.next(), if !under_way.is_empty() => continue,
-            () = shared.bell.notified() => {}
+            () = queue.wake_up.notified() => {}
         }
-        let (bag, closed) = {
-            let mut state = shared.state();
-            (std::mem::take(&mut state.bag), state.closed)
+        let (batch, closed) = {
+            let mut next = queue.next();
+            (std::mem::take(&mut next.batch), next.closed)
         };
-        if !bag.replies.is_empty() {
-            under_way.push(bag.deliver(connection.clone(), Arc::clone(&health)));
+        if !batch.requests.is_empty() {
+            under_way.push(batch.deliver(driver.clone(), &health, &silence));
         }
         if closed {
             while under_way.next().await.is_some() {}
@@ -132,30 +134,33 @@ async fn carry(shared: Arc<Shared>, connection: MultiplexedConnection, health: A
     }
 }
 
-impl Bag {
-    async fn deliver(mut self, mut connection: MultiplexedConnection, health: Arc<Health>) {
+impl Batch {
+    async fn deliver(
+        mut self,
+        mut driver: MultiplexedConnection,
+        health: &Health,
+        silence: &Silence,
+    ) {
         if self.clock {
             self.commands.cmd("TIME");
         }
         let count = self.commands.len();
         let asked = Clock::Boot.now();
-        let answers = connection
-            .send_packed_commands(&self.commands, 0, count)
-            .await;
+        let answers = driver.send_packed_commands(&self.commands, 0, count).await;
         let heard = Clock::Boot.now();
-        health.note(&answers);
+        note(health, silence, &answers);
         let mut values = match answers {
             Ok(values) if values.len() == count => values,
-            Ok(values) => return self.fail(&crate::reply::unexpected(&Value::Array(values))),
+            Ok(values) => return self.fail(&unexpected(&Value::Array(values))),
             Err(error) => return self.fail(&error),
         };
         let time = if self.clock { values.pop() } else { None };
-        let micros = time.as_ref().and_then(micros);
+        let micros = time.as_ref().and_then(time_micros);
         let mut rest = &mut values[..];
-        for (count, reply) in self.replies {
+        for (count, on_replies) in self.requests {
             let (values, others) = rest.split_at_mut(count);
             rest = others;
-            reply(Ok(Told {
+            on_replies(Ok(Replies {
                 values,
                 micros,
                 asked,
@@ -165,9 +170,33 @@ impl Bag {
     }
 
     fn fail(self, error: &RedisError) {
-        for (_, reply) in self.replies {
-            reply(Err(error.clone()));
+        for (_, on_replies) in self.requests {
+            on_replies(Err(error.clone()));
         }
+    }
+}
+
+/// Judges the connection by the outcome of a batch.
+fn note(health: &Health, silence: &Silence, answers: &Result<Vec<Value>, RedisError>) {
+    let note_error = |error: &RedisError| {
+        if is_noscript(error) {
+            // The server was restarted behind a connection that survived, or lost its scripts: it is examined again before
+            // it votes again.
+            health.break_off();
+        } else {
+            health.note(silence, Some(error));
+        }
+    };
+    match answers {
+        Ok(values) => {
+            health.note(silence, None);
+            for value in values {
+                if let Value::ServerError(error) = value {
+                    note_error(&error.clone().into());
+                }
+            }
+        }
+        Err(error) => note_error(error),
     }
 }
 
@@ -175,8 +204,8 @@ fn gone() -> RedisError {
     RedisError::from((ErrorKind::Io, "the connection is gone"))
 }
 
-impl fmt::Debug for Bag {
+impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Bag({} requests)", self.replies.len())
+        write!(f, "Batch({} requests)", self.requests.len())
     }
 }
