@@ -1,8 +1,8 @@
--- started: for how long this server process has run at least, by clocks that nobody sets.
--- KEYS 1 what is remembered of it
--- ARGV 1 the server's run id  2 the machine that asks  3 its boot clock in ms  4 for how long it has run at least, in ms
--- Answers that in ms, by all that clients have found so far. The hash has the run id, the longest time that was found, and
--- when each machine saw this process first: '<machine>=<boot clock in ms>,', up to some fifty.
+-- uptime: for how long this server process has run at least, by clocks that cannot be set.
+-- KEYS 1 what the server remembers of its start
+-- ARGV 1 the server's run id  2 the client's machine  3 its boot clock in ms  4 for how long it has run at least, in ms
+-- Returns that time in ms, by what all clients have found so far. The hash has the run id, the longest time found, and when
+-- each machine saw this process first: '<machine>=<boot clock in ms>,', up to about fifty.
 local key, run, machine, now = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 if redis.call('HGET', key, 'run') ~= run then
   redis.call('DEL', key)
