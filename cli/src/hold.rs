@@ -30,7 +30,7 @@ pub(crate) async fn hold(args: Hold, store: Option<String>) -> Outcome {
         print(&json::granted(&guard, &sequencer, times.ttl))?;
         let end = tokio::select! {
             biased;
-            reason = guard.lost() => End::Lost(reason),
+            reason = guard.lost() => End::Lost(reason.to_string()),
             _ = signals.next_end() => End::Wanted,
             () = stdin_ended()? => End::Wanted,
             () = over(times.max_hold) => End::Lost("--max-hold is over".to_owned()),

@@ -112,7 +112,8 @@ fn in_parentheses(label: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fencelock::engine::{Mode, WaiterView};
+    use fencelock::Mode;
+    use fencelock::engine::WaiterView;
 
     use super::*;
 

@@ -49,7 +49,7 @@ pub(crate) async fn run(
             biased;
             status = child.wait() => break status,
             why = guard.lost(), if ended_because.is_none() => {
-                ended_because = Some(lost(guard, &why, ENDED));
+                ended_because = Some(lost(guard, &why.to_string(), ENDED));
                 signal(Signal::KILL);
             }
             () = &mut near_end, if ended_because.is_none() => {

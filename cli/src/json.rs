@@ -81,7 +81,7 @@ fn millis(duration: Duration) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use fencelock::engine::Mode;
+    use fencelock::Mode;
     use fencelock::{LockName, Token};
 
     use super::*;

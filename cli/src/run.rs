@@ -235,7 +235,7 @@ impl Job {
                     Some(News::Ended(outcome, why)) => break Some((outcome, why)),
                 },
                 why = guard.lost(), if lost_because.is_none() => {
-                    lost_because = Some(why);
+                    lost_because = Some(why.to_string());
                     job.order(Order::Lost);
                 }
                 () = tokio::time::sleep(UNHEARD), if lost_because.is_some() => job.kill(),

@@ -8,9 +8,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::error::{Error, Result};
-use crate::guard::{Guard, Release};
-use crate::token::{Sequencer, Token};
+use crate::guard::Guard;
+use crate::types::{Error, Result};
+use crate::types::{LockName, LossReason, Release};
+use crate::types::{Sequencer, Token};
 use crate::wish::Wish;
 
 /// How each of the wishes is changed before it is made.
@@ -101,7 +102,7 @@ impl WishAll {
         for name in &self.names {
             let taken = tokio::select! {
                 biased;
-                error = guards.broken() => Err(error),
+                (name, reason) = guards.first_lost() => Err(Error::Lost { name, reason }),
                 taken = wish(name) => taken,
             };
             let taken = taken.map_err(|error| match (error, self.timeout) {
@@ -169,21 +170,20 @@ impl Guards {
         remaining.min().unwrap_or_default()
     }
 
-    /// Returns the reason, with the lock's name, once one of them is lost; at once if that is so already.
+    /// Returns the lock's name and the reason once one of them is lost; at once if that is so already.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub async fn lost(&self) -> String {
-        self.broken().await.to_string()
+    pub async fn lost(&self) -> (LockName, LossReason) {
+        self.first_lost().await
     }
 
     /// Returns once one of them is lost; never if there is none.
-    async fn broken(&self) -> Error {
+    async fn first_lost(&self) -> (LockName, LossReason) {
         let lost = |guard| {
             Box::pin(async move {
-                let why = Guard::lost(guard).await;
-                let name = guard.name().clone();
-                Error::Lost { name, why }
+                let reason = Guard::lost(guard).await;
+                (guard.name().clone(), reason)
             })
         };
         let mut lost: Vec<_> = self.0.iter().map(lost).collect();

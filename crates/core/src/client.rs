@@ -13,20 +13,21 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::clock::{BootInstant, Clock};
 use crate::drive::{CLOSING, Caller};
-use crate::duration::in_words;
-use crate::engine::{Engine, Evict, LockView};
-use crate::error::{Error, Result};
+use crate::engine::{Engine, EventStream, Evict, LockView};
+use crate::engine::{Finding, LeaseKind, Promises, Purpose};
 use crate::guard::{self, Held};
 use crate::hold::Hold;
 use crate::keeper::{self, Keeper};
 use crate::line::Lines;
-use crate::name::LockName;
 use crate::observe::Observer;
-use crate::owner::{Owner, Owners, who_am_i};
-use crate::promises::{Finding, LeaseKind, Limit, Promises, Purpose};
-use crate::token::{ClaimIds, Sequencer, Token};
+use crate::runtime::owners::{Owners, who_am_i};
+use crate::types::LockName;
+use crate::types::in_words;
+use crate::types::{BootInstant, Clock};
+use crate::types::{ClaimIds, Sequencer, Token};
+use crate::types::{Error, Result};
+use crate::types::{LossReason, Owner};
 use crate::wish::Wish;
 
 /// The lease of a wish that names none.
@@ -70,7 +71,7 @@ pub(crate) struct Inner {
     pub(crate) closing: Notify,
     closed: AtomicBool,
     observer: Option<Arc<dyn Observer>>,
-    warnings: Vec<Limit>,
+    warnings: Vec<Finding>,
     runtime: Handle,
     /// What goes on behind callers' backs: how much, and word of the last one's end.
     working: AtomicUsize,
@@ -115,7 +116,7 @@ impl ClientBuilder {
             store: engine.to_string(),
             why: format!("a client must be made within a tokio runtime: {error}"),
         })?;
-        let promises = engine.promises();
+        let promises = engine.promises().clone();
         let warnings = match self.purpose {
             Purpose::Efficiency => Vec::new(),
             Purpose::Correctness => promises.limits.clone(),
@@ -124,6 +125,7 @@ impl ClientBuilder {
             tracing::warn!(store = %engine, what = %limit.what, change = %limit.change, "not fit for correctness");
         }
         let clock = engine.clock();
+        let events = engine.events()?;
         let keeper = Arc::new(Keeper::new(clock));
         let inner = Arc::new(Inner {
             clock,
@@ -146,7 +148,7 @@ impl ClientBuilder {
             runtime,
         });
         let renewals = keeper::run(Arc::downgrade(&inner), clock);
-        let events = hear(Arc::downgrade(&inner), Arc::clone(&inner.engine));
+        let events = hear(Arc::downgrade(&inner), events);
         let tasks = [inner.runtime.spawn(renewals), inner.runtime.spawn(events)];
         let tasks = tasks.map(|task| task.abort_handle());
         inner.tasks().extend(tasks);
@@ -155,21 +157,15 @@ impl ClientBuilder {
 }
 
 /// Listens to what the store tells of its own accord.
-async fn hear(client: Weak<Inner>, engine: Arc<dyn Engine>) {
-    loop {
-        let event = engine.events().await;
+async fn hear(client: Weak<Inner>, mut events: EventStream) {
+    while let Some(event) = events.next().await {
         let Some(inner) = client.upgrade() else {
             return;
         };
         match event {
             Ok(event) => inner.keeper.clone().tell(&inner, event),
-            Err(Error::Closed) => return,
-            Err(error) => {
-                tracing::debug!(%error, "listening to the store failed");
-                drop(inner);
-                // Losses are still found by renewal.
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
+            // Losses are still found by renewal.
+            Err(error) => tracing::debug!(%error, "listening to the store failed"),
         }
     }
 }
@@ -248,7 +244,11 @@ impl Client {
     /// # Cancel safety
     /// May be dropped.
     pub async fn look(&self, name: &str) -> Result<LockView> {
-        self.inner.engine.look(&LockName::new(name)?, None).await
+        self.inner
+            .engine
+            .inspect()
+            .look(&LockName::new(name)?)
+            .await
     }
 
     /// The lock once its highest token is another than `seen` (`None`: it was free).
@@ -260,7 +260,7 @@ impl Client {
     /// May be dropped and called again.
     pub async fn watch(&self, name: &str, seen: Option<Token>) -> Result<LockView> {
         let name = LockName::new(name)?;
-        self.inner.engine.look(&name, Some(seen)).await
+        self.inner.engine.inspect().watch(&name, seen).await
     }
 
     /// All locks that are held now and whose names begin with `prefix`, by name.
@@ -273,7 +273,7 @@ impl Client {
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockView>> {
         let (mut found, mut at) = (Vec::new(), None);
         loop {
-            let page = self.inner.engine.list(prefix, at, 1000).await?;
+            let page = self.inner.engine.inspect().list(prefix, at, 1000).await?;
             found.extend(page.items);
             at = page.next;
             if at.is_none() {
@@ -299,7 +299,7 @@ impl Client {
         let name = LockName::new(name)?;
         let inner = Arc::clone(&self.inner);
         inner.check_takes("the release of another's lock")?;
-        let evict = async move { inner.engine.evict(&name, token, how).await };
+        let evict = async move { inner.engine.inspect().evict(&name, token, how).await };
         self.inner.carry(evict).await
     }
 
@@ -313,7 +313,7 @@ impl Client {
     /// May be dropped.
     pub async fn check(&self, sequencer: &Sequencer) -> Result<bool> {
         let inner = &self.inner;
-        let view = inner.engine.look(&sequencer.name, None).await?;
+        let view = inner.engine.inspect().look(&sequencer.name).await?;
         // What is left of a session is not what is left of a lease, and rounded.
         let leases = inner.promises.lease == LeaseKind::Lease;
         Ok(view.holders.iter().any(|holder| {
@@ -332,7 +332,7 @@ impl Client {
 
     /// What stands between the store and the purpose that the client was opened for.
     #[must_use]
-    pub fn warnings(&self) -> &[Limit] {
+    pub fn warnings(&self) -> &[Finding] {
         &self.inner.warnings
     }
 
@@ -344,7 +344,9 @@ impl Client {
     /// # Cancel safety
     /// May be dropped.
     pub async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.inner.engine.diagnose().await
+        let limits = self.inner.promises.limits.iter().cloned();
+        let found = self.inner.engine.inspect().diagnose().await?;
+        Ok(limits.chain(found).collect())
     }
 
     /// The store, without its password.
@@ -488,12 +490,11 @@ impl Inner {
     }
 
     /// Notes a loss, once, and lets the next task of this process try.
-    pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, why: impl Into<String>) {
-        let why = why.into();
-        if hold.lose(why.clone()) {
+    pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
+        if hold.lose(reason) {
             let (name, token) = (&hold.claim.name, hold.token());
-            tracing::warn!(%name, %token, why, "a lock was lost");
-            self.observe(|observer| observer.lost(name, token, &why));
+            tracing::warn!(%name, %token, %reason, "a lock was lost");
+            self.observe(|observer| observer.lost(name, token, reason));
         }
         self.lines.leave(self, hold);
     }

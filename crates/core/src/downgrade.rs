@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Claim, Mode, Renewal, Standing};
-use crate::error::{Error, Result};
+use crate::engine::{Claim, Renewal, Standing};
 use crate::guard::Guard;
+use crate::types::{Error, Result};
+use crate::types::{LossReason, Mode};
 
 /// Between two attempts while the store does not answer.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -42,10 +43,10 @@ pub(crate) async fn downgrade(guard: Guard) -> Result<Guard> {
             // Valid until now, so that nobody else was granted it in between.
             Ok(Standing::Held(grant)) if hold.is_valid() => break grant,
             Ok(_) => {
-                inner.lose(&hold, "it was over before it could be downgraded");
+                inner.lose(&hold, LossReason::Expired);
                 return Err(guard.lost_error());
             }
-            Err(error) if error.is_transient() => {
+            Err(error) if error.is_retryable() => {
                 tracing::debug!(%name, %error, "a downgrade failed; trying again");
                 let again = inner.clock.now() + PAUSE;
                 inner.clock.sleep_until(again.min(hold.valid_until())).await;

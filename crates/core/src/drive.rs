@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::client::Inner;
-use crate::clock::BootInstant;
-use crate::engine::{Claim, Grant, Leave, Place, Standing, Withdrawn};
-use crate::error::{Error, Result};
+use crate::engine::{Claim, Grant, Leave, Place, Standing};
 use crate::hold::valid_until;
+use crate::types::BootInstant;
+use crate::types::{Error, Result};
 
 /// How a wish waits.
 #[derive(Clone, Copy, Debug)]
@@ -198,7 +198,7 @@ async fn drive_on(
                 }
                 (Some(between.next()), None)
             }
-            Err(error) if error.is_transient() => {
+            Err(error) if error.is_retryable() => {
                 tracing::debug!(name = %claim.name, %error, "placing a claim failed");
                 unsure = true;
                 attempts += 1;
@@ -261,7 +261,7 @@ async fn wait(
 ) -> Result<Option<Grant>> {
     tokio::select! {
         biased;
-        changed = inner.engine.changed(claim, place) => changed,
+        changed = inner.engine.wait(claim, place) => changed,
         () = caller.gone(inner) => Ok(None),
         () = inner.clock.sleep_until(place.recheck) => Ok(None),
     }
@@ -282,7 +282,7 @@ pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave, kept_until:
     let begun = inner.clock.now();
     let over = kept_until.max(begun + claim.ttl) + claim.lock_delay;
     let mut pauses = Jitter::new(AFTER_ERROR);
-    while let Err(error) = withdraw(inner, claim, how).await {
+    while let Err(error) = inner.engine.withdraw(claim, how).await {
         let name = &claim.name;
         let over = match inner.is_closed() {
             true => over.min(begun + CLOSING),
@@ -292,22 +292,10 @@ pub(crate) async fn insist(inner: &Inner, claim: &Claim, how: Leave, kept_until:
             tracing::warn!(%name, %error, "a claim could not be withdrawn; its lease is over, or will end it");
             return;
         }
-        if !error.is_transient() {
+        if !error.is_retryable() {
             tracing::warn!(%name, %error, "a claim cannot be withdrawn; its lease will end it");
             return;
         }
         tokio::time::sleep(pauses.next()).await;
-    }
-}
-
-/// One withdrawal; an answer that is not final is an error.
-pub(crate) async fn withdraw(inner: &Inner, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-    match inner.engine.withdraw(claim, how).await? {
-        Withdrawn::Unknown => {
-            let action = format!("withdrawing from lock {}", claim.name);
-            let cause = "an earlier request may still take effect; withdrawing again behind";
-            Err(Error::unavailable(&inner.engine, action, cause))
-        }
-        withdrawn => Ok(withdrawn),
     }
 }

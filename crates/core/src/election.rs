@@ -6,10 +6,12 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::engine::{LockView, Mode};
-use crate::error::Result;
-use crate::guard::{Guard, Release};
-use crate::token::Token;
+use crate::engine::LockView;
+use crate::guard::Guard;
+use crate::types::Mode;
+use crate::types::Release;
+use crate::types::Result;
+use crate::types::Token;
 use crate::wish::Wish;
 
 /// An election, made by [`Client::election`]: a lock whose holder leads. Cheap to clone.
@@ -175,7 +177,7 @@ impl Leaders {
 mod tests {
     use super::*;
     use crate::engine::HolderView;
-    use crate::name::LockName;
+    use crate::types::LockName;
 
     #[test]
     fn of_two_who_are_shown_the_newer_one_leads() {

@@ -13,29 +13,19 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::client::Inner;
-use crate::clock::BootInstant;
 use crate::downgrade;
 use crate::drive;
-use crate::engine::{Leave, Mode, Renewal, Withdrawn};
-use crate::error::{Error, Result};
+use crate::engine::{Leave, Renewal, Withdrawn};
 use crate::hold::Hold;
 use crate::keeper;
-use crate::name::LockName;
-use crate::token::{ClaimId, Sequencer, Token};
+use crate::types::BootInstant;
+use crate::types::LockName;
+use crate::types::{ClaimId, Sequencer, Token};
+use crate::types::{Error, Result};
+use crate::types::{LossReason, Mode, Release};
 
 /// The least that tokio sleeps.
 const TICK: Duration = Duration::from_millis(1);
-
-/// How a release went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// The lock was held until now.
-    Released,
-    /// The lease was over before; somebody else may have held the lock since.
-    AlreadyExpired,
-    /// The lock is somebody else's by now, and was left alone.
-    NotOwner,
-}
 
 /// A lock that is held. Dropping it releases the lock behind the caller's back; [`Guard::release`] tells how that went.
 ///
@@ -158,7 +148,7 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub async fn lost(&self) -> String {
+    pub async fn lost(&self) -> LossReason {
         let stirs = self.stirs();
         tokio::pin!(stirs);
         // The clock is looked at whenever this is polled, for news may be as late as the tasks that bring it.
@@ -188,14 +178,14 @@ impl Guard {
     }
 
     /// Only a clone of [`Held`] can see its own guard released.
-    fn why_lost(&self) -> Option<String> {
+    fn why_lost(&self) -> Option<LossReason> {
         if self.has_left() {
-            return Some("it was released".to_owned());
+            return Some(LossReason::Released);
         }
         if self.hold.lost().is_none() && !self.hold.is_valid() {
             keeper::end(&self.inner, &self.hold);
         }
-        self.hold.lost().map(str::to_owned)
+        self.hold.lost()
     }
 
     /// Whether somebody asked for the lock back.
@@ -309,7 +299,7 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped; nothing is changed.
     pub async fn ttl(&self) -> Result<Option<Duration>> {
-        let view = self.inner.engine.look(self.name(), None).await?;
+        let view = self.inner.engine.inspect().look(self.name()).await?;
         let id = Some(self.claim_id());
         let mine = view.holders.into_iter().find(|holder| holder.claim == id);
         Ok(mine.and_then(|holder| holder.ttl_left))
@@ -383,7 +373,7 @@ async fn renew_now(inner: &Arc<Inner>, hold: &Arc<Hold>, ttl: Duration) -> Resul
 fn lost_error(hold: &Hold) -> Error {
     Error::Lost {
         name: hold.claim.name.clone(),
-        why: hold.lost().unwrap_or("its validity is over").to_owned(),
+        reason: hold.lost().unwrap_or_else(|| hold.why_over().0),
     }
 }
 
@@ -406,7 +396,7 @@ async fn leave(inner: Arc<Inner>, hold: Arc<Hold>, token: Token) -> Result<Relea
     inner.observe(|observer| observer.released(&hold.claim.name, token));
     match withdrawn? {
         Withdrawn::NotOwner if timely => Ok(Release::NotOwner),
-        Withdrawn::Released | Withdrawn::LeftLine if valid => Ok(Release::Released),
+        Withdrawn::Released | Withdrawn::LeftQueue if valid => Ok(Release::Released),
         _ => Ok(Release::AlreadyExpired),
     }
 }
@@ -421,7 +411,7 @@ async fn give_back(inner: &Arc<Inner>, hold: &Hold, valid: bool) -> Result<Withd
         false => Leave::Abandon,
     };
     let claim = hold.held_claim().claim;
-    let withdrawn = drive::withdraw(inner, &claim, how).await;
+    let withdrawn = inner.engine.withdraw(&claim, how).await;
     if withdrawn.is_err() {
         let kept_until = hold.kept_until();
         inner.behind(move |inner| async move {
@@ -442,7 +432,7 @@ pub(crate) async fn abandon(inner: Arc<Inner>, hold: Arc<Hold>) {
 /// Tells the guards of a hold that it is lost, and then gives it back: the client is being closed.
 pub(crate) async fn close(inner: Arc<Inner>, hold: Arc<Hold>) {
     let valid = hold.is_valid();
-    inner.lose(&hold, "this client was closed");
+    inner.lose(&hold, LossReason::ClientClosed);
     inner.keeper.let_go(&hold).await;
     if let Err(error) = give_back(&inner, &hold, valid).await {
         tracing::debug!(name = %hold.claim.name, %error, "releasing at close");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::{BootInstant, Clock};
+use crate::types::{BootInstant, Clock};
 
 /// What a program says of its own health; see [`Wish::healthy`](crate::Wish::healthy).
 #[derive(Clone)]

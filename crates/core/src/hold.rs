@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::clock::{BootInstant, Clock};
-use crate::engine::{Claim, Grant, HeldClaim, Mode};
+use crate::engine::{Claim, Grant, HeldClaim};
 use crate::health::Health;
-use crate::token::{Token, Tokens};
+use crate::types::{BootInstant, Clock};
+use crate::types::{LossReason, Mode};
+use crate::types::{Token, Tokens};
 
 /// A claim that holds. Shared by its guards, the keeper and the line.
 #[derive(Debug)]
@@ -44,7 +45,7 @@ pub(crate) struct Hold {
     downgraded: OnceLock<Token>,
     /// Somebody gives the claim back, or has done so.
     given_back: AtomicBool,
-    lost: OnceLock<String>,
+    lost: OnceLock<LossReason>,
     /// Guards that share the hold (reentrancy).
     guards: AtomicUsize,
     /// Something above changed, or a renewal came to its end.
@@ -142,13 +143,13 @@ impl Hold {
         }
     }
 
-    pub(crate) fn lost(&self) -> Option<&str> {
-        self.lost.get().map(String::as_str)
+    pub(crate) fn lost(&self) -> Option<LossReason> {
+        self.lost.get().copied()
     }
 
     /// True the first time.
-    pub(crate) fn lose(&self, why: impl Into<String>) -> bool {
-        let first = self.lost.set(why.into()).is_ok();
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        let first = self.lost.set(reason).is_ok();
         self.news.notify_waiters();
         first
     }
@@ -213,15 +214,15 @@ impl Hold {
 
     /// Why it is lost now that its validity is over, and whether that was this client's own doing, so that the store may
     /// be told although the holder still sits on its guard.
-    pub(crate) fn why_over(&self) -> (&'static str, bool) {
+    pub(crate) fn why_over(&self) -> (LossReason, bool) {
         if self.valid_until() == self.ends {
-            ("its longest time to be held is over (max_hold)", true)
+            (LossReason::MaxHold, true)
         } else if !self.renews {
-            ("its lease ended, and it was not to be renewed", false)
+            (LossReason::NotRenewed, false)
         } else if self.ailing.load(SeqCst) {
-            ("its holder was not healthy, so it was not renewed", true)
+            (LossReason::Unhealthy, true)
         } else {
-            ("its validity ended before a renewal was confirmed", false)
+            (LossReason::Expired, false)
         }
     }
 

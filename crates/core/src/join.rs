@@ -8,9 +8,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::client::Inner;
-use crate::clock::Clock;
-use crate::engine::{Claim, Engine, Mode};
+use crate::engine::{Claim, Engine};
 use crate::hold::Hold;
+use crate::types::Clock;
+use crate::types::{LossReason, Mode};
 use crate::wish::vouched;
 
 /// Between two looks at least.
@@ -43,7 +44,7 @@ pub(crate) async fn watch(client: Weak<Inner>, hold: Arc<Hold>, clock: Clock) {
             biased;
             () = hold.until(|hold| hold.has_no_guard().then_some(())) => return,
             () = clock.sleep_until(ends) => {
-                inner.lose(&hold, "nothing was heard of the outer process's hold in time");
+                inner.lose(&hold, LossReason::OuterSilent);
                 return;
             }
             looked = vouched(&inner, &hold.claim.name, &hold.claim.owner) => looked,
@@ -56,7 +57,7 @@ pub(crate) async fn watch(client: Weak<Inner>, hold: Arc<Hold>, clock: Clock) {
                 hold.prolong(grant.counted_from, grant.lease);
             }
             Ok(_) => {
-                inner.lose(&hold, "the outer process holds it no more as it did");
+                inner.lose(&hold, LossReason::OuterEnded);
                 return;
             }
             Err(error) => tracing::debug!(%error, "looking at a joined hold"),
@@ -66,10 +67,15 @@ pub(crate) async fn watch(client: Weak<Inner>, hold: Arc<Hold>, clock: Clock) {
 
 /// Returns once a look does not show the claim as a holder. A look that fails shows nothing.
 async fn gone(engine: &dyn Engine, claim: &Claim) {
+    // The highest token at the last look, where a change of it tells that the claim is gone.
     let mut seen = None;
     loop {
         tokio::time::sleep(PAUSE).await;
-        seen = match engine.look(&claim.name, seen).await {
+        let looked = match seen {
+            None => engine.inspect().look(&claim.name).await,
+            Some(seen) => engine.inspect().watch(&claim.name, seen).await,
+        };
+        seen = match looked {
             Ok(view) => {
                 let mut holders = view.holders.iter();
                 if !holders.any(|holder| holder.claim == Some(claim.id)) {

@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 use tracing::Instrument;
 
 use crate::client::Inner;
-use crate::clock::{BootInstant, Clock};
+use crate::engine::LeaseKind;
 use crate::engine::{Event, HeldClaim, Renewal};
 use crate::guard;
 use crate::hold::Hold;
-use crate::promises::LeaseKind;
-use crate::token::ClaimId;
+use crate::types::{BootInstant, Clock};
+use crate::types::{ClaimId, LossReason};
 
 /// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
 const BATCH: usize = 1000;
@@ -143,7 +143,7 @@ impl Keeper {
         match event {
             Event::Lost(id) => {
                 if let Some(hold) = find(id) {
-                    inner.lose(&hold, "the store took it back (it was force-released)");
+                    inner.lose(&hold, LossReason::TakenAway);
                 }
             }
             Event::Asked(id) => {
@@ -232,7 +232,7 @@ impl Keeper {
                 first_renewal(hold, *counted_from, lease)
             }
             Renewal::Lost => {
-                why = Some("the store says that this claim does not hold".to_owned());
+                why = Some(LossReason::StoreForgot);
                 now
             }
             Renewal::Unknown(_) if !hold.renews => hold.valid_until(),
@@ -401,10 +401,11 @@ async fn renew_batch(inner: &Arc<Inner>, batch: Renewing) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::engine::{Claim, Grant, Mode};
+    use crate::engine::{Claim, Grant};
     use crate::hold::Terms;
-    use crate::name::LockName;
-    use crate::token::{Token, Tokens};
+    use crate::types::LockName;
+    use crate::types::Mode;
+    use crate::types::{Token, Tokens};
 
     const TTL: Duration = Duration::from_secs(30);
 

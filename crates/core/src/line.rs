@@ -14,7 +14,7 @@ use crate::drive::{Caller, Heard};
 use crate::engine::Claim;
 use crate::guard::Guard;
 use crate::hold::Hold;
-use crate::name::LockName;
+use crate::types::LockName;
 
 /// The lines of a client, one for each name that is wished for or held exclusively.
 #[derive(Debug, Default)]

@@ -9,29 +9,29 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{Notify, mpsc};
 
-use crate::clock::{BootInstant, Clock};
 use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Mode, Page,
-    Place, Renewal, Standing, WaiterView, Withdrawn,
+    Claim, Cursor, Durability, Engine, Event, EventSource, EventStream, Evict, Grant, HeldClaim,
+    HolderView, Inspect, LeaseKind, Leave, LockView, Order, Page, Place, Promises, Renewal,
+    Standing, WaiterView, Wake, Withdrawn,
 };
-use crate::error::{Error, Result};
-use crate::name::LockName;
-use crate::promises::{Durability, LeaseKind, Order, Promises, Wake};
-use crate::token::{ClaimId, Token, Tokens};
+use crate::support::admission::admits;
+use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, Tokens};
 
-/// For how long a grant stands that its waiter has not answered, and a waiter that has not asked again.
+/// How long the store keeps a grant that its waiter has not confirmed. A waiter that has not asked again stays for twice that.
 const CLAIM_WINDOW: Duration = Duration::from_secs(2);
 
 /// An engine on a store in memory. [`Memory::another`] opens the same store again, as another process would.
 pub struct Memory {
-    store: Arc<Mutex<Store>>,
+    state: Arc<Mutex<State>>,
     clock: Clock,
-    tell: mpsc::UnboundedSender<Event>,
-    told: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    promises: Promises,
+    events: EventSource,
+    /// Where the store puts the events for this client.
+    sender: mpsc::UnboundedSender<Event>,
 }
 
 #[derive(Debug, Default)]
-struct Store {
+struct State {
     locks: HashMap<LockName, Lock>,
     last: u64,
 }
@@ -39,7 +39,7 @@ struct Store {
 #[derive(Debug, Default)]
 struct Lock {
     holders: Vec<Holder>,
-    line: VecDeque<Waiter>,
+    queue: VecDeque<Waiter>,
 }
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ struct Holder {
     since: BootInstant,
     until: BootInstant,
     asked: bool,
-    tell: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<Event>,
 }
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ struct Waiter {
     claim: Claim,
     until: BootInstant,
     wake: Arc<Notify>,
-    tell: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<Event>,
 }
 
 impl Memory {
@@ -77,13 +77,13 @@ impl Memory {
     /// The same store again, as another process would open it.
     #[must_use]
     pub fn another(&self) -> Self {
-        Self::on(Arc::clone(&self.store), self.clock)
+        Self::on(Arc::clone(&self.state), self.clock)
     }
 
     /// How many names the store remembers anything about.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.store().locks.len()
+        self.state().locks.len()
     }
 
     /// Whether the store remembers nothing about any name.
@@ -92,37 +92,37 @@ impl Memory {
         self.len() == 0
     }
 
-    fn on(store: Arc<Mutex<Store>>, clock: Clock) -> Self {
-        let (tell, told) = mpsc::unbounded_channel();
-        let told = tokio::sync::Mutex::new(told);
+    fn on(state: Arc<Mutex<State>>, clock: Clock) -> Self {
+        let (sender, events) = EventSource::channel();
         Self {
-            store,
+            state,
             clock,
-            tell,
-            told,
+            promises: promises(),
+            events,
+            sender,
         }
     }
 
-    fn store(&self) -> MutexGuard<'_, Store> {
-        // Every change below is whole before anything can panic.
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No change below can panic halfway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something to one lock as it is now, and serves the line afterwards.
+    /// Does something to one lock as it is now, and serves its queue afterwards.
     fn on_lock<T>(
         &self,
         name: &LockName,
         work: impl FnOnce(&mut Lock, &mut u64, BootInstant) -> T,
     ) -> T {
         let now = self.clock.now();
-        let mut store = self.store();
-        let store = &mut *store;
-        let lock = store.locks.entry(name.clone()).or_default();
-        lock.advance(&mut store.last, now);
-        let result = work(lock, &mut store.last, now);
-        lock.advance(&mut store.last, now);
-        if lock.holders.is_empty() && lock.line.is_empty() {
-            store.locks.remove(name);
+        let mut state = self.state();
+        let state = &mut *state;
+        let lock = state.locks.entry(name.clone()).or_default();
+        lock.advance(&mut state.last, now);
+        let result = work(lock, &mut state.last, now);
+        lock.advance(&mut state.last, now);
+        if lock.holders.is_empty() && lock.queue.is_empty() {
+            state.locks.remove(name);
         }
         result
     }
@@ -135,39 +135,30 @@ impl Default for Memory {
 }
 
 impl Lock {
-    /// Drops what is over; then, while the head of the line may stand beside those that hold, grants it.
+    /// Drops what has expired; then grants the first waiters, one after the other, as far as they are admitted.
     fn advance(&mut self, last: &mut u64, now: BootInstant) {
         self.holders.retain(|holder| holder.until > now);
-        self.line.retain(|waiter| waiter.until > now);
-        while let Some(head) = self.line.pop_front() {
+        self.queue.retain(|waiter| waiter.until > now);
+        while let Some(head) = self.queue.pop_front() {
             if !self.admits(head.claim.mode) {
-                self.line.push_front(head);
+                self.queue.push_front(head);
                 return;
             }
             // Unconfirmed: it stands for a claim window, until the waiter places again.
             let lease = head.claim.ttl.min(CLAIM_WINDOW);
-            self.grant(head.claim, head.tell, last, now, lease);
+            self.grant(head.claim, head.events, last, now, lease);
             head.wake.notify_one();
         }
     }
 
-    /// May a claim of this mode stand beside those that hold?
     fn admits(&self, mode: Mode) -> bool {
-        let mut held = self.holders.iter().map(|holder| holder.claim.mode);
-        match mode {
-            Mode::Exclusive => self.holders.is_empty(),
-            Mode::Shared => held.all(|other| other == Mode::Shared),
-            Mode::Permit { of } => {
-                held.all(|other| matches!(other, Mode::Permit { .. }))
-                    && self.holders.len() < of.get() as usize
-            }
-        }
+        admits(mode, self.holders.iter().map(|holder| holder.claim.mode))
     }
 
     fn grant(
         &mut self,
         claim: Claim,
-        tell: mpsc::UnboundedSender<Event>,
+        events: mpsc::UnboundedSender<Event>,
         last: &mut u64,
         now: BootInstant,
         lease: Duration,
@@ -185,7 +176,7 @@ impl Lock {
             token: first,
             since: now,
             asked: false,
-            tell,
+            events,
         });
     }
 
@@ -212,25 +203,30 @@ impl Holder {
     }
 }
 
+fn promises() -> Promises {
+    Promises {
+        engine: "memory",
+        order: Order::Fifo,
+        shared: true,
+        permits: true,
+        lock_delay: true,
+        ranges: true,
+        portable: true,
+        lease: LeaseKind::Lease,
+        wake: Wake::Push,
+        durability: Durability::Volatile,
+        clock: "none: client and store share one clock",
+        min_ttl: Duration::from_millis(10),
+        max_ttl: Duration::from_secs(365 * 86_400),
+        claim_window: CLAIM_WINDOW,
+        limits: Vec::new(),
+    }
+}
+
 #[async_trait]
 impl Engine for Memory {
-    fn promises(&self) -> Promises {
-        Promises {
-            engine: "memory",
-            order: Order::Fifo,
-            shared: true,
-            permits: true,
-            lock_delay: true,
-            ranges: true,
-            portable: true,
-            lease: LeaseKind::Lease,
-            wake: Wake::Push,
-            durability: Durability::Volatile,
-            clock: "none: client and store share one clock",
-            min_ttl: Duration::from_millis(10),
-            max_ttl: Duration::from_secs(365 * 86_400),
-            limits: Vec::new(),
-        }
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     fn clock(&self) -> Clock {
@@ -249,12 +245,12 @@ impl Engine for Memory {
                 return Standing::Held(holder.grant(claim.ttl, now));
             }
             let waits = lock
-                .line
+                .queue
                 .iter()
                 .position(|waiter| waiter.claim.id == claim.id);
-            if waits.is_none() && lock.line.is_empty() && lock.admits(claim.mode) {
+            if waits.is_none() && lock.queue.is_empty() && lock.admits(claim.mode) {
                 let lease = claim.ttl + claim.lock_delay;
-                lock.grant(claim.clone(), self.tell.clone(), last, now, lease);
+                lock.grant(claim.clone(), self.sender.clone(), last, now, lease);
                 let granted = lock.holders.last_mut().map(|h| h.grant(claim.ttl, now));
                 return granted.map_or(Standing::Busy, Standing::Held);
             }
@@ -263,30 +259,28 @@ impl Engine for Memory {
             }
             let until = now + CLAIM_WINDOW * 2;
             let ahead = waits.unwrap_or_else(|| {
-                lock.line.push_back(Waiter {
+                lock.queue.push_back(Waiter {
                     claim: claim.clone(),
                     until,
                     wake: Arc::default(),
-                    tell: self.tell.clone(),
+                    events: self.sender.clone(),
                 });
-                lock.line.len() - 1
+                lock.queue.len() - 1
             });
-            lock.line[ahead].until = until;
+            lock.queue[ahead].until = until;
             let over = lock.holders.iter().map(|holder| holder.until).min();
             let window = now + CLAIM_WINDOW / 2;
             Standing::Waiting(Place {
                 ahead: Some(ahead as u64),
                 recheck: over.map_or(window, |over| window.min(over)) + Duration::from_millis(1),
-                asked_at: now,
-                mark: 0,
             })
         });
         Ok(standing)
     }
 
-    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         let wake = self.on_lock(&claim.name, |lock, _, _| {
-            let waits = lock.line.iter().find(|waiter| waiter.claim.id == claim.id);
+            let waits = lock.queue.iter().find(|waiter| waiter.claim.id == claim.id);
             waits.map(|waiter| Arc::clone(&waiter.wake))
         });
         if let Some(wake) = wake {
@@ -317,9 +311,9 @@ impl Engine for Memory {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let withdrawn = self.on_lock(&claim.name, |lock, _, now| {
-            if let Some(at) = lock.line.iter().position(|w| w.claim.id == claim.id) {
-                lock.line.remove(at);
-                return Withdrawn::LeftLine;
+            if let Some(at) = lock.queue.iter().position(|w| w.claim.id == claim.id) {
+                lock.queue.remove(at);
+                return Withdrawn::LeftQueue;
             }
             let held = lock.holders.iter().position(|h| h.claim.id == claim.id);
             match (held, how) {
@@ -339,23 +333,28 @@ impl Engine for Memory {
         Ok(withdrawn)
     }
 
-    async fn events(&self) -> Result<Event> {
-        // The sender lives in `self`, so the channel is never closed.
-        self.told.lock().await.recv().await.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        loop {
-            let view = self.on_lock(name, |lock, _, now| lock.view(name, now));
-            match unlike {
-                Some(seen) if view.token() == seen => {
-                    self.clock
-                        .sleep_until(self.clock.now() + Duration::from_millis(20))
-                        .await;
-                }
-                _ => return Ok(view),
-            }
-        }
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Memory {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        Ok(self.on_lock(name, |lock, _, now| lock.view(name, now)))
+    }
+
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        let asked = self.clock.now();
+        Ok(self.look(name).await?.attest(owner, asked))
     }
 
     async fn list(
@@ -365,8 +364,8 @@ impl Engine for Memory {
         _limit: usize,
     ) -> Result<Page<LockView>> {
         let now = self.clock.now();
-        let mut store = self.store();
-        let Store { locks, last } = &mut *store;
+        let mut state = self.state();
+        let State { locks, last } = &mut *state;
         let mut items = Vec::new();
         for (name, lock) in locks.iter_mut() {
             lock.advance(last, now);
@@ -387,7 +386,7 @@ impl Engine for Memory {
                 Evict::Ask => Event::Asked(holder.claim.id),
             };
             // Nobody listens any more if that client is gone.
-            let _ = holder.tell.send(event);
+            let _ = holder.events.send(event);
             match how {
                 Evict::Release => {
                     lock.holders.swap_remove(at);
@@ -397,10 +396,6 @@ impl Engine for Memory {
             true
         });
         Ok(evicted)
-    }
-
-    async fn close(&self) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -416,7 +411,7 @@ impl Lock {
             held: Some(now.since(holder.since)),
             label: holder.claim.label.as_deref().map(str::to_owned),
         });
-        let waiters = self.line.iter().map(|waiter| WaiterView {
+        let waiters = self.queue.iter().map(|waiter| WaiterView {
             owner: waiter.claim.owner.to_string(),
             mode: waiter.claim.mode,
             label: waiter.claim.label.as_deref().map(str::to_owned),

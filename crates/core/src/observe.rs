@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crate::name::LockName;
-use crate::token::Token;
+use crate::types::LockName;
+use crate::types::{LossReason, Token};
 
 /// Is told what happens to the locks of a client. Every method has an empty default; none may block.
 /// A panic of one is logged, and costs nothing else.
@@ -20,8 +20,8 @@ pub trait Observer: Debug + Send + Sync + 'static {
     }
 
     /// A grant was lost.
-    fn lost(&self, name: &LockName, token: Token, why: &str) {
-        let _ = (name, token, why);
+    fn lost(&self, name: &LockName, token: Token, reason: LossReason) {
+        let _ = (name, token, reason);
     }
 
     /// A batch of renewals was answered.

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::engine::Mode;
-use crate::error::{Error, Result};
+use crate::types::Mode;
+use crate::types::{Error, Result};
 use crate::wish::Wish;
 
 /// A lock that so many hold at a time, made by [`Client::semaphore`]. Cheap to clone.

@@ -9,16 +9,17 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::client::{Carried, Client, DEFAULT_TTL, Inner};
-use crate::clock::BootInstant;
 use crate::drive::{Caller, Heard, Patience, drive};
-use crate::engine::{Claim, Grant, HolderView, Mode};
-use crate::error::{Error, Result};
+use crate::engine::{Claim, Grant, HolderView};
 use crate::guard::{Guard, Held};
 use crate::health::Health;
 use crate::hold::{Hold, Terms, valid_until};
 use crate::line::{Entered, Seat, Turn};
-use crate::name::LockName;
-use crate::owner::{Owner, around, check_text};
+use crate::types::BootInstant;
+use crate::types::LockName;
+use crate::types::Mode;
+use crate::types::{Error, Result};
+use crate::types::{Owner, around, check_text};
 
 /// The pauses between two attempts of an unfair wish, if it names none.
 const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -179,11 +180,11 @@ impl Wish {
         let body = body(held.clone());
         let result = tokio::select! {
             biased;
-            why = held.lost() => Err(Error::Lost { name, why }),
+            reason = held.lost() => Err(Error::Lost { name, reason }),
             result = body => match held.is_valid() {
                 true => Ok(result),
                 // Lost in its last step, or while it kept this thread to itself.
-                false => Err(Error::Lost { name, why: held.lost().await }),
+                false => Err(Error::Lost { name, reason: held.lost().await }),
             },
         };
         if let Err(error) = held.0.let_go().await {
@@ -426,7 +427,7 @@ pub(crate) async fn vouched(
     name: &LockName,
     owner: &str,
 ) -> Result<Option<(HolderView, Grant)>> {
-    let vouched = inner.engine.vouch(name, owner).await?;
+    let vouched = inner.engine.inspect().attest(name, owner).await?;
     Ok(vouched
         .filter(|(_, grant)| inner.clock.now() < valid_until(grant.counted_from, grant.lease)))
 }

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::{
-    Error, Evict, LockView, Mode, Owner, Promises, Purpose, Release, Result, Sequencer, Token,
+    Error, Evict, LockView, LossReason, Mode, Owner, Promises, Purpose, Release, Result, Sequencer,
+    Token,
 };
 use tokio::runtime::Runtime;
 
@@ -266,7 +267,7 @@ impl Guard {
 
     /// Waits for the loss of the lock, at most for `patience`; the reason if it came.
     #[must_use]
-    pub fn lost_within(&self, patience: Duration) -> Option<String> {
+    pub fn lost_within(&self, patience: Duration) -> Option<LossReason> {
         let lost = async { tokio::time::timeout(patience, self.guard.lost()).await };
         self.runtime.block_on(lost).ok()?.ok()
     }

@@ -205,7 +205,7 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Ok(Arc::new(fencelock_sql::Postgres::open(url).await?)),
+        "postgres" | "postgresql" => fencelock_sql::postgres::connect(url).await,
         #[cfg(feature = "zookeeper")]
         "zookeeper" => Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?)),
         #[cfg(feature = "etcd")]

@@ -36,8 +36,6 @@ pub use schema::{schema, schemas};
 pub mod engines {
     #[cfg(feature = "redis")]
     pub use fencelock_redis::Redis;
-    #[cfg(feature = "postgres")]
-    pub use fencelock_sql::Postgres;
     #[cfg(feature = "sqlite")]
     pub use fencelock_sql::Sqlite;
 }

@@ -19,7 +19,7 @@ pub fn schema(kind: &str) -> Option<String> {
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => Some(fencelock_sql::mysql::schema("fencelock")),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Some(fencelock_sql::Postgres::schema().to_owned()),
+        "postgres" | "postgresql" => Some(fencelock_sql::postgres::schema().to_owned()),
         _ => None,
     }
 }

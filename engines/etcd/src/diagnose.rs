@@ -1,22 +1,18 @@
 //! What stands between a cluster, as it is set up, and what locks are for.
 
-use fencelock_core::{Finding, Limit, Purpose, Result};
+use fencelock_core::{Finding, Purpose, Result};
 
 use crate::engine::Shared;
 use crate::refusal::Trouble;
 
 impl Shared {
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let limits = self.promises().limits.into_iter().map(Finding::from);
-        let mut findings: Vec<Finding> = limits.collect();
         let (members, _) = self.store.about().await?;
-        let named = self.store.config.endpoints.len();
-        findings.extend(of_members(members, named));
-        Ok(findings)
+        Ok(of_members(members, self.store.config.endpoints.len()))
     }
 
     /// What the version and the number of members leave to be desired.
-    pub(crate) async fn limits(&self) -> Result<Vec<Limit>, Trouble> {
+    pub(crate) async fn limits(&self) -> Result<Vec<Finding>, Trouble> {
         let (members, version) = self.store.about().await?;
         Ok(of_version(members, &version))
     }
@@ -53,7 +49,7 @@ fn of_members(members: usize, named: usize) -> Vec<Finding> {
 }
 
 /// What is known to be wrong with locks on a version, as long as one member can follow another as the leader.
-fn of_version(members: usize, version: &str) -> Vec<Limit> {
+fn of_version(members: usize, version: &str) -> Vec<Finding> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(std::result::Result::ok);
     let (Some(major), Some(minor), Some(patch)) = (next(), next(), next()) else {
@@ -61,7 +57,8 @@ fn of_version(members: usize, version: &str) -> Vec<Limit> {
     };
     let mut limits = Vec::new();
     let mut limit = |what: &str, change: &str| {
-        limits.push(Limit {
+        limits.push(Finding {
+            purpose: Purpose::Correctness,
             what: format!("etcd {version}: {what}"),
             change: change.to_owned(),
         });

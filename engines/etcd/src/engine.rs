@@ -8,12 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, Event, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave,
+    LockView, Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
-    ClaimId, Clock, Durability, Engine, Error, Finding, LeaseKind, Limit, LockName, Order,
-    Promises, Result, StoreUrl, Token, Wake,
+    ClaimId, Durability, Engine, Error, Finding, LeaseKind, LockName, Order, Promises, Result,
+    StoreUrl, Token, Wake,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -33,7 +33,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// The engine on an etcd cluster.
 pub struct Etcd {
     pub(crate) shared: Arc<Shared>,
-    events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    promises: Promises,
+    events: EventSource,
 }
 
 /// What the engine's parts and its tasks share.
@@ -44,7 +45,7 @@ pub(crate) struct Shared {
     claims: Mutex<Claims>,
     pub(crate) base: Base,
     /// What the cluster leaves to be desired, as far as it told at open.
-    limits: Vec<Limit>,
+    limits: Vec<Finding>,
     /// Under which this client gets mail.
     pub(crate) client: String,
     pub(crate) tell: mpsc::UnboundedSender<Event>,
@@ -65,7 +66,7 @@ impl Etcd {
     /// May be dropped: nothing is held yet.
     pub async fn connect(url: StoreUrl) -> Result<Self> {
         let store = Store::open(Config::from_url(url)?).await?;
-        let (tell, told) = mpsc::unbounded_channel();
+        let (tell, events) = EventSource::channel();
         let mut shared = Shared {
             store,
             sessions: Sessions::default(),
@@ -88,8 +89,12 @@ impl Etcd {
             }
         }
         let shared = Arc::new(shared);
-        let events = tokio::sync::Mutex::new(told);
-        Ok(Self { shared, events })
+        let promises = shared.promises();
+        Ok(Self {
+            shared,
+            promises,
+            events,
+        })
     }
 }
 
@@ -170,6 +175,7 @@ impl Shared {
             clock: "the members' clocks run at about the right rate; leases are whole seconds, at least the shortest that the servers take",
             min_ttl: Duration::from_secs(1),
             max_ttl: Duration::from_secs(10 * 365 * 86_400),
+            claim_window: self.store.config.window,
             limits: self.limits.clone(),
         }
     }
@@ -195,12 +201,8 @@ impl Shared {
 
 #[async_trait]
 impl Engine for Etcd {
-    fn promises(&self) -> Promises {
-        self.shared.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -208,9 +210,9 @@ impl Engine for Etcd {
         self.shared.place(claim).await
     }
 
-    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         self.shared.check_open()?;
-        self.shared.changed(claim).await
+        self.shared.wait(claim).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -221,13 +223,30 @@ impl Engine for Etcd {
         self.shared.withdraw(claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        self.events.lock().await.recv().await.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.shared.close().await;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Etcd {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         self.shared.check_open()?;
-        self.shared.look(name, unlike).await
+        self.shared.look(name, None).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.shared.check_open()?;
+        self.shared.look(name, Some(seen)).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -243,11 +262,6 @@ impl Engine for Etcd {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         self.shared.check_open()?;
         self.shared.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.shared.close().await;
-        Ok(())
     }
 }
 

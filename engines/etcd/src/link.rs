@@ -225,7 +225,7 @@ impl Store {
             // What somebody must change says more than a member that is down.
             if worst
                 .as_ref()
-                .is_none_or(|worst| worst.error.is_transient())
+                .is_none_or(|worst| worst.error.is_retryable())
             {
                 worst = Some(failed);
             }

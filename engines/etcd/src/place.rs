@@ -430,8 +430,6 @@ impl Shared {
                 Ok(Some(Standing::Waiting(Place {
                     ahead: None,
                     recheck: asked + RECHECK,
-                    asked_at: asked,
-                    mark: 0,
                 })))
             }
         }
@@ -676,12 +674,14 @@ impl Shared {
         placed.on.leave(claim.id);
         self.update(claim, |placed| placed.there = None);
         if !self.is_settled(claim, &placed).await {
-            return Ok(Withdrawn::Unknown);
+            let cause = "an earlier request may still take effect";
+            let store = &self.store.config.store;
+            return Err(Error::unavailable(store, "releasing", cause));
         }
         self.claims().remove(claim.id);
         Ok(match (deleted, placed.holds) {
             (true, true) => Withdrawn::Released,
-            (true, false) => Withdrawn::LeftLine,
+            (true, false) => Withdrawn::LeftQueue,
             (false, _) if expired => Withdrawn::Expired,
             (false, _) => Withdrawn::NotOwner,
         })

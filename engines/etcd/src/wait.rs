@@ -69,7 +69,7 @@ enum Told {
 
 impl Shared {
     /// Waits until it may be a claim's turn; with the grant if it is.
-    pub(crate) async fn changed(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
+    pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
         let mut watched = None;
         loop {
             let placed = self.claims().get(claim.id).cloned();

@@ -50,7 +50,7 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
         Ok(Standing::Held(_)) if !fast && is_new => contention.lower(),
         Ok(Standing::Held(_)) => {}
         Ok(Standing::Waiting(_) | Standing::Busy) => contention.raise(),
-        Err(error) if !error.is_transient() => state.entries.remove(&claim.id),
+        Err(error) if !error.is_retryable() => state.entries.remove(&claim.id),
         Err(_) => {}
     }
     standing
@@ -78,8 +78,6 @@ fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
         return Ok(Standing::Waiting(Place {
             ahead: None,
             recheck: from,
-            asked_at: now,
-            mark: u64::MAX,
         }));
     }
     let left = from.since(now);
@@ -121,7 +119,7 @@ async fn fast_path(
             let error = state.failed("placing a claim", Some(&claim.name), error);
             // If the key was set, it must be withdrawn, so the error must not read as final.
             return Err(match error {
-                error if taken && !error.is_transient() => {
+                error if taken && !error.is_retryable() => {
                     Error::unavailable(state.store(), "drawing a token", error)
                 }
                 error => error,
@@ -217,7 +215,12 @@ async fn by_script(servers: &Servers, claim: &Claim, entry: Option<&Entry>) -> R
     loop {
         let (node, main) = match ready(servers, claim, keys.slot).await {
             Ok(ready) => ready,
-            Err(answer) => return answer,
+            Err(answer) => {
+                if let Some(entry) = entry {
+                    entry.not_asked();
+                }
+                return answer;
+            }
         };
         if entry.is_some()
             && let Some(channel) = keys.channel(&state.channel)
@@ -325,12 +328,11 @@ fn waiting(
 ) -> Standing {
     if let Some(entry) = entry {
         entry.ticket.store(queued.ticket, Ordering::Relaxed);
+        entry.waits(asked_at, queued.counter);
     }
     Standing::Waiting(Place {
         ahead: Some(queued.ahead),
         recheck: asked_at + recheck(window(servers, claim), queued, entry),
-        asked_at,
-        mark: queued.counter,
     })
 }
 

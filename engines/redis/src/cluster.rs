@@ -98,7 +98,7 @@ impl Cluster {
                     timeout = LATE_ANSWERS;
                 }
                 // A master that is down is no reason to fail. Rights and settings are: they are the same at all masters.
-                Err(error) if error.is_transient() => failed = Some(error),
+                Err(error) if error.is_retryable() => failed = Some(error),
                 Err(error) => return Err(error),
             }
         }

@@ -16,8 +16,7 @@ use crate::server::ServerInfo;
 use crate::servers::Servers;
 
 pub(crate) async fn findings(servers: &Servers) -> Vec<Finding> {
-    let limits = servers.promises.limits.iter().cloned().map(Finding::from);
-    let mut findings: Vec<Finding> = limits.collect();
+    let mut findings = Vec::new();
     let nodes = servers.nodes();
     findings.extend(too_few(&servers.state.config.deployment, nodes.len()));
     let mut asked = Vec::new();

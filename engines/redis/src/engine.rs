@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
 };
-use fencelock_core::{Clock, Engine, Error, Finding, LockName, Promises, Result, StoreUrl, Token};
-use tokio::sync::{Mutex, mpsc};
+use fencelock_core::{Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
 
 use crate::config::Config;
 use crate::servers::Servers;
@@ -18,15 +17,15 @@ use crate::{acquire, diagnose, inspect, release, renew, wait};
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
     servers: Arc<Servers>,
-    events: Mutex<mpsc::UnboundedReceiver<Event>>,
+    events: EventSource,
 }
 
 impl Redis {
     /// Connects to the server that a URL names. Needs a tokio runtime, and replaces lost connections in a task there.
     ///
     /// # Errors
-    /// [`Error::Config`] if the URL or the server cannot be used, [`Error::Unavailable`] if the server does not answer
-    /// within `connect-timeout`, [`Error::Refused`] if it refuses this user.
+    /// [`Error::Config`](fencelock_core::Error::Config) if the URL or the server cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if the server does not answer
+    /// within `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if it refuses this user.
     pub async fn connect(url: StoreUrl) -> Result<Self> {
         Self::open(Config::from_url(url)?).await
     }
@@ -41,26 +40,21 @@ impl Redis {
 
     async fn open(config: Config) -> Result<Self> {
         let (servers, events) = Servers::open(config).await?;
-        let events = Mutex::new(events);
         Ok(Self { servers, events })
     }
 }
 
 #[async_trait]
 impl Engine for Redis {
-    fn promises(&self) -> Promises {
-        self.servers.promises.clone()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.servers.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         acquire::place(&self.servers, claim).await
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         wait::wait(&self.servers, claim, place).await
     }
 
@@ -72,13 +66,28 @@ impl Engine for Redis {
         release::withdraw(&self.servers, claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        let event = self.events.lock().await.recv().await;
-        event.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        inspect::look(&self.servers, name, unlike).await
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.servers.close();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Redis {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        inspect::look(&self.servers, name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        inspect::watch(&self.servers, name, seen).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -91,11 +100,6 @@ impl Engine for Redis {
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(diagnose::findings(&self.servers).await)
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.servers.close();
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fencelock_core::ClaimId;
+use fencelock_core::{BootInstant, ClaimId};
 use tokio::sync::Notify;
 
 /// A grant that a message announced.
@@ -30,6 +30,8 @@ pub(crate) struct Entry {
 struct News {
     pushed: Option<PushedGrant>,
     woken: bool,
+    /// When the server said that the claim waits: the time of the request, and the counter of tokens.
+    place: Option<(BootInstant, u64)>,
 }
 
 impl Entry {
@@ -48,13 +50,27 @@ impl Entry {
         self.wake_up.notify_one();
     }
 
-    /// Waits for a grant with a token above `mark`; `None` when the claim should be placed again. Cancel safe.
-    pub(crate) async fn next(&self, mark: u64) -> Option<PushedGrant> {
+    /// The server, asked at `asked_at`, said that the claim waits, and that its counter was `counter`.
+    pub(crate) fn waits(&self, asked_at: BootInstant, counter: u64) {
+        self.news().place = Some((asked_at, counter));
+    }
+
+    /// The server was not asked: a pushed grant belongs to an earlier place.
+    pub(crate) fn not_asked(&self) {
+        self.news().place = None;
+    }
+
+    /// Waits for a grant that was made after the last request, and returns when that was sent; `None` when the claim should
+    /// be placed again. Cancel safe.
+    pub(crate) async fn next(&self) -> Option<(PushedGrant, BootInstant)> {
         loop {
             {
                 let mut news = self.news();
-                if let Some(pushed) = news.pushed.take().filter(|pushed| pushed.first > mark) {
-                    return Some(pushed);
+                if let Some(pushed) = news.pushed.take()
+                    && let Some((asked_at, counter)) = news.place
+                    && pushed.first > counter
+                {
+                    return Some((pushed, asked_at));
                 }
                 if std::mem::take(&mut news.woken) {
                     return None;

@@ -178,20 +178,25 @@ async fn see_without_script(servers: &Servers, keys: &Keys<'_>) -> Result<Seen> 
     Ok(seen)
 }
 
-pub(crate) async fn look(
+pub(crate) async fn look(servers: &Servers, name: &LockName) -> Result<LockView> {
+    let seen = see(servers, name).await?;
+    if seen.is_unreadable() {
+        return Err(unreadable(servers.state.store(), name));
+    }
+    let view = seen.view(name, true);
+    Ok(view.unwrap_or_else(|| LockView::free(name.clone())))
+}
+
+/// The lock once its highest token is another than `seen`.
+pub(crate) async fn watch(
     servers: &Servers,
     name: &LockName,
-    unlike: Option<Option<Token>>,
+    seen: Option<Token>,
 ) -> Result<LockView> {
     let mut pauses = Pauses::new();
     loop {
-        let seen = see(servers, name).await?;
-        if seen.is_unreadable() {
-            return Err(unreadable(servers.state.store(), name));
-        }
-        let view = seen.view(name, true);
-        let view = view.unwrap_or_else(|| LockView::free(name.clone()));
-        if unlike.is_none_or(|token| view.token() != token) {
+        let view = look(servers, name).await?;
+        if view.token() != seen {
             return Ok(view);
         }
         pauses.next().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
 
 use crate::config::{Config, Deployment};
 use crate::server::ServerInfo;
@@ -10,7 +10,7 @@ use crate::server::ServerInfo;
 /// The promises of a store of these servers: no more than the weakest of them can keep.
 pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
     let durability = servers.iter().map(durability).min_by_key(rank);
-    let mut all: Vec<Limit> = Vec::new();
+    let mut all: Vec<Finding> = Vec::new();
     for limit in servers.iter().flat_map(|info| limits(info, config)) {
         if !all.contains(&limit) {
             all.push(limit);
@@ -46,29 +46,23 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
             Duration::ZERO => Duration::from_secs(10 * 365 * 86_400),
             delay => delay,
         },
+        claim_window: config.claim_window,
         limits: all,
     }
 }
 
 /// What stands between one server and correctness.
-fn limits(info: &ServerInfo, config: &Config) -> Vec<Limit> {
+fn limits(info: &ServerInfo, config: &Config) -> Vec<Finding> {
     if !info.is_known() {
-        return vec![limit(
+        return vec![Finding::against_correctness(
             "the server does not say how it keeps data: this user may not read INFO",
             "allow the command INFO, and CONFIG GET, to this user",
         )];
     }
     let forgets = (!config.delays()).then(|| forgets(info)).flatten();
-    let mut limits: Vec<Limit> = forgets.into_iter().chain(evicts(info)).collect();
+    let mut limits: Vec<Finding> = forgets.into_iter().chain(evicts(info)).collect();
     limits.extend(replication(info, config));
     limits
-}
-
-fn limit(what: impl Into<String>, change: impl Into<String>) -> Limit {
-    Limit {
-        what: what.into(),
-        change: change.into(),
-    }
 }
 
 /// What the server remembers with its current settings.
@@ -100,7 +94,7 @@ fn rank(durability: &Durability) -> u8 {
 }
 
 /// What the server may forget.
-fn forgets(info: &ServerInfo) -> Option<Limit> {
+fn forgets(info: &ServerInfo) -> Option<Finding> {
     let wanted = ["appendonly yes", "appendfsync always"];
     let now = durability_now(info);
     let (what, change) = match (now, durability(info)) {
@@ -129,23 +123,26 @@ fn forgets(info: &ServerInfo) -> Option<Limit> {
         ),
     };
     let or = "or open the store with restart-delay=TTL, the longest ttl in use";
-    Some(limit(what, format!("{change}; {or}")))
+    Some(Finding::against_correctness(
+        what,
+        format!("{change}; {or}"),
+    ))
 }
 
 /// Whether the server evicts keys, and locks with them.
-fn evicts(info: &ServerInfo) -> Option<Limit> {
+fn evicts(info: &ServerInfo) -> Option<Finding> {
     let wanted = ["maxmemory-policy noeviction"];
     if info.number("maxmemory").is_none_or(|most| most == 0) {
         return None;
     }
     match info.get("maxmemory_policy").unwrap_or("noeviction") {
         "noeviction" if info.settings_last() => None,
-        "noeviction" => Some(limit(
+        "noeviction" => Some(Finding::against_correctness(
             "the server evicts no keys until its next start only, as far as can be seen: maxmemory-policy may have been \
              set with CONFIG SET, which ends with the process",
             info.how_to_keep(&wanted),
         )),
-        policy => Some(limit(
+        policy => Some(Finding::against_correctness(
             format!("when memory is short the server evicts keys ({policy}), and locks with them"),
             format!(
                 "{}; or keep locks on a server of their own",
@@ -156,12 +153,12 @@ fn evicts(info: &ServerInfo) -> Option<Limit> {
 }
 
 /// What a fail-over may forget.
-fn replication(info: &ServerInfo, config: &Config) -> Option<Limit> {
+fn replication(info: &ServerInfo, config: &Config) -> Option<Finding> {
     let replicas = info.number("connected_slaves").unwrap_or(0);
     let asked = u64::from(config.replicas);
     if !config.promotion_delay.is_zero() {
         return (asked < replicas.max(1)).then(|| {
-            limit(
+            Finding::against_correctness(
                 "a fail-over forgets locks, and frees them once promotion-delay is over; it does not if a Sentinel that \
                  voted for it hears nothing of its outcome for 1.5 s while a holder beside it still reaches the old master",
                 format!("open the store with replicas={}", replicas.max(1)),
@@ -183,5 +180,5 @@ fn replication(info: &ServerInfo, config: &Config) -> Option<Limit> {
     if matches!(config.deployment, Deployment::Sentinel { .. }) {
         change.push_str(", or with promotion-delay=TTL, the longest ttl in use");
     }
-    Some(limit(what, change))
+    Some(Finding::against_correctness(what, change))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fencelock_core::engine::{Claim, Evict, Leave, Withdrawn};
-use fencelock_core::{LockName, Mode, Result, Token};
+use fencelock_core::{Error, LockName, Mode, Result, Token};
 use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, Value};
 
@@ -56,13 +56,14 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
     let (answer, node, connection) = answer?;
     let withdrawn = match answer {
         Value::Int(1) => Withdrawn::Released,
-        Value::Int(2) => Withdrawn::LeftLine,
+        Value::Int(2) => Withdrawn::LeftQueue,
         Value::Int(3) => Withdrawn::Expired,
         Value::Int(4) => Withdrawn::NotOwner,
         other => return Err(state.failed(ACTION, None, unexpected(&other))),
     };
     if !servers.is_final(&claim.id, &node, &connection) {
-        return Ok(Withdrawn::Unknown);
+        let cause = "an earlier request may still take effect";
+        return Err(Error::unavailable(state.store(), ACTION, cause));
     }
     Ok(withdrawn)
 }

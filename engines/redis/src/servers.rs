@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, EventSource};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Promises, Result};
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::mpsc;
@@ -65,10 +65,8 @@ pub(crate) struct Servers {
 
 impl Servers {
     /// Connects for the first time. From then on connections are replaced in the background.
-    pub(crate) async fn open(
-        config: Config,
-    ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>)> {
-        let (events, heard) = mpsc::unbounded_channel();
+    pub(crate) async fn open(config: Config) -> Result<(Arc<Self>, EventSource)> {
+        let (events, heard) = EventSource::channel();
         let (tasks, to_do) = mpsc::unbounded_channel();
         let state = Arc::new(State::new(config, events, tasks)?);
         let config = &state.config;
@@ -265,7 +263,7 @@ impl Servers {
         let error = self
             .state
             .failed("placing a claim", Some(&claim.name), error);
-        if error.is_transient() {
+        if error.is_retryable() {
             self.unanswered.note(claim, connection.generation);
         }
         error

@@ -13,11 +13,11 @@ pub(crate) async fn wait(servers: &Servers, claim: &Claim, place: &Place) -> Res
         Clock::Boot.sleep_until(place.recheck).await;
         return Ok(None);
     };
-    let Some(pushed) = entry.next(place.mark).await else {
+    let Some((pushed, asked_at)) = entry.next().await else {
         return Ok(None);
     };
     let window = window(servers, claim);
-    let late = Clock::Boot.now().since(place.asked_at) > window.mul_f64(0.75);
+    let late = Clock::Boot.now().since(asked_at) > window.mul_f64(0.75);
     // With a lock-delay, with little time left, or before any replica has it, placing the claim again confirms it first.
     if late || !claim.lock_delay.is_zero() || state.config.replicas > 0 {
         return Ok(None);
@@ -35,7 +35,7 @@ pub(crate) async fn wait(servers: &Servers, claim: &Claim, place: &Place) -> Res
     };
     Ok(Some(Grant {
         tokens,
-        counted_from: place.asked_at,
+        counted_from: asked_at,
         lease: window,
         recorded: true,
     }))

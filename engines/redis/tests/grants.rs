@@ -151,7 +151,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
         let guard = match wish.ttl(TTL).await {
             Ok(guard) => guard,
             Err(error) => {
-                assert!(error.is_transient(), "{error}");
+                assert!(error.is_retryable(), "{error}");
                 continue;
             }
         };
@@ -186,7 +186,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
             );
         }
         if let Err(error) = guard.release().await {
-            assert!(error.is_transient(), "{error}");
+            assert!(error.is_retryable(), "{error}");
         }
     }
 }

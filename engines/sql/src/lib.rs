@@ -15,7 +15,7 @@ pub mod mysql;
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 mod naps;
 #[cfg(feature = "postgres")]
-mod postgres;
+pub mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod server;
 #[cfg(feature = "sqlite")]
@@ -26,8 +26,6 @@ mod tls;
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 pub mod versioned;
 
-#[cfg(feature = "postgres")]
-pub use postgres::Postgres;
 #[cfg(feature = "sqlite")]
 pub use sqlite::Sqlite;
 

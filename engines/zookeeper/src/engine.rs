@@ -2,20 +2,21 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Renewal, Standing, Withdrawn,
+    Claim, Cursor, Engine, Event, EventSource, EventStream, Evict, Grant, HeldClaim, HolderView,
+    Inspect, Leave, LockView, Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
-    Clock, Durability, Error, Finding, LeaseKind, Limit, LockName, Order, Promises, Result,
+    Clock, Durability, Error, Finding, LeaseKind, LockName, Order, Promises, Purpose, Result,
     StoreUrl, Token, Wake,
 };
 use futures_util::TryFutureExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use zookeeper_client::{CreateMode, Error as Refusal};
 
@@ -35,14 +36,8 @@ const USUAL: Duration = Duration::from_secs(30);
 pub struct ZooKeeper {
     store: Arc<Store>,
     promises: Promises,
-    told: Mutex<Told>,
+    events: EventSource,
     tasks: [AbortHandle; 3],
-}
-
-/// What the servers tell of their own accord.
-struct Told {
-    events: mpsc::UnboundedReceiver<Event>,
-    ended: mpsc::UnboundedReceiver<Arc<Life>>,
 }
 
 impl ZooKeeper {
@@ -94,12 +89,9 @@ impl ZooKeeper {
             tokio::spawn(undone::watch(Arc::clone(&store), resumes)).abort_handle(),
         ];
         Ok(Self {
-            promises: promises(limits),
+            promises: promises(limits, window),
+            events: EventSource::of(reports(Arc::clone(&store), events, ends)),
             store,
-            told: Mutex::new(Told {
-                events,
-                ended: ends,
-            }),
             tasks,
         })
     }
@@ -126,6 +118,21 @@ async fn retry<'a, T>(
             opened => return opened,
         }
     }
+}
+
+/// What the servers report: events of single claims, and the ends of sessions.
+fn reports(
+    store: Arc<Store>,
+    mut events: mpsc::UnboundedReceiver<Event>,
+    mut ended: mpsc::UnboundedReceiver<Arc<Life>>,
+) -> EventStream {
+    EventStream::new(futures_util::stream::poll_fn(move |cx| {
+        while let Poll::Ready(Some(life)) = ended.poll_recv(cx) {
+            // Its claims' events come through the other channel.
+            store.tell_of(&life);
+        }
+        events.poll_recv(cx).map(|event| event.map(Ok))
+    }))
 }
 
 /// Makes the chroot if it is missing, and finds out whether this user may lock there.
@@ -164,11 +171,12 @@ fn root(config: &Config) -> &str {
     }
 }
 
-fn promises((shortest, longest): (Duration, Duration)) -> Promises {
+fn promises((shortest, longest): (Duration, Duration), window: Duration) -> Promises {
     let sure = longest * 2 / 3;
     let mut limits = Vec::new();
     if sure < USUAL {
-        limits.push(Limit {
+        limits.push(Finding {
+            purpose: Purpose::Correctness,
             what: format!(
                 "a hold is lost {sure:?} after its last renewal however long its ttl, because the servers grant no session above {longest:?}"
             ),
@@ -190,18 +198,15 @@ fn promises((shortest, longest): (Duration, Duration)) -> Promises {
         // In whole milliseconds, which is what people write.
         min_ttl: Duration::from_millis((shortest.as_millis() as u64 * 2).div_ceil(3)),
         max_ttl: LONGEST,
+        claim_window: window,
         limits,
     }
 }
 
 #[async_trait]
 impl Engine for ZooKeeper {
-    fn promises(&self) -> Promises {
-        self.promises.clone()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -209,9 +214,9 @@ impl Engine for ZooKeeper {
         self.store.place(claim).await
     }
 
-    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         self.check_open()?;
-        self.store.changed(claim).await
+        self.store.wait(claim).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -223,45 +228,12 @@ impl Engine for ZooKeeper {
         self.store.withdraw(claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        let mut told = self.told.lock().await;
-        let Told { events, ended } = &mut *told;
-        loop {
-            tokio::select! {
-                event = events.recv() => return event.ok_or(Error::Closed),
-                life = ended.recv() => match life {
-                    Some(life) => self.store.tell_of(&life),
-                    None => return Err(Error::Closed),
-                },
-            }
-        }
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.check_open()?;
-        self.store.look(name, unlike).await
-    }
-
-    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.check_open()?;
-        self.store.vouch(name, owner).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.check_open()?;
-        self.store.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.check_open()?;
-        self.store.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.check_open()?;
-        let limits = self.promises.limits.iter().cloned().map(Finding::from);
-        let servers = crate::diagnose::diagnose(&self.store.config).await;
-        Ok(limits.chain(servers).collect())
+    fn inspect(&self) -> &dyn Inspect {
+        self
     }
 
     async fn close(&self) -> Result<()> {
@@ -283,6 +255,39 @@ impl Engine for ZooKeeper {
         let closing = sessions.iter().map(|session| session.close(!delayed));
         futures_util::future::join_all(closing).await;
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for ZooKeeper {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.check_open()?;
+        self.store.look(name, None).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.check_open()?;
+        self.store.look(name, Some(seen)).await
+    }
+
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.check_open()?;
+        self.store.attest(name, owner).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.check_open()?;
+        self.store.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.check_open()?;
+        self.store.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.check_open()?;
+        Ok(crate::diagnose::diagnose(&self.store.config).await)
     }
 }
 

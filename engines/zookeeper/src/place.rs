@@ -350,7 +350,7 @@ impl Store {
         sent: BootInstant,
     ) -> Result<Stood> {
         if let Seen::Line(children) = seen
-            && let Some(stood) = self.not_held(spot, claim, children, sent)?
+            && let Some(stood) = self.not_held(spot, claim, children)?
         {
             return Ok(stood);
         }
@@ -393,13 +393,7 @@ impl Store {
     }
 
     /// Where a claim stands in the line that these children are, unless it holds.
-    fn not_held(
-        &self,
-        spot: &Spot,
-        claim: &Claim,
-        children: Vec<String>,
-        sent: BootInstant,
-    ) -> Result<Option<Stood>> {
+    fn not_held(&self, spot: &Spot, claim: &Claim, children: Vec<String>) -> Result<Option<Stood>> {
         let line = self.sorted(&claim.name, children)?;
         let node = spot.now().node.as_ref().map(|node| node.name.clone());
         let Some(at) = node.and_then(|node| line.find(&node)) else {
@@ -415,13 +409,11 @@ impl Store {
         Ok(Some(Stood::Waiting(Place {
             ahead: Some((at - line.holding()) as u64),
             recheck: Clock::Boot.now() + RECHECK,
-            asked_at: sent,
-            mark: 0,
         })))
     }
 
     /// Waits until it may be a claim's turn.
-    pub(crate) async fn changed(&self, claim: &Claim) -> Result<Option<Grant>> {
+    pub(crate) async fn wait(&self, claim: &Claim) -> Result<Option<Grant>> {
         let Some(spot) = self.spot(claim.id) else {
             return Ok(None);
         };
@@ -715,7 +707,7 @@ impl Store {
         match (was_there, held) {
             (true, true) if over => Ok(Withdrawn::Expired),
             (true, true) => Ok(Withdrawn::Released),
-            (_, false) => Ok(Withdrawn::LeftLine),
+            (_, false) => Ok(Withdrawn::LeftQueue),
             (false, true) => Box::pin(self.absent(claim)).await,
         }
     }

@@ -17,7 +17,7 @@ use crate::store::{Spot, Store};
 
 impl Store {
     /// The hold of this owner, which its process vouches for.
-    pub(crate) async fn vouch(
+    pub(crate) async fn attest(
         &self,
         name: &LockName,
         owner: &str,

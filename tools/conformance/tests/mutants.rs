@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
+    Claim, Cursor, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
     WaiterView, Withdrawn,
 };
+use fencelock::layers::Layer;
 use fencelock::{
     ClaimId, Clock, Engine, LockName, Memory, Mode, Order, Promises, Result, Token, Tokens,
 };
@@ -248,7 +249,7 @@ fn an_engine_that_promises_little_passes_what_is_left() {
 }
 
 fn promises(mutant: Mutant) -> Promises {
-    let all = Memory::new().promises();
+    let all = Memory::new().promises().clone();
     match mutant {
         Mutant::PromisesLittle => Promises {
             order: Order::Unordered,
@@ -303,6 +304,7 @@ impl Store for WrongStore {
             number: self.shared.engines.fetch_add(1, Ordering::SeqCst),
             shared: Arc::clone(&self.shared),
             drawn: AtomicU64::new(0),
+            promises: promises(self.mutant),
         }))
     }
 
@@ -321,6 +323,7 @@ struct WrongEngine {
     number: u64,
     shared: Arc<Shared>,
     drawn: AtomicU64,
+    promises: Promises,
 }
 
 impl WrongEngine {
@@ -372,9 +375,36 @@ impl WrongEngine {
         grant
     }
 
+    /// The view as the mutant tells of it.
+    fn shown(&self, name: &LockName, mut view: LockView) -> LockView {
+        match self.mutant {
+            Mutant::ShowsWhatWas => {
+                let mut seen = self.shared.seen.lock().unwrap();
+                if !view.holders.is_empty() {
+                    seen.insert(name.clone(), view.clone());
+                }
+                return seen.get(name).cloned().unwrap_or(view);
+            }
+            Mutant::ServesTheLastFirst => {
+                let line = self.shared.line.lock().unwrap();
+                let count = line.get(name).map_or(0, Vec::len);
+                view.waiters = vec![
+                    WaiterView {
+                        owner: String::new(),
+                        mode: Mode::Exclusive,
+                        label: None,
+                    };
+                    count
+                ];
+            }
+            _ => {}
+        }
+        view
+    }
+
     /// Renews by the claim's id, whatever the token.
     async fn renew_by_id(&self, claim: &Claim) -> Result<Vec<Renewal>> {
-        let view = self.memory.look(&claim.name, None).await?;
+        let view = self.memory.inspect().look(&claim.name).await?;
         let mut holders = view.holders.into_iter();
         let mine = holders.find(|holder| holder.claim == Some(claim.id));
         let token = mine.and_then(|holder| holder.token).unwrap_or(Token(0));
@@ -383,12 +413,9 @@ impl WrongEngine {
     }
 
     fn waiting(&self, recheck: Duration) -> Standing {
-        let now = Clock::Boot.now();
         Standing::Waiting(Place {
             ahead: None,
-            recheck: now + recheck,
-            asked_at: now,
-            mark: 0,
+            recheck: Clock::Boot.now() + recheck,
         })
     }
 
@@ -428,7 +455,7 @@ impl WrongEngine {
 
     /// Withdraws every claim that holds the name, whosever it is.
     async fn withdraw_all(&self, claim: &Claim) -> Result<Withdrawn> {
-        let view = self.memory.look(&claim.name, None).await?;
+        let view = self.memory.inspect().look(&claim.name).await?;
         for holder in view.holders {
             let other = Claim {
                 id: holder.claim.unwrap(),
@@ -442,13 +469,13 @@ impl WrongEngine {
 }
 
 #[async_trait]
-impl Engine for WrongEngine {
-    fn promises(&self) -> Promises {
-        promises(self.mutant)
+impl Layer for WrongEngine {
+    fn below(&self) -> &dyn Engine {
+        &self.memory
     }
 
-    fn clock(&self) -> Clock {
-        self.memory.clock()
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -457,7 +484,7 @@ impl Engine for WrongEngine {
             return self.place_last_first(claim).await;
         }
         if self.is(Mutant::DowngradesInNameOnly) {
-            let view = self.memory.look(&claim.name, None).await?;
+            let view = self.memory.inspect().look(&claim.name).await?;
             let mut held = view.holders.iter();
             if let Some(held) = held.find(|holder| holder.claim == Some(claim.id)) {
                 let mode = held.mode;
@@ -483,11 +510,11 @@ impl Engine for WrongEngine {
         })
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         if self.is(Mutant::ServesTheLastFirst) {
             return std::future::pending().await;
         }
-        self.memory.changed(&self.sent(claim), place).await
+        self.memory.wait(&self.sent(claim), place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -519,14 +546,14 @@ impl Engine for WrongEngine {
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let claim = &self.sent(claim);
         self.leave_line(claim);
-        let view = self.memory.look(&claim.name, None).await?;
+        let view = self.memory.inspect().look(&claim.name).await?;
         let holds = view
             .holders
             .iter()
             .any(|holder| holder.claim == Some(claim.id));
         match self.mutant {
             Mutant::NeverReleases if holds => Ok(Withdrawn::Released),
-            Mutant::NeverLeavesTheLine if !holds => Ok(Withdrawn::LeftLine),
+            Mutant::NeverLeavesTheLine if !holds => Ok(Withdrawn::LeftQueue),
             Mutant::ReleasesWhoeverHolds => self.withdraw_all(claim).await,
             Mutant::ReleasesAllPermits if matches!(claim.mode, Mode::Permit { .. }) => {
                 self.withdraw_all(claim).await
@@ -549,35 +576,14 @@ impl Engine for WrongEngine {
         }
     }
 
-    async fn events(&self) -> Result<Event> {
-        self.memory.events().await
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let view = self.memory.inspect().look(name).await?;
+        Ok(self.shown(name, view))
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        let mut view = self.memory.look(name, unlike).await?;
-        match self.mutant {
-            Mutant::ShowsWhatWas => {
-                let mut seen = self.shared.seen.lock().unwrap();
-                if !view.holders.is_empty() {
-                    seen.insert(name.clone(), view.clone());
-                }
-                return Ok(seen.get(name).cloned().unwrap_or(view));
-            }
-            Mutant::ServesTheLastFirst => {
-                let line = self.shared.line.lock().unwrap();
-                let count = line.get(name).map_or(0, Vec::len);
-                view.waiters = vec![
-                    WaiterView {
-                        owner: String::new(),
-                        mode: Mode::Exclusive,
-                        label: None,
-                    };
-                    count
-                ];
-            }
-            _ => {}
-        }
-        Ok(view)
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let view = self.memory.inspect().watch(name, seen).await?;
+        Ok(self.shown(name, view))
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -585,25 +591,29 @@ impl Engine for WrongEngine {
             Mutant::ListsByPattern => prefix.split(['*', '?', '[', '%', '_']).next().unwrap(),
             _ => prefix,
         };
-        self.memory.list(prefix, at, limit).await
+        self.memory.inspect().list(prefix, at, limit).await
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         match self.mutant {
             Mutant::KeepsTheEvicted => {
-                Ok(self.memory.look(name, None).await?.token() == Some(token))
+                Ok(self.memory.inspect().look(name).await?.token() == Some(token))
             }
             Mutant::EvictsAnyToken => {
-                let held = self.memory.look(name, None).await?.token();
-                self.memory.evict(name, held.unwrap_or(token), how).await
+                let held = self.memory.inspect().look(name).await?.token();
+                self.memory
+                    .inspect()
+                    .evict(name, held.unwrap_or(token), how)
+                    .await
             }
-            Mutant::EvictsWhenItShouldAsk => self.memory.evict(name, token, Evict::Release).await,
-            _ => self.memory.evict(name, token, how).await,
+            Mutant::EvictsWhenItShouldAsk => {
+                self.memory
+                    .inspect()
+                    .evict(name, token, Evict::Release)
+                    .await
+            }
+            _ => self.memory.inspect().evict(name, token, how).await,
         }
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.memory.close().await
     }
 }
 

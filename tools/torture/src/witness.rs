@@ -6,11 +6,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use fencelock::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Renewal, Standing, Withdrawn,
-};
-use fencelock::{ClaimId, Clock, Finding, LockName, Mode, Promises, Result, Token};
+use fencelock::engine::{Claim, Engine, Grant, Leave, Place, Standing, Withdrawn};
+use fencelock::layers::Layer;
+use fencelock::{ClaimId, Clock, Mode, Result, Token};
 
 /// What is known of one claim. Told once it holds; the others are of no use.
 #[derive(Clone, Copy, Debug)]
@@ -53,13 +51,9 @@ impl Witness {
 }
 
 #[async_trait]
-impl Engine for Witness {
-    fn promises(&self) -> Promises {
-        self.engine.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        self.engine.clock()
+impl Layer for Witness {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -84,49 +78,17 @@ impl Engine for Witness {
         Ok(standing)
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        let changed = self.engine.changed(claim, place).await?;
-        if let Some(grant) = &changed {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        let granted = self.engine.wait(claim, place).await?;
+        if let Some(grant) = &granted {
             self.granted(claim, grant);
         }
-        Ok(changed)
-    }
-
-    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
-        self.engine.renew(held).await
+        Ok(granted)
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.open().remove(&claim.id);
         self.engine.withdraw(claim, how).await
-    }
-
-    async fn events(&self) -> Result<Event> {
-        self.engine.events().await
-    }
-
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.engine.look(name, unlike).await
-    }
-
-    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.engine.vouch(name, owner).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.engine.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.engine.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.engine.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.engine.close().await
     }
 }
 

@@ -8,15 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::Semaphore;
 
-use crate::clock::Clock;
-use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Renewal, Standing, Withdrawn,
-};
-use crate::error::{Error, Result};
-use crate::name::LockName;
-use crate::promises::{Finding, Promises};
-use crate::token::Token;
+use super::layer::Layer;
+use crate::engine::{Claim, Engine, HeldClaim, Leave, Renewal, Standing, Withdrawn};
+use crate::types::{Error, Result};
 
 /// What befalls one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,13 +152,9 @@ impl Fault {
 }
 
 #[async_trait]
-impl Engine for Fault {
-    fn promises(&self) -> Promises {
-        self.engine.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        self.engine.clock()
+impl Layer for Fault {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -176,10 +166,6 @@ impl Engine for Fault {
             });
         }
         self.befall("place", self.engine.place(claim)).await?
-    }
-
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        self.engine.changed(claim, place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -209,34 +195,6 @@ impl Engine for Fault {
         }
         self.befall("withdraw", self.engine.withdraw(claim, how))
             .await?
-    }
-
-    async fn events(&self) -> Result<Event> {
-        self.engine.events().await
-    }
-
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.engine.look(name, unlike).await
-    }
-
-    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.engine.vouch(name, owner).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.engine.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.engine.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.engine.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.engine.close().await
     }
 }
 

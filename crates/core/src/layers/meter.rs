@@ -6,30 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use async_trait::async_trait;
 
-use crate::clock::Clock;
+use super::layer::Layer;
 use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Renewal, Standing, Withdrawn,
+    Claim, Cursor, Engine, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page, Place,
+    Renewal, Standing, Withdrawn,
 };
-use crate::error::Result;
-use crate::name::LockName;
-use crate::promises::{Finding, Promises};
-use crate::token::Token;
+use crate::types::{LockName, Result, Token};
 
 /// How often each call was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// `place`.
     pub placed: u64,
-    /// `changed`.
-    pub changed: u64,
+    /// `wait`.
+    pub waited: u64,
     /// Calls of `renew`.
     pub renew_calls: u64,
     /// Claims in those calls.
     pub renewed: u64,
     /// `withdraw`.
     pub withdrawn: u64,
-    /// `look` and `list`.
+    /// `look`, `watch`, `attest` and `list`.
     pub looked: u64,
     /// `evict`.
     pub evicted: u64,
@@ -40,7 +37,7 @@ pub struct Counts {
 pub struct Meter {
     engine: Arc<dyn Engine>,
     placed: AtomicU64,
-    changed: AtomicU64,
+    waited: AtomicU64,
     renew_calls: AtomicU64,
     renewed: AtomicU64,
     withdrawn: AtomicU64,
@@ -55,7 +52,7 @@ impl Meter {
         Self {
             engine,
             placed: zero(),
-            changed: zero(),
+            waited: zero(),
             renew_calls: zero(),
             renewed: zero(),
             withdrawn: zero(),
@@ -68,7 +65,7 @@ impl Meter {
     pub fn counts(&self) -> Counts {
         Counts {
             placed: self.placed.load(Relaxed),
-            changed: self.changed.load(Relaxed),
+            waited: self.waited.load(Relaxed),
             renew_calls: self.renew_calls.load(Relaxed),
             renewed: self.renewed.load(Relaxed),
             withdrawn: self.withdrawn.load(Relaxed),
@@ -79,13 +76,9 @@ impl Meter {
 }
 
 #[async_trait]
-impl Engine for Meter {
-    fn promises(&self) -> Promises {
-        self.engine.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        self.engine.clock()
+impl Layer for Meter {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -93,9 +86,9 @@ impl Engine for Meter {
         self.engine.place(claim).await
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        self.changed.fetch_add(1, Relaxed);
-        self.engine.changed(claim, place).await
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.waited.fetch_add(1, Relaxed);
+        self.engine.wait(claim, place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -109,36 +102,29 @@ impl Engine for Meter {
         self.engine.withdraw(claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        self.engine.events().await
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.looked.fetch_add(1, Relaxed);
+        self.engine.inspect().look(name).await
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         self.looked.fetch_add(1, Relaxed);
-        self.engine.look(name, unlike).await
-    }
-
-    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.looked.fetch_add(1, Relaxed);
-        self.engine.vouch(name, owner).await
+        self.engine.inspect().watch(name, seen).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         self.looked.fetch_add(1, Relaxed);
-        self.engine.list(prefix, at, limit).await
+        self.engine.inspect().list(prefix, at, limit).await
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.evicted.fetch_add(1, Relaxed);
-        self.engine.evict(name, token, how).await
+        self.engine.inspect().evict(name, token, how).await
     }
 
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.engine.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.engine.close().await
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.looked.fetch_add(1, Relaxed);
+        self.engine.inspect().attest(name, owner).await
     }
 }
 

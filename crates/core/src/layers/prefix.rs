@@ -5,15 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::clock::Clock;
+use super::layer::Layer;
 use crate::engine::{
-    Claim, Cursor, Engine, Event, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page,
-    Place, Renewal, Standing, Withdrawn,
+    Claim, Cursor, Engine, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page, Place,
+    Renewal, Standing, Withdrawn,
 };
-use crate::error::{Error, Result};
-use crate::name::{LockName, MAX_NAME_BYTES};
-use crate::promises::{Finding, Promises};
-use crate::token::Token;
+use crate::types::{Error, LockName, MAX_NAME_BYTES, Result, Token};
 
 /// An engine whose names all begin with a prefix that its users do not see.
 #[derive(Debug)]
@@ -62,21 +59,17 @@ impl Prefix {
 }
 
 #[async_trait]
-impl Engine for Prefix {
-    fn promises(&self) -> Promises {
-        self.engine.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        self.engine.clock()
+impl Layer for Prefix {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.engine.place(&self.claim(claim)?).await
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        self.engine.changed(&self.claim(claim)?, place).await
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.engine.wait(&self.claim(claim)?, place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -95,23 +88,29 @@ impl Engine for Prefix {
         self.engine.withdraw(&self.claim(claim)?, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        self.engine.events().await
-    }
-
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        let view = self.engine.look(&self.outer(name)?, unlike).await?;
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let view = self.engine.inspect().look(&self.outer(name)?).await?;
         let name = name.clone();
         Ok(LockView { name, ..view })
     }
 
-    async fn vouch(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.engine.vouch(&self.outer(name)?, owner).await
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let outer = self.outer(name)?;
+        let view = self.engine.inspect().watch(&outer, seen).await?;
+        let name = name.clone();
+        Ok(LockView { name, ..view })
+    }
+
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.engine
+            .inspect()
+            .attest(&self.outer(name)?, owner)
+            .await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let prefix = format!("{}{prefix}", self.prefix);
-        let page = self.engine.list(&prefix, at, limit).await?;
+        let page = self.engine.inspect().list(&prefix, at, limit).await?;
         Ok(Page {
             items: page
                 .items
@@ -123,15 +122,10 @@ impl Engine for Prefix {
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.engine.evict(&self.outer(name)?, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.engine.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.engine.close().await
+        self.engine
+            .inspect()
+            .evict(&self.outer(name)?, token, how)
+            .await
     }
 }
 

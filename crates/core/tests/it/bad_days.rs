@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use fencelock_core::layers::Trouble;
-use fencelock_core::{Client, Error, Guard, LockName, Observer, Release, Token};
+use fencelock_core::{Client, Error, Guard, LockName, LossReason, Observer, Release, Token};
 
 use crate::{World, ms, settle};
 
@@ -315,7 +315,7 @@ async fn a_wish_that_was_told_busy_takes_back_what_had_no_answer_before() {
 struct Hysteric;
 
 impl Observer for Hysteric {
-    fn lost(&self, _name: &LockName, _token: Token, _why: &str) {
+    fn lost(&self, _name: &LockName, _token: Token, _reason: LossReason) {
         panic!("lost");
     }
 

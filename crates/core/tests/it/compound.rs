@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fencelock_core::layers::Trouble;
-use fencelock_core::{Error, Evict, Mode, Release};
+use fencelock_core::{Error, Evict, LossReason, Mode, Release};
 
 use crate::{World, ms, settle};
 
@@ -79,8 +79,8 @@ async fn the_loss_of_one_is_the_loss_of_all() {
     let all = a.lock_all(["a", "b", "c"]).await.unwrap();
     let token = all.token("b").unwrap();
     assert!(b.evict("b", token, Evict::Release).await.unwrap());
-    let why = all.lost().await;
-    assert!(why.contains("lock b"), "{why}");
+    let (lost, reason) = all.lost().await;
+    assert_eq!((lost.as_str(), reason), ("b", LossReason::TakenAway));
     assert!(!all.is_valid());
     assert_eq!(all.remaining(), ms(0));
     assert_ne!(all.release().await.unwrap(), Release::Released);
@@ -263,8 +263,7 @@ async fn a_holder_that_is_not_well_loses_its_lock_in_time() {
     tokio::time::sleep(ms(1000)).await;
     assert!(guard.is_valid());
     well.store(false, Ordering::SeqCst);
-    let why = guard.lost().await;
-    assert!(why.contains("healthy"), "{why}");
+    assert_eq!(guard.lost().await, LossReason::Unhealthy);
     let lost = tokio::time::Instant::now();
     // The lock-delay runs although the guard is still there.
     let next = b.lock("x").await.unwrap();
@@ -293,7 +292,7 @@ async fn what_was_held_for_long_enough_is_given_back_whatever_its_guard_does() {
     let begun = tokio::time::Instant::now();
     let next = b.lock("x").await.unwrap();
     assert!(begun.elapsed() >= ms(400) && begun.elapsed() < ms(500));
-    assert!(guard.lost().await.contains("max_hold"));
+    assert_eq!(guard.lost().await, LossReason::MaxHold);
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
     assert!(next.is_valid());
 }

@@ -20,7 +20,7 @@ impl Fence {
                 match client.lock(name).ttl(Duration::from_secs(3)).await {
                     Ok(guard) => return guard,
                     // The connection from before breaks on the way.
-                    Err(error) => assert!(error.is_transient(), "{error}"),
+                    Err(error) => assert!(error.is_retryable(), "{error}"),
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -106,7 +106,7 @@ async fn what_a_snapshot_brings_back_is_cleared_by_the_client_that_had_it() {
         loop {
             match two.lock("released").await {
                 Ok(guard) => return guard,
-                Err(error) => assert!(error.is_transient(), "{error}"),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
             }
         }
     })

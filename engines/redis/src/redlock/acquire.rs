@@ -72,7 +72,7 @@ pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing>
                 tokio::time::sleep(pause).await;
             }
             Outcome::Failed(error) => {
-                if !error.is_transient() {
+                if !error.is_retryable() {
                     state.entries.remove(&claim.id);
                 }
                 return Err(error);
@@ -88,12 +88,9 @@ fn take_hint(entry: &Entry) -> u64 {
 }
 
 fn waiting(pause: Duration) -> Standing {
-    let now = Clock::Boot.now();
     Standing::Waiting(Place {
         ahead: None,
-        recheck: now + pause,
-        asked_at: now,
-        mark: 0,
+        recheck: Clock::Boot.now() + pause,
     })
 }
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
 };
-use fencelock_core::{Clock, Engine, Error, Finding, LockName, Promises, Result, StoreUrl, Token};
-use tokio::sync::{Mutex, mpsc};
+use fencelock_core::{Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
 
 use super::config::Config;
 use super::open::open;
@@ -19,15 +18,16 @@ use super::{acquire, diagnose, inspect, promises, release, renew, wait};
 /// Locks on N independent Redis servers.
 pub struct Redlock {
     state: Arc<State>,
-    events: Mutex<mpsc::UnboundedReceiver<Event>>,
+    promises: Promises,
+    events: EventSource,
 }
 
 impl Redlock {
     /// Connects to the nodes that a URL names. Needs a tokio runtime, and keeps a task there for each node.
     ///
     /// # Errors
-    /// [`Error::Config`] if the URL or a node cannot be used, [`Error::Unavailable`] if fewer nodes than the quorum reply
-    /// within `connect-timeout`, [`Error::Refused`] if that is because they refuse this user.
+    /// [`Error::Config`](fencelock_core::Error::Config) if the URL or a node cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if fewer nodes than the quorum reply
+    /// within `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if that is because they refuse this user.
     ///
     /// # Cancel safety
     /// May be dropped: nothing is held yet.
@@ -47,26 +47,25 @@ impl Redlock {
 
     async fn open(config: Config) -> Result<Self> {
         let (state, events) = open(config).await?;
-        let events = Mutex::new(events);
-        Ok(Self { state, events })
+        Ok(Self {
+            promises: promises::of(&state),
+            state,
+            events,
+        })
     }
 }
 
 #[async_trait]
 impl Engine for Redlock {
-    fn promises(&self) -> Promises {
-        promises::of(&self.state)
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         acquire::place(&self.state, claim).await
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         wait::wait(&self.state, claim, place).await;
         Ok(None)
     }
@@ -79,13 +78,28 @@ impl Engine for Redlock {
         release::withdraw(&self.state, claim, how).await
     }
 
-    async fn events(&self) -> Result<Event> {
-        let event = self.events.lock().await.recv().await;
-        event.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        inspect::look(&self.state, name, unlike).await
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.state.close();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Redlock {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        inspect::look(&self.state, name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        inspect::watch(&self.state, name, seen).await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
@@ -98,11 +112,6 @@ impl Engine for Redlock {
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(diagnose::findings(&self.state).await)
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.state.close();
-        Ok(())
     }
 }
 

@@ -119,7 +119,7 @@ pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Resul
             },
             Err(error) => error,
         };
-        if Clock::Boot.now().since(begun) >= longest || !failed.is_transient() {
+        if Clock::Boot.now().since(begun) >= longest || !failed.is_retryable() {
             return Err(failed);
         }
         pauses.next().await;
@@ -225,15 +225,16 @@ fn holder(
     Some(holder)
 }
 
-pub(crate) async fn look(
-    state: &State,
-    name: &LockName,
-    unlike: Option<Option<Token>>,
-) -> Result<LockView> {
+pub(crate) async fn look(state: &State, name: &LockName) -> Result<LockView> {
+    view(state, name, true).await
+}
+
+/// The lock once its highest token is another than `seen`.
+pub(crate) async fn watch(state: &State, name: &LockName, seen: Option<Token>) -> Result<LockView> {
     let mut pauses = Pauses::new();
     loop {
-        let view = view(state, name, true).await?;
-        if unlike.is_none_or(|token| view.token() != token) {
+        let view = look(state, name).await?;
+        if view.token() != seen {
             return Ok(view);
         }
         pauses.next().await;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::EventSource;
 use fencelock_core::{Clock, Error, Result};
-use tokio::sync::mpsc;
 
 use super::config::Config;
 use super::membership::maintain;
@@ -13,8 +12,8 @@ use super::node::Node;
 use super::state::State;
 
 /// Connects to the nodes, and keeps a task for each.
-pub(crate) async fn open(config: Config) -> Result<(Arc<State>, mpsc::UnboundedReceiver<Event>)> {
-    let (events, heard) = mpsc::unbounded_channel();
+pub(crate) async fn open(config: Config) -> Result<(Arc<State>, EventSource)> {
+    let (events, heard) = EventSource::channel();
     let state = Arc::new(State::new(config, events)?);
     for index in 0..state.nodes.len() {
         tokio::spawn(maintain(Arc::downgrade(&state), index));

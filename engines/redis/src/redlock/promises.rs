@@ -1,6 +1,6 @@
 //! What a store can promise.
 
-use fencelock_core::{Durability, LeaseKind, Limit, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
 
 use super::state::State;
 
@@ -20,24 +20,28 @@ pub(crate) fn of(state: &State) -> Promises {
                 by clients that were connected to it before",
         min_ttl: state.config.min_ttl(),
         max_ttl: state.config.max_ttl,
+        // Nothing is granted to a waiter that did not ask.
+        claim_window: state.config.max_ttl,
         limits: evicts(state).into_iter().collect(),
     }
 }
 
 /// The nodes that evict keys, and locks with them.
-fn evicts(state: &State) -> Option<Limit> {
+fn evicts(state: &State) -> Option<Finding> {
     let evicting = state.nodes.iter().filter(|node| {
         node.connection()
             .is_some_and(|connection| connection.evicts)
     });
     let evicting: Vec<&str> = evicting.map(|node| node.name.as_str()).collect();
-    (!evicting.is_empty()).then(|| Limit {
-        what: format!(
+    if evicting.is_empty() {
+        return None;
+    }
+    Some(Finding::against_correctness(
+        format!(
             "when memory is short these nodes evict keys, and locks with them: {}",
             evicting.join(", ")
         ),
-        change: "maxmemory-policy noeviction in redis.conf, and CONFIG SET maxmemory-policy noeviction until its next \
-                 start; or keep locks on servers of their own"
-            .into(),
-    })
+        "maxmemory-policy noeviction in redis.conf, and CONFIG SET maxmemory-policy noeviction until its next \
+                 start; or keep locks on servers of their own",
+    ))
 }

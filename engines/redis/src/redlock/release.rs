@@ -73,7 +73,7 @@ async fn everywhere(state: &State, claim: &Claim, how: &[u8]) -> Result<Withdraw
     Ok(if codes[1] >= quorum {
         Withdrawn::Released
     } else if codes[2] > 0 {
-        Withdrawn::LeftLine
+        Withdrawn::LeftQueue
     } else if codes[4] > state.nodes.len() - quorum {
         Withdrawn::NotOwner
     } else {

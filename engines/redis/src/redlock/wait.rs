@@ -14,7 +14,7 @@ const SPREAD: Duration = Duration::from_millis(1);
 pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) {
     match state.entries.find(&claim.id) {
         Some(entry) => {
-            let _ = entry.next(u64::MAX).await;
+            let _ = entry.next().await;
             tokio::time::sleep(SPREAD).await;
         }
         None => Clock::Boot.sleep_until(place.recheck).await,

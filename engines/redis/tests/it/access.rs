@@ -44,7 +44,14 @@ async fn the_least_rights_do() {
             "{held:?}"
         );
         assert_eq!(
-            store.engine.list("", None, 10).await.unwrap().items.len(),
+            store
+                .engine
+                .inspect()
+                .list("", None, 10)
+                .await
+                .unwrap()
+                .items
+                .len(),
             1
         );
         assert_eq!(store.release(&claim).await, Withdrawn::Released);
@@ -53,6 +60,7 @@ async fn the_least_rights_do() {
         assert!(
             store
                 .engine
+                .inspect()
                 .evict(&writer.name, token, evict)
                 .await
                 .unwrap()
@@ -143,7 +151,7 @@ async fn a_unix_socket_and_a_callers_own_client_do() {
     store.granted(&second, &place).await;
     let client = redis::Client::open(server.url()).unwrap();
     let engine = Redis::from_client(client).await.unwrap();
-    let view = engine.look(&first.name, None).await.unwrap();
+    let view = engine.inspect().look(&first.name).await.unwrap();
     assert_eq!(view.holders.len(), 1);
 }
 
@@ -187,7 +195,8 @@ async fn promises_tell_what_the_server_may_forget() {
     assert!(store.engine.promises().limits.is_empty());
 
     let durable = Server::builder().append_only("always").start().unwrap();
-    let promises = open(&durable.url()).await.engine.promises();
+    let store = open(&durable.url()).await;
+    let promises = store.engine.promises();
     assert_eq!(promises.durability, Durability::Durable);
     assert!(promises.limits.is_empty(), "{promises:?}");
 
@@ -197,7 +206,8 @@ async fn promises_tell_what_the_server_may_forget() {
         .config("maxmemory-policy", "allkeys-lru")
         .start()
         .unwrap();
-    let promises = open(&evicting.url()).await.engine.promises();
+    let store = open(&evicting.url()).await;
+    let promises = store.engine.promises();
     assert_eq!(promises.durability, Durability::Process);
     let whats: Vec<&str> = promises
         .limits

@@ -77,7 +77,7 @@ async fn renewals_prolong_record_and_tell_the_lost() {
     let (kept, lost) = (store.plain("kept"), store.plain("lost"));
     let token = store.held(&kept).await.tokens.first;
     store.held(&lost).await;
-    let view = store.engine.look(&kept.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&kept.name).await.unwrap();
     assert_eq!(view.holders.len(), 1);
     assert_eq!(view.token(), None, "the fast path does not record");
     let _: i64 = server.command(&["PEXPIRE", "kept", "500"]).unwrap();
@@ -90,11 +90,12 @@ async fn renewals_prolong_record_and_tell_the_lost() {
     let renewed = store.renew(&lost, token).await;
     assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
     assert!(Store::pttl(&server, "kept") > 29_000);
-    let view = store.engine.look(&kept.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&kept.name).await.unwrap();
     assert_eq!(view.token(), Some(token));
     assert!(
         store
             .engine
+            .inspect()
             .evict(&kept.name, token, fencelock_core::engine::Evict::Ask)
             .await
             .unwrap()
@@ -179,7 +180,7 @@ async fn all_sorts_of_names_work_also_in_line() {
         assert_eq!(store.release(&first).await, Withdrawn::Released);
         store.granted(&second, &place).await;
         assert_eq!(store.release(&second).await, Withdrawn::Released);
-        let page = store.engine.list(name, None, 10).await.unwrap();
+        let page = store.engine.inspect().list(name, None, 10).await.unwrap();
         assert!(page.items.is_empty());
     }
     let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();

@@ -68,14 +68,21 @@ async fn events_find_a_holder(cluster: &RedisCluster) {
     let (one, two) = (open(&cluster.url()).await, open(&cluster.url()).await);
     let claim = one.claim("event");
     let token = one.held(&claim).await.tokens.first;
+    let mut events = one.engine.events().unwrap();
     for (how, event) in [
         (Evict::Ask, Event::Asked(claim.id)),
         (Evict::Release, Event::Lost(claim.id)),
     ] {
-        assert!(two.engine.evict(&claim.name, token, how).await.unwrap());
+        assert!(
+            two.engine
+                .inspect()
+                .evict(&claim.name, token, how)
+                .await
+                .unwrap()
+        );
         loop {
-            let heard = tokio::time::timeout(Duration::from_secs(5), one.engine.events()).await;
-            let heard = heard.unwrap().unwrap();
+            let heard = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
+            let heard = heard.unwrap().unwrap().unwrap();
             if heard == event {
                 break;
             }
@@ -332,7 +339,7 @@ async fn a_connection_that_hears_nothing_is_made_anew() {
     let mut failed = 0;
     while let Err(error) = store.engine.place(&waiter).await {
         failed += 1;
-        assert!(error.is_transient(), "{error}");
+        assert!(error.is_retryable(), "{error}");
         assert!(begin.elapsed() < Duration::from_secs(5), "{error}");
         let renewed = store.renew(&second, token).await;
         assert!(

@@ -136,7 +136,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         while Clock::Boot.now().since(begin) < TTL {
             match store.engine.withdraw(&claim, Leave::Release).await {
                 Ok(_) => break,
-                Err(error) => assert!(error.is_transient(), "{error}"),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
             }
         }
     }
@@ -174,7 +174,7 @@ async fn with_all_replicas_waited_for_no_failover_grants_twice() {
     println!("{} grants over {} fail-overs", stays.len(), count());
     let faults = faults(&stays);
     assert!(faults.is_empty(), "{faults:#?}");
-    let limits = open(&url).await.engine.promises().limits;
+    let limits = open(&url).await.engine.promises().limits.clone();
     // Only that a restarted server forgets, which these do.
     assert!(
         limits.iter().all(|limit| limit.what.contains("restart")),
@@ -209,7 +209,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
 async fn without_either_a_lock_is_lost_as_promises_say() {
     let group = RedisSentinel::start().unwrap();
     let store = open(&group.url()).await;
-    let limits = store.engine.promises().limits;
+    let limits = store.engine.promises().limits.clone();
     let said = limits.iter().find(|limit| limit.what.contains("fail-over"));
     let change = &said.expect("the promises say so").change;
     assert!(
@@ -233,7 +233,7 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
         match store.renew(&claim, token).await {
             fencelock_core::engine::Renewal::Lost => break,
             fencelock_core::engine::Renewal::Unknown(error) => {
-                assert!(error.is_transient(), "{error}");
+                assert!(error.is_retryable(), "{error}");
             }
             kept => panic!("{kept:?}"),
         }

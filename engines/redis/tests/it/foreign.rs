@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
-use fencelock_core::{Engine, Error};
+use fencelock_core::{Clock, Engine, Error};
 
 use crate::support::{ms, open, server};
 
@@ -45,12 +45,12 @@ async fn their_release_is_seen_soon_by_the_whole_line() {
     let store = open(&server.url()).await;
     let _: String = server.command(&["SET", "y", "theirs"]).unwrap();
     let (first, second) = (store.claim("y"), store.claim("y"));
-    let view = store.engine.look(&first.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&first.name).await.unwrap();
     assert_eq!(view.holders[0].ttl_left, None, "without end, and said so");
     assert_eq!(view.holders[0].claim, None);
     assert_eq!(view.holders[0].owner, "theirs");
     let place = store.waits(&first).await;
-    assert!(place.recheck.since(place.asked_at) <= ms(200));
+    assert!(place.recheck.since(Clock::Boot.now()) <= ms(200));
     store.waits(&second).await;
     let _: i64 = server.command(&["DEL", "y"]).unwrap();
     let begin = Instant::now();
@@ -97,14 +97,14 @@ async fn another_type_is_named_and_left_alone() {
     for claim in [store.plain("h"), store.claim("h"), store.shared("h")] {
         let error = store.engine.place(&claim).await.unwrap_err();
         assert!(matches!(error, Error::NotALock { .. }), "{error}");
-        let error = store.engine.look(&claim.name, None).await.unwrap_err();
+        let error = store.engine.inspect().look(&claim.name).await.unwrap_err();
         assert!(matches!(error, Error::NotALock { .. }), "{error}");
     }
     assert_eq!(
         server.command::<String>(&["HGET", "h", "field"]).unwrap(),
         "1"
     );
-    let page = store.engine.list("", None, 100).await.unwrap();
+    let page = store.engine.inspect().list("", None, 100).await.unwrap();
     assert!(page.items.is_empty(), "{page:?}");
 }
 
@@ -118,13 +118,14 @@ async fn a_newer_format_is_refused_and_left_alone() {
         let error = store.engine.place(&claim).await.unwrap_err();
         assert!(matches!(error, Error::NotALock { .. }), "{error}");
         assert_eq!(store.release(&claim).await, Withdrawn::NotOwner);
-        let error = store.engine.look(&claim.name, None).await.unwrap_err();
+        let error = store.engine.inspect().look(&claim.name).await.unwrap_err();
         assert!(matches!(error, Error::NotALock { .. }), "{error}");
     }
     let evict = fencelock_core::engine::Evict::Release;
     let name = store.claim("v").name;
     let error = store
         .engine
+        .inspect()
         .evict(&name, fencelock_core::Token(1), evict)
         .await
         .unwrap_err();

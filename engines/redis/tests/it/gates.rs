@@ -80,7 +80,7 @@ impl Locks {
         let id = unaware.id.to_string();
         let stored: String = server.command(&["HGET", who, &id]).unwrap();
         let ticket: String = server.command(&["ZSCORE", line, &id]).unwrap();
-        assert_eq!(gated.release(&unaware).await, Withdrawn::LeftLine);
+        assert_eq!(gated.release(&unaware).await, Withdrawn::LeftQueue);
         free.waits(&free.claim("give-back")).await;
         let _: i64 = server.command(&["HSET", who, &id, &stored]).unwrap();
         let _: i64 = server.command(&["ZADD", line, &ticket, &id]).unwrap();
@@ -102,7 +102,7 @@ impl Locks {
         assert_eq!(free.release(holder).await, Withdrawn::Released);
         // The push comes before the answer to this.
         assert_eq!(self.holders("push").await, [pushed.id.to_string()]);
-        let changed = gated.engine.changed(pushed, place);
+        let changed = gated.engine.wait(pushed, place);
         let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
         assert!(matches!(changed, Ok(Ok(None))), "by push: {changed:?}");
 
@@ -111,7 +111,10 @@ impl Locks {
         assert!(self.holders("withdraw").await.is_empty(), "by withdrawal");
 
         let (holder, token) = &self.evicted;
-        let evicted = gated.engine.evict(&holder.name, *token, Evict::Release);
+        let evicted = gated
+            .engine
+            .inspect()
+            .evict(&holder.name, *token, Evict::Release);
         assert!(evicted.await.unwrap());
         assert!(self.holders("evict").await.is_empty(), "by eviction");
 
@@ -160,7 +163,7 @@ impl Locks {
 
     async fn look(&self, name: &str) -> Option<Vec<String>> {
         let name = fencelock_core::LockName::new(name).unwrap();
-        let view = self.gated.engine.look(&name, None).await.ok()?;
+        let view = self.gated.engine.inspect().look(&name).await.ok()?;
         let claims = view.holders.iter().filter_map(|holder| holder.claim);
         Some(claims.map(|claim| claim.to_string()).collect())
     }

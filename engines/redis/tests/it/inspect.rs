@@ -24,7 +24,7 @@ async fn shows_who_holds_and_who_waits() {
         ..store.shared("s")
     };
     store.waits(&waiter).await;
-    let view = store.engine.look(&holder.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&holder.name).await.unwrap();
     assert_eq!(view.holders.len(), 1);
     let seen = &view.holders[0];
     assert_eq!(seen.claim, Some(holder.id));
@@ -41,7 +41,7 @@ async fn shows_who_holds_and_who_waits() {
     tokio::time::sleep(ms(60)).await;
     store.renew(&holder, token).await;
     store.renew(&holder, token).await;
-    let view = store.engine.look(&holder.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&holder.name).await.unwrap();
     let held = view.holders[0].held.unwrap();
     assert!((ms(55)..ms(5000)).contains(&held), "{held:?}");
 }
@@ -53,17 +53,18 @@ async fn waits_for_a_change() {
     let claim = store.claim("u");
     let free = store
         .engine
-        .look(&claim.name, Some(Some(Token(1))))
+        .inspect()
+        .watch(&claim.name, Some(Token(1)))
         .await
         .unwrap();
     assert!(free.holders.is_empty());
-    let (view, grant) = tokio::join!(store.engine.look(&claim.name, Some(None)), async {
+    let (view, grant) = tokio::join!(store.engine.inspect().watch(&claim.name, None), async {
         tokio::time::sleep(ms(50)).await;
         store.held(&claim).await
     });
     let token = Some(grant.tokens.first);
     assert_eq!(view.unwrap().token(), token);
-    let (view, _) = tokio::join!(store.engine.look(&claim.name, Some(token)), async {
+    let (view, _) = tokio::join!(store.engine.inspect().watch(&claim.name, token), async {
         tokio::time::sleep(ms(50)).await;
         store.release(&claim).await
     });
@@ -92,7 +93,7 @@ async fn lists_by_prefix_in_parts() {
     let mut at = None;
     let mut parts = 0;
     loop {
-        let page = store.engine.list("l*/", at, 20).await.unwrap();
+        let page = store.engine.inspect().list("l*/", at, 20).await.unwrap();
         parts += 1;
         for view in page.items {
             assert_eq!(view.holders.len(), 1, "{view:?}");
@@ -111,6 +112,7 @@ async fn lists_by_prefix_in_parts() {
 async fn a_forced_release_is_told_and_serves_the_line() {
     let server = server();
     let (store, other) = (open(&server.url()).await, open(&server.url()).await);
+    let mut events = store.engine.events().unwrap();
     for mode in ["alone", "shared"] {
         let first = match mode {
             "alone" => store.claim(mode),
@@ -123,25 +125,38 @@ async fn a_forced_release_is_told_and_serves_the_line() {
         assert!(
             !other
                 .engine
+                .inspect()
                 .evict(&name, Token(token.get() + 1), Evict::Release)
                 .await
                 .unwrap()
         );
-        assert!(other.engine.evict(&name, token, Evict::Ask).await.unwrap());
-        assert_eq!(store.engine.events().await.unwrap(), Event::Asked(first.id));
         assert!(
             other
                 .engine
+                .inspect()
+                .evict(&name, token, Evict::Ask)
+                .await
+                .unwrap()
+        );
+        assert_eq!(
+            events.next().await.unwrap().unwrap(),
+            Event::Asked(first.id)
+        );
+        assert!(
+            other
+                .engine
+                .inspect()
                 .evict(&name, token, Evict::Release)
                 .await
                 .unwrap()
         );
-        assert_eq!(store.engine.events().await.unwrap(), Event::Lost(first.id));
+        assert_eq!(events.next().await.unwrap().unwrap(), Event::Lost(first.id));
         store.granted(&second, &place).await;
         assert_eq!(store.release(&first).await, Withdrawn::NotOwner);
         assert!(
             !other
                 .engine
+                .inspect()
                 .evict(&name, token, Evict::Release)
                 .await
                 .unwrap()

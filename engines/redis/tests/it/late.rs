@@ -96,7 +96,15 @@ async fn a_renewal_names_a_token_of_its_range_and_the_last_one_stays() {
     assert_eq!(tokens.count, 8);
     let at = |offset: u64| Token(tokens.first.get() + offset);
     let kept = |renewed: Renewal| matches!(renewed, Renewal::Kept { .. });
-    let shown = async || store.engine.look(&claim.name, None).await.unwrap().token();
+    let shown = async || {
+        store
+            .engine
+            .inspect()
+            .look(&claim.name)
+            .await
+            .unwrap()
+            .token()
+    };
     for offset in [0, 3, 7] {
         assert!(kept(store.renew(&claim, at(offset)).await));
         assert_eq!(shown().await, Some(at(offset)));

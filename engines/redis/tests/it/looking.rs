@@ -45,7 +45,7 @@ async fn look(url: &str) -> Vec<Finding> {
     let engine = connect(url, true).await.unwrap();
     let look = async |name: &str| {
         let name = LockName::new(name).unwrap();
-        engine.look(&name, None).await.unwrap()
+        engine.inspect().look(&name).await.unwrap()
     };
     let alone = look("alone").await;
     assert_eq!(alone.holders.len(), 1, "{alone:?}");
@@ -59,7 +59,7 @@ async fn look(url: &str) -> Vec<Finding> {
     let mut held = 0;
     let mut at = None;
     loop {
-        let page = engine.list("", at, 100).await.unwrap();
+        let page = engine.inspect().list("", at, 100).await.unwrap();
         held += page.items.len();
         at = page.next;
         if at.is_none() {
@@ -67,10 +67,13 @@ async fn look(url: &str) -> Vec<Finding> {
         }
     }
     assert_eq!(held, 2);
-    let findings = engine.diagnose().await.unwrap();
+    let findings = engine.inspect().diagnose().await.unwrap();
     // Nothing can be taken with it.
     let name = LockName::new("alone").unwrap();
-    let evicted = engine.evict(&name, Token(1), Evict::Release).await;
+    let evicted = engine
+        .inspect()
+        .evict(&name, Token(1), Evict::Release)
+        .await;
     let error = evicted.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     findings
@@ -97,9 +100,17 @@ async fn looking_writes_nothing() {
     let server = server();
     let engine = connect(&server.url(), true).await.unwrap();
     let name = LockName::new("a").unwrap();
-    assert!(engine.look(&name, None).await.unwrap().holders.is_empty());
-    engine.list("", None, 10).await.unwrap();
-    engine.diagnose().await.unwrap();
+    assert!(
+        engine
+            .inspect()
+            .look(&name)
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
+    engine.inspect().list("", None, 10).await.unwrap();
+    engine.inspect().diagnose().await.unwrap();
     let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
     assert!(keys.is_empty(), "{keys:?}");
     let info: String = server.command(&["INFO", "persistence"]).unwrap();

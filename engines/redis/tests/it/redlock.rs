@@ -123,7 +123,7 @@ impl Store {
             match self.engine.place(&claim).await {
                 Ok(Standing::Held(grant)) => return (claim, grant),
                 Ok(_) => {}
-                Err(error) if error.is_transient() => {}
+                Err(error) if error.is_retryable() => {}
                 Err(error) => panic!("{name}: {error}"),
             }
             assert!(
@@ -188,7 +188,7 @@ async fn takes_renews_and_releases_with_growing_tokens() {
                 matches!(renewal, Renewal::Kept { asked: false, .. }),
                 "{renewal:?}"
             );
-            let view = two.engine.look(&claim.name, None).await.unwrap();
+            let view = two.engine.inspect().look(&claim.name).await.unwrap();
             assert_eq!(view.holders[0].claim, Some(claim.id));
             assert_eq!(view.token(), Some(grant.tokens.first));
             assert_eq!(store.release(&claim).await, Withdrawn::Released);
@@ -283,7 +283,7 @@ async fn a_release_wakes_a_waiter() {
         panic!("it waits");
     };
     let (engine, waiting) = (Arc::clone(&two.engine), claim.clone());
-    let changed = tokio::spawn(async move { engine.changed(&waiting, &place).await });
+    let changed = tokio::spawn(async move { engine.wait(&waiting, &place).await });
     assert_eq!(one.release(&held).await, Withdrawn::Released);
     let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
     assert!(changed.unwrap().unwrap().unwrap().is_none());
@@ -308,19 +308,22 @@ async fn an_eviction_means_one_token_and_tells_its_holder() {
     let other = fencelock_core::Token(token.get() + 1);
     assert!(
         !two.engine
+            .inspect()
             .evict(&claim.name, other, Evict::Release)
             .await
             .unwrap()
     );
     assert!(
         two.engine
+            .inspect()
             .evict(&claim.name, token, Evict::Ask)
             .await
             .unwrap()
     );
-    let asked = tokio::time::timeout(Duration::from_secs(5), one.engine.events()).await;
+    let mut events = one.engine.events().unwrap();
+    let asked = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
     assert_eq!(
-        asked.unwrap().unwrap(),
+        asked.unwrap().unwrap().unwrap(),
         fencelock_core::engine::Event::Asked(claim.id)
     );
     let renewal = one.renew(&claim, &grant).await;
@@ -330,13 +333,14 @@ async fn an_eviction_means_one_token_and_tells_its_holder() {
     );
     assert!(
         two.engine
+            .inspect()
             .evict(&claim.name, token, Evict::Release)
             .await
             .unwrap()
     );
     let lost = async {
         loop {
-            let event = one.engine.events().await.unwrap();
+            let event = events.next().await.unwrap().unwrap();
             if event == fencelock_core::engine::Event::Lost(claim.id) {
                 return;
             }
@@ -363,7 +367,7 @@ async fn foreign_redlock_clients_are_excluded_and_exclude() {
     nodes.await_free("a", &[0, 1, 2, 3, 4]).await;
     let theirs = foreign.lock("a", ttl).await.unwrap();
     assert!(store.is_busy("a").await);
-    let view = store.engine.look(&claim.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&claim.name).await.unwrap();
     assert_eq!((view.holders.len(), view.holders[0].claim), (1, None));
     foreign.unlock(&theirs).await;
     let (claim, _) = store.take("a").await;
@@ -747,11 +751,9 @@ async fn a_final_error_leaves_no_waiter() {
     let place = Place {
         ahead: None,
         recheck: now,
-        asked_at: now,
-        mark: 0,
     };
     // Who waits hears of nothing here.
-    let changed = tokio::time::timeout(ms(2000), store.engine.changed(&claim, &place)).await;
+    let changed = tokio::time::timeout(ms(2000), store.engine.wait(&claim, &place)).await;
     assert!(matches!(changed, Ok(Ok(None))), "{changed:?}");
 }
 
@@ -840,8 +842,23 @@ async fn a_user_with_the_least_rights() {
         assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
         let name = claim.name.clone();
         let token = grant.tokens.first;
-        assert!(two.engine.evict(&name, token, Evict::Ask).await.unwrap());
-        assert_eq!(two.engine.list("", None, 100).await.unwrap().items.len(), 1);
+        assert!(
+            two.engine
+                .inspect()
+                .evict(&name, token, Evict::Ask)
+                .await
+                .unwrap()
+        );
+        assert_eq!(
+            two.engine
+                .inspect()
+                .list("", None, 100)
+                .await
+                .unwrap()
+                .items
+                .len(),
+            1
+        );
         assert_eq!(one.release(&claim).await, Withdrawn::Released);
         two.engine.withdraw(&waiter, Leave::Release).await.unwrap();
     }

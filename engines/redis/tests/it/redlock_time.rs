@@ -55,7 +55,7 @@ async fn held_at_all(nodes: &Nodes, store: &Store) -> (Claim, Token) {
 async fn soon_seen(store: &Store, claim: &Claim) -> LockView {
     let begin = Instant::now();
     loop {
-        match store.engine.look(&claim.name, None).await {
+        match store.engine.inspect().look(&claim.name).await {
             Ok(view) => return view,
             Err(error) => assert!(begin.elapsed() < ms(15_000), "{error}"),
         }
@@ -112,7 +112,12 @@ async fn only_answers_vote_on_who_holds() {
     }
     let leader = election.leader().await.unwrap_err();
     assert!(matches!(leader, Error::Unavailable { .. }), "{leader:?}");
-    let vouched = looks.engine.vouch(&first.name, "tester").await.unwrap_err();
+    let vouched = looks
+        .engine
+        .inspect()
+        .attest(&first.name, "tester")
+        .await
+        .unwrap_err();
     assert!(matches!(vouched, Error::Unavailable { .. }), "{vouched:?}");
 
     // Three that agree are enough.
@@ -209,7 +214,7 @@ async fn a_hold_that_is_placed_again_stays_as_it_is() {
             ..claim.clone()
         };
         assert_eq!(held(&one, &late).await, token);
-        let view = two.engine.look(&claim.name, None).await.unwrap();
+        let view = two.engine.inspect().look(&claim.name).await.unwrap();
         assert_eq!(view.token(), Some(token));
         let left = view.holders[0].ttl_left.unwrap();
         assert!(left > LONG / 3, "{left:?}");

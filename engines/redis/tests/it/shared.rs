@@ -193,7 +193,7 @@ async fn a_reader_whose_lease_is_over_does_not_hold_up_the_writer() {
     let writer = store.claim("o");
     let place = store.waits(&writer).await;
     let clock = store.engine.clock();
-    clock.sleep_until(place.asked_at + ms(170)).await;
+    clock.sleep_until(clock.now() + ms(170)).await;
     let renewed = store.renew(&crashed, token).await;
     assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
     store.release(&alive).await;
@@ -215,7 +215,7 @@ async fn a_fresh_mark_forgets_readers_from_before() {
     assert!(Store::pttl(&server, "m") <= 2000);
     let renewed = store.renew(&old, token).await;
     assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
-    let view = store.engine.look(&new.name, None).await.unwrap();
+    let view = store.engine.inspect().look(&new.name).await.unwrap();
     assert_eq!(view.holders.len(), 1);
 }
 
@@ -251,7 +251,7 @@ async fn permits_are_counted() {
     store.granted(&claims[2], &third).await;
     let fourth = store.waits(&claims[3]).await;
     assert_eq!(fourth.ahead, Some(0));
-    let view = store.engine.look(&claims[0].name, None).await.unwrap();
+    let view = store.engine.inspect().look(&claims[0].name).await.unwrap();
     assert_eq!(view.holders.len(), 2);
     assert_eq!(view.holders[0].mode, claims[0].mode);
     store.release(&claims[0]).await;

@@ -112,7 +112,7 @@ impl Store {
 
     /// The grant that comes by itself.
     pub(crate) async fn granted(&self, claim: &Claim, place: &Place) -> Grant {
-        let changed = self.engine.changed(claim, place);
+        let changed = self.engine.wait(claim, place);
         let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
         match changed {
             Ok(Ok(Some(grant))) => grant,
@@ -130,7 +130,7 @@ impl Store {
                     tokio::time::sleep(ms(5)).await;
                     continue;
                 }
-                Err(error) if error.is_transient() => {
+                Err(error) if error.is_retryable() => {
                     tokio::time::sleep(ms(5)).await;
                     continue;
                 }
@@ -138,7 +138,7 @@ impl Store {
             };
             let clock = self.engine.clock();
             tokio::select! {
-                changed = self.engine.changed(claim, &place) => {
+                changed = self.engine.wait(claim, &place) => {
                     if let Some(grant) = changed.unwrap() {
                         return grant;
                     }

@@ -134,7 +134,7 @@ async fn a_counter_that_is_no_string_is_named() {
     // A claim under way is not left behind holding.
     let claim = store.plain("t");
     let error = store.engine.place(&claim).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert!(error.is_retryable(), "{error}");
     store.release(&claim).await;
     assert_eq!(server.command::<i64>(&["EXISTS", "t"]).unwrap(), 0);
 }
@@ -149,15 +149,30 @@ async fn nobody_sees_a_token_before_it_is_recorded() {
     };
     let token = store.held(&claim).await.tokens.first;
     let evict = fencelock_core::engine::Evict::Release;
-    assert!(!store.engine.evict(&claim.name, token, evict).await.unwrap());
     assert!(
         !store
             .engine
+            .inspect()
+            .evict(&claim.name, token, evict)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .engine
+            .inspect()
             .evict(&claim.name, Token(0), evict)
             .await
             .unwrap()
     );
     store.renew(&claim, token).await;
-    assert!(store.engine.evict(&claim.name, token, evict).await.unwrap());
+    assert!(
+        store
+            .engine
+            .inspect()
+            .evict(&claim.name, token, evict)
+            .await
+            .unwrap()
+    );
     assert_eq!(store.release(&claim).await, Withdrawn::Expired);
 }

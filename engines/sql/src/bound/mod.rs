@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
     BootInstant, ClaimId, Clock, Engine, Error, Finding, LockName, Mode, Promises, Result, Token,
@@ -61,7 +61,7 @@ type Stand<D> = Arc<tokio::sync::Mutex<Seat<D>>>;
 /// The engine on a dialect.
 pub(crate) struct Bound<D: Dialect> {
     shared: Arc<Shared<D>>,
-    told: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    events: EventSource,
     behind: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -83,7 +83,7 @@ impl<D: Dialect> Bound<D> {
     pub(crate) async fn open(dialect: D) -> Result<Self> {
         let dialect = Arc::new(dialect);
         let settings = dialect.settings();
-        let (tell, told) = mpsc::unbounded_channel();
+        let (tell, events) = EventSource::channel();
         let (unwritten, to_write) = mpsc::unbounded_channel();
         let control = Control::new(Arc::clone(&dialect), settings);
         let promises = control.open().await?;
@@ -111,7 +111,7 @@ impl<D: Dialect> Bound<D> {
         }
         Ok(Self {
             shared,
-            told: tokio::sync::Mutex::new(told),
+            events,
             behind: Mutex::new(behind),
         })
     }
@@ -264,12 +264,9 @@ impl<D: Dialect> Shared<D> {
     }
 
     fn waiting(&self) -> Standing {
-        let asked_at = Clock::Boot.now();
         Standing::Waiting(Place {
             ahead: None,
-            recheck: asked_at + RECHECK,
-            asked_at,
-            mark: 0,
+            recheck: Clock::Boot.now() + RECHECK,
         })
     }
 
@@ -435,7 +432,7 @@ impl<D: Dialect> Shared<D> {
                 Ok(if held {
                     Withdrawn::Released
                 } else {
-                    Withdrawn::LeftLine
+                    Withdrawn::LeftQueue
                 })
             }
             Seat::Waiting(waiting) => {
@@ -447,7 +444,7 @@ impl<D: Dialect> Shared<D> {
                     *seat = Seat::ghost(session, claim, false);
                     self.bury(seat).await?;
                 }
-                Ok(Withdrawn::LeftLine)
+                Ok(Withdrawn::LeftQueue)
             }
             Seat::Holding(holding) => match how {
                 Leave::Release => self.release(claim, holding, seat).await,
@@ -616,12 +613,8 @@ impl<D: Dialect> Shared<D> {
 
 #[async_trait]
 impl<D: Dialect> Engine for Bound<D> {
-    fn promises(&self) -> Promises {
-        self.shared.promises.clone()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.shared.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -638,7 +631,7 @@ impl<D: Dialect> Engine for Bound<D> {
         standing
     }
 
-    async fn changed(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
         let Some(stand) = self.shared.stand(claim.id) else {
             return Ok(None);
         };
@@ -684,40 +677,12 @@ impl<D: Dialect> Engine for Bound<D> {
     }
 
     /// A hold whose connection ended. Who is asked to let go is told with a renewal.
-    async fn events(&self) -> Result<Event> {
-        self.told.lock().await.recv().await.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        let mut nap = NAPS.0;
-        loop {
-            let view = self.shared.see(name).await?;
-            if unlike != Some(view.token()) {
-                return Ok(view);
-            }
-            tokio::time::sleep(nap.mul_f32(0.5 + fastrand::f32() / 2.0)).await;
-            nap = nap.mul_f32(1.5).min(NAPS.1);
-        }
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.shared.check_open()?;
-        self.shared.write_down_all().await;
-        self.shared.control.list(prefix, at.as_ref(), limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.shared.check_writes("an eviction")?;
-        self.shared.see(name).await?;
-        self.shared.control.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.shared.check_open()?;
-        let limits = self.promises().limits.into_iter().map(Finding::from);
-        let mut findings: Vec<Finding> = limits.collect();
-        findings.extend(self.shared.dialect.findings().await?);
-        Ok(findings)
+    fn inspect(&self) -> &dyn Inspect {
+        self
     }
 
     async fn close(&self) -> Result<()> {
@@ -739,6 +704,42 @@ impl<D: Dialect> Engine for Bound<D> {
         }
         shared.control.close().await;
         Ok(())
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Inspect for Bound<D> {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.shared.see(name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let mut nap = NAPS.0;
+        loop {
+            let view = self.shared.see(name).await?;
+            if view.token() != seen {
+                return Ok(view);
+            }
+            tokio::time::sleep(nap.mul_f32(0.5 + fastrand::f32() / 2.0)).await;
+            nap = nap.mul_f32(1.5).min(NAPS.1);
+        }
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.shared.check_open()?;
+        self.shared.write_down_all().await;
+        self.shared.control.list(prefix, at.as_ref(), limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.shared.check_writes("an eviction")?;
+        self.shared.see(name).await?;
+        self.shared.control.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.shared.check_open()?;
+        self.shared.dialect.findings().await
     }
 }
 

@@ -17,8 +17,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Evict, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
-    ClaimId, Clock, Durability, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises,
-    Result, Token, Tokens, Wake,
+    ClaimId, Clock, Durability, Error, Finding, LeaseKind, LockName, Mode, Order, Promises,
+    Purpose, Result, Token, Tokens, Wake,
 };
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
@@ -619,7 +619,8 @@ impl Dialect for Ways {
         }
         let mut limits = Vec::new();
         if self.line.config.hosts.len() > 1 {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: "after a switch-over to another host nobody there knows who held: a holder that is still cut off from the \
                        new host believes until its ttl is over"
                     .into(),
@@ -647,6 +648,7 @@ impl Dialect for Ways {
             },
             min_ttl: Duration::from_secs(1),
             max_ttl: MAX_TTL,
+            claim_window: crate::bound::CLAIM_WINDOW,
             limits,
         })
     }

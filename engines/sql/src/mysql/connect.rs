@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fencelock_core::{Durability, Error, Limit, Result};
+use fencelock_core::{Durability, Error, Finding, Purpose, Result};
 use futures_util::future::join_all;
 use mysql_async::Conn;
 
@@ -63,7 +63,7 @@ async fn first_of(config: &Config) -> Result<(Found, usize)> {
             Err(error) => error,
         };
         // What has to be changed by somebody tells more than a server that is down.
-        if failure.as_ref().is_none_or(Error::is_transient) {
+        if failure.as_ref().is_none_or(Error::is_retryable) {
             failure = Some(error);
         }
     }
@@ -266,7 +266,7 @@ impl Facts {
     }
 
     /// What those settings may cost.
-    pub(crate) fn limits(&self) -> Vec<Limit> {
+    pub(crate) fn limits(&self) -> Vec<Finding> {
         let mut limits = Vec::new();
         let flush = self.get("innodb_flush_log_at_trx_commit");
         if flush != "1" {
@@ -274,7 +274,8 @@ impl Facts {
                 "0" => "was killed or lost power",
                 _ => "lost power",
             };
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: format!(
                     "a server that {when} may have forgotten the grants of its last second (innodb_flush_log_at_trx_commit \
                      is {flush})"
@@ -283,7 +284,8 @@ impl Facts {
             });
         }
         if self.get("log_bin") == "ON" && self.get("sync_binlog") != "1" {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: format!(
                     "after a loss of power the binary log may lack the last grants (sync_binlog is {}), and replicas with \
                      it",
@@ -293,7 +295,8 @@ impl Facts {
             });
         }
         if self.get("wsrep_on") == "ON" {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: "the server is one of a Galera cluster: a grant counts on all of them once it is certified, and what \
                        two servers write at once is refused to one of them only then"
                     .into(),

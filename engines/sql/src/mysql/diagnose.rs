@@ -185,7 +185,7 @@ async fn rights(
                     format!("this user may not {right} on {table}, so locks cannot be waited for, kept or released"),
                     format!("GRANT {right} ON {table} to this user"),
                 )),
-                error if error.is_transient() => return Err(error),
+                error if error.is_retryable() => return Err(error),
                 Error::Internal { why, .. } if why.contains("error 1146:") => {
                     missing.push(table.replace('`', ""));
                     break;

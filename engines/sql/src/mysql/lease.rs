@@ -13,8 +13,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, HeldClaim, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{
-    BootInstant, ClaimId, Clock, Error, Finding, LeaseKind, Limit, LockName, Mode, Order, Promises,
-    Result, Token, Tokens, Wake,
+    BootInstant, ClaimId, Clock, Error, Finding, LeaseKind, LockName, Mode, Order, Promises,
+    Purpose, Result, Token, Tokens, Wake,
 };
 use mysql_async::{Conn, Row, Value, from_row_opt};
 use sha2::{Digest, Sha256};
@@ -565,7 +565,8 @@ impl Dialect for MySql {
         let facts = facts.as_ref();
         let mut limits = facts.map(Facts::limits).unwrap_or_default();
         if self.config.hosts.len() > 1 {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: "a replica that is promoted may not have heard of the last grants: it may grant a lock that is held \
                  (with a higher token)"
                     .into(),
@@ -586,6 +587,7 @@ impl Dialect for MySql {
             clock: "the database's clock does not jump forward by more than is left of a lease",
             min_ttl: Duration::from_millis(100),
             max_ttl: Duration::from_secs(100 * 365 * 86_400),
+            claim_window: crate::server::CLAIM_WINDOW,
             limits,
         }
     }

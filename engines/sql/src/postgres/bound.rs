@@ -327,6 +327,7 @@ impl Dialect for Ways {
             clock: "the server's timers run at about the right rate; its wall clock, which tokens are lifted to after a start, is not set back by more than it was down",
             min_ttl: Duration::from_millis(50),
             max_ttl: MAX_TTL,
+            claim_window: crate::bound::CLAIM_WINDOW,
             limits: limits::found(&self.server, control, self.server.config.strategy).await?,
         })
     }

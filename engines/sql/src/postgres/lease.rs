@@ -654,7 +654,7 @@ impl Dialect for Leases {
     }
 }
 
-fn promises(limits: Vec<fencelock_core::Limit>, durable: bool) -> Promises {
+fn promises(limits: Vec<fencelock_core::Finding>, durable: bool) -> Promises {
     Promises {
         engine: "postgres",
         order: Order::Fifo,
@@ -673,6 +673,7 @@ fn promises(limits: Vec<fencelock_core::Limit>, durable: bool) -> Promises {
         clock: "the database's clock does not jump forward by more than is left of a lease",
         min_ttl: Duration::from_millis(100),
         max_ttl: Duration::from_secs(100 * 365 * 86_400),
+        claim_window: CLAIM_WINDOW,
         limits,
     }
 }

@@ -1,6 +1,6 @@
 //! What stands between a server, as it is configured, and correctness.
 
-use fencelock_core::{Limit, Result};
+use fencelock_core::{Finding, Result};
 
 use super::config::Strategy;
 use super::connection::{Server, Session};
@@ -15,7 +15,7 @@ pub(super) async fn found(
     server: &Server,
     session: &mut Session,
     strategy: Strategy,
-) -> Result<Vec<Limit>> {
+) -> Result<Vec<Finding>> {
     let rows = session
         .query(server, "ask for its settings", ASK, &[])
         .await?;
@@ -25,7 +25,7 @@ pub(super) async fn found(
     let mut limits = Vec::new();
     let mut limit = |what: &str, change: &str| {
         let (what, change) = (what.to_owned(), change.to_owned());
-        limits.push(Limit { what, change });
+        limits.push(Finding::against_correctness(what, change));
     };
     if strategy == Strategy::Lease {
         for (at, name) in [(0, "fsync"), (1, "full_page_writes")] {

@@ -21,114 +21,46 @@ mod lease;
 mod limits;
 mod tls;
 
-use std::fmt;
+use std::sync::Arc;
 
-use async_trait::async_trait;
-use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
-};
-use fencelock_core::{Clock, Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
+use fencelock_core::{Engine, Result, StoreUrl};
 
 use crate::bound::Bound;
 use crate::server::{Server as LeaseEngine, Settings};
 use config::{Config, Strategy};
 use connection::Server;
 
-/// The engine on PostgreSQL. Clients whose URLs name the same database and the same strategy share its locks.
-pub struct Postgres(Box<dyn Engine>);
-
-impl Postgres {
-    /// The statements that make the tables, for users who may not; see [`Postgres::open`].
-    #[must_use]
-    pub const fn schema() -> &'static str {
-        connection::SCHEMA
-    }
-
-    /// Opens the database that a URL names, and makes its tables if they are missing.
-    ///
-    /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if the URL has what it should not, or a pooler shares
-    /// connections between transactions; [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a
-    /// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host answers that can be written
-    /// to.
-    pub async fn open(url: StoreUrl) -> Result<Self> {
-        let server = Server::new(Config::from_url(url)?);
-        Ok(Self(match server.config.strategy {
-            Strategy::ForUpdate | Strategy::Advisory => {
-                Box::new(Bound::open(bound::Ways::new(server)).await?)
-            }
-            Strategy::Lease => {
-                let settings = Settings {
-                    connect_timeout: server.config.settings.connect_timeout,
-                    response_timeout: server.config.settings.response_timeout,
-                    connections: server.config.connections,
-                };
-                Box::new(LeaseEngine::open(lease::Leases::new(server), settings).await?)
-            }
-        }))
+/// Opens the store that a URL `postgres://...` names; makes its tables if they are missing. Clients whose URLs name the same
+/// database and the same strategy share its locks.
+///
+/// # Errors
+/// [`Error::Config`](fencelock_core::Error::Config) if the URL has what it should not, or a pooler shares
+/// connections between transactions; [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a
+/// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host answers that can be written
+/// to.
+///
+/// # Cancel safety
+/// May be dropped: nothing is held yet.
+pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
+    let server = Server::new(Config::from_url(url)?);
+    match server.config.strategy {
+        Strategy::ForUpdate | Strategy::Advisory => {
+            Ok(Arc::new(Bound::open(bound::Ways::new(server)).await?))
+        }
+        Strategy::Lease => {
+            let settings = Settings {
+                connect_timeout: server.config.settings.connect_timeout,
+                response_timeout: server.config.settings.response_timeout,
+                connections: server.config.connections,
+            };
+            let engine = LeaseEngine::open(lease::Leases::new(server), settings).await?;
+            Ok(Arc::new(engine))
+        }
     }
 }
 
-#[async_trait]
-impl Engine for Postgres {
-    fn promises(&self) -> Promises {
-        self.0.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        self.0.clock()
-    }
-
-    async fn place(&self, claim: &Claim) -> Result<Standing> {
-        self.0.place(claim).await
-    }
-
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        self.0.changed(claim, place).await
-    }
-
-    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
-        self.0.renew(held).await
-    }
-
-    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        self.0.withdraw(claim, how).await
-    }
-
-    async fn events(&self) -> Result<Event> {
-        self.0.events().await
-    }
-
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
-        self.0.look(name, unlike).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.0.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.0.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.0.diagnose().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.0.close().await
-    }
-}
-
-impl fmt::Display for Postgres {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
-}
-
-impl fmt::Debug for Postgres {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Postgres({})", self.0)
-    }
+/// The statements that make the tables, for users who may not; see [`connect`].
+#[must_use]
+pub const fn schema() -> &'static str {
+    connection::SCHEMA
 }

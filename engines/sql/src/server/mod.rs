@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, Event, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave,
+    LockView, Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
     BootInstant, ClaimId, Clock, Engine, Error, Finding, LockName, Promises, Result, Token,
@@ -58,7 +58,8 @@ pub(crate) struct Settings {
 /// The engine: leases in the tables of a database server.
 pub(crate) struct Server<D: Dialect> {
     shared: Arc<Shared<D>>,
-    events: tokio::sync::Mutex<mpsc::UnboundedReceiver<Event>>,
+    promises: Promises,
+    events: EventSource,
     tasks: Vec<AbortHandle>,
 }
 
@@ -90,7 +91,8 @@ impl<D: Dialect> Server<D> {
             let cause = format!("no answer within {:?}", settings.connect_timeout);
             Error::unavailable(&dialect, "connect", cause)
         })??;
-        let (tell, told) = mpsc::unbounded_channel();
+        let promises = dialect.promises();
+        let (tell, events) = EventSource::channel();
         let connections = settings.connections.get();
         let shared = Arc::new(Shared {
             pool: Pool::new(dialect, settings.response_timeout, connections),
@@ -107,7 +109,8 @@ impl<D: Dialect> Server<D> {
         }
         Ok(Self {
             shared,
-            events: tokio::sync::Mutex::new(told),
+            promises,
+            events,
             tasks,
         })
     }
@@ -183,7 +186,7 @@ impl<D: Dialect> Shared<D> {
         // After an error that may pass it is placed again, or withdrawn.
         if done
             .as_ref()
-            .is_err_and(|error: &Error| fresh && !error.is_transient())
+            .is_err_and(|error: &Error| fresh && !error.is_retryable())
         {
             self.waiters.forget(claim.id);
         }
@@ -232,7 +235,9 @@ impl<D: Dialect> Shared<D> {
             .or(answer)),
             Ok(false) | Err(_) if doubt.until > Clock::Boot.now() => {
                 self.doubts().insert(claim.id, doubt);
-                Ok(Withdrawn::Unknown)
+                let cause = "an earlier request may still take effect";
+                let action = about("release", &claim.name);
+                Err(Error::unavailable(dialect, action, cause))
             }
             _ => Ok(answer),
         }
@@ -254,7 +259,7 @@ impl<D: Dialect> Shared<D> {
         }))
     }
 
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         let Some(waiter) = self.waiters.of(claim.id) else {
             return Ok(None);
         };
@@ -267,7 +272,7 @@ impl<D: Dialect> Shared<D> {
             };
             tokio::select! {
                 () = waiter.rung() => {
-                    let granted = waiter.granted(claim, place);
+                    let granted = waiter.granted(claim);
                     if granted.is_some() {
                         self.waiters.forget(claim.id);
                     }
@@ -282,7 +287,7 @@ impl<D: Dialect> Shared<D> {
             let version = attempt!(call, Lane::Others, |session| {
                 dialect.version(session, &claim.name).await
             });
-            if version != Some(place.mark) {
+            if version != Some(waiter.version()) {
                 waiter.stir(place);
                 return Ok(None);
             }
@@ -332,12 +337,8 @@ impl<D: Dialect> Shared<D> {
 
 #[async_trait]
 impl<D: Dialect> Engine for Server<D> {
-    fn promises(&self) -> Promises {
-        self.shared.pool.dialect.promises()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -346,8 +347,8 @@ impl<D: Dialect> Engine for Server<D> {
 
     /// Rung by whoever ends a hold in this process, and by others where the database passes it on, with the grant; asks by
     /// itself with growing, random naps as well.
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
-        self.shared.changed(claim, place).await
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.shared.wait(claim, place).await
     }
 
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
@@ -373,15 +374,34 @@ impl<D: Dialect> Engine for Server<D> {
 
     /// What is done to a hold by this engine is told at once; by others, as the database passes it on, or with the next
     /// renewal.
-    async fn events(&self) -> Result<Event> {
-        self.events.lock().await.recv().await.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.shared.pool.close();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Inspect for Server<D> {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.shared.look(name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         let mut nap = FIRST_NAP;
         loop {
             let view = self.shared.look(name).await?;
-            if unlike != Some(view.token()) {
+            if view.token() != seen {
                 return Ok(view);
             }
             tokio::time::sleep(jitter(nap)).await;
@@ -417,18 +437,7 @@ impl<D: Dialect> Engine for Server<D> {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let limits = self.promises().limits.into_iter().map(Finding::from);
-        let mut findings: Vec<Finding> = limits.collect();
-        findings.extend(self.shared.pool.dialect.findings().await?);
-        Ok(findings)
-    }
-
-    async fn close(&self) -> Result<()> {
-        for task in &self.tasks {
-            task.abort();
-        }
-        self.shared.pool.close();
-        Ok(())
+        self.shared.pool.dialect.findings().await
     }
 }
 

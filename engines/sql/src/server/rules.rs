@@ -72,9 +72,9 @@ pub(super) async fn place<D: Dialect>(
         if free && claim.wait {
             asked_at = Clock::Boot.now();
             if let Some(queued) = dialect.queue(session, claim).await? {
-                waiter.stands(queued.drawn);
+                waiter.stands(asked_at, queued.drawn, queued.version);
                 let left = queued.left.filter(|_| queued.ahead == 0);
-                let place = waiting(asked_at, queued.ahead, left, queued.version);
+                let place = waiting(asked_at, queued.ahead, left);
                 return Ok(Done::quietly(place));
             }
         }
@@ -127,18 +127,20 @@ pub(super) async fn place<D: Dialect>(
                 until,
             } => {
                 let left = until.map(|until| until.since(seen.now));
-                let waiting = |version| waiting(asked_at, ahead, left, version);
-                waiter.stands(seen.drawn);
+                let place = waiting(asked_at, ahead, left);
+                waiter.stands(asked_at, seen.drawn, seen.version);
                 if let Some(ticket) = ticket
                     && keep(dialect, session, claim, ticket, &seen).await?
                 {
-                    return Ok(Done::quietly(waiting(seen.version)));
+                    return Ok(Done::quietly(place));
                 }
                 // One that comes back late stands where it stood, as long as its row is there.
                 let last = seen.rows.line.last().map_or(0, |last| last.ticket);
                 let ticket = ticket.unwrap_or(last + 1);
                 let change = Change::Stand { claim, ticket };
-                (change, Some(waiting(seen.version + 1)))
+                // This write makes the next version.
+                waiter.stands(asked_at, seen.drawn, seen.version + 1);
+                (change, Some(place))
             }
             Step::Busy => match ticket(&seen.rows, claim.id) {
                 None => return Ok(Done::quietly(Standing::Busy)),
@@ -214,7 +216,7 @@ pub(super) async fn withdraw<D: Dialect>(
                 false => (Change::Bury, Withdrawn::Expired),
             }
         } else if let Some(ticket) = ticket(&seen.rows, claim.id) {
-            (Change::LeaveLine { ticket }, Withdrawn::LeftLine)
+            (Change::LeaveLine { ticket }, Withdrawn::LeftQueue)
         } else {
             let free = (seen.rows.holders.iter()).all(|holder| holder.expiry <= seen.now);
             let answer = match free {
@@ -366,13 +368,11 @@ fn prepare<'a>(name: &'a LockName, seen: &'a Seen, change: Change<'a>) -> Write<
 }
 
 /// In line; `left` is what the holder has left of its lease, if only it is in the way.
-fn waiting(asked_at: BootInstant, ahead: u64, left: Option<Duration>, version: u64) -> Standing {
+fn waiting(asked_at: BootInstant, ahead: u64, left: Option<Duration>) -> Standing {
     let over = left.map_or(RECHECK, |left| left + Duration::from_millis(1));
     Standing::Waiting(Place {
         ahead: Some(ahead),
         recheck: asked_at + over.min(RECHECK),
-        asked_at,
-        mark: version,
     })
 }
 

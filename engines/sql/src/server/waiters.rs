@@ -1,12 +1,11 @@
 //! The claims of this process that wait: woken, granted, or asking by themselves with ever longer naps.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place};
-use fencelock_core::{ClaimId, Clock, Token, Tokens};
+use fencelock_core::{BootInstant, ClaimId, Clock, Token, Tokens};
 use tokio::sync::Notify;
 
 use crate::naps::longer;
@@ -25,13 +24,32 @@ pub(crate) struct Pushed {
     pub(crate) reach: Duration,
 }
 
+/// What the database said when it was last asked about a claim's place in line.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    asked_at: BootInstant,
+    /// The last token drawn: a grant with a higher one came after that.
+    drawn: Token,
+    /// The version of the lock.
+    version: u64,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            asked_at: BootInstant::from_nanos(0),
+            drawn: Token(0),
+            version: 0,
+        }
+    }
+}
+
 /// One claim that waits.
 #[derive(Debug, Default)]
 pub(super) struct Waiter {
     bell: Notify,
     pushed: Mutex<Option<Pushed>>,
-    /// The last token drawn when the place in line was asked about last: a grant with a higher one came after that.
-    drawn: AtomicU64,
+    place: Mutex<Known>,
     nap: Mutex<Option<Duration>>,
 }
 
@@ -45,16 +63,26 @@ impl Waiter {
         self.bell.notified().await;
     }
 
-    /// The database says that the claim stands in line, and that this token was the last drawn by then.
-    pub(super) fn stands(&self, drawn: Token) {
-        self.drawn.store(drawn.get(), Ordering::SeqCst);
+    /// The database was asked at `asked_at`, and says that the claim stands in line.
+    pub(super) fn stands(&self, asked_at: BootInstant, drawn: Token, version: u64) {
+        *locked(&self.place) = Known {
+            asked_at,
+            drawn,
+            version,
+        };
+    }
+
+    /// The version of the lock when the place in line was asked about last.
+    pub(super) fn version(&self) -> u64 {
+        locked(&self.place).version
     }
 
     /// What may be believed of the grant that came in, if one did and that is enough. It was made after the place in line
     /// was asked about, or its token would be lower: so the lease counts from then. No clock is compared with another.
-    pub(super) fn granted(&self, claim: &Claim, place: &Place) -> Option<Grant> {
+    pub(super) fn granted(&self, claim: &Claim) -> Option<Grant> {
         let pushed = locked(&self.pushed).take()?;
-        let news = pushed.tokens.first.get() > self.drawn.load(Ordering::SeqCst);
+        let place = *locked(&self.place);
+        let news = pushed.tokens.first > place.drawn;
         let lease = pushed.reach.min(claim.ttl);
         let soon = Clock::Boot.now().since(place.asked_at) < lease.mul_f32(0.75);
         // The lock-delay counts only after a sign of life, so placing again gives one first.

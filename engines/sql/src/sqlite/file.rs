@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fencelock_core::{BootInstant, Clock, Error, Limit, Result};
+use fencelock_core::{BootInstant, Clock, Error, Finding, Purpose, Result};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
@@ -92,7 +92,7 @@ impl Source {
             match self.open_once(deadline) {
                 // Changing to the write-ahead log does not wait for others who do the same; and the file may be replaced
                 // just then.
-                Err(error) if error.is_transient() && Clock::Boot.now() < deadline => {
+                Err(error) if error.is_retryable() && Clock::Boot.now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1 + fastrand::u64(..10)));
                 }
                 other => return other,
@@ -249,10 +249,11 @@ impl Source {
     }
 
     /// What stands between this file and correctness.
-    pub(super) fn limits(&self) -> Vec<Limit> {
+    pub(super) fn limits(&self) -> Vec<Finding> {
         let mut limits = Vec::new();
         if let Some(kind) = network_file_system(&self.path) {
-            limits.push(Limit {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
                 what: format!(
                     "the file is on {kind}: other machines do not share its locks and clocks with this one, and two may hold"
                 ),

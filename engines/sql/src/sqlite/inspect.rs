@@ -39,7 +39,7 @@ impl Source {
         let deadline = Clock::Boot.now() + self.connect_timeout;
         loop {
             match self.glance_once(deadline, &mut read) {
-                Err(error) if error.is_transient() && Clock::Boot.now() < deadline => {
+                Err(error) if error.is_retryable() && Clock::Boot.now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1 + fastrand::u64(..10)));
                 }
                 other => return other,

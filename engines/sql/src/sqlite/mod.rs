@@ -31,12 +31,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Event, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, Cursor, Event, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave,
+    LockView, Page, Place, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{
-    Clock, Durability, Engine, Error, LeaseKind, LockName, Order, Promises, Result, StoreUrl,
-    Token, Wake,
+    Clock, Durability, Engine, LeaseKind, LockName, Order, Promises, Result, StoreUrl, Token, Wake,
 };
 use tokio::sync::mpsc;
 
@@ -59,7 +58,7 @@ pub struct Sqlite {
     source: Arc<Source>,
     queue: Queue,
     doors: Arc<Doors>,
-    events: tokio::sync::Mutex<mpsc::Receiver<Event>>,
+    events: EventSource,
     listener: Mutex<Option<Listener>>,
     promises: Promises,
 }
@@ -105,7 +104,7 @@ impl Sqlite {
         let source = Arc::new(source);
         let me = BellId::new()?;
         let (doors, holds) = (Arc::new(Doors::default()), Arc::new(Holds::default()));
-        let (tell, told) = mpsc::channel(MOST_EVENTS);
+        let (tell, events) = EventSource::bounded(MOST_EVENTS);
         let queue = thread::start(Worker {
             source: Arc::clone(&source),
             response_timeout,
@@ -131,7 +130,7 @@ impl Sqlite {
             source,
             queue,
             doors,
-            events: tokio::sync::Mutex::new(told),
+            events,
             listener: Mutex::new(listener),
             promises,
         })
@@ -200,18 +199,15 @@ fn promises(source: &Source) -> Promises {
         clock: "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back",
         min_ttl: Duration::from_millis(50),
         max_ttl: Duration::from_secs(100 * 365 * 86_400),
+        claim_window: rows::CLAIM_WINDOW,
         limits: source.limits(),
     }
 }
 
 #[async_trait]
 impl Engine for Sqlite {
-    fn promises(&self) -> Promises {
-        self.promises.clone()
-    }
-
-    fn clock(&self) -> Clock {
-        Clock::Boot
+    fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
@@ -223,7 +219,7 @@ impl Engine for Sqlite {
 
     /// Woken by whoever ends a hold, from whatever process; looks by itself with growing, random naps as well, since a
     /// ring may be lost.
-    async fn changed(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
         let Some(door) = self.doors.of(claim.id) else {
             return Ok(None);
         };
@@ -274,17 +270,37 @@ impl Engine for Sqlite {
 
     /// A hold that was taken away or asked back, by this process or another, is told at once. Where the other cannot
     /// reach this process (another network namespace), the next renewal finds it.
-    async fn events(&self) -> Result<Event> {
-        self.events.lock().await.recv().await.ok_or(Error::Closed)
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
     }
 
-    async fn look(&self, name: &LockName, unlike: Option<Option<Token>>) -> Result<LockView> {
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        let listener = self.listener.lock();
+        let listener = listener.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(listener) = listener {
+            listener.end(self.queue.patience()).await;
+        }
+        self.queue.close().await
+    }
+}
+
+#[async_trait]
+impl Inspect for Sqlite {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let (action, wanted) = (Action::About("look at", name.clone()), name.clone());
+        let work = move |visit: &mut thread::Visit<'_>| rows::look(visit, &wanted);
+        self.queue.read(action, work).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         let mut nap = FIRST_NAP;
         loop {
-            let (action, wanted) = (Action::About("look at", name.clone()), name.clone());
-            let work = move |visit: &mut thread::Visit<'_>| rows::look(visit, &wanted);
-            let view = self.queue.read(action, work).await?;
-            if unlike != Some(view.token()) {
+            let view = self.look(name).await?;
+            if view.token() != seen {
                 return Ok(view);
             }
             let nap_end = Clock::Boot.now() + jitter(nap);
@@ -308,15 +324,6 @@ impl Engine for Sqlite {
         let (action, name) = (Action::About(what, name.clone()), name.clone());
         let work = move |visit: &mut thread::Visit<'_>| rows::evict(visit, &name, token, how);
         self.queue.write(action, work).await
-    }
-
-    async fn close(&self) -> Result<()> {
-        let listener = self.listener.lock();
-        let listener = listener.unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(listener) = listener {
-            listener.end(self.queue.patience()).await;
-        }
-        self.queue.close().await
     }
 }
 
@@ -362,7 +369,7 @@ mod tests {
             };
             let recheck = Clock::Boot.now() + Duration::from_millis(5);
             let place = Place { recheck, ..place };
-            assert!(engine.changed(&waiter, &place).await.unwrap().is_none());
+            assert!(engine.wait(&waiter, &place).await.unwrap().is_none());
         }
         let door = engine.doors.of(waiter.id).unwrap();
         let waited = door.next_nap();
@@ -372,7 +379,7 @@ mod tests {
             panic!("it is held");
         };
         engine.withdraw(&holder, Leave::Release).await.unwrap();
-        assert!(engine.changed(&waiter, &place).await.unwrap().is_none());
+        assert!(engine.wait(&waiter, &place).await.unwrap().is_none());
         assert_eq!(door.next_nap(), FIRST_NAP);
         drop(engine);
         for suffix in ["", "-wal", "-shm"] {

@@ -100,8 +100,6 @@ pub(super) fn place(
             Ok(Ok(Standing::Waiting(Place {
                 ahead: Some(ahead),
                 recheck: over.map_or(recheck, |over| over.min(recheck)),
-                asked_at,
-                mark: 0,
             })))
         }
         Step::Busy => {
@@ -149,7 +147,7 @@ pub(super) fn withdraw(visit: &mut Visit<'_>, claim: &Claim, how: Leave) -> Sql<
     let rows = read(visit.connection, name)?;
     if leave_line(visit, name, claim.id, &rows)? {
         call_next(visit, name)?;
-        return Ok(Withdrawn::LeftLine);
+        return Ok(Withdrawn::LeftQueue);
     }
     let free = rows.holders.iter().all(|holder| holder.expiry <= visit.now);
     Ok(if free {

@@ -69,7 +69,7 @@ async fn late_requests_of_a_claim_do_its_hold_no_harm() {
     let token = held(&a, &long).await.tokens.first;
     let late = lasting(2000, long.clone());
     held(&b, &late).await;
-    let view = a.look(&long.name, None).await.unwrap();
+    let view = a.inspect().look(&long.name).await.unwrap();
     assert!(view.holders[0].ttl_left > Some(Duration::from_secs(3000)));
     for other in [token.get() - 1, token.get() + 1] {
         let lost = renewed(&b, &long, Token(other)).await;
@@ -93,7 +93,7 @@ async fn a_downgrade_has_a_new_token_and_lets_readers_in() {
     let after = held(&a, &weaker).await;
     assert!(after.tokens.first > before.tokens.first);
     assert_eq!(held(&a, &weaker).await.tokens, after.tokens);
-    b.changed(&reader, &place).await.unwrap();
+    b.wait(&reader, &place).await.unwrap();
     held(&b, &reader).await;
     let error = a.place(&writer).await.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -115,17 +115,19 @@ async fn a_range_of_tokens_is_the_claims_alone() {
         matches!(kept, Renewal::Kept { asked: false, .. }),
         "{kept:?}"
     );
-    let view = engine.look(&many.name, None).await.unwrap();
+    let view = engine.inspect().look(&many.name).await.unwrap();
     assert_eq!(view.token(), Some(last));
     let beyond = Token(last.get() + 1);
     assert!(
         !engine
+            .inspect()
             .evict(&many.name, beyond, Evict::Release)
             .await
             .unwrap()
     );
     assert!(
         engine
+            .inspect()
             .evict(&many.name, last, Evict::Release)
             .await
             .unwrap()
@@ -215,18 +217,37 @@ async fn an_eviction_in_another_process_is_told_at_once() {
     let (a, b) = (directory.open().await, directory.open().await);
     let claim = claim("job");
     let token = held(&a, &claim).await.tokens.first;
-    assert!(b.evict(&claim.name, token, Evict::Ask).await.unwrap());
-    assert_eq!(a.events().await.unwrap(), Event::Asked(claim.id));
+    assert!(
+        b.inspect()
+            .evict(&claim.name, token, Evict::Ask)
+            .await
+            .unwrap()
+    );
+    let mut events = a.events().unwrap();
+    assert_eq!(
+        events.next().await.unwrap().unwrap(),
+        Event::Asked(claim.id)
+    );
     let asked = renewed(&a, &claim, token).await;
     assert!(
         matches!(asked, Renewal::Kept { asked: true, .. }),
         "{asked:?}"
     );
-    assert!(b.evict(&claim.name, token, Evict::Release).await.unwrap());
-    assert_eq!(a.events().await.unwrap(), Event::Lost(claim.id));
+    assert!(
+        b.inspect()
+            .evict(&claim.name, token, Evict::Release)
+            .await
+            .unwrap()
+    );
+    assert_eq!(events.next().await.unwrap().unwrap(), Event::Lost(claim.id));
     let lost = renewed(&a, &claim, token).await;
     assert!(matches!(lost, Renewal::Lost), "{lost:?}");
-    assert!(!b.evict(&claim.name, token, Evict::Release).await.unwrap());
+    assert!(
+        !b.inspect()
+            .evict(&claim.name, token, Evict::Release)
+            .await
+            .unwrap()
+    );
     assert_eq!(rows(&directory), 0);
 }
 
@@ -238,11 +259,13 @@ async fn an_eviction_in_the_same_process_is_told_at_once() {
     let token = held(&engine, &claim).await.tokens.first;
     assert!(
         engine
+            .inspect()
             .evict(&claim.name, token, Evict::Release)
             .await
             .unwrap()
     );
-    assert_eq!(engine.events().await.unwrap(), Event::Lost(claim.id));
+    let mut events = engine.events().unwrap();
+    assert_eq!(events.next().await.unwrap().unwrap(), Event::Lost(claim.id));
 }
 
 #[tokio::test]
@@ -301,7 +324,7 @@ async fn looks_and_lists() {
         held(&engine, &claim(text)).await;
     }
     held(&engine, &lasting(50, claim("a/b gone"))).await;
-    let view = engine.look(&labelled.name, None).await.unwrap();
+    let view = engine.inspect().look(&labelled.name).await.unwrap();
     let holder = &view.holders[0];
     assert_eq!(holder.claim, Some(labelled.id));
     assert_eq!(
@@ -321,15 +344,15 @@ async fn looks_and_lists() {
 
     // Free again: `unlike` returns then.
     let gone = name("a/b gone");
-    let seen = engine.look(&gone, None).await.unwrap().token();
+    let seen = engine.inspect().look(&gone).await.unwrap().token();
     // On a busy machine it may be so already.
     if seen.is_some() {
-        let free = engine.look(&gone, Some(seen)).await.unwrap();
+        let free = engine.inspect().watch(&gone, seen).await.unwrap();
         assert!(free.holders.is_empty());
     }
     let (mut names, mut at) = (Vec::new(), None);
     loop {
-        let page = engine.list("a/b", at, 2).await.unwrap();
+        let page = engine.inspect().list("a/b", at, 2).await.unwrap();
         assert!(page.items.len() <= 2);
         names.extend(page.items.iter().map(|view| view.name.to_string()));
         at = page.next;
@@ -339,9 +362,19 @@ async fn looks_and_lists() {
     }
     names.retain(|name| name != "a/b gone");
     assert_eq!(names, ["a/b 1", "a/b 2", "a/b 3"]);
-    assert_eq!(engine.list("", None, 100).await.unwrap().items.len(), 6);
+    assert_eq!(
+        engine
+            .inspect()
+            .list("", None, 100)
+            .await
+            .unwrap()
+            .items
+            .len(),
+        6
+    );
     assert!(
         engine
+            .inspect()
             .list("zzz", None, 100)
             .await
             .unwrap()

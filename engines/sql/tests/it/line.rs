@@ -54,8 +54,8 @@ async fn a_release_wakes_the_next_and_only_the_next() {
     let second_place = waiting(&a, &second).await;
     a.withdraw(&holder, Leave::Release).await.unwrap();
     tokio::select! {
-        changed = b.changed(&head, &head_place) => assert!(changed.unwrap().is_none()),
-        _ = a.changed(&second, &second_place) => panic!("it is not its turn"),
+        changed = b.wait(&head, &head_place) => assert!(changed.unwrap().is_none()),
+        _ = a.wait(&second, &second_place) => panic!("it is not its turn"),
     }
     assert!(
         now() < head_place.recheck,
@@ -73,8 +73,8 @@ async fn a_writer_that_leaves_lets_the_readers_behind_it_in() {
     waiting(&a, &writer).await;
     let place = waiting(&b, &reader).await;
     let left = a.withdraw(&writer, Leave::Release).await.unwrap();
-    assert_eq!(left, Withdrawn::LeftLine);
-    assert!(b.changed(&reader, &place).await.unwrap().is_none());
+    assert_eq!(left, Withdrawn::LeftQueue);
+    assert!(b.wait(&reader, &place).await.unwrap().is_none());
     assert!(now() < place.recheck);
     held(&b, &reader).await;
 }

@@ -136,7 +136,7 @@ async fn acquire(engine: &Sqlite, claim: &Claim) -> Grant {
             Standing::Held(grant) => return grant,
             Standing::Waiting(place) => {
                 tokio::select! {
-                    changed = engine.changed(claim, &place) => assert!(changed.unwrap().is_none()),
+                    changed = engine.wait(claim, &place) => assert!(changed.unwrap().is_none()),
                     () = Clock::Boot.sleep_until(place.recheck) => {}
                 }
             }

@@ -199,7 +199,7 @@ async fn a_full_disk_is_told() {
         );
         // Who only looks needs no space.
         let view = inspect(&path).await.unwrap();
-        let view = view.look(&name("job"), None).await.unwrap();
+        let view = view.inspect().look(&name("job")).await.unwrap();
         assert_eq!(view.holders.len(), 1);
         std::fs::remove_file(filler).unwrap();
         engine.withdraw(&holder, Leave::Release).await.unwrap();
@@ -238,10 +238,10 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
         let directory = path.parent().unwrap();
         let before = traces(directory);
         let engine = inspect(&path).await.unwrap();
-        let view = engine.look(&name("job"), None).await.unwrap();
+        let view = engine.inspect().look(&name("job")).await.unwrap();
         assert_eq!(view.holders.len(), 1);
         assert_eq!(view.waiters[0].label.as_deref(), Some("patient"));
-        let listed = engine.list("", None, 10).await.unwrap();
+        let listed = engine.inspect().list("", None, 10).await.unwrap();
         assert_eq!(listed.items.len(), 1);
         assert!(engine.place(&claim("job")).await.is_err());
         engine.close().await.unwrap();
@@ -300,20 +300,36 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
 async fn who_only_looks_makes_nothing() {
     let directory = Directory::new();
     let engine = inspect(&directory.file()).await.unwrap();
-    let view = engine.look(&name("job"), None).await.unwrap();
+    let view = engine.inspect().look(&name("job")).await.unwrap();
     assert!(view.holders.is_empty());
-    assert!(engine.list("", None, 10).await.unwrap().items.is_empty());
+    assert!(
+        engine
+            .inspect()
+            .list("", None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
     assert!(traces(&directory.0).is_empty());
     // Made meanwhile.
     let other = directory.open().await;
     held(&other, &claim("job")).await;
-    let view = engine.look(&name("job"), None).await.unwrap();
+    let view = engine.inspect().look(&name("job")).await.unwrap();
     assert_eq!(view.holders.len(), 1);
     // As the file that an administrator makes beforehand.
     let made = directory.0.join("made.db");
     std::fs::write(&made, "").unwrap();
     let engine = inspect(&made).await.unwrap();
-    assert!(engine.list("", None, 10).await.unwrap().items.is_empty());
+    assert!(
+        engine
+            .inspect()
+            .list("", None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
     assert_eq!(std::fs::metadata(&made).unwrap().len(), 0);
     let error = inspect(&directory.0.join("missing/locks.db"))
         .await
@@ -337,7 +353,7 @@ async fn who_only_looks_sees_this_run_alone_also_in_an_old_file() {
     .unwrap();
     let look = async || {
         let engine = inspect(&directory.file()).await.unwrap();
-        let view = engine.look(&name("job"), None).await.unwrap();
+        let view = engine.inspect().look(&name("job")).await.unwrap();
         (view.holders.len(), view.waiters.len())
     };
     assert_eq!(look().await, (1, 1));

@@ -93,7 +93,7 @@ async fn a_client_that_is_stopped_after_an_error_is_in_nobodys_way_for_long() {
         loop {
             match other.lock("m").await {
                 Ok(guard) => return guard,
-                Err(error) => assert!(error.is_transient(), "{error}"),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
             }
         }
     });

@@ -56,8 +56,8 @@ async fn two_servers_that_take_writes_are_refused() {
 async fn look_only(url: &str) -> Result<Client, Error> {
     let mut url = StoreUrl::parse(url)?;
     url.inspect_only = true;
-    let engine = fencelock_sql::Postgres::open(url).await?;
-    Client::builder(Arc::new(engine)).build()
+    let engine = fencelock_sql::postgres::connect(url).await?;
+    Client::builder(engine).build()
 }
 
 /// Where no lock can be taken there is something to look at: nothing is made and nothing is written.

@@ -23,8 +23,8 @@ use tokio_postgres::NoTls;
 const LIMIT: Duration = Duration::from_secs(15);
 
 async fn open(url: &str) -> Result<Client, Error> {
-    let engine = fencelock_sql::Postgres::open(StoreUrl::parse(url)?).await?;
-    Client::builder(Arc::new(engine)).build()
+    let engine = fencelock_sql::postgres::connect(StoreUrl::parse(url)?).await?;
+    Client::builder(engine).build()
 }
 
 async fn raw(server: &Postgres, name: &str) -> tokio_postgres::Client {
@@ -240,7 +240,7 @@ async fn the_databases_clock_is_another() {
 
 /// Takes a lock as a process does that is killed right after.
 async fn hold_and_vanish(url: &str, name: &str, ttl: Duration) -> Token {
-    let engine = fencelock_sql::Postgres::open(StoreUrl::parse(url).unwrap()).await;
+    let engine = fencelock_sql::postgres::connect(StoreUrl::parse(url).unwrap()).await;
     let claim = Claim {
         id: ClaimIds::new().unwrap().next(),
         owner: "vanished".into(),

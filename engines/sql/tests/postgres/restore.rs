@@ -142,6 +142,6 @@ async fn a_full_queue_of_news_keeps_no_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn late_requests_do_no_harm() {
     let server = Postgres::start().unwrap();
-    let engine = fencelock_sql::Postgres::open(StoreUrl::parse(&server.url()).unwrap());
-    late::late_requests_do_no_harm(Arc::new(engine.await.unwrap())).await;
+    let engine = fencelock_sql::postgres::connect(StoreUrl::parse(&server.url()).unwrap());
+    late::late_requests_do_no_harm(engine.await.unwrap()).await;
 }

@@ -38,7 +38,7 @@ pub(crate) async fn late_requests_do_no_harm(engine: Arc<dyn Engine>) {
             ..long.clone()
         };
         assert_eq!(place(&engine, &short).await, token, "{name}");
-        let view = engine.look(&long.name, None).await.unwrap();
+        let view = engine.inspect().look(&long.name).await.unwrap();
         let left = view.holders[0].ttl_left.unwrap();
         assert!(left > Duration::from_secs(300), "{name}: {left:?}");
         for (token, kept) in [

@@ -15,8 +15,24 @@ async fn whoever_looks_makes_nothing() {
     let before = server.children("/").unwrap();
     let store = open_to_look(&format!("{}/not/there", server.url())).await;
     let name = LockName::new("a").unwrap();
-    assert!(store.look(&name, None).await.unwrap().holders.is_empty());
-    assert!(store.list("", None, 10).await.unwrap().items.is_empty());
+    assert!(
+        store
+            .inspect()
+            .look(&name)
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
+    assert!(
+        store
+            .inspect()
+            .list("", None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
     let findings = store.diagnose().await.unwrap();
     // It stands alone, and follows nobody: a follower's bug is none of its own.
     let whats: Vec<&str> = findings.iter().map(|finding| &*finding.what).collect();

@@ -110,7 +110,7 @@ impl Worker {
 
     async fn lost(&self, request: &Value) -> Answer {
         let reason = self.guard(request).lost().await;
-        Ok(json!({"reason": reason, "now": Clock::Boot.now().as_nanos()}))
+        Ok(json!({"reason": reason.to_string(), "now": Clock::Boot.now().as_nanos()}))
     }
 
     /// Locks and releases so many times; answers with a list of (token, from, to). A release that is not confirmed is

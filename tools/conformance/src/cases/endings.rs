@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencelock::{Promises, Release};
+use fencelock::{LossReason, Promises, Release};
 use tokio::time::Instant;
 
 use crate::case::{Case, case};
@@ -29,7 +29,7 @@ async fn the_longest_hold_ends_in_time(ctx: Ctx) {
     let guard = soon("the lock", wish).await.unwrap();
     let waiter = wait_for(&two, &name);
     let why = soon("its end", guard.lost()).await;
-    assert!(why.contains("max_hold"), "{why}");
+    assert_eq!(why, LossReason::MaxHold);
     let next = got("the next has it", waiter).await;
     let after = begin.elapsed();
     assert!(after >= most, "after {after:?}");
@@ -53,7 +53,7 @@ async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
     healthy.store(false, Ordering::SeqCst);
     let waiter = wait_for(&two, &name);
     let why = soon("the loss", guard.lost()).await;
-    assert!(why.contains("healthy"), "{why}");
+    assert_eq!(why, LossReason::Unhealthy);
     // Its process lives, its connection stands, and its guard was not dropped.
     let next = got("the next has it", waiter).await;
     assert!(!guard.is_valid());

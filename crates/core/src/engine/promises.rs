@@ -11,7 +11,7 @@ pub enum Order {
     Unordered,
 }
 
-/// What a hold's life hangs on.
+/// What ends a hold whose client is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseKind {
     /// A lease of its own, renewed by the client.
@@ -22,12 +22,12 @@ pub enum LeaseKind {
     Connection,
 }
 
-/// How a waiter hears that its turn has come.
+/// How a waiter learns that its turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The store tells it.
+    /// The store pushes a message to it.
     Push,
-    /// It asks again and again.
+    /// It asks the store again and again.
     Poll,
 }
 
@@ -40,15 +40,6 @@ pub enum Durability {
     Process,
     /// Nothing.
     Volatile,
-}
-
-/// A way in which this store could grant a lock twice, and what would mend it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// What may happen, and when.
-    pub what: String,
-    /// What to change.
-    pub change: String,
 }
 
 /// What an engine promises on the store as it was found at open. What is not promised is refused, never imitated.
@@ -66,23 +57,25 @@ pub struct Promises {
     pub lock_delay: bool,
     /// Whether a grant may carry a range of tokens, for hand-off inside a process.
     pub ranges: bool,
-    /// Whether another process may go on with a claim that it knows by its id: it places the claim again and has its grant
-    /// or its place in line, renews it, and withdraws it.
+    /// Whether another process may go on with a claim that it knows by its id: it places the claim again and gets its grant
+    /// or its place in the queue, renews it, and withdraws it.
     pub portable: bool,
-    /// What a hold's life hangs on.
+    /// What ends a hold whose client is gone.
     pub lease: LeaseKind,
     /// How waiters wake.
     pub wake: Wake,
     /// What is remembered.
     pub durability: Durability,
-    /// What must be true of clocks for mutual exclusion, in a sentence.
+    /// What must be true of clocks for mutual exclusion, as a sentence.
     pub clock: &'static str,
     /// The shortest ttl that makes sense here.
     pub min_ttl: Duration,
     /// The longest `ttl + lock_delay`.
     pub max_ttl: Duration,
-    /// What stands between this store and correctness; empty if nothing is known to.
-    pub limits: Vec<Limit>,
+    /// The shortest time for which the store keeps a grant that it made to a waiter and that the waiter has not confirmed.
+    pub claim_window: Duration,
+    /// The ways in which this store, as it was found, could grant a lock twice; empty if none is known.
+    pub limits: Vec<Finding>,
 }
 
 /// What a lock is for.
@@ -95,10 +88,10 @@ pub enum Purpose {
     Correctness,
 }
 
-/// Something about a store that whoever runs it should know.
+/// Something about a store that its operator should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The purpose that it stands in the way of: what stands in the way of efficiency stands in that of correctness, too.
+    /// The purpose that it endangers. What endangers efficiency endangers correctness, too.
     pub purpose: Purpose,
     /// What may happen, and when.
     pub what: String,
@@ -107,7 +100,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What stands in the way of this purpose, and what to change.
+    /// What may happen, against which purpose, and what to change.
     #[must_use]
     pub fn new(purpose: Purpose, what: impl Into<String>, change: impl Into<String>) -> Self {
         Self {
@@ -116,16 +109,10 @@ impl Finding {
             change: change.into(),
         }
     }
-}
 
-impl From<Limit> for Finding {
-    fn from(limit: Limit) -> Self {
-        let Limit { what, change } = limit;
-        let purpose = Purpose::Correctness;
-        Self {
-            purpose,
-            what,
-            change,
-        }
+    /// Something that can make this store grant a lock twice.
+    #[must_use]
+    pub fn against_correctness(what: impl Into<String>, change: impl Into<String>) -> Self {
+        Self::new(Purpose::Correctness, what, change)
     }
 }

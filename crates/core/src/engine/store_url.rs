@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::duration::parse_duration;
-use crate::error::{Error, Result};
-use crate::redact::{self, redacted};
+use super::redact::{self, redacted};
+use crate::types::{Error, Result, parse_duration};
 
 /// A store's URL in parts. `Debug` and `Display` never show a password.
 #[derive(Clone)]

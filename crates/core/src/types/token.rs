@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::engine::Mode;
-use crate::error::Error;
-use crate::name::LockName;
+use super::error::Error;
+use super::mode::Mode;
+use super::name::LockName;
 
 /// A fencing token: strictly increases over all grants of one name, whatever happens to holders and servers.
 ///

@@ -3,8 +3,8 @@
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 
-use crate::name::LockName;
-use crate::token::{ClaimId, Sequencer, Token};
+use super::name::LockName;
+use super::token::{ClaimId, Sequencer, Token};
 
 macro_rules! as_text {
     ($type:ty) => {

@@ -1,9 +1,9 @@
-//! Whether a server's clock is right and goes evenly: for [`Engine::diagnose`](crate::Engine::diagnose).
+//! Whether a server's clock is right and goes evenly: for [`Inspect::diagnose`](crate::engine::Inspect::diagnose).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::clock::{BootInstant, Clock};
-use crate::promises::{Finding, Purpose};
+use crate::engine::{Finding, Purpose};
+use crate::types::{BootInstant, Clock};
 
 /// A clock that differs by more is worth a word.
 const APART: Duration = Duration::from_secs(1);

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Error;
-
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 512;
 
@@ -12,13 +10,18 @@ pub const MAX_NAME_BYTES: usize = 512;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Arc<str>);
 
+/// Why a text is no name: the text as it may be shown, and what is wrong with it.
+pub(super) struct BadName {
+    pub(super) shown: String,
+    pub(super) why: String,
+}
+
 impl LockName {
-    /// Checks a name.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if it is empty, longer than 512 bytes, or has a control character.
-    pub fn new(name: &str) -> Result<Self, Error> {
-        let refuse = |shown: &str, why: String| Err(Error::invalid("lock name", shown, why));
+    pub(super) fn checked(name: &str) -> Result<Self, BadName> {
+        let refuse = |shown: &str, why: String| {
+            let shown = shown.to_owned();
+            Err(BadName { shown, why })
+        };
         if name.is_empty() {
             return refuse(name, "it is empty; give a name of 1 to 512 bytes".into());
         }
@@ -53,22 +56,6 @@ impl std::borrow::Borrow<str> for LockName {
 impl AsRef<str> for LockName {
     fn as_ref(&self) -> &str {
         &self.0
-    }
-}
-
-impl TryFrom<&str> for LockName {
-    type Error = Error;
-
-    fn try_from(name: &str) -> Result<Self, Error> {
-        Self::new(name)
-    }
-}
-
-impl std::str::FromStr for LockName {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        Self::new(name)
     }
 }
 

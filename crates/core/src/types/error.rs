@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::duration::in_words;
-use crate::name::LockName;
+use super::duration::in_words;
+use super::loss::LossReason;
+use super::name::LockName;
 
 /// A [`Result`](std::result::Result) with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,12 +55,12 @@ pub enum Error {
     },
 
     /// A grant may no longer be trusted.
-    #[error("lock {name} was lost: {why}")]
+    #[error("lock {name} was lost: {reason}")]
     Lost {
         /// The lock.
         name: LockName,
         /// What happened.
-        why: String,
+        reason: LossReason,
     },
 
     /// The engine does not promise what was asked. Nothing was sent to the store.
@@ -169,12 +170,16 @@ impl Error {
         }
     }
 
-    /// Whether the same call may well succeed later without anybody changing anything.
+    /// Whether trying again can help, without anybody changing anything: the lock is held by another, or the store did not
+    /// answer.
     #[must_use]
-    pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Self::Unavailable { .. } | Self::Held { .. } | Self::TimedOut { .. }
-        )
+    pub fn is_retryable(&self) -> bool {
+        self.is_away() || matches!(self, Self::Held { .. } | Self::TimedOut { .. })
+    }
+
+    /// Whether the store is away: it did not answer, or could not just now.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
     }
 }

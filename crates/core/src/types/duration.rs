@@ -2,24 +2,18 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
-
 /// The longest duration taken: 100 years. Beyond that a number is a mistake.
 const LONGEST_SECONDS: f64 = 100.0 * 365.0 * 86_400.0;
 
-/// Reads `30s`, `500ms`, `1.5m`, `2h`, `1d`; a bare number counts seconds. Zero is taken.
-///
-/// # Errors
-/// [`Error::Invalid`] naming `what` if it is negative, has no number, an unknown unit, or is longer than 100 years.
-pub fn parse_duration(what: &'static str, text: &str) -> Result<Duration> {
-    let refuse = |why: &str| Err(Error::invalid(what, text, why));
+/// Reads what [`parse_duration`](super::parse_duration) takes; else says what is wrong.
+pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
     if text.starts_with('-') {
-        return refuse("it is negative; give a duration such as 30s, 500ms or 2m");
+        return Err("it is negative; give a duration such as 30s, 500ms or 2m");
     }
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.');
     let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
     let Ok(number) = number.parse::<f64>() else {
-        return refuse(
+        return Err(
             "it is no duration; give one such as 30s, 500ms or 2m (a bare number counts seconds)",
         );
     };
@@ -29,15 +23,15 @@ pub fn parse_duration(what: &'static str, text: &str) -> Result<Duration> {
         "m" | "min" => number * 60.0,
         "h" => number * 3600.0,
         "d" => number * 86_400.0,
-        _ => return refuse("its unit is not one of ms, s, m, h, d"),
+        _ => return Err("its unit is not one of ms, s, m, h, d"),
     };
     if seconds > LONGEST_SECONDS {
-        return refuse("it is longer than 100 years");
+        return Err("it is longer than 100 years");
     }
     // Whole microseconds, so that 0.1s is 100 ms and not a hair more.
     let duration = Duration::from_micros((seconds * 1e6).round() as u64);
     if duration.is_zero() && number > 0.0 {
-        return refuse("it is shorter than a microsecond");
+        return Err("it is shorter than a microsecond");
     }
     Ok(duration)
 }
@@ -97,39 +91,7 @@ mod tests {
             ("365d", "1 year"),
             ("3650d", "10 years"),
         ] {
-            assert_eq!(in_words(parse_duration("x", text).unwrap()), said);
-        }
-    }
-
-    #[test]
-    fn reads_what_people_write() {
-        let ms = |text| parse_duration("ttl", text).map(|d| d.as_millis());
-        for (text, want) in [
-            ("30", 30_000),
-            ("30s", 30_000),
-            ("500ms", 500),
-            ("1.5m", 90_000),
-            ("0.1s", 100),
-            ("2h", 7_200_000),
-            ("1d", 86_400_000),
-            ("0", 0),
-        ] {
-            assert_eq!(ms(text).unwrap(), want, "{text}");
-        }
-        for text in [
-            "",
-            "-1s",
-            "s",
-            "1w",
-            "1.2.3",
-            "1e9h",
-            "9999999d",
-            "0.0000001s",
-            "nan",
-            "1 s",
-        ] {
-            let error = ms(text).unwrap_err().to_string();
-            assert!(error.contains("ttl") && error.contains(text), "{error}");
+            assert_eq!(in_words(read_duration(text).unwrap()), said);
         }
     }
 }

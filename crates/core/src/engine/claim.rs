@@ -1,0 +1,147 @@
+//! The words of the contract: a claim, its grant, its place in the queue, and how it ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Token, Tokens};
+
+/// One request for one lock, which waits or holds. Cheap to clone.
+///
+/// Made by [`Claim::new`]; the methods with the names of the fields change one each.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Chosen by the client; every call about this claim carries it.
+    pub id: ClaimId,
+    /// Who claims: for people, and for a process that joins the hold (`FENCELOCK_OWNER`). At most 255 bytes, no control
+    /// characters.
+    pub owner: Arc<str>,
+    /// The lock.
+    pub name: LockName,
+    /// How it is to be held.
+    pub mode: Mode,
+    /// The lease: how long the client may believe without renewal. The server keeps the lock for `ttl + lock_delay`.
+    pub ttl: Duration,
+    /// For how much longer the server keeps a lock whose holder vanished.
+    pub lock_delay: Duration,
+    /// Whether to join the queue if the lock cannot be had at once.
+    pub wait: bool,
+    /// How many tokens the claim would like, at least 1. An engine that does not hand out ranges gives one.
+    pub reserve: u32,
+    /// Whether others must be able to read the token from the store as soon as it is granted. Without it an engine may
+    /// write the token with the first renewal only, if that is faster.
+    pub record: bool,
+    /// A note for people. At most 255 bytes, no control characters.
+    pub label: Option<Arc<str>>,
+}
+
+impl Claim {
+    /// An exclusive claim that waits, for a lease of 30 s, one token, no lock-delay and no label.
+    #[must_use]
+    pub fn new(id: ClaimId, owner: impl Into<Arc<str>>, name: LockName) -> Self {
+        Self {
+            id,
+            owner: owner.into(),
+            name,
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            lock_delay: Duration::ZERO,
+            wait: true,
+            reserve: 1,
+            record: false,
+            label: None,
+        }
+    }
+}
+
+/// A claim that holds, and what its client may believe.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    /// Its tokens.
+    pub tokens: Tokens,
+    /// The lease counts from here: before the request that took effect was sent.
+    pub counted_from: BootInstant,
+    /// How long the client may believe from then on, before the core's drift margin. The server keeps the lock for at
+    /// least this long plus the lock-delay.
+    pub lease: Duration,
+    /// Whether the store knows the token already (see [`Claim::record`]).
+    pub recorded: bool,
+}
+
+/// A place in the queue.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// How many waiters are before this one; holders are not counted. `None` if the engine keeps no order.
+    pub ahead: Option<u64>,
+    /// When to call [`Engine::place`](super::Engine::place) again at the latest if nothing happens before.
+    pub recheck: BootInstant,
+}
+
+/// The answer of [`Engine::place`](super::Engine::place).
+#[derive(Clone, Debug)]
+pub enum Standing {
+    /// The claim holds.
+    Held(Grant),
+    /// The claim waits in the queue.
+    Waiting(Place),
+    /// Somebody else holds, and the claim was not to wait. The server keeps nothing of the claim.
+    Busy,
+}
+
+/// A claim that holds, with its present token (which moves on with each hand-off inside the process).
+#[derive(Clone, Debug)]
+pub struct HeldClaim {
+    /// The claim that the server knows.
+    pub claim: Claim,
+    /// The present token.
+    pub token: Token,
+}
+
+/// The outcome of one renewal.
+#[derive(Debug)]
+pub enum Renewal {
+    /// The lease counts anew; the store has the token now.
+    Kept {
+        /// Before the renewal was sent.
+        counted_from: BootInstant,
+        /// As in [`Grant::lease`].
+        lease: Duration,
+        /// Whether somebody asked for the lock back (see [`Evict::Ask`](super::Evict::Ask)).
+        asked: bool,
+    },
+    /// The claim does not hold, or holds by another grant than that of the token.
+    Lost,
+    /// No answer, or none that tells.
+    Unknown(Error),
+}
+
+/// How to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// In good order: the next waiter may have the lock at once.
+    Release,
+    /// After a loss: the lock-delay still runs, and nothing is handed over.
+    Abandon,
+}
+
+/// The outcome of [`Engine::withdraw`](super::Engine::withdraw). It is final: no earlier call of this claim can take effect
+/// any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withdrawn {
+    /// It held, and no longer holds.
+    Released,
+    /// It waited, and has left the queue.
+    LeftQueue,
+    /// It held, and its lease had ended before.
+    Expired,
+    /// It neither held nor waited; somebody else may hold the lock.
+    NotOwner,
+}
+
+/// Something that the store reports unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// This claim no longer holds.
+    Lost(ClaimId),
+    /// Somebody asks this claim to release the lock.
+    Asked(ClaimId),
+}

@@ -1,0 +1,93 @@
+//! What a store reports unasked, as a stream.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use futures_util::Stream;
+use tokio::sync::mpsc;
+
+use super::claim::Event;
+use crate::types::{Error, Result};
+
+/// What a store reports unasked; see [`Engine::events`](super::Engine::events). It goes on after an error and ends when the
+/// engine is closed.
+pub struct EventStream(Pin<Box<dyn Stream<Item = Result<Event>> + Send>>);
+
+impl EventStream {
+    /// Any stream of events.
+    pub fn new(events: impl Stream<Item = Result<Event>> + Send + 'static) -> Self {
+        Self(Box::pin(events))
+    }
+
+    /// Of a store that reports nothing.
+    #[must_use]
+    pub fn never() -> Self {
+        Self::new(futures_util::stream::pending())
+    }
+
+    /// The next event; `None` once the engine is closed.
+    ///
+    /// # Cancel safety
+    /// May be dropped; no event is lost by that.
+    pub async fn next(&mut self) -> Option<Result<Event>> {
+        std::future::poll_fn(|cx| self.0.as_mut().poll_next(cx)).await
+    }
+}
+
+impl Stream for EventStream {
+    type Item = Result<Event>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.as_mut().poll_next(cx)
+    }
+}
+
+impl fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EventStream")
+    }
+}
+
+/// The events of an engine, until its one listener takes them.
+#[derive(Debug)]
+pub struct EventSource(Mutex<Option<EventStream>>);
+
+impl EventSource {
+    /// Keeps a stream for the listener.
+    #[must_use]
+    pub fn of(events: EventStream) -> Self {
+        Self(Mutex::new(Some(events)))
+    }
+
+    /// A source, and where the engine puts its events.
+    #[must_use]
+    pub fn channel() -> (mpsc::UnboundedSender<Event>, Self) {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let next = move |cx: &mut Context<'_>| events.poll_recv(cx).map(|event| event.map(Ok));
+        let events = EventStream::new(futures_util::stream::poll_fn(next));
+        (sender, Self::of(events))
+    }
+
+    /// The same, for at most so many events that wait to be heard.
+    #[must_use]
+    pub fn bounded(most: usize) -> (mpsc::Sender<Event>, Self) {
+        let (sender, mut events) = mpsc::channel(most);
+        let next = move |cx: &mut Context<'_>| events.poll_recv(cx).map(|event| event.map(Ok));
+        let events = EventStream::new(futures_util::stream::poll_fn(next));
+        (sender, Self::of(events))
+    }
+
+    /// The events, as [`Engine::events`](super::Engine::events) returns them.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] from the second call on.
+    pub fn take(&self, store: &dyn fmt::Display) -> Result<EventStream> {
+        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        events.take().ok_or_else(|| Error::Internal {
+            store: store.to_string(),
+            why: "its events have a listener already".to_owned(),
+        })
+    }
+}

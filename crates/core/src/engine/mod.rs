@@ -1,0 +1,126 @@
+//! The contract between the core and the code that talks to one kind of server.
+//!
+//! An engine knows *claims*: one request for one lock, with an id that the client chose before it sent the first byte, so
+//! that every call can be repeated. [`Engine`] is what a lock needs, [`Inspect`] what people and resources ask.
+
+mod claim;
+mod events;
+mod promises;
+mod redact;
+mod store_url;
+mod view;
+
+use std::fmt::{Debug, Display};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
+pub use events::{EventSource, EventStream};
+pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
+pub use store_url::{StoreUrl, UrlHost};
+pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
+
+use crate::types::{Clock, LockName, Result, Token};
+
+/// What a lock needs of a store. `Debug` and `Display` name the store without its password.
+///
+/// # The promise to the core
+/// * No call panics, and none waits longer than the engine's response timeout, except [`wait`](Engine::wait),
+///   [`events`](Engine::events) and [`Inspect::watch`], which wait for something to happen.
+/// * Every call about a claim is idempotent by the claim's id.
+/// * A request may take effect late, after others of the same claim, where another process goes on with the claim
+///   ([`Promises::portable`]). So `place` never shortens a lease, a renewal is for one grant alone, and an engine that
+///   gives back a grant which the store pushed names that grant's token: it must not end a later one.
+///
+/// # The core's promise
+/// * No call in flight is dropped, except [`wait`](Engine::wait), [`Inspect::look`], [`Inspect::watch`] and
+///   [`Inspect::attest`], which hold nothing on the server.
+/// * For one claim, calls come one at a time, in order.
+/// * A claim that was placed is withdrawn in the end, also after a loss; [`Standing::Busy`] needs no withdrawal.
+#[async_trait]
+pub trait Engine: Debug + Display + Send + Sync + 'static {
+    /// What this store promises, as it was found when it was opened.
+    fn promises(&self) -> &Promises;
+
+    /// The clock that this engine's instants are of.
+    fn clock(&self) -> Clock {
+        Clock::Boot
+    }
+
+    /// Takes the lock, or joins the queue. Calling again reports, prolongs, and keeps the place.
+    /// A weaker mode on a claim that holds downgrades it, with a new token.
+    ///
+    /// On a claim that holds, the lease then ends at the later of two times: when it would have ended, and the claim's ttl
+    /// from now. It is never shortened, and the token stays (except for a downgrade).
+    async fn place(&self, claim: &Claim) -> Result<Standing>;
+
+    /// Returns when the standing may have changed; it may carry the grant itself. May be dropped and called again.
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>>;
+
+    /// Prolongs many holds in as few round trips as the engine can; one that fails does not fail the others. Answers in
+    /// the order of `held`. Also records each token in the store.
+    ///
+    /// Each is for one grant alone: if the store has the claim with tokens among which [`HeldClaim::token`] is not, it is
+    /// [`Renewal::Lost`], and nothing changes. The lease then is the claim's ttl from now, also if that is shorter than what
+    /// was left.
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
+
+    /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
+    /// answer may still take effect, the answer is an [`Error::Unavailable`](crate::Error::Unavailable), and the core
+    /// withdraws again.
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
+
+    /// What the store reports unasked. One listener per engine: a second call is an error. The stream goes on after an item
+    /// that is an error.
+    fn events(&self) -> Result<EventStream>;
+
+    /// The same store, for people and resources.
+    fn inspect(&self) -> &dyn Inspect;
+
+    /// Ends connections. Later calls answer [`Error::Closed`](crate::Error::Closed).
+    async fn close(&self) -> Result<()>;
+}
+
+/// What people and resources ask of a store.
+#[async_trait]
+pub trait Inspect: Send + Sync {
+    /// The lock as it is now. May be dropped.
+    async fn look(&self, name: &LockName) -> Result<LockView>;
+
+    /// The lock once its highest token is another than `seen` (`None`: the lock was free). By default it looks again and
+    /// again, with pauses that grow to half a second. May be dropped.
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let view = self.look(name).await?;
+            if view.token() != seen {
+                return Ok(view);
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 3 / 2).min(Duration::from_millis(500));
+        }
+    }
+
+    /// The locks that are held and whose names begin with `prefix`, a part at a time, in no particular order. A part may
+    /// have more or fewer than `limit`.
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>>;
+
+    /// Force-releases the lock or asks for its release, fenced: only the holder with this very token (or with this token in
+    /// its range) is meant. `false` if it does not hold. The store does not know which token of a range is in use: within a
+    /// process the lock may have been handed on since.
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
+
+    /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does
+    /// not hold. As good as [`look`](Inspect::look) where the store counts down what is left; an engine whose store does
+    /// not asks the holder itself. May be dropped.
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        let asked = Clock::Boot.now();
+        Ok(self.look(name).await?.attest(owner, asked))
+    }
+
+    /// What is wrong with this store, as it is now, beyond the limits in its [promises](Engine::promises).
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,104 @@
+//! A lock as others see it.
+
+use std::time::Duration;
+
+use super::claim::Grant;
+use crate::types::{BootInstant, ClaimId, LockName, Mode, Token, Tokens};
+
+/// How to take a lock from its holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evict {
+    /// At once. The holder hears of it if the engine can push.
+    Release,
+    /// The holder is asked to release when it can.
+    Ask,
+}
+
+/// A lock as the store has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockView {
+    /// The lock.
+    pub name: LockName,
+    /// The holders; empty if the lock is free.
+    pub holders: Vec<HolderView>,
+    /// The waiters, in order if the engine keeps one. An engine may cut a long queue after 1000.
+    pub waiters: Vec<WaiterView>,
+}
+
+impl LockView {
+    /// A free lock.
+    #[must_use]
+    pub const fn free(name: LockName) -> Self {
+        Self {
+            name,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+        }
+    }
+
+    /// The hold of an owner, if it is there and its token is known, and what may be believed of it according to this view,
+    /// which was asked for at `asked`.
+    #[must_use]
+    pub fn attest(self, owner: &str, asked: BootInstant) -> Option<(HolderView, Grant)> {
+        let mut holders = self.holders.into_iter();
+        let holder = holders.find(|holder| holder.owner == owner)?;
+        let grant = Grant {
+            tokens: Tokens::one(holder.token?),
+            counted_from: asked,
+            lease: holder.ttl_left?.saturating_sub(holder.lock_delay),
+            recorded: true,
+        };
+        Some((holder, grant))
+    }
+
+    /// The highest token among the holders.
+    #[must_use]
+    pub fn token(&self) -> Option<Token> {
+        self.holders.iter().filter_map(|holder| holder.token).max()
+    }
+}
+
+/// One holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderView {
+    /// Its claim; `None` if another kind of client holds the lock.
+    pub claim: Option<ClaimId>,
+    /// Its owner text, or what a foreign client left.
+    pub owner: String,
+    /// Its token; `None` if it is not recorded (yet).
+    pub token: Option<Token>,
+    /// How it holds.
+    pub mode: Mode,
+    /// How long the server keeps the lock for it without renewal, lock-delay included; `None`: without end.
+    pub ttl_left: Option<Duration>,
+    /// The lock-delay within `ttl_left`.
+    pub lock_delay: Duration,
+    /// For how long it has held; `None` if the store does not know.
+    pub held: Option<Duration>,
+    /// Its label.
+    pub label: Option<String>,
+}
+
+/// One waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaiterView {
+    /// Its owner text.
+    pub owner: String,
+    /// How it wants to hold.
+    pub mode: Mode,
+    /// Its label, where the store keeps the labels of waiters.
+    pub label: Option<String>,
+}
+
+/// Where a listing goes on; made by the engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor(pub String);
+
+/// A part of a listing.
+#[derive(Clone, Debug)]
+pub struct Page<T> {
+    /// What was found.
+    pub items: Vec<T>,
+    /// Where the next part begins; `None` after the last.
+    pub next: Option<Cursor>,
+}

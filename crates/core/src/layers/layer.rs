@@ -1,0 +1,157 @@
+//! What every layer has: all that it does not change goes to the engine below.
+
+use std::fmt::{Debug, Display};
+
+use async_trait::async_trait;
+
+use crate::engine::{
+    Claim, Cursor, Engine, EventStream, Evict, Finding, Grant, HeldClaim, HolderView, Inspect,
+    Leave, LockView, Page, Place, Promises, Renewal, Standing, Withdrawn,
+};
+use crate::types::{Clock, LockName, Result, Token};
+
+/// An engine around another one. Its methods are those of [`Engine`] and [`Inspect`], and each of them passes the call on
+/// unless the layer says otherwise. Whoever implements this is an [`Engine`].
+#[async_trait]
+pub trait Layer: Debug + Display + Send + Sync + 'static {
+    /// The engine below.
+    fn below(&self) -> &dyn Engine;
+
+    /// See [`Engine::promises`].
+    fn promises(&self) -> &Promises {
+        self.below().promises()
+    }
+
+    /// See [`Engine::clock`].
+    fn clock(&self) -> Clock {
+        self.below().clock()
+    }
+
+    /// See [`Engine::events`].
+    fn events(&self) -> Result<EventStream> {
+        self.below().events()
+    }
+
+    /// See [`Engine::place`].
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.below().place(claim).await
+    }
+
+    /// See [`Engine::wait`].
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.below().wait(claim, place).await
+    }
+
+    /// See [`Engine::renew`].
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.below().renew(held).await
+    }
+
+    /// See [`Engine::withdraw`].
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.below().withdraw(claim, how).await
+    }
+
+    /// See [`Engine::close`].
+    async fn close(&self) -> Result<()> {
+        self.below().close().await
+    }
+
+    /// See [`Inspect::look`].
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.below().inspect().look(name).await
+    }
+
+    /// See [`Inspect::watch`].
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.below().inspect().watch(name, seen).await
+    }
+
+    /// See [`Inspect::list`].
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.below().inspect().list(prefix, at, limit).await
+    }
+
+    /// See [`Inspect::evict`].
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.below().inspect().evict(name, token, how).await
+    }
+
+    /// See [`Inspect::attest`].
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.below().inspect().attest(name, owner).await
+    }
+
+    /// See [`Inspect::diagnose`].
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.below().inspect().diagnose().await
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+#[async_trait]
+impl<L: Layer> Engine for L {
+    fn promises(&self) -> &Promises {
+        Layer::promises(self)
+    }
+
+    fn clock(&self) -> Clock {
+        Layer::clock(self)
+    }
+
+    fn events(&self) -> Result<EventStream> {
+        Layer::events(self)
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        Layer::place(self, claim).await
+    }
+
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        Layer::wait(self, claim, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        Layer::renew(self, held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        Layer::withdraw(self, claim, how).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        Layer::close(self).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+#[async_trait]
+impl<L: Layer> Inspect for L {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        Layer::look(self, name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        Layer::watch(self, name, seen).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        Layer::list(self, prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        Layer::evict(self, name, token, how).await
+    }
+
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        Layer::attest(self, name, owner).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Layer::diagnose(self).await
+    }
+}

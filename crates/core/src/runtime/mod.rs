@@ -1,0 +1,3 @@
+//! One client's machinery.
+
+pub(crate) mod owners;

@@ -1,0 +1,107 @@
+//! The one rule of admission: may a claim hold beside those that hold already?
+//!
+//! Engines whose rule runs elsewhere (a Lua script, an SQL statement) repeat it there, and test that copy against
+//! [`admits`] on every small input ([`small_inputs`]).
+
+use std::num::NonZeroU32;
+
+use crate::types::Mode;
+
+/// Whether a claim of this mode may hold beside `holders`.
+///
+/// An exclusive claim holds alone. A shared claim holds beside shared ones. A permit holds beside permits of the same
+/// semaphore, up to their number; permits that name different numbers never hold together, since neither number would
+/// be kept.
+#[must_use]
+pub fn admits(mode: Mode, holders: impl IntoIterator<Item = Mode>) -> bool {
+    let mut holders = holders.into_iter();
+    match mode {
+        Mode::Exclusive => holders.next().is_none(),
+        Mode::Shared => holders.all(|held| held == Mode::Shared),
+        Mode::Permit { of } => {
+            let mut held = 0;
+            holders.all(|other| {
+                held += 1;
+                other == mode && held < of.get()
+            })
+        }
+    }
+}
+
+/// Every mode with permits of up to three, beside every list of up to three holders: what an engine's own copy of the rule
+/// is tested on.
+pub fn small_inputs() -> impl Iterator<Item = (Mode, Vec<Mode>)> {
+    let modes: Vec<Mode> = [Mode::Exclusive, Mode::Shared]
+        .into_iter()
+        .chain(
+            (1..=3)
+                .filter_map(NonZeroU32::new)
+                .map(|of| Mode::Permit { of }),
+        )
+        .collect();
+    let mut lists = vec![Vec::new()];
+    let mut longest = lists.clone();
+    for _ in 0..3 {
+        longest = longest
+            .iter()
+            .flat_map(|list| modes.iter().map(|mode| [&list[..], &[*mode]].concat()))
+            .collect();
+        lists.extend(longest.iter().cloned());
+    }
+    modes
+        .clone()
+        .into_iter()
+        .flat_map(move |mode| lists.clone().into_iter().map(move |list| (mode, list)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permit(of: u32) -> Mode {
+        Mode::Permit {
+            of: NonZeroU32::new(of).unwrap(),
+        }
+    }
+
+    #[test]
+    fn the_rule() {
+        let (x, s) = (Mode::Exclusive, Mode::Shared);
+        for (mode, holders, admitted) in [
+            (x, vec![], true),
+            (x, vec![s], false),
+            (x, vec![permit(2)], false),
+            (s, vec![s, s], true),
+            (s, vec![x], false),
+            (s, vec![permit(2)], false),
+            (permit(2), vec![], true),
+            (permit(2), vec![permit(2)], true),
+            (permit(2), vec![permit(2), permit(2)], false),
+            (permit(1), vec![permit(1)], false),
+            (permit(3), vec![permit(1)], false),
+            (permit(1), vec![permit(3)], false),
+            (permit(3), vec![permit(3), permit(2)], false),
+            (permit(2), vec![s], false),
+        ] {
+            assert_eq!(
+                admits(mode, holders.clone()),
+                admitted,
+                "{mode:?} beside {holders:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_is_admitted_may_also_have_come_before() {
+        // Whether two claims fit together does not depend on who came first.
+        for (mode, holders) in small_inputs() {
+            if let [held] = holders[..] {
+                assert_eq!(
+                    admits(mode, [held]),
+                    admits(held, [mode]),
+                    "{mode:?} {held:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! How a lock is held, and how a hold ends.
+
+use std::num::NonZeroU32;
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// By one holder alone.
+    Exclusive,
+    /// By any number of shared holders together.
+    Shared,
+    /// By at most `of` holders together, each with a permit.
+    Permit {
+        /// How many permits there are.
+        of: NonZeroU32,
+    },
+}
+
+impl Mode {
+    /// The mode's letter in sequencers and in what stores keep: `x`, `s` or `p`.
+    #[must_use]
+    pub const fn letter(self) -> char {
+        match self {
+            Self::Exclusive => 'x',
+            Self::Shared => 's',
+            Self::Permit { .. } => 'p',
+        }
+    }
+
+    /// The mode as a word, as in `show --json`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+            Self::Permit { .. } => "permit",
+        }
+    }
+}
+
+/// How a release went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The lock was held until now.
+    Released,
+    /// The lease had ended before; somebody else may have held the lock since.
+    AlreadyExpired,
+    /// Somebody else holds the lock by now. It was left alone.
+    NotOwner,
+}
