@@ -24,8 +24,12 @@ impl Redis {
     /// Connects to the server that a URL names. Needs a tokio runtime, and replaces lost connections in a task there.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if the URL or the server cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if the server does not answer
-    /// within `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if it refuses this user.
+    /// [`Error::Config`] if the URL or the server cannot be used, [`Error::Unavailable`] if the server does not answer
+    /// within `connect-timeout`, [`Error::Refused`] if it refuses this user.
+    ///
+    /// [`Error::Config`]: fencelock_core::Error::Config
+    /// [`Error::Unavailable`]: fencelock_core::Error::Unavailable
+    /// [`Error::Refused`]: fencelock_core::Error::Refused
     pub async fn connect(url: StoreUrl) -> Result<Self> {
         Self::open(Config::from_url(url)?).await
     }

@@ -26,11 +26,15 @@ impl Redlock {
     /// Connects to the nodes that a URL names. Needs a tokio runtime, and keeps a task there for each node.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if the URL or a node cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if fewer nodes than the quorum reply
-    /// within `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if that is because they refuse this user.
+    /// [`Error::Config`] if the URL or a node cannot be used, [`Error::Unavailable`] if fewer nodes than the quorum reply
+    /// within `connect-timeout`, [`Error::Refused`] if that is because they refuse this user.
     ///
     /// # Cancel safety
     /// May be dropped: nothing is held yet.
+    ///
+    /// [`Error::Config`]: fencelock_core::Error::Config
+    /// [`Error::Unavailable`]: fencelock_core::Error::Unavailable
+    /// [`Error::Refused`]: fencelock_core::Error::Refused
     pub async fn connect(url: StoreUrl) -> Result<Self> {
         Self::open(Config::from_url(url, true)?).await
     }

@@ -1,8 +1,9 @@
 //! Fail-overs under load: several clients take one lock again and again while masters are killed, stopped and cut off
-//! from their replicas. Judged by every grant: no token twice, none against time, no two at once.
+//! from their replicas. Every grant is checked: no token twice, no
+//! token against time, no two holders at once.
 //!
-//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs as many as that of each
-//! kind; without it there are three.
+//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs so many of each kind;
+//! without the variable there are three.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,10 +15,10 @@ use fencelock_testbed::{RedisCluster, RedisSentinel};
 
 use crate::support::{Store, ms, open};
 
-/// How long a lock is held at most.
+/// The longest hold.
 const TTL: Duration = Duration::from_millis(1500);
 
-/// One grant as its holder saw it.
+/// One hold, as its holder saw it.
 #[derive(Clone, Copy, Debug)]
 struct Stay {
     token: u64,
@@ -25,7 +26,7 @@ struct Stay {
     to: BootInstant,
 }
 
-/// What is wrong with a history.
+/// The faults of a history.
 fn faults(stays: &[Stay]) -> Vec<String> {
     let mut sorted = stays.to_vec();
     sorted.sort_by_key(|stay| stay.token);
@@ -35,7 +36,7 @@ fn faults(stays: &[Stay]) -> Vec<String> {
         if one.token == two.token {
             faults.push(format!("one token twice: {one:?} {two:?}"));
         }
-        // The next must come in after the one before has left.
+        // The next hold must begin after the end of the previous one.
         if two.from < one.to {
             faults.push(format!(
                 "two at once, or tokens against time: {one:?} {two:?}"
@@ -64,7 +65,7 @@ fn count() -> usize {
     asked.and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
-/// Clients that lock and release one name until they are told to stop.
+/// Clients that lock and release one name until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     stays: Arc<Mutex<Vec<Stay>>>,
@@ -88,7 +89,7 @@ impl Load {
         self.stays.lock().unwrap().len()
     }
 
-    /// Waits until there are so many grants more than now.
+    /// Waits for so many further grants.
     async fn goes_on(&self, grants: usize) {
         let (begin, before) = (Clock::Boot.now(), self.count());
         while self.count() < before + grants {
@@ -118,9 +119,9 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         };
         let grant = store.lock(&claim).await;
         let from = Clock::Boot.now();
-        // What a client believes: a little less than the lease.
+        // A client counts on a little less than the lease.
         let ends = grant.counted_from + grant.lease.mul_f64(0.98);
-        // Now and then held to the end, so that a fail-over finds somebody who holds.
+        // Sometimes held to the end, so that a fail-over meets a holder.
         let held = if fastrand::u8(..4) == 0 {
             TTL
         } else {
@@ -142,7 +143,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
     }
 }
 
-/// Kills the master again and again, in the middle of what goes on; every other time cut off from its replicas before.
+/// Kills the master again and again under load; every second time it is cut off from its replicas first.
 async fn fail_over(group: &mut RedisSentinel, load: &Load) {
     for round in 0..count() {
         load.goes_on(3).await;
@@ -165,7 +166,7 @@ async fn fail_over(group: &mut RedisSentinel, load: &Load) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_all_replicas_waited_for_no_failover_grants_twice() {
+async fn with_replicas_no_failover_grants_twice() {
     let mut group = RedisSentinel::start().unwrap();
     let url = format!("{}&replicas=2&claim-window=1s", group.url());
     let load = Load::start(&url, "r").await;
@@ -175,7 +176,7 @@ async fn with_all_replicas_waited_for_no_failover_grants_twice() {
     let faults = faults(&stays);
     assert!(faults.is_empty(), "{faults:#?}");
     let limits = open(&url).await.engine.promises().limits.clone();
-    // Only that a restarted server forgets, which these do.
+    // The only limit: a restarted server forgets.
     assert!(
         limits.iter().all(|limit| limit.what.contains("restart")),
         "{limits:?}"
@@ -188,7 +189,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     let url = format!("{}&promotion-delay=1600ms&claim-window=1s", group.url());
     let load = Load::start(&url, "p").await;
     fail_over(&mut group, &load).await;
-    // And an old master that comes back to life, and knows of nothing.
+    // And an old master that comes back and does not know that it is replaced.
     let master = group.master().unwrap();
     load.goes_on(3).await;
     group.servers()[master].pause().unwrap();
@@ -204,7 +205,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     assert_eq!(store.engine.promises().max_ttl, ms(1600));
 }
 
-/// What `promises()` says of asynchronous replicas does happen: two hold at once. Tokens grow all the same.
+/// What the promises say of asynchronous replicas does happen: two hold at once. Tokens still grow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_either_a_lock_is_lost_as_promises_say() {
     let group = RedisSentinel::start().unwrap();
@@ -224,10 +225,10 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
     waiter.waits(&next).await;
     group.servers()[0].kill9();
     tokio::task::block_in_place(|| group.await_failover(0)).unwrap();
-    // 30 s were granted to the first.
+    // The first lease is 30 s long.
     let second = waiter.lock(&next).await.tokens.first;
     assert!(second > token, "{second} after {token}");
-    // The first hears of it as soon as it asks.
+    // The first holder learns of it with its next renewal.
     let begin = Clock::Boot.now();
     loop {
         match store.renew(&claim, token).await {
@@ -242,7 +243,7 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shortfall_of_replicas_is_an_error_and_leaves_nothing() {
+async fn too_few_replicas_are_an_error_and_leave_nothing() {
     let group = RedisSentinel::start().unwrap();
     let store = open(&format!("{}&replicas=2", group.url())).await;
     let claim = store.claim("s");
@@ -256,7 +257,7 @@ async fn a_shortfall_of_replicas_is_an_error_and_leaves_nothing() {
         let left: i64 = group.servers()[0].command(&["EXISTS", "s"]).unwrap();
         assert_eq!(left, 0, "it was withdrawn");
     }
-    // Neither does a renewal count.
+    // A renewal does not count either.
     group.mend_replication();
     tokio::task::block_in_place(|| group.await_ready()).unwrap();
     let claim = store.claim("s");
@@ -269,7 +270,7 @@ async fn a_shortfall_of_replicas_is_an_error_and_leaves_nothing() {
     assert!(error.to_string().contains("0 of 2 replicas"), "{error}");
 }
 
-/// A master of a cluster dies, and slots move, under load; with every grant on the replica before it counts.
+/// A master of a cluster dies, and slots move, under load. A grant counts only when the replica has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster_neither_a_lost_master_nor_a_moved_slot_grants_twice() {
     let mut cluster = RedisCluster::start(3, 1, 1000, None).unwrap();

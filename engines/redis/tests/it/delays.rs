@@ -1,4 +1,4 @@
-//! `restart-delay` and `promotion-delay`: no way leads to a grant before they are over, whoever's script it is.
+//! `restart-delay` and `promotion-delay`: nothing is granted before they are over, by whichever script.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use fencelock_testbed::{Redis as Server, RedisSentinel};
 
 use crate::support::{Store, calls, ms, open, open_with};
 
-/// Long enough that what is pushed counts on a busy machine, too.
+/// Long enough for a push to count even on a busy machine.
 const WINDOW: &str = "claim-window=20s";
 
-/// Locks with a holder each, and somebody in line. The holders and who else waits go by no delay.
+/// Locks, each with a holder and a waiter. The store `free` has no delay.
 struct Locks {
     gated: Store,
     free: Store,
-    /// In line, with its place: whoever releases pushes to it.
+    /// A waiter with its place: the release of the holder pushes to it.
     pushed: (Claim, Claim, Place),
-    /// In line behind what is withdrawn.
+    /// A waiter behind a holder that is withdrawn.
     withdrawn: (Claim, Claim),
     evicted: (Claim, Token),
-    /// A reader, before another one that may stand beside it.
+    /// A reader, followed by another one that is admitted.
     renewed: (Claim, Token),
     /// A holder whose lock is deleted.
     poked: (Claim, Token),
-    /// In line without waiting: it gives back what it is granted.
+    /// Queued on the server, but not waiting here: its grant is given back.
     given_back: (Claim, Claim),
 }
 
 impl Locks {
     async fn new(gated: Store, free: Store, server: &Server) -> Self {
-        // The server was started a moment ago.
+        // The server was started recently.
         let first = gated.claim("first");
         gated.lock(&first).await;
         let holder = async |name: &str| {
@@ -62,15 +62,15 @@ impl Locks {
             evicted,
             renewed: (reader, token),
             poked,
-            given_back: Self::in_line_unawares(&gated, &free, server).await,
+            given_back: Self::queued_without_waiting(&gated, &free, server).await,
             gated,
             free,
         }
     }
 
-    /// A claim that the server has in line, and that nobody waits for: as when it is withdrawn at the same time.
-    async fn in_line_unawares(gated: &Store, free: &Store, server: &Server) -> (Claim, Claim) {
-        let (line, who) = (
+    /// A claim that the server has in its queue and that does not wait here, as if it were withdrawn at the same time.
+    async fn queued_without_waiting(gated: &Store, free: &Store, server: &Server) -> (Claim, Claim) {
+        let (queue, who) = (
             "{give-back}:fencelock:line",
             "{give-back}:fencelock:line:who",
         );
@@ -79,15 +79,15 @@ impl Locks {
         gated.waits(&unaware).await;
         let id = unaware.id.to_string();
         let stored: String = server.command(&["HGET", who, &id]).unwrap();
-        let ticket: String = server.command(&["ZSCORE", line, &id]).unwrap();
+        let ticket: String = server.command(&["ZSCORE", queue, &id]).unwrap();
         assert_eq!(gated.release(&unaware).await, Withdrawn::LeftQueue);
         free.waits(&free.claim("give-back")).await;
         let _: i64 = server.command(&["HSET", who, &id, &stored]).unwrap();
-        let _: i64 = server.command(&["ZADD", line, &ticket, &id]).unwrap();
+        let _: i64 = server.command(&["ZADD", queue, &ticket, &id]).unwrap();
         (holder, unaware)
     }
 
-    /// Every way to a grant, at a server that may not grant yet.
+    /// Every way to a grant, at a server that must not grant yet.
     async fn nothing_is_granted(&self, server: &Server) {
         let Self { gated, free, .. } = self;
         self.are_connected(server).await;
@@ -100,7 +100,7 @@ impl Locks {
 
         let (holder, pushed, place) = &self.pushed;
         assert_eq!(free.release(holder).await, Withdrawn::Released);
-        // The push comes before the answer to this.
+        // The push comes before this reply.
         assert_eq!(self.holders("push").await, [pushed.id.to_string()]);
         let changed = gated.engine.wait(pushed, place);
         let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
@@ -120,7 +120,7 @@ impl Locks {
 
         let (reader, token) = &self.renewed;
         let renewed = gated.renew(reader, *token).await;
-        // With too few of the Sentinels for a moment it is not known.
+        // It may be unknown for a moment, while too few Sentinels answer.
         assert!(!matches!(renewed, Renewal::Lost), "{renewed:?}");
         let readers = self.holders("renew").await;
         assert_eq!(readers, [reader.id.to_string()], "by renewal");
@@ -131,11 +131,14 @@ impl Locks {
         while !matches!(gated.renew(holder, *token).await, Renewal::Lost) {
             tokio::time::sleep(ms(5)).await;
         }
-        // The server has neither script yet.
+        // The server does not have the scripts yet.
         while calls(server, "eval") < before + 2 {
             tokio::time::sleep(ms(2)).await;
         }
-        assert!(self.holders("poke").await.is_empty(), "by a poke");
+        assert!(
+            self.holders("poke").await.is_empty(),
+            "by serving the queue"
+        );
 
         let (holder, unaware) = &self.given_back;
         assert_eq!(free.release(holder).await, Withdrawn::Released);
@@ -148,7 +151,7 @@ impl Locks {
         assert!(holders.is_empty(), "by giving back");
     }
 
-    /// Both listen at this server.
+    /// Waits until both stores listen at this server.
     async fn are_connected(&self, server: &Server) {
         let listen = || {
             let channels = server.command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"]);
@@ -168,12 +171,12 @@ impl Locks {
         Some(claims.map(|claim| claim.to_string()).collect())
     }
 
-    /// The claims that hold.
+    /// The claims that hold the lock.
     async fn holders(&self, name: &str) -> Vec<String> {
         self.look(name).await.unwrap()
     }
 
-    /// Those that waited all along get their turn, and not before this instant.
+    /// The waiters are granted the lock, not before this instant.
     async fn are_granted_from(&self, from: BootInstant) {
         for claim in [&self.pushed.1, &self.withdrawn.1] {
             let granted = self.gated.lock(claim);
@@ -186,7 +189,7 @@ impl Locks {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_no_way_leads_to_a_grant_before_the_delay_is_over() {
+async fn after_a_restart_nothing_is_granted_before_the_delay_is_over() {
     let mut server = Server::builder().append_only("always").start().unwrap();
     let delay = Duration::from_secs(6);
     let gated = open_with(&server, &format!("restart-delay=6s&{WINDOW}")).await;
@@ -200,7 +203,7 @@ async fn after_a_restart_no_way_leads_to_a_grant_before_the_delay_is_over() {
     locks.are_granted_from(before + delay).await;
 }
 
-/// With nothing in the server's memory there is nobody in line; a claim that waited waits on.
+/// The server has lost its queue; the waiter goes on waiting.
 #[tokio::test]
 async fn after_a_restart_without_memory_a_claim_that_waited_is_granted_when_the_delay_is_over() {
     let mut server = Server::start().unwrap();
@@ -210,8 +213,8 @@ async fn after_a_restart_without_memory_a_claim_that_waited_is_granted_when_the_
     free.held(&holder).await;
     let waiting = tokio::spawn(async move { gated.lock(&waiter).await });
     let begin = Clock::Boot.now();
-    let line = || server.command::<i64>(&["ZCARD", "{a}:fencelock:line"]);
-    while line().unwrap() == 0 {
+    let queued = || server.command::<i64>(&["ZCARD", "{a}:fencelock:line"]);
+    while queued().unwrap() == 0 {
         assert!(Clock::Boot.now().since(begin) < Duration::from_secs(20));
         tokio::time::sleep(ms(20)).await;
     }
@@ -223,10 +226,10 @@ async fn after_a_restart_without_memory_a_claim_that_waited_is_granted_when_the_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_failover_no_way_leads_to_a_grant_before_the_delay_is_over() {
+async fn after_a_failover_nothing_is_granted_before_the_delay_is_over() {
     let group = RedisSentinel::start().unwrap();
     let gated = format!("{}&promotion-delay=5s&{WINDOW}", group.url());
-    // What the option adds, so that every lease from before is over by all clients' views.
+    // The option adds 4 s, so that every earlier lease has ended for all clients.
     let delay = Duration::from_secs(5 + 4);
     let (gated, free) = (
         open(&gated).await,
@@ -234,7 +237,7 @@ async fn after_a_failover_no_way_leads_to_a_grant_before_the_delay_is_over() {
     );
     let master = &group.servers()[0];
     let locks = Locks::new(gated, free, master).await;
-    // The replicas have everything when they have this.
+    // Replicas that have this key have everything before it.
     let _: String = master.command(&["SET", "mark", "1"]).unwrap();
     for replica in &group.servers()[1..] {
         while replica.command::<i64>(&["EXISTS", "mark"]).unwrap() == 0 {

@@ -1,4 +1,4 @@
-//! Since when a server runs, by clocks that nobody sets: what `restart-delay` goes by.
+//! For how long a server has run, by clocks that cannot be set: `restart-delay` depends on it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fencelock_testbed::{ClockShim, Redis as Server};
 
 use crate::support::{ms, open_with};
 
-/// Right after its start somebody sets the server's clock: its uptime is an hour then.
+/// The server's clock is set right after its start, so that it reports an uptime of an hour.
 #[tokio::test]
 async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
     let shim = ClockShim::new().unwrap();
@@ -17,7 +17,7 @@ async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
     let delay = Duration::from_secs(4);
     let before = open_with(&server, "restart-delay=4s").await;
     shim.forward(Duration::from_secs(3600)).unwrap();
-    // It connects again, and hears of the long uptime.
+    // It connects again, and reads the long uptime.
     let _: i64 = server
         .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
         .unwrap();
@@ -27,7 +27,7 @@ async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
         let waited = grant.counted_from.since(started);
         assert!(waited >= delay, "{name}: {waited:?}");
     }
-    // Whoever comes later need not wait again, but for the moment that passed before the first one had left its note.
+    // A later client need not wait again, except for the time before the first client's note.
     let late = open_with(&server, "restart-delay=4s").await;
     let asked = Clock::Boot.now();
     let grant = late.lock(&late.plain("c")).await;
@@ -35,9 +35,9 @@ async fn a_clock_that_is_set_after_the_start_shortens_no_delay() {
     assert!(waited < delay / 4, "{waited:?}");
 }
 
-/// Nobody has seen it before, but it has worked for longer than the delay.
+/// No client has seen the server before, but it has used more processor time than the delay.
 #[tokio::test]
-async fn a_server_that_has_worked_for_long_is_believed_to_be_long_up() {
+async fn used_processor_time_counts_as_uptime() {
     let server = Server::start().unwrap();
     let used = || {
         let info: String = server.command(&["INFO", "cpu"]).unwrap();

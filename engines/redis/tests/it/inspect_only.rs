@@ -1,9 +1,9 @@
-//! Stores that are opened to look only: nothing is written, and what keeps locks from being taken keeps nobody from
-//! looking, but is told.
+//! Stores that are opened only to look: nothing is written, and a server where no lock can be taken can be looked at; the
+//! findings say why.
 
 use std::time::Instant;
 
-use fencelock_core::engine::{Evict, Withdrawn};
+use fencelock_core::engine::{Claim, Evict, Withdrawn};
 use fencelock_core::{Engine, Error, Finding, LockName, Result, StoreUrl, Token};
 use fencelock_redis::Redis;
 use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
@@ -16,22 +16,22 @@ async fn connect(url: &str, inspect_only: bool) -> Result<Redis> {
     Redis::connect(url).await
 }
 
-/// Why no lock can be taken there.
+/// The error when the store is opened to take locks.
 async fn refused(url: &str) -> Error {
     match connect(url, false).await {
-        Ok(_) => panic!("{url} lets us in"),
+        Ok(_) => panic!("{url} is accepted"),
         Err(error) => error,
     }
 }
 
-/// A lock that is held, with a waiter; and one of readers.
+/// Takes an exclusive lock, with a waiter, and a shared one.
 async fn hold(store: &Store) {
-    let holder = fencelock_core::engine::Claim {
+    let holder = Claim {
         label: Some("holds".into()),
         ..store.claim("alone")
     };
     store.held(&holder).await;
-    let waiter = fencelock_core::engine::Claim {
+    let waiter = Claim {
         label: Some("waits".into()),
         ..store.claim("alone")
     };
@@ -40,7 +40,7 @@ async fn hold(store: &Store) {
     store.held(&store.shared("shared")).await;
 }
 
-/// Everything that can be looked at; answers with what is found to be wrong.
+/// Looks at everything. Returns the findings.
 async fn look(url: &str) -> Vec<Finding> {
     let engine = connect(url, true).await.unwrap();
     let look = async |name: &str| {
@@ -68,7 +68,7 @@ async fn look(url: &str) -> Vec<Finding> {
     }
     assert_eq!(held, 2);
     let findings = engine.inspect().diagnose().await.unwrap();
-    // Nothing can be taken with it.
+    // Such a store can change nothing.
     let name = LockName::new("alone").unwrap();
     let evicted = engine
         .inspect()
@@ -79,7 +79,7 @@ async fn look(url: &str) -> Vec<Finding> {
     findings
 }
 
-fn tells(findings: &[Finding], words: &[&str]) {
+fn says(findings: &[Finding], words: &[&str]) {
     let told = findings.iter().any(|finding| {
         let text = format!("{} {}", finding.what, finding.change);
         words.iter().all(|word| text.contains(word))
@@ -87,7 +87,7 @@ fn tells(findings: &[Finding], words: &[&str]) {
     assert!(told, "{words:?}: {findings:#?}");
 }
 
-/// For a person: no name of a script.
+/// The error contains no hash of a script.
 fn is_plain(error: &Error) {
     let text = error.to_string();
     let hash = |word: &str| word.len() == 40 && word.chars().all(|c| c.is_ascii_hexdigit());
@@ -129,12 +129,12 @@ async fn a_replica_can_be_looked_at_and_nothing_is_taken_there() {
         assert!(begin.elapsed() < ms(20_000));
         tokio::time::sleep(ms(10)).await;
     }
-    tells(&look(&replica.url()).await, &["is a replica", &port]);
+    says(&look(&replica.url()).await, &["is a replica", &port]);
     let error = refused(&replica.url()).await;
     assert!(matches!(error, Error::Config { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("replica") && text.contains(&port), "{text}");
-    // What was the master becomes a replica under an open store: that may pass.
+    // The master becomes a replica of the other while the store is open: that may be temporary.
     let other = replica.port().to_string();
     let _: String = replica.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     let _: String = master.command(&["REPLICAOF", "127.0.0.1", &other]).unwrap();
@@ -145,7 +145,7 @@ async fn a_replica_can_be_looked_at_and_nothing_is_taken_there() {
 }
 
 #[tokio::test]
-async fn a_full_server_can_be_looked_at_and_says_that_it_is_full() {
+async fn a_full_server_can_be_looked_at_and_is_reported() {
     let server = server();
     let store = open(&server.url()).await;
     hold(&store).await;
@@ -155,7 +155,7 @@ async fn a_full_server_can_be_looked_at_and_says_that_it_is_full() {
         .command(&["CONFIG", "SET", "maxmemory", "1"])
         .unwrap();
     assert_eq!(store.release(&kept).await, Withdrawn::Released);
-    tells(&look(&server.url()).await, &["memory is full", "maxmemory"]);
+    says(&look(&server.url()).await, &["memory is full", "maxmemory"]);
     for claim in [store.plain("new"), store.claim("new")] {
         let error = store.engine.place(&claim).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
@@ -167,7 +167,7 @@ async fn a_full_server_can_be_looked_at_and_says_that_it_is_full() {
     assert!(error.to_string().contains("maxmemory"), "{error}");
 }
 
-/// Also one who may run no scripts and use no channels.
+/// Also a user who may run no scripts and use no channels.
 #[tokio::test]
 async fn a_user_who_may_only_read_can_look() {
     let reads = "resetchannels ~* -@all +hello +client|id +info +config|get +time +get +pttl +zrange +hgetall +hmget +scan";
@@ -182,7 +182,7 @@ async fn a_user_who_may_only_read_can_look() {
     for user in ["reads", "all-but-writes", "read-keys"] {
         let url = format!("redis://{user}:secret@127.0.0.1:{}", server.port());
         let findings = look(&url).await;
-        tells(&findings, &["no lock can be taken", "allow"]);
+        says(&findings, &["no lock can be taken", "allow"]);
         assert!(!format!("{findings:?}").contains("secret"));
         let error = refused(&url).await;
         assert!(matches!(error, Error::Refused { .. }), "{error}");
@@ -194,7 +194,7 @@ async fn a_user_who_may_only_read_can_look() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_that_takes_no_writes_can_be_looked_at_by_way_of_sentinels() {
+async fn a_master_without_writes_can_be_looked_at_through_sentinels() {
     let group = RedisSentinel::start().unwrap();
     let store = open(&group.url()).await;
     hold(&store).await;
@@ -203,7 +203,7 @@ async fn a_master_that_takes_no_writes_can_be_looked_at_by_way_of_sentinels() {
         .unwrap();
     for options in ["", "&promotion-delay=30s&restart-delay=30s"] {
         let findings = look(&format!("{}{options}", group.url())).await;
-        tells(
+        says(
             &findings,
             &["no lock can be taken", "min-replicas-to-write"],
         );
@@ -235,7 +235,7 @@ async fn a_full_cluster_can_be_looked_at() {
     let findings = look(&cluster.url()).await;
     for node in cluster.nodes() {
         let port = node.port().to_string();
-        tells(&findings, &["memory is full", &port]);
+        says(&findings, &["memory is full", &port]);
     }
     let error = store.engine.place(&store.claim("new")).await.unwrap_err();
     assert!(error.to_string().contains("maxmemory"), "{error}");
