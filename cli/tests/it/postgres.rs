@@ -33,11 +33,6 @@ fn every_code_with_leases() {
 }
 
 #[test]
-fn every_code_with_rows_for_update() {
-    every_code("for-update");
-}
-
-#[test]
 fn every_code_with_advisory_locks() {
     every_code("advisory");
 }
@@ -61,10 +56,10 @@ fn schema_is_for_those_who_may() {
     let refused = bed.run(&["run", "a", "true"]);
     assert_eq!(refused.code, 77, "{}", refused.err);
     assert!(refused.err.contains("fencelock_store"), "{}", refused.err);
-    let grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON fencelock_store, fencelock_names, fencelock_bound, fencelock_locks, \
+    let grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON fencelock_store, fencelock_bound, fencelock_locks, \
                  fencelock_holders, fencelock_waiters TO poor; GRANT USAGE, SELECT, UPDATE ON fencelock_tokens TO poor";
     server.psql("lock", grant).unwrap();
-    for strategy in ["lease", "for-update", "advisory"] {
+    for strategy in ["lease", "advisory"] {
         let bed = Bed::on(format!(
             "postgres://poor@127.0.0.1:{}/lock?strategy={strategy}",
             server.port()

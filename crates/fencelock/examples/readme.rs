@@ -1,19 +1,26 @@
-//! The ten lines of the README.
+//! The first program of the README.
 
 use std::time::Duration;
 
+use fencelock::{Error, Token};
+
 #[tokio::main]
 pub(crate) async fn main() -> fencelock::Result<()> {
-    let client = fencelock::connect("memory:").await?; // sqlite:PATH, redis://HOST
-    let guard = client
-        .lock_for("nightly-report", Duration::from_secs(60))
+    let client = fencelock::connect("memory:").await?; // or sqlite:PATH, redis://HOST
+    let report = client
+        .lock("nightly-report")
         .ttl(Duration::from_secs(30))
-        .await?;
-    write_report(guard.token().get()); // the resource refuses an older token
-    println!("{:?}", guard.release().await?); // Released, AlreadyExpired or NotOwner
-    Ok(())
+        .with(|held| write_report(held.token())) // the resource refuses an older token
+        .await;
+    match report {
+        Ok(report) => println!("{report}"),
+        // The body was dropped at its next await.
+        Err(Error::Lost { why, .. }) => println!("stopped halfway, the lock was lost: {why}"),
+        Err(error) => return Err(error),
+    }
+    client.close().await
 }
 
-fn write_report(token: u64) {
-    println!("written with token {token}");
+async fn write_report(token: Token) -> String {
+    format!("written with token {token}")
 }

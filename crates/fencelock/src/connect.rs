@@ -194,7 +194,7 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
             Ok(Arc::new(Memory::new()))
         }
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(Arc::new(fencelock_sql::Sqlite::open(url).await?)),
+        "sqlite" => Ok(Arc::new(fencelock_sqlite::Sqlite::open(url).await?)),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => {
@@ -203,9 +203,9 @@ async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
         #[cfg(feature = "redis")]
         "redlock" | "redlocks" => Ok(Arc::new(fencelock_redis::Redlock::connect(url).await?)),
         #[cfg(feature = "mysql")]
-        "mysql" | "mariadb" => fencelock_sql::mysql::connect(url).await,
+        "mysql" | "mariadb" => fencelock_mysql::connect(url).await,
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => fencelock_sql::postgres::connect(url).await,
+        "postgres" | "postgresql" => fencelock_postgres::connect(url).await,
         #[cfg(feature = "zookeeper")]
         "zookeeper" => Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?)),
         #[cfg(feature = "etcd")]

@@ -29,7 +29,7 @@ pub use fencelock_core::*;
 pub use fencelock_fence as fence;
 /// The optimistic way, without a lock: rows with a version.
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
-pub use fencelock_sql::versioned;
+pub use fencelock_versioned as versioned;
 pub use schema::{schema, schemas};
 
 /// The engines by themselves, for clients or pools that a program has already.
@@ -37,5 +37,5 @@ pub mod engines {
     #[cfg(feature = "redis")]
     pub use fencelock_redis::Redis;
     #[cfg(feature = "sqlite")]
-    pub use fencelock_sql::Sqlite;
+    pub use fencelock_sqlite::Sqlite;
 }

@@ -17,9 +17,9 @@ pub fn schemas() -> Vec<&'static str> {
 pub fn schema(kind: &str) -> Option<String> {
     match kind {
         #[cfg(feature = "mysql")]
-        "mysql" | "mariadb" => Some(fencelock_sql::mysql::schema("fencelock")),
+        "mysql" | "mariadb" => Some(fencelock_mysql::schema("fencelock")),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Some(fencelock_sql::postgres::schema().to_owned()),
+        "postgres" | "postgresql" => Some(fencelock_postgres::schema().to_owned()),
         _ => None,
     }
 }

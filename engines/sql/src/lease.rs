@@ -17,38 +17,50 @@ use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, ClaimId, Mode, engine};
 
 /// Where the process of a claim can be reached, if it can. What the bytes mean is the dialect's business.
-pub(crate) type Address = Option<Vec<u8>>;
+pub type Address = Option<Vec<u8>>;
 
 /// A holder's row. `T` is an instant on the clock that expiries are counted on.
 #[derive(Clone, Debug)]
-pub(crate) struct Holder<T = BootInstant> {
-    pub(crate) claim: ClaimId,
-    pub(crate) mode: Mode,
-    pub(crate) tokens: fencelock_core::Tokens,
-    pub(crate) expiry: T,
-    pub(crate) abandoned: bool,
+pub struct Holder<T = BootInstant> {
+    /// Who holds.
+    pub claim: ClaimId,
+    /// The mode it is held in.
+    pub mode: Mode,
+    /// The tokens of the grant.
+    pub tokens: fencelock_core::Tokens,
+    /// From then on the row means nothing.
+    pub expiry: T,
+    /// Its holder lost the lock.
+    pub abandoned: bool,
 }
 
 /// A waiter's row.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiter<T = BootInstant> {
-    pub(crate) claim: ClaimId,
-    pub(crate) ticket: i64,
-    pub(crate) mode: Mode,
-    pub(crate) expiry: T,
-    pub(crate) address: Address,
+pub struct Waiter<T = BootInstant> {
+    /// Who waits.
+    pub claim: ClaimId,
+    /// Its place in the line.
+    pub ticket: i64,
+    /// The mode that it asks for.
+    pub mode: Mode,
+    /// From then on it blocks nobody.
+    pub expiry: T,
+    /// Where its process hears of its turn.
+    pub address: Address,
 }
 
 /// The rows of one lock, the dead among them; the line in the order of its tickets.
 #[derive(Clone, Debug)]
-pub(crate) struct Rows<T = BootInstant> {
-    pub(crate) holders: Vec<Holder<T>>,
-    pub(crate) line: Vec<Waiter<T>>,
+pub struct Rows<T = BootInstant> {
+    /// Those that hold.
+    pub holders: Vec<Holder<T>>,
+    /// Those that wait.
+    pub line: Vec<Waiter<T>>,
 }
 
 /// What a claim that is placed may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step<T = BootInstant> {
+pub enum Step<T = BootInstant> {
     /// It holds already: prolong, and report the same tokens.
     Prolong(fencelock_core::Tokens),
     /// It holds alone and asks for less: draw a new token, store the new mode, call those who may join.
@@ -59,7 +71,9 @@ pub(crate) enum Step<T = BootInstant> {
     Grant,
     /// Stand in line, at the ticket that it has, or at a new one behind all others.
     Wait {
+        /// The place that it has.
         ticket: Option<i64>,
+        /// How many stand before it.
         ahead: u64,
         /// When the first of those who hold would be over, if only holders are in the way.
         until: Option<T>,
@@ -70,7 +84,7 @@ pub(crate) enum Step<T = BootInstant> {
 
 impl<T: Copy + Ord> Rows<T> {
     /// What `claim` may do at `now`.
-    pub(crate) fn step(&self, claim: &Claim, now: T) -> Step<T> {
+    pub fn step(&self, claim: &Claim, now: T) -> Step<T> {
         let holds = |holder: &&Holder<T>| holder.claim == claim.id && !holder.abandoned;
         if let Some(mine) = self.live_holders(now).find(holds) {
             return match (mine.mode, claim.mode) {
@@ -102,7 +116,7 @@ impl<T: Copy + Ord> Rows<T> {
     }
 
     /// Those in line who may hold now, in order. The rows must be those after the change.
-    pub(crate) fn next(&self, now: T) -> Vec<&Waiter<T>> {
+    pub fn next(&self, now: T) -> Vec<&Waiter<T>> {
         let mut modes: Vec<Mode> = self.live_holders(now).map(|holder| holder.mode).collect();
         let mut next = Vec::new();
         for waiter in self.line.iter().filter(|waiter| waiter.expiry > now) {
@@ -115,9 +129,8 @@ impl<T: Copy + Ord> Rows<T> {
         next
     }
 
-    #[cfg(feature = "sqlite")]
     /// Whether there are rows past their expiry, which whoever writes should delete.
-    pub(crate) fn has_dead(&self, now: T) -> bool {
+    pub fn has_dead(&self, now: T) -> bool {
         let mut expiries = (self.holders.iter().map(|holder| holder.expiry))
             .chain(self.line.iter().map(|waiter| waiter.expiry));
         expiries.any(|expiry| expiry <= now)
@@ -150,7 +163,7 @@ fn beside(mode: Mode, others: impl Iterator<Item = Mode>) -> bool {
 }
 
 /// How a mode is stored: `x`, `s`, or `p:5` for one of five permits.
-pub(crate) fn mode_text(mode: Mode) -> std::borrow::Cow<'static, str> {
+pub fn mode_text(mode: Mode) -> std::borrow::Cow<'static, str> {
     match mode {
         Mode::Exclusive => "x".into(),
         Mode::Shared => "s".into(),
@@ -159,7 +172,7 @@ pub(crate) fn mode_text(mode: Mode) -> std::borrow::Cow<'static, str> {
 }
 
 /// A mode from what is stored.
-pub(crate) fn mode_from(text: &str) -> Option<Mode> {
+pub fn mode_from(text: &str) -> Option<Mode> {
     match text {
         "x" => Some(Mode::Exclusive),
         "s" => Some(Mode::Shared),
@@ -172,16 +185,15 @@ pub(crate) fn mode_from(text: &str) -> Option<Mode> {
 
 /// How many tokens one grant may have at most: the counter, which is seeded with the time in microseconds, then grows
 /// more slowly than time does, so a seed is above every token of before.
-pub(crate) const MOST_TOKENS: u32 = 16;
+pub const MOST_TOKENS: u32 = 16;
 
-#[cfg(feature = "sqlite")]
 /// The tokens of a grant, from the last one drawn.
-pub(crate) fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
+pub fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
     let first = fencelock_core::Token(last.unsigned_abs() + 1 - u64::from(count));
     fencelock_core::Tokens { first, count }
 }
 
 /// When the lease that counts from `now` is over for the database.
-pub(crate) fn expiry<T: Add<Duration, Output = T>>(claim: &engine::Claim, now: T) -> T {
+pub fn expiry<T: Add<Duration, Output = T>>(claim: &engine::Claim, now: T) -> T {
     now + claim.ttl.saturating_add(claim.lock_delay)
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 /// The nap after this one.
-pub(crate) fn longer(nap: Duration) -> Duration {
+pub fn longer(nap: Duration) -> Duration {
     nap.mul_f32(1.5).min(LONGEST_NAP)
 }
 
 /// Between half and all of a nap, so that waiters do not look in step.
-pub(crate) fn jitter(nap: Duration) -> Duration {
+pub fn jitter(nap: Duration) -> Duration {
     nap.mul_f32(0.5 + fastrand::f32() / 2.0)
 }

@@ -24,7 +24,6 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &mysql::FOR_UPDATE,
         &mysql::GET_LOCK,
         &postgres::LEASE,
-        &postgres::FOR_UPDATE,
         &postgres::ADVISORY,
         &zookeeper::OneZooKeeper,
         &zookeeper::ThreeZooKeepers,

@@ -13,39 +13,47 @@ use tokio::sync::mpsc;
 
 /// Times and bounds of a store, from its URL.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// For the first connection.
-    pub(crate) connect_timeout: Duration,
+    pub connect_timeout: Duration,
     /// For an answer, and for later connections.
-    pub(crate) response_timeout: Duration,
+    pub response_timeout: Duration,
     /// How many connections may hold or wait at once, the control connection not counted.
-    pub(crate) max_connections: usize,
+    pub max_connections: usize,
 }
 
 /// What names a connection at the server, and no other connection before or after it. The dialect's own text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SessionId(pub(crate) String);
+pub struct SessionId(pub String);
 
 /// What is written down of a hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Record {
-    pub(crate) claim: ClaimId,
-    pub(crate) name: LockName,
-    pub(crate) mode: Mode,
-    /// All tokens of the grant, and the one in use.
-    pub(crate) tokens: Tokens,
-    pub(crate) token: Token,
-    pub(crate) owner: Arc<str>,
-    pub(crate) label: Option<Arc<str>>,
-    pub(crate) ttl: Duration,
+pub struct Record {
+    /// Who holds.
+    pub claim: ClaimId,
+    /// The lock.
+    pub name: LockName,
+    /// The mode it is held in.
+    pub mode: Mode,
+    /// All tokens of the grant.
+    pub tokens: Tokens,
+    /// The token in use.
+    pub token: Token,
+    /// The owner in use.
+    pub owner: Arc<str>,
+    /// The claim's label.
+    pub label: Option<Arc<str>>,
+    /// The claim's ttl.
+    pub ttl: Duration,
     /// Since when it holds.
-    pub(crate) since: BootInstant,
-    pub(crate) session: SessionId,
+    pub since: BootInstant,
+    /// The connection that it hangs on.
+    pub session: SessionId,
 }
 
 impl Record {
     /// Whether nothing of what may change has changed.
-    pub(crate) fn says_as_much_as(&self, other: &Self) -> bool {
+    pub fn says_as_much_as(&self, other: &Self) -> bool {
         (self.token, self.mode, self.ttl) == (other.token, other.mode, other.ttl)
             && self.owner == other.owner
             && self.label == other.label
@@ -53,7 +61,7 @@ impl Record {
 }
 
 /// Ties a connection to the claim that holds by it, so that its end is told at once.
-pub(crate) struct Tie {
+pub struct Tie {
     state: Mutex<Tied>,
     tell: Option<mpsc::UnboundedSender<Event>>,
     on_cut: Box<dyn Fn() + Send + Sync>,
@@ -66,7 +74,8 @@ struct Tied {
 }
 
 impl Tie {
-    pub(crate) fn new(tell: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
+    /// One that tells the loss to `tell`.
+    pub fn new(tell: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
             tell,
@@ -75,8 +84,7 @@ impl Tie {
     }
 
     /// One that calls this when the connection has ended.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn with(on_cut: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+    pub fn with(on_cut: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
             tell: None,
@@ -89,7 +97,7 @@ impl Tie {
     }
 
     /// The connection has ended: for the dialect to call, as soon as it knows.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         let mut state = self.state();
         state.cut = true;
         if let (Some(claim), Some(tell)) = (state.claim.take(), &self.tell) {
@@ -100,19 +108,20 @@ impl Tie {
         (self.on_cut)();
     }
 
-    pub(crate) fn is_cut(&self) -> bool {
+    /// Whether the connection has ended.
+    pub fn is_cut(&self) -> bool {
         self.state().cut
     }
 
     /// From now on the connection's end is this claim's. False if it has ended already.
-    pub(crate) fn bind(&self, claim: ClaimId) -> bool {
+    pub fn bind(&self, claim: ClaimId) -> bool {
         let mut state = self.state();
         state.claim = (!state.cut).then_some(claim);
         !state.cut
     }
 
     /// The connection's end is nobody's loss any more. False if it has ended already.
-    pub(crate) fn unbind(&self) -> bool {
+    pub fn unbind(&self) -> bool {
         let mut state = self.state();
         state.claim = None;
         !state.cut
@@ -124,10 +133,11 @@ impl Tie {
 /// A call may be dropped, when its time is up. The connection then goes on to work, or its tie is cut. Errors are
 /// `Unavailable` if the connection is of no use any more.
 #[async_trait]
-pub(crate) trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
+pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// A connection; its end (also by a drop) frees what it holds and waits for.
     type Session: Send + 'static;
 
+    /// Times and bounds from the URL.
     fn settings(&self) -> Settings;
 
     /// Whether the store was opened to look at it only: nothing is made and nothing is written.

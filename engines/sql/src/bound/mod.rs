@@ -39,12 +39,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use control::{Control, timed};
-pub(crate) use dialect::{Dialect, Record, SessionId, Settings, Tie};
+pub use dialect::{Dialect, Record, SessionId, Settings, Tie};
 use pool::{Leased, Pool};
 use seat::{Holding, Outcome, Seat, Task, Waiting};
 
 /// For how long a lock that a waiter got waits for its sign of life.
-pub(crate) const CLAIM_WINDOW: Duration = Duration::from_secs(2);
+pub const CLAIM_WINDOW: Duration = Duration::from_secs(2);
 /// A hold that lasts longer than this is written down.
 const BRIEF: Duration = Duration::from_millis(20);
 /// How often a look asks whether all who hold are written down; then it takes what there is.
@@ -59,7 +59,7 @@ const NAPS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_mi
 type Stand<D> = Arc<tokio::sync::Mutex<Seat<D>>>;
 
 /// The engine on a dialect.
-pub(crate) struct Bound<D: Dialect> {
+pub struct Bound<D: Dialect> {
     shared: Arc<Shared<D>>,
     events: EventSource,
     behind: Mutex<Vec<JoinHandle<()>>>,
@@ -80,7 +80,7 @@ struct Shared<D: Dialect> {
 
 impl<D: Dialect> Bound<D> {
     /// Opens the store: the control connection must come about.
-    pub(crate) async fn open(dialect: D) -> Result<Self> {
+    pub async fn open(dialect: D) -> Result<Self> {
         let dialect = Arc::new(dialect);
         let settings = dialect.settings();
         let (tell, events) = EventSource::channel();

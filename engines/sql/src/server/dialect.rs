@@ -18,11 +18,11 @@ use crate::lease::{Holder, Rows};
 
 /// An instant on the database's clock: microseconds since the beginning of 1970, UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DbInstant(pub(crate) u64);
+pub struct DbInstant(pub u64);
 
 impl DbInstant {
     /// The time from `earlier` to `self`; zero if `earlier` is later.
-    pub(crate) fn since(self, earlier: Self) -> Duration {
+    pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }
@@ -36,40 +36,42 @@ impl Add<Duration> for DbInstant {
 }
 
 /// A duration as it is stored. A hundred years fit.
-pub(crate) fn micros(duration: Duration) -> u64 {
+pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A lock as it was read.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// The database's time of reading.
-    pub(crate) now: DbInstant,
+    pub now: DbInstant,
     /// Of the gate.
-    pub(crate) version: u64,
+    pub version: u64,
     /// The last token drawn, of any lock; 0 where nobody is granted a lock by another.
-    pub(crate) drawn: Token,
-    pub(crate) rows: Rows<DbInstant>,
+    pub drawn: Token,
+    /// The holders and the line.
+    pub rows: Rows<DbInstant>,
 }
 
 /// A place in line, at its end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Queued {
+pub struct Queued {
     /// Of the gate, by then.
-    pub(crate) version: u64,
+    pub version: u64,
     /// As in [`Seen`].
-    pub(crate) drawn: Token,
+    pub drawn: Token,
     /// How many stand before it.
-    pub(crate) ahead: u64,
+    pub ahead: u64,
     /// How long the first of those who hold has left.
-    pub(crate) left: Option<Duration>,
+    pub left: Option<Duration>,
 }
 
 /// A change of a lock's rows, beside the removal of the dead.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Change<'a> {
+pub enum Change<'a> {
     /// Draw tokens and store a holder; its place in line is over.
     Grant {
+        /// Whose it is.
         claim: &'a Claim,
         /// The place in line, if it had one.
         ticket: Option<i64>,
@@ -77,46 +79,63 @@ pub(crate) enum Change<'a> {
         instead: Option<&'a Holder<DbInstant>>,
     },
     /// Put the claim in line.
-    Stand { claim: &'a Claim, ticket: i64 },
+    Stand {
+        /// Who waits.
+        claim: &'a Claim,
+        /// Its place.
+        ticket: i64,
+    },
     /// Take it out of line.
-    LeaveLine { ticket: i64 },
+    LeaveLine {
+        /// Its place.
+        ticket: i64,
+    },
     /// Delete the hold.
-    Release { holder: &'a Holder<DbInstant> },
+    Release {
+        /// The hold.
+        holder: &'a Holder<DbInstant>,
+    },
     /// Let only the lock-delay of the hold run.
     Abandon {
+        /// The hold.
         holder: &'a Holder<DbInstant>,
+        /// For how long the lock stays taken.
         lock_delay: Duration,
     },
     /// Note that the hold is asked for.
-    Ask { holder: &'a Holder<DbInstant> },
+    Ask {
+        /// The hold.
+        holder: &'a Holder<DbInstant>,
+    },
     /// Nothing but the removal of the dead.
     Bury,
 }
 
 /// A [`Change`] with all that it depends on.
 #[derive(Debug)]
-pub(crate) struct Write<'a> {
-    pub(crate) name: &'a LockName,
+pub struct Write<'a> {
+    /// The lock.
+    pub name: &'a LockName,
     /// The gate's version as it was read; nothing is written if it is another one by now.
-    pub(crate) version: u64,
+    pub version: u64,
     /// The holders that were past their expiry. If one of them is not (its renewal came in meanwhile), nothing but
     /// removals may be done.
-    pub(crate) dead_holders: Vec<&'a Holder<DbInstant>>,
+    pub dead_holders: Vec<&'a Holder<DbInstant>>,
     /// The tickets of the waiters that were past theirs; they go in any case.
-    pub(crate) dead_waiters: Vec<i64>,
-    pub(crate) change: Change<'a>,
+    pub dead_waiters: Vec<i64>,
+    /// What to do.
+    pub change: Change<'a>,
     /// Whether one claim holds then, and nobody is in line.
-    #[cfg(feature = "mysql")]
-    pub(crate) alone: bool,
+    pub alone: bool,
     /// Whether the gate has nothing behind it then, and goes as well.
-    pub(crate) last: bool,
+    pub last: bool,
     /// Those in line who may hold now, and where their processes hear it.
-    pub(crate) call: Vec<(ClaimId, Option<Vec<u8>>)>,
+    pub call: Vec<(ClaimId, Option<Vec<u8>>)>,
 }
 
 /// What came of a [`Write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub enum Written {
     /// It was done. The tokens are those of a grant.
     Done(Option<Tokens>),
     /// What was read holds no more: read again.
@@ -124,9 +143,8 @@ pub(crate) enum Written {
 }
 
 /// Something that another process said through the database; only some can.
-#[allow(dead_code)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub enum News {
     /// It may be this waiter's turn.
     Turn(ClaimId),
     /// This waiter was granted the lock by whoever released it.
@@ -139,7 +157,7 @@ pub(crate) enum News {
 
 /// Why a request came to nothing.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub enum Trouble {
     /// A deadlock, a lock that was waited for too long, a failed serialization: rolled back, try again.
     Again(Cause),
     /// The connection is gone; whether the request was carried out is not known.
@@ -156,7 +174,7 @@ pub(crate) enum Trouble {
 
 /// One kind of database server.
 #[async_trait]
-pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
+pub trait Dialect: Debug + Display + Send + Sync + 'static {
     /// A connection.
     type Session: Send;
 
@@ -301,7 +319,7 @@ pub(crate) trait Dialect: Debug + Display + Send + Sync + 'static {
 }
 
 /// The version at which [`Dialect::take_free`] sets a gate up: random, so that no two gates of one name begin alike.
-pub(crate) fn first_version(claim: ClaimId) -> u64 {
+pub fn first_version(claim: ClaimId) -> u64 {
     let (high, low) = claim.as_bytes().split_at(8);
     let number = |bytes: &[u8]| {
         let eight = bytes.first_chunk().copied().unwrap_or_default();

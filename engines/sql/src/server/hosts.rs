@@ -4,16 +4,18 @@ use fencelock_core::{Result, StoreUrl};
 
 /// A server's name or address, and its port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    pub(crate) name: String,
-    pub(crate) port: u16,
+pub struct Host {
+    /// A name, an address, or the directory of a socket.
+    pub name: String,
+    /// Its port.
+    pub port: u16,
 }
 
 /// The hosts of a URL, in its order.
 ///
 /// # Errors
 /// [`Error::Config`](fencelock_core::Error::Config) if there is none, one stands there twice, or a port is none.
-pub(crate) fn hosts(url: &StoreUrl, default_port: u16) -> Result<Vec<Host>> {
+pub fn hosts(url: &StoreUrl, default_port: u16) -> Result<Vec<Host>> {
     let mut hosts = Vec::new();
     for text in &url.hosts {
         // An IPv6 address stands in brackets.

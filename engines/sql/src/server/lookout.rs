@@ -10,7 +10,7 @@ const FOUND: Duration = Duration::from_secs(5);
 
 /// When all hosts of a store were looked at last, and which one was used then.
 #[derive(Debug, Default)]
-pub(crate) struct Lookout(Mutex<Option<(BootInstant, usize)>>);
+pub struct Lookout(Mutex<Option<(BootInstant, usize)>>);
 
 impl Lookout {
     fn found(&self) -> MutexGuard<'_, Option<(BootInstant, usize)>> {
@@ -19,24 +19,24 @@ impl Lookout {
     }
 
     /// Whether whoever connects now is to look at all hosts.
-    pub(crate) fn is_due(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         let found = *self.found();
         found.is_none_or(|(at, _)| Clock::Boot.now().since(at) >= FOUND)
     }
 
     /// Whether this host is another one than when all were looked at last.
-    pub(crate) fn is_another(&self, host: usize) -> bool {
+    pub fn is_another(&self, host: usize) -> bool {
         self.found().is_none_or(|(_, used)| used != host)
     }
 
     /// All were looked at, and this one is used.
-    pub(crate) fn looked(&self, host: usize) {
+    pub fn looked(&self, host: usize) {
         *self.found() = Some((Clock::Boot.now(), host));
     }
 }
 
 /// Refuses two servers that both take writes.
-pub(crate) fn two_take_writes(store: &str, one: &str, other: &str, way_out: &str) -> Error {
+pub fn two_take_writes(store: &str, one: &str, other: &str, way_out: &str) -> Error {
     Error::config(
         store,
         format!(

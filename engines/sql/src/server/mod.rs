@@ -26,16 +26,15 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use crate::naps::{jitter, longer};
-pub(crate) use dialect::{
+pub use dialect::{
     Change, DbInstant, Dialect, News, Seen, Trouble, Write, Written, first_version, micros,
 };
-pub(crate) use hosts::{Host, hosts};
-pub(crate) use lookout::{Lookout, two_take_writes};
+pub use hosts::{Host, hosts};
+pub use lookout::{Lookout, two_take_writes};
 use pool::{Lane, Pool, attempt};
-pub(crate) use rules::CLAIM_WINDOW;
+pub use rules::CLAIM_WINDOW;
 use waiters::{FIRST_NAP, Waiters};
-#[cfg(feature = "postgres")]
-pub(crate) use {dialect::Queued, rules::REACH, waiters::Pushed};
+pub use {dialect::Queued, rules::REACH, waiters::Pushed};
 
 /// How many holds are renewed in one request.
 const RENEWED_AT_ONCE: usize = 500;
@@ -43,20 +42,21 @@ const RENEWED_AT_ONCE: usize = 500;
 const SWEEP: Duration = Duration::from_secs(30);
 
 /// Why a store that was opened to look only grants nothing.
-pub(crate) const LOOKS_ONLY: &str = "the store was opened to look at it only";
+pub const LOOKS_ONLY: &str = "the store was opened to look at it only";
 
 /// How an engine deals with its server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) connect_timeout: Duration,
+pub struct Settings {
+    /// How long the first connection may take.
+    pub connect_timeout: Duration,
     /// How long each call waits for an answer.
-    pub(crate) response_timeout: Duration,
+    pub response_timeout: Duration,
     /// The most connections at once.
-    pub(crate) connections: NonZeroUsize,
+    pub connections: NonZeroUsize,
 }
 
 /// The engine: leases in the tables of a database server.
-pub(crate) struct Server<D: Dialect> {
+pub struct Server<D: Dialect> {
     shared: Arc<Shared<D>>,
     promises: Promises,
     events: EventSource,
@@ -85,7 +85,7 @@ impl<D: Dialect> Server<D> {
     ///
     /// # Errors
     /// What the dialect says; [`Error::Unavailable`] if the server does not answer in time.
-    pub(crate) async fn open(dialect: D, settings: Settings) -> Result<Self> {
+    pub async fn open(dialect: D, settings: Settings) -> Result<Self> {
         let connected = tokio::time::timeout(settings.connect_timeout, dialect.connect()).await;
         let session = connected.map_err(|_| {
             let cause = format!("no answer within {:?}", settings.connect_timeout);

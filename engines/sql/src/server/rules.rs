@@ -11,12 +11,11 @@ use super::waiters::Waiter;
 use crate::lease::{Holder, Rows, Step};
 
 /// How long a place in line stands unless its process places again.
-pub(crate) const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
+pub const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
 /// When a process in line places again at the latest.
 const RECHECK: Duration = Duration::from_secs(2);
 /// How long a lock that was granted by whoever released it waits for a sign of life.
-#[cfg(feature = "postgres")]
-pub(crate) const REACH: Duration = Duration::from_secs(2);
+pub const REACH: Duration = Duration::from_secs(2);
 
 /// A change that others got before: read again after this time at most, so that they are out of each other's way.
 const STALE_PAUSE: Duration = Duration::from_millis(3);
@@ -360,7 +359,6 @@ fn prepare<'a>(name: &'a LockName, seen: &'a Seen, change: Change<'a>) -> Write<
         dead_holders,
         dead_waiters,
         change,
-        #[cfg(feature = "mysql")]
         alone: after.holders.len() == 1 && after.line.is_empty(),
         last: !comes && after.holders.is_empty() && after.line.is_empty(),
         call: call.collect(),

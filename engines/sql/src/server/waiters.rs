@@ -17,11 +17,13 @@ const MIDDLE_NAP: Duration = Duration::from_millis(100);
 
 /// A grant that whoever released before made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pushed {
-    pub(crate) claim: ClaimId,
-    pub(crate) tokens: Tokens,
+pub struct Pushed {
+    /// Whose it is.
+    pub claim: ClaimId,
+    /// What was drawn for it.
+    pub tokens: Tokens,
     /// For how long the database keeps it without a sign of life.
-    pub(crate) reach: Duration,
+    pub reach: Duration,
 }
 
 /// What the database said when it was last asked about a claim's place in line.

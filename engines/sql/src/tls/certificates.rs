@@ -19,14 +19,13 @@ pub(super) fn choose_cryptography() {
 }
 
 /// What `tls=require` goes by, read when the store is opened.
-pub(crate) struct Trust {
+pub struct Trust {
     /// The authorities to trust.
-    pub(crate) authorities: Vec<CertificateDer<'static>>,
+    pub authorities: Vec<CertificateDer<'static>>,
     /// Certificate and key of this client, as the files have them.
-    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
     /// All of it, for who makes handshakes himself.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
-    pub(crate) config: Arc<ClientConfig>,
+    pub config: Arc<ClientConfig>,
 }
 
 impl Trust {
@@ -116,7 +115,7 @@ fn of_this_machine(
 }
 
 /// What somebody has to change so that a handshake that failed can succeed; nothing if it may do so by itself.
-pub(crate) fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
+pub fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
     if find::<InvalidDnsNameError>(error).is_some() {
         return Some(format!("{host} is no name that a certificate can have"));
     }

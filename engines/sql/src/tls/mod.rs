@@ -1,7 +1,5 @@
 //! TLS to the servers of a URL: what it asks for, and what that is worth.
 
-#[cfg(all(feature = "tls", feature = "postgres"))]
-mod anybody;
 #[cfg(feature = "tls")]
 mod certificates;
 
@@ -9,14 +7,12 @@ use fencelock_core::{Finding, Purpose, Result, StoreUrl};
 
 use crate::server::Host;
 
-#[cfg(all(feature = "tls", feature = "postgres"))]
-pub(crate) use anybody::trusting_anybody;
 #[cfg(feature = "tls")]
-pub(crate) use certificates::{Trust, explain};
+pub use certificates::{Trust, explain};
 
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Never.
     Off,
     /// If the server offers it; nobody's certificate is checked.
@@ -26,7 +22,7 @@ pub(crate) enum Mode {
 }
 
 /// How the database's own clients call `tls`, `tls-ca`, `tls-cert` and `tls-key` in their URLs.
-pub(crate) type Usual = [&'static str; 4];
+pub type Usual = [&'static str; 4];
 
 /// The files of `tls-ca`, `tls-cert` and `tls-key`.
 #[derive(Debug, Default)]
@@ -38,11 +34,11 @@ struct Files {
 
 /// What a URL says of TLS.
 #[derive(Clone, Debug)]
-pub(crate) struct Tls {
+pub struct Tls {
     asked: Option<Mode>,
     /// There if a host requires it.
     #[cfg(feature = "tls")]
-    pub(crate) trust: Option<std::sync::Arc<Trust>>,
+    pub trust: Option<std::sync::Arc<Trust>>,
 }
 
 impl Tls {
@@ -51,7 +47,7 @@ impl Tls {
     /// # Errors
     /// [`Error::Config`](fencelock_core::Error::Config) if they contradict each other, or a file cannot be used, or this
     /// build has no TLS and a host needs it.
-    pub(crate) fn take(url: &mut StoreUrl, usual: Usual, hosts: &[Host]) -> Result<Self> {
+    pub fn take(url: &mut StoreUrl, usual: Usual, hosts: &[Host]) -> Result<Self> {
         let [mode, ca, cert, key] = usual;
         let asked = take_mode(url, mode)?;
         let files = Files {
@@ -94,7 +90,7 @@ impl Tls {
     }
 
     /// How to connect to one of the hosts. What does not leave the machine is not encrypted unless that is asked for.
-    pub(crate) fn mode(&self, host: &Host) -> Mode {
+    pub fn mode(&self, host: &Host) -> Mode {
         match self.asked {
             Some(mode) => mode,
             None if is_local(host) => Mode::Off,
@@ -103,7 +99,7 @@ impl Tls {
     }
 
     /// What the way to the hosts lacks.
-    pub(crate) fn finding(&self, hosts: &[Host]) -> Option<Finding> {
+    pub fn finding(&self, hosts: &[Host]) -> Option<Finding> {
         let open = |host: &&Host| !is_local(host) && self.mode(host) != Mode::Require;
         let host = hosts.iter().find(open)?;
         let lacks = match self.mode(host) {
@@ -204,7 +200,7 @@ fn is_local(host: &Host) -> bool {
 
 /// Why nothing was sent to a server that has no TLS to offer.
 #[cfg(feature = "tls")]
-pub(crate) fn not_offered(host: &str) -> String {
+pub fn not_offered(host: &str) -> String {
     format!(
         "{host} offers no TLS, or somebody on the way hides that it does; no password and no statement was sent. Switch TLS \
          on at the server, or say tls=off if nobody else can come between"
@@ -212,7 +208,7 @@ pub(crate) fn not_offered(host: &str) -> String {
 }
 
 /// What a server that lets nobody in may want: for the end of a sentence.
-pub(crate) fn hint(tls: &Tls, mode: Mode) -> &'static str {
+pub fn hint(tls: &Tls, mode: Mode) -> &'static str {
     #[cfg(feature = "tls")]
     let certificate = tls
         .trust

@@ -33,7 +33,7 @@ async fn whoever_looks_makes_nothing() {
             .items
             .is_empty()
     );
-    let findings = store.diagnose().await.unwrap();
+    let findings = store.inspect().diagnose().await.unwrap();
     // It stands alone, and follows nobody: a follower's bug is none of its own.
     let whats: Vec<&str> = findings.iter().map(|finding| &*finding.what).collect();
     assert!(whats.iter().any(|what| what.contains("alone")), "{whats:?}");

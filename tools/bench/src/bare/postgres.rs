@@ -1,5 +1,5 @@
-//! A lock on PostgreSQL without a library, by the store's strategy: one INSERT of a unique name and one DELETE; a row that
-//! is there, locked FOR UPDATE in a transaction; an advisory lock. All statements prepared.
+//! A lock on PostgreSQL without a library, by the store's strategy: one INSERT of a unique name and one DELETE; an
+//! advisory lock. All statements prepared.
 
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use tokio_postgres::{Client, Config, NoTls};
@@ -56,20 +56,6 @@ impl BarePostgres {
         let delete = "DELETE FROM fencelock_bare WHERE name = $1 AND value = $2";
         let mut pairs = 0;
         match self.strategy.as_str() {
-            "for-update" => {
-                let insert = "INSERT INTO fencelock_bare (name, value, ends) VALUES ($1, '', 0) ON CONFLICT DO NOTHING";
-                for name in names {
-                    client.execute(insert, &[name]).await.map_err(refuse)?;
-                }
-                let take = "SELECT 1 FROM fencelock_bare WHERE name = $1 FOR UPDATE";
-                let take = client.prepare(take).await.map_err(refuse)?;
-                for name in statements(names, until) {
-                    client.batch_execute("BEGIN").await.map_err(refuse)?;
-                    client.query(&take, &[name]).await.map_err(refuse)?;
-                    client.batch_execute("COMMIT").await.map_err(refuse)?;
-                    pairs += 1;
-                }
-            }
             "advisory" => {
                 let take = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
                 let release = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";

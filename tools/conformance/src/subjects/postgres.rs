@@ -35,10 +35,6 @@ pub(crate) static LEASE: OnPostgres = OnPostgres {
     name: "postgres",
     strategy: "lease",
 };
-pub(crate) static FOR_UPDATE: OnPostgres = OnPostgres {
-    name: "postgres-for-update",
-    strategy: "for-update",
-};
 pub(crate) static ADVISORY: OnPostgres = OnPostgres {
     name: "postgres-advisory",
     strategy: "advisory",

@@ -173,11 +173,6 @@ const KINDS: &[(&str, &str, Start)] = &[
         sql::start_postgres,
     ),
     (
-        "postgres-for-update",
-        "a PostgreSQL, rows locked by transactions",
-        sql::start_for_update,
-    ),
-    (
         "postgres-advisory",
         "a PostgreSQL, advisory locks",
         sql::start_advisory,

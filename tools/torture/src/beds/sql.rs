@@ -48,10 +48,6 @@ pub(super) fn start_postgres() -> Result<Box<dyn Bed>> {
     postgres("postgres", LEASE)
 }
 
-pub(super) fn start_for_update() -> Result<Box<dyn Bed>> {
-    postgres("postgres-for-update", "for-update")
-}
-
 pub(super) fn start_advisory() -> Result<Box<dyn Bed>> {
     postgres("postgres-advisory", "advisory")
 }

@@ -1,0 +1,149 @@
+//! Where the servers are, and how to deal with them: the store's URL taken apart.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::{Result, StoreUrl};
+use fencelock_sql::server::{Host, Lookout, Settings, hosts};
+use fencelock_sql::tls::Tls;
+use mysql_async::{Opts, OptsBuilder};
+
+use super::tls;
+
+const DEFAULT_PORT: u16 = 3306;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Of the strategy that shares connections, and of those that need one for each claim.
+const CONNECTIONS: (u64, u64) = (8, 32);
+/// What the tables' names begin with.
+const TABLE: &str = "fencelock";
+/// MySQL takes names of 64 bytes, and ours go on after this.
+const LONGEST_TABLE: usize = 48;
+
+/// How long the server keeps a connection that is silent, in seconds; in a transaction it is [`IN_TRANSACTION`].
+///
+/// [`IN_TRANSACTION`]: super::wire::IN_TRANSACTION
+pub(crate) const WAIT_TIMEOUT: usize = 28_800;
+
+/// How locks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Rows that expire.
+    Lease,
+    /// A lock that the server keeps for a connection.
+    GetLock,
+    /// A row that a transaction keeps locked.
+    ForUpdate,
+}
+
+/// How to reach the servers, and what to do there.
+#[derive(Clone)]
+pub(crate) struct Config {
+    /// The URL without its password.
+    pub(crate) store: String,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) table: String,
+    pub(crate) strategy: Strategy,
+    pub(crate) settings: Settings,
+    pub(crate) tls: Tls,
+    /// Nothing is written, and nothing is made.
+    pub(crate) inspect_only: bool,
+    pub(crate) lookout: Arc<Lookout>,
+    /// Of each host.
+    options: Vec<Opts>,
+}
+
+impl Config {
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        let (store, inspect_only) = (url.to_string(), url.inspect_only);
+        let password = url.take_password()?;
+        let mut timeout = |option, default: Duration| {
+            let value = url.take_duration(option)?.unwrap_or(default);
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+            }
+            Ok(value)
+        };
+        let connect_timeout = timeout("connect-timeout", CONNECT_TIMEOUT)?;
+        let response_timeout = timeout("response-timeout", RESPONSE_TIMEOUT)?;
+        let strategy = match url.take("strategy").as_deref() {
+            None | Some("lease") => Strategy::Lease,
+            Some("get-lock") => Strategy::GetLock,
+            Some("for-update") => Strategy::ForUpdate,
+            Some(other) => {
+                return Err(url.refuse(format!(
+                    "strategy={other} is unknown here; known are lease, for-update and get-lock"
+                )));
+            }
+        };
+        let (default, least) = match strategy {
+            Strategy::Lease => (CONNECTIONS.0, 2),
+            _ => (CONNECTIONS.1, 1),
+        };
+        let connections = url.take_number("max-connections")?.unwrap_or(default);
+        // What a semaphore can count.
+        let connections = usize::try_from(connections)
+            .ok()
+            .map(|n| n.min(usize::MAX >> 3));
+        let Some(connections) = connections
+            .filter(|n| *n >= least)
+            .and_then(NonZeroUsize::new)
+        else {
+            return Err(url.refuse(format!("max-connections must be {least} at least")));
+        };
+        let table = url.take("table").unwrap_or_else(|| TABLE.to_owned());
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if table.is_empty() || table.len() > LONGEST_TABLE || !table.chars().all(plain) {
+            return Err(url.refuse(format!(
+                "table={table} is what the tables' names begin with: at most {LONGEST_TABLE} letters, digits and _"
+            )));
+        }
+        let hosts = hosts(&url, DEFAULT_PORT)?;
+        let database = url.path.clone();
+        if database.is_empty() || database.contains('/') {
+            return Err(url.refuse(
+                "it must name one database after the host, as in mysql://USER@HOST/DATABASE",
+            ));
+        }
+        let options = OptsBuilder::default()
+            .user(url.user.clone())
+            .pass(password)
+            .db_name(Some(database))
+            .prefer_socket(false)
+            .tcp_nodelay(true)
+            // Both are asked for by a query of its own otherwise.
+            .max_allowed_packet(Some(16 * 1024 * 1024))
+            .wait_timeout(Some(WAIT_TIMEOUT));
+        let usual = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"];
+        let tls = Tls::take(&mut url, usual, &hosts)?;
+        let options = hosts.iter().map(|host| {
+            let options = options.clone().ip_or_hostname(&host.name);
+            tls::options(options.tcp_port(host.port), &tls, host)
+        });
+        let options = options.collect();
+        url.finish()?;
+        let settings = Settings {
+            connect_timeout,
+            response_timeout,
+            connections,
+        };
+        Ok(Self {
+            store,
+            hosts,
+            table,
+            strategy,
+            settings,
+            tls,
+            inspect_only,
+            lookout: Arc::default(),
+            options,
+        })
+    }
+
+    /// The driver's options for one of the hosts.
+    pub(crate) fn options(&self, host: &Host) -> Option<&Opts> {
+        let at = self.hosts.iter().position(|known| known == host)?;
+        self.options.get(at)
+    }
+}

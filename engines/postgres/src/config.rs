@@ -1,0 +1,202 @@
+//! Where the servers are, and how to deal with them: the store's URL taken apart.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use fencelock_core::{Result, StoreUrl};
+use fencelock_sql::bound::Settings;
+use fencelock_sql::server::{self, Host};
+use fencelock_sql::tls::Tls;
+use percent_encoding::percent_decode_str;
+
+use super::tls::ssl_mode;
+
+const DEFAULT_PORT: u16 = 5432;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Of a strategy that needs one for each claim, and of the one that shares them.
+const MAX_CONNECTIONS: (u64, u64) = (32, 8);
+
+/// How locks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Rows with an expiry.
+    Lease,
+    /// An advisory lock of a session.
+    Advisory,
+}
+
+/// A store as its URL tells it.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// The URL without its password.
+    pub(crate) store: String,
+    pub(crate) strategy: Strategy,
+    pub(crate) settings: Settings,
+    pub(crate) connections: NonZeroUsize,
+    /// Nothing is written, and nothing is made.
+    pub(crate) inspect_only: bool,
+    /// One per host, each with everything that is needed to connect.
+    pub(crate) hosts: Vec<tokio_postgres::Config>,
+    /// What the URL calls them.
+    pub(crate) names: Vec<Host>,
+    pub(crate) tls: Tls,
+}
+
+impl Config {
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        let (store, inspect_only) = (url.to_string(), url.inspect_only);
+        let password = url.take_password()?;
+        let connect_timeout = url.take_duration("connect-timeout")?;
+        let response_timeout = url.take_duration("response-timeout")?;
+        let max_connections = url.take_number("max-connections")?;
+        let strategy = match url.take("strategy").as_deref() {
+            None | Some("lease") => Strategy::Lease,
+            Some("advisory") => Strategy::Advisory,
+            Some("for-update") => {
+                return Err(url.refuse(
+                    "strategy=for-update is no longer offered: it kept a transaction open for each hold, which holds up vacuum, and \
+                     promised less than strategy=advisory; use that",
+                ));
+            }
+            Some(other) => {
+                return Err(url.refuse(format!(
+                    "strategy={other} is unknown here; known are lease and advisory"
+                )));
+            }
+        };
+        // A lease keeps one for renewals.
+        let (default, least) = match strategy {
+            Strategy::Lease => (MAX_CONNECTIONS.1, 2),
+            _ => (MAX_CONNECTIONS.0, 1),
+        };
+        let max_connections =
+            usize::try_from(max_connections.unwrap_or(default)).unwrap_or(usize::MAX);
+        // What a semaphore can count.
+        let max_connections = max_connections.min(usize::MAX >> 3);
+        let Some(connections) = NonZeroUsize::new(max_connections).filter(|n| n.get() >= least)
+        else {
+            return Err(url.refuse(format!("max-connections must be {least} at least")));
+        };
+        let settings = Settings {
+            connect_timeout: connect_timeout.unwrap_or(CONNECT_TIMEOUT),
+            response_timeout: response_timeout.unwrap_or(RESPONSE_TIMEOUT),
+            max_connections,
+        };
+        for (option, value) in [
+            ("connect-timeout", settings.connect_timeout),
+            ("response-timeout", settings.response_timeout),
+        ] {
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+            }
+        }
+        let Some(user) = url.user.clone() else {
+            return Err(url.refuse("it names no user; write postgres://USER@HOST/DATABASE"));
+        };
+        let database = match url.path.is_empty() {
+            true => user.clone(),
+            false => url.path.clone(),
+        };
+        let mut names = server::hosts(&url, DEFAULT_PORT)?;
+        for Host { name, .. } in &mut names {
+            // The directory of a Unix socket is written as %2Frun%2Fpostgresql.
+            *name = percent_decode_str(name).decode_utf8_lossy().into_owned();
+        }
+        let usual = ["sslmode", "sslrootcert", "sslcert", "sslkey"];
+        let tls = Tls::take(&mut url, usual, &names)?;
+        let mut hosts = Vec::new();
+        for host in &names {
+            let mut config = tokio_postgres::Config::new();
+            config.user(&user).dbname(&database);
+            config.host(&host.name).port(host.port);
+            config.ssl_mode(ssl_mode(tls.mode(host)));
+            config.application_name("fencelock");
+            // A connection to a machine that is gone ends, too.
+            config.keepalives_idle(Duration::from_secs(15));
+            config.keepalives_interval(Duration::from_secs(5));
+            config.keepalives_retries(3);
+            if let Some(password) = &password {
+                config.password(password);
+            }
+            hosts.push(config);
+        }
+        url.finish()?;
+        Ok(Self {
+            store,
+            strategy,
+            settings,
+            connections,
+            inspect_only,
+            hosts,
+            names,
+            tls,
+        })
+    }
+
+    /// Where a host is, for people.
+    pub(crate) fn address(&self, at: usize) -> String {
+        let host = self.hosts[at].get_hosts().first();
+        let port = self.hosts[at].get_ports().first();
+        let port = port.copied().unwrap_or(DEFAULT_PORT);
+        match host {
+            Some(tokio_postgres::config::Host::Tcp(name)) => format!("{name}:{port}"),
+            Some(other) => format!("{other:?}, port {port}"),
+            None => format!("port {port}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        Config::from_url(StoreUrl::parse(text)?)
+    }
+
+    #[test]
+    fn takes_what_a_url_says() {
+        let config =
+            read("postgres://me:secret@localhost:7000,[::1]/d?strategy=advisory&max-connections=3")
+                .unwrap();
+        assert_eq!(config.strategy, Strategy::Advisory);
+        assert_eq!(config.settings.max_connections, 3);
+        assert_eq!(config.hosts[0].get_ports(), [7000]);
+        assert_eq!(config.hosts[1].get_ports(), [DEFAULT_PORT]);
+        assert_eq!(config.hosts[1].get_dbname(), Some("d"));
+        assert_eq!(config.hosts[0].get_password(), Some(&b"secret"[..]));
+        assert!(!format!("{config:?}").contains("secret"));
+        assert_eq!(
+            read("postgres://me@%2Frun%2Fx").unwrap().hosts[0].get_dbname(),
+            Some("me")
+        );
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_url() {
+        for (text, word) in [
+            ("postgres://h/d", "user"),
+            ("postgres://me@/d", "host"),
+            ("postgres://me@h:0/d", "port"),
+            ("postgres://me@localhost/d?strategy=get-lock", "advisory"),
+            (
+                "postgres://me@localhost/d?strategy=for-update",
+                "strategy=advisory",
+            ),
+            ("postgres://me@localhost/d?max-connections=1", "2 at least"),
+            (
+                "postgres://me@localhost/d?strategy=advisory&max-connections=0",
+                "1 at least",
+            ),
+            (
+                "postgres://me@localhost/d?response-timeout=0",
+                "response-timeout",
+            ),
+            ("postgres://me@localhost/d?poll=1", "poll"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

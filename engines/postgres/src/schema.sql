@@ -1,0 +1,301 @@
+-- Format 1. What fencelock keeps in PostgreSQL; made by itself where it may, else by whoever runs this.
+
+-- One row: the format, and the run of the server (its timeline, its start, and its last recovery from a crash) for which
+-- tokens were last lifted to the time.
+CREATE TABLE IF NOT EXISTS fencelock_store (
+    id integer PRIMARY KEY CHECK (id = 1),
+    format integer NOT NULL,
+    run text NOT NULL
+);
+INSERT INTO fencelock_store (id, format, run) VALUES (1, 1, '') ON CONFLICT DO NOTHING;
+
+-- Fencing tokens, sixteen at a time.
+CREATE SEQUENCE IF NOT EXISTS fencelock_tokens INCREMENT BY 16 MINVALUE 16;
+
+-- strategy=advisory: who holds, and (with a count of 0) who waits, by which connection. A row whose
+-- connection is gone means nothing.
+CREATE TABLE IF NOT EXISTS fencelock_bound (
+    claim bytea PRIMARY KEY,
+    strategy text NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    mode text NOT NULL,
+    first bigint NOT NULL,
+    count integer NOT NULL,
+    token bigint NOT NULL,
+    owner text NOT NULL,
+    label text,
+    ttl_ms bigint NOT NULL,
+    since timestamptz NOT NULL,
+    asked boolean NOT NULL DEFAULT false,
+    pid integer NOT NULL,
+    started bigint NOT NULL
+);
+CREATE INDEX IF NOT EXISTS fencelock_bound_name ON fencelock_bound (name);
+
+-- strategy=lease: a gate per name that is in use, its holders and its line. Times are microseconds since 1970, UTC.
+CREATE TABLE IF NOT EXISTS fencelock_locks (
+    name text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL
+);
+CREATE TABLE IF NOT EXISTS fencelock_holders (
+    name text COLLATE "C" NOT NULL,
+    first bigint NOT NULL,
+    count integer NOT NULL,
+    token bigint NOT NULL,
+    claim bytea NOT NULL,
+    mode text NOT NULL,
+    expiry bigint NOT NULL,
+    lock_delay bigint NOT NULL,
+    since bigint NOT NULL,
+    state text NOT NULL,
+    owner text NOT NULL,
+    label text,
+    bell text NOT NULL,
+    PRIMARY KEY (name, first)
+);
+CREATE TABLE IF NOT EXISTS fencelock_waiters (
+    name text COLLATE "C" NOT NULL,
+    ticket bigint NOT NULL,
+    claim bytea NOT NULL,
+    mode text NOT NULL,
+    expiry bigint NOT NULL,
+    owner text NOT NULL,
+    bell text NOT NULL,
+    PRIMARY KEY (name, ticket)
+);
+-- With this a releaser grants to the next in line: how many tokens, and for how long before a sign of life. Without tokens
+-- (an older version of this library put it there) a waiter is told that it is its turn.
+ALTER TABLE fencelock_waiters
+    ADD COLUMN IF NOT EXISTS tokens integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS reach bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS label text;
+
+-- A function that comes to do something else gets another name: clients of several versions may use one database.
+CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE AS
+$$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
+
+-- Which functions these are. A client that finds none, or a lower number, runs this script again.
+CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 2 $$;
+
+-- Lifts tokens above the time, and above `least_`, if they are below; the last one by then. Tokens grow more slowly than the
+-- time does, so what is above the time is above all that was ever drawn: also after an old dump was restored. It goes a
+-- hundredth of a second ahead, so that few draws have to lift. The counter is never lowered: only one lifts at a time, and
+-- those who draw meanwhile come nowhere near the goal. Undoing the block lets go of the row at once, and not of the counter.
+CREATE OR REPLACE FUNCTION fencelock_lift(least_ bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    goal_ bigint;
+    last_ bigint;
+BEGIN
+    BEGIN
+        PERFORM 1 FROM fencelock_store WHERE id = 1 FOR UPDATE;
+        goal_ := greatest(fencelock_now(), least_);
+        PERFORM setval('fencelock_tokens', goal_ + 10000) FROM fencelock_tokens WHERE last_value < goal_;
+        RAISE EXCEPTION 'lifted' USING ERRCODE = 'FL001';
+    EXCEPTION WHEN SQLSTATE 'FL001' THEN
+        NULL;
+    END;
+    SELECT last_value INTO last_ FROM fencelock_tokens;
+    RETURN last_;
+END $$;
+
+-- The first of sixteen tokens, none of which is below the time.
+CREATE OR REPLACE FUNCTION fencelock_draw() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    token_ bigint;
+BEGIN
+    token_ := nextval('fencelock_tokens') - 15;
+    IF token_ < fencelock_now() THEN
+        PERFORM fencelock_lift(0);
+        token_ := nextval('fencelock_tokens') - 15;
+    END IF;
+    RETURN token_;
+END $$;
+
+-- Whether the queue of notifications is about full. A transaction that adds one then fails, and with it a release; so nothing
+-- is said, and those who wait find out when they ask.
+CREATE OR REPLACE FUNCTION fencelock_quiet() RETURNS boolean LANGUAGE plpgsql AS
+$$ BEGIN RETURN pg_notification_queue_usage() > 0.9; END $$;
+
+CREATE OR REPLACE FUNCTION fencelock_tell(bell text, news text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT fencelock_quiet() THEN
+        PERFORM pg_notify(bell, news);
+    END IF;
+END $$;
+
+-- Each statement of these functions sees what was committed before it began: also before it had to wait for the gate.
+CREATE OR REPLACE FUNCTION fencelock_take(of text, gate bigint, who bytea, how text, tokens integer, lease bigint,
+    delay bigint, whose text, note text, ring text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    token_ bigint;
+    now_ bigint;
+BEGIN
+    INSERT INTO fencelock_locks (name, version) VALUES (of, gate) ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    token_ := fencelock_draw();
+    now_ := fencelock_now();
+    INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
+        VALUES (of, token_, tokens, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
+    RETURN token_;
+END $$;
+
+-- Puts a claim in line if it certainly has to wait, and is not here already: the gate's version by then, how many stand
+-- before it, how long the first of those who hold has left, and the last token drawn.
+CREATE OR REPLACE FUNCTION fencelock_queue(of text, who bytea, how text, count integer, reach_ bigint, place bigint, whose text,
+    note text, ring text, OUT version_ bigint, OUT ahead_ bigint, OUT left_ bigint, OUT drawn_ bigint) LANGUAGE plpgsql AS $$
+DECLARE
+    now_ bigint;
+    last_ bigint;
+    line_ record;
+    hold_ record;
+BEGIN
+    UPDATE fencelock_locks SET version = version + 1 WHERE name = of RETURNING version INTO version_;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    now_ := fencelock_now();
+    SELECT count(*) FILTER (WHERE expiry > now_) AS ahead, max(ticket) AS last, bool_or(claim = who) AS mine,
+        bool_or(expiry > now_ AND (mode = 'x' OR how = 'x')) AS bars INTO line_ FROM fencelock_waiters WHERE name = of;
+    SELECT min(expiry) AS expiry, bool_or(claim = who) AS mine, bool_or(mode = 'x' OR how = 'x') AS bars
+        INTO hold_ FROM fencelock_holders WHERE name = of AND expiry > now_;
+    IF line_.mine OR hold_.mine OR NOT coalesce(line_.bars OR hold_.bars, false) THEN
+        version_ := NULL;
+        RETURN;
+    END IF;
+    ahead_ := line_.ahead;
+    left_ := hold_.expiry - now_;
+    SELECT last_value INTO drawn_ FROM fencelock_tokens;
+    INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell, tokens, reach, label)
+        VALUES (of, coalesce(line_.last, 0) + 1, who, how, now_ + place, whose, ring, count, reach_, note);
+END $$;
+
+-- Whether it held. Those who come next are granted the lock, the first in line, and all readers behind a reader: for a
+-- moment, until their processes give a sign of life.
+CREATE OR REPLACE FUNCTION fencelock_let_go(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    held_ boolean;
+    now_ bigint;
+    beside_ integer;
+    most_ integer;
+    shared_ boolean;
+    dead_ boolean;
+    token_ bigint;
+    next_ record;
+BEGIN
+    DELETE FROM fencelock_locks WHERE name = of AND version = gate;
+    IF FOUND THEN
+        -- Nobody has come since.
+        DELETE FROM fencelock_holders WHERE name = of AND claim = who RETURNING expiry > fencelock_now() INTO held_;
+        RETURN coalesce(held_, false);
+    END IF;
+    UPDATE fencelock_locks SET version = version + 1 WHERE name = of;
+    now_ := fencelock_now();
+    DELETE FROM fencelock_holders WHERE name = of AND claim = who AND state <> 'abandoned' AND expiry > now_;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    LOOP
+        -- Permits have their number in the mode, as in p:5.
+        SELECT count(*), bool_and(mode = 's'), min(CASE WHEN mode LIKE 'p:%' THEN substr(mode, 3)::integer ELSE 0 END),
+            bool_or(expiry <= now_) INTO beside_, shared_, most_, dead_ FROM fencelock_holders WHERE name = of;
+        EXIT WHEN dead_ IS NOT TRUE;
+        -- One that is renewed at this moment stays.
+        DELETE FROM fencelock_holders WHERE name = of AND expiry <= now_;
+    END LOOP;
+    FOR next_ IN SELECT * FROM fencelock_waiters WHERE name = of AND expiry > now_ ORDER BY ticket LOOP
+        IF beside_ = 0 THEN
+            shared_ := next_.mode = 's';
+            most_ := CASE WHEN next_.mode LIKE 'p:%' THEN substr(next_.mode, 3)::integer ELSE 0 END;
+        ELSIF next_.mode LIKE 'p:%' THEN
+            most_ := least(most_, substr(next_.mode, 3)::integer);
+            EXIT WHEN beside_ >= most_;
+        ELSE
+            EXIT WHEN NOT (shared_ AND next_.mode = 's');
+        END IF;
+        beside_ := beside_ + 1;
+        IF next_.tokens = 0 OR fencelock_quiet() THEN
+            PERFORM fencelock_tell(next_.bell, 'turn ' || encode(next_.claim, 'hex'));
+        ELSE
+            DELETE FROM fencelock_waiters WHERE name = of AND ticket = next_.ticket;
+            -- The time after that: whoever sees an older token has asked before the lease begins.
+            token_ := fencelock_draw();
+            now_ := fencelock_now();
+            INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
+                VALUES (of, token_, next_.tokens, token_, next_.claim, next_.mode, now_ + next_.reach, 0, now_, 'held',
+                    next_.owner, next_.label, next_.bell);
+            PERFORM fencelock_tell(next_.bell, 'held ' || encode(next_.claim, 'hex') || ' ' || token_ || ' ' || next_.tokens
+                || ' ' || next_.reach);
+        END IF;
+        EXIT WHEN next_.mode = 'x';
+    END LOOP;
+    IF beside_ = 0 THEN
+        DELETE FROM fencelock_locks WHERE name = of AND NOT EXISTS (SELECT 1 FROM fencelock_waiters WHERE name = of);
+    END IF;
+    RETURN true;
+END $$;
+
+-- -1 if the gate is not at this version any more, or a hold that was dead is not; else the first token of a grant, or 0.
+CREATE OR REPLACE FUNCTION fencelock_change(of text, gate bigint, dead_holders bigint[], dead_waiters bigint[], what text,
+    what_first bigint, what_ticket bigint, who bytea, how text, count_ integer, lease bigint, delay bigint, whose text,
+    note text, ring text, last boolean, next_claims bytea[], next_bells text[]) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    token_ bigint := 0;
+    now_ bigint;
+    told_ record;
+BEGIN
+    UPDATE fencelock_locks SET version = version + 1 WHERE name = of AND version = gate;
+    IF NOT FOUND THEN
+        RETURN -1;
+    END IF;
+    now_ := fencelock_now();
+    IF cardinality(dead_waiters) > 0 THEN
+        DELETE FROM fencelock_waiters WHERE name = of AND ticket = ANY (dead_waiters);
+    END IF;
+    IF cardinality(dead_holders) > 0 THEN
+        DELETE FROM fencelock_holders WHERE name = of AND first = ANY (dead_holders) AND expiry <= now_;
+        IF EXISTS (SELECT 1 FROM fencelock_holders WHERE name = of AND first = ANY (dead_holders)) THEN
+            RETURN -1;
+        END IF;
+    END IF;
+    IF what = 'grant' THEN
+        IF what_ticket IS NOT NULL THEN
+            DELETE FROM fencelock_waiters WHERE name = of AND ticket = what_ticket;
+        END IF;
+        IF what_first IS NOT NULL THEN
+            DELETE FROM fencelock_holders WHERE name = of AND first = what_first;
+        END IF;
+        token_ := fencelock_draw();
+        now_ := fencelock_now();
+        INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
+            VALUES (of, token_, count_, token_, who, how, now_ + lease, delay, now_, 'held', whose, note, ring);
+    ELSIF what = 'stand' THEN
+        INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell, tokens, reach, label)
+            VALUES (of, what_ticket, who, how, now_ + lease, whose, ring, count_, delay, note)
+            ON CONFLICT (name, ticket) DO UPDATE SET mode = how, expiry = now_ + lease, owner = whose, bell = ring,
+                tokens = count_, reach = delay, label = note;
+    ELSIF what = 'leave' THEN
+        DELETE FROM fencelock_waiters WHERE name = of AND ticket = what_ticket;
+    ELSIF what = 'release' THEN
+        DELETE FROM fencelock_holders WHERE name = of AND first = what_first RETURNING bell, claim INTO told_;
+        IF FOUND THEN
+            PERFORM fencelock_tell(told_.bell, 'lost ' || encode(told_.claim, 'hex'));
+        END IF;
+    ELSIF what = 'abandon' THEN
+        UPDATE fencelock_holders SET state = 'abandoned', expiry = least(expiry, now_ + delay), lock_delay = delay
+            WHERE name = of AND first = what_first;
+    ELSIF what = 'ask' THEN
+        UPDATE fencelock_holders SET state = 'asked' WHERE name = of AND first = what_first RETURNING bell, claim INTO told_;
+        IF FOUND THEN
+            PERFORM fencelock_tell(told_.bell, 'asked ' || encode(told_.claim, 'hex'));
+        END IF;
+    END IF;
+    IF last THEN
+        DELETE FROM fencelock_locks WHERE name = of;
+    END IF;
+    FOR told_ IN SELECT bell, claim FROM unnest(next_bells, next_claims) AS next (bell, claim) LOOP
+        PERFORM fencelock_tell(told_.bell, 'turn ' || encode(told_.claim, 'hex'));
+    END LOOP;
+    RETURN token_;
+END $$;

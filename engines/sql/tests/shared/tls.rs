@@ -1,0 +1,230 @@
+//! TLS to a database server: servers that insist on it, certificates that are not theirs, and a way that hides it. The same
+//! for each kind of server; `crate::open` opens its stores.
+
+mod way;
+
+use std::time::Duration;
+
+use fencelock_core::engine::Evict;
+use fencelock_core::{Client, Error, Guard};
+use fencelock_testbed::Proxy;
+use tokio::time::timeout;
+pub(crate) use way::{Ear, Meddle, Way};
+
+use crate::open;
+
+/// Far beyond what anything here takes.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Of the user `lock`. Nobody else may ever see it.
+pub(crate) const PASSWORD: &str = "hunter2";
+
+pub(crate) async fn opened(url: &str) -> Client {
+    open(url)
+        .await
+        .unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// The error of a store that cannot be opened, as one line that is nobody's password.
+async fn refused(url: &str) -> (Error, String) {
+    let error = match open(url).await {
+        Ok(_) => panic!("{url} can be opened"),
+        Err(error) => error,
+    };
+    let text = error.to_string();
+    assert!(!text.contains(PASSWORD) && !text.contains('\n'), "{text}");
+    (error, text)
+}
+
+/// That a store cannot be opened because of how it is configured, and what the error says.
+pub(crate) async fn misconfigured(url: &str, words: &[&str]) {
+    let (error, text) = refused(url).await;
+    assert!(matches!(error, Error::Config { .. }), "{url}: {error:?}");
+    for word in words {
+        assert!(text.contains(word), "{url}: {word}: {text}");
+    }
+}
+
+/// That the server lets this user not in, and what the error says.
+pub(crate) async fn not_let_in(url: &str, words: &[&str]) {
+    let (error, text) = refused(url).await;
+    assert!(matches!(error, Error::Refused { .. }), "{url}: {error:?}");
+    for word in words {
+        assert!(text.contains(word), "{url}: {word}: {text}");
+    }
+}
+
+pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
+    let done = timeout(LIMIT, future).await;
+    done.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+pub(crate) async fn take(client: &Client, name: &str) -> Guard {
+    soon("a lock", client.lock(name).ttl(Duration::from_secs(20)))
+        .await
+        .unwrap()
+}
+
+/// Takes, waits, hands over, evicts; and all of it again after the connections were cut.
+pub(crate) async fn locks(url: &str, cut: &Proxy) {
+    let (one, two) = (opened(url).await, opened(url).await);
+    for round in ["first", "after a cut"] {
+        let held = take(&one, "a").await;
+        assert!(
+            matches!(two.try_lock("a").await, Err(Error::Held { .. })),
+            "{url} {round}"
+        );
+        let waits = tokio::spawn({
+            let two = two.clone();
+            async move { take(&two, "a").await }
+        });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!waits.is_finished(), "{url} {round}: it is held twice");
+        let before = held.token();
+        held.release().await.unwrap();
+        let handed = soon("what was handed over", waits).await.unwrap();
+        assert!(handed.token() > before, "{url} {round}");
+        let evicted = one
+            .evict("a", handed.token(), Evict::Release)
+            .await
+            .unwrap();
+        assert!(evicted, "{url} {round}");
+        soon("the loss", handed.lost()).await;
+        drop(handed);
+        cut.reset();
+    }
+    one.close().await.unwrap();
+    two.close().await.unwrap();
+}
+
+/// A server whose certificate is right, and one whose is for db.example.
+pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, &str)) {
+    let ((url, ca), (named, its_ca)) = (right, named);
+    drop(opened(&format!("{url}?tls-ca={ca}")).await);
+    let by_name = url.replace("127.0.0.1", "localhost");
+    drop(opened(&format!("{by_name}?tls-ca={ca}")).await);
+    // Another authority; and none that this machine knows.
+    misconfigured(
+        &format!("{url}?tls-ca={its_ca}"),
+        &["authority", "tls-ca=FILE"],
+    )
+    .await;
+    misconfigured(&format!("{url}?tls=require"), &["tls-ca=FILE"]).await;
+    let words = ["is for db.example, and not for 127.0.0.1"];
+    misconfigured(&format!("{named}?tls-ca={its_ca}"), &words).await;
+    // Whoever only wants not to be overheard does not look.
+    drop(opened(&format!("{named}?tls=prefer")).await);
+}
+
+/// A server that wants a certificate of this client; that certificate and its key, and those of another server's client.
+pub(crate) async fn clients_show_their_own_certificates(
+    (url, ca): (&str, &str),
+    (cert, key): (String, String),
+    (other, its_key): (String, String),
+) {
+    let without = format!("{url}?tls-ca={ca}");
+    let client = opened(&format!("{without}&tls-cert={cert}&tls-key={key}")).await;
+    drop(take(&client, "a").await);
+    not_let_in(&without, &["give tls-cert and tls-key"]).await;
+    misconfigured(
+        &format!("{without}&tls-cert={other}&tls-key={its_key}"),
+        &["does not take the certificate of tls-cert"],
+    )
+    .await;
+    misconfigured(
+        &format!("{without}&tls-cert={cert}&tls-key={its_key}"),
+        &["tls-cert and tls-key"],
+    )
+    .await;
+}
+
+/// Somebody on the way says that the server has no TLS: nothing of worth is sent to him, but so many bytes.
+pub(crate) async fn tls_that_is_hidden_on_the_way(
+    (url, ca): (&str, &str),
+    strategies: &[&str],
+    hide: Meddle,
+    sent: usize,
+) {
+    for strategy in strategies {
+        let way = Way::to(port(url), hide);
+        let url = way.url(url, strategy);
+        misconfigured(&format!("{url}&tls-ca={ca}"), &["offers no TLS", "tls=off"]).await;
+        let heard = way.heard();
+        assert!(!heard.is_empty());
+        for heard in heard {
+            assert_eq!(heard.len(), sent, "{:?}", String::from_utf8_lossy(&heard));
+        }
+        // Whom that does not trouble, he hears: he would have heard the others, too.
+        drop(opened(&format!("{url}&tls=prefer")).await);
+        assert!(way.hears("SELECT"), "{url}");
+    }
+}
+
+/// Only who connects to whom can be seen on the way, and how much they talk.
+pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), strategies: &[&str]) {
+    for strategy in strategies {
+        for (tls, open) in [
+            (format!("tls-ca={ca}"), false),
+            ("tls=prefer".into(), false),
+            ("tls=off".into(), true),
+        ] {
+            let way = Way::listening(port(url));
+            let url = format!("{}&{tls}", way.url(url, strategy));
+            let client = opened(&url).await;
+            take(&client, "a-name").await.release().await.unwrap();
+            client.close().await.unwrap();
+            for word in ["SELECT", "lock", "fencelock"] {
+                assert_eq!(way.hears(word), open, "{url}: {word}");
+            }
+            assert!(
+                open || !way.hears("a-name") && !way.hears(PASSWORD),
+                "{url}"
+            );
+        }
+    }
+}
+
+/// A server without any TLS, which is how the defaults of this machine meet it; and an authority, whoever's it is.
+pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
+    for way in ["", "?tls=off", "?tls=prefer"] {
+        drop(opened(&format!("{url}{way}")).await);
+    }
+    misconfigured(
+        &format!("{url}?tls=require&tls-ca={ca}"),
+        &["offers no TLS", "no password and no statement was sent"],
+    )
+    .await;
+}
+
+/// 0.0.0.0 leads to this machine, too, but says nothing of it: it is one like any other.
+pub(crate) async fn another_machine((local, ca): (&str, &str)) {
+    let url = local.replace("127.0.0.1", "0.0.0.0");
+    misconfigured(&url, &["tls-ca=FILE"]).await;
+    let words = ["is for localhost, ", "and not for 0.0.0.0"];
+    misconfigured(&format!("{url}?tls-ca={ca}"), &words).await;
+    for (tls, said) in [
+        ("off", "is not encrypted"),
+        ("prefer", "checks no certificate"),
+    ] {
+        let client = opened(&format!("{url}?tls={tls}")).await;
+        let findings = client.diagnose().await.unwrap();
+        let found = findings.iter().find(|finding| finding.what.contains(said));
+        let found = found.unwrap_or_else(|| panic!("{url} {tls}: {findings:?}"));
+        assert!(
+            found.what.starts_with("0.0.0.0 is another machine"),
+            "{found:?}"
+        );
+        assert!(found.change.contains("tls=require"), "{found:?}");
+    }
+    let client = opened(local).await;
+    let findings = client.diagnose().await.unwrap();
+    assert!(
+        !findings
+            .iter()
+            .any(|finding| finding.what.contains("another machine"))
+    );
+}
+
+fn port(url: &str) -> u16 {
+    let (_, rest) = url.rsplit_once(':').unwrap();
+    rest.split('/').next().unwrap().parse().unwrap()
+}

@@ -1,0 +1,426 @@
+//! The file: made, deleted, damaged, foreign, locked.
+
+use std::time::Duration;
+
+use fencelock_core::engine::Leave;
+use fencelock_core::{Engine, Error, StoreUrl};
+use fencelock_sqlite::Sqlite;
+
+use super::*;
+
+async fn open(text: &str) -> Result<Sqlite, Error> {
+    Sqlite::open(StoreUrl::parse(text).unwrap()).await
+}
+
+/// What opening that file says, which must be about its configuration.
+async fn refusal(path: &Path) -> String {
+    let error = Sqlite::at(path).await.unwrap_err();
+    assert!(matches!(error, Error::Config { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(path.to_str().unwrap()), "{text}");
+    text
+}
+
+#[tokio::test]
+async fn tokens_increase_over_openings() {
+    let directory = Directory::new();
+    let mut last = None;
+    for _ in 0..3 {
+        let engine = directory.open().await;
+        let claim = claim("job");
+        let token = held(&engine, &claim).await.tokens.first;
+        assert!(Some(token) > last);
+        assert!(token.get() < 1 << 53);
+        last = Some(token);
+        engine.withdraw(&claim, Leave::Release).await.unwrap();
+        engine.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_file_is_made_anew_and_tokens_still_increase() {
+    let directory = Directory::new();
+    let (a, b) = (directory.open().await, directory.open().await);
+    let before = held(&a, &claim("job")).await.tokens.first;
+    for end in ["", "-wal", "-shm"] {
+        let path = format!("{}{end}", directory.file().display());
+        std::fs::remove_file(path).unwrap();
+    }
+    let after = held(&b, &claim("job")).await.tokens.first;
+    assert!(after > before);
+    // Both are on the new file.
+    busy(&a, &attempt(claim("job"))).await;
+}
+
+/// How often this process has the file open.
+#[cfg(target_os = "linux")]
+fn times_open(path: &Path) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let names = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    names.filter(|name| name == path).count()
+}
+
+/// As when a backup is moved to where a running process has just made the file anew.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_replaced_while_it_is_opened_is_left() {
+    for made in [false, true] {
+        let directory = Directory::new();
+        let backup = directory.0.join("backup.db");
+        let other = Sqlite::at(&backup).await.unwrap();
+        held(&other, &claim("job")).await;
+        other.close().await.unwrap();
+        // Whoever opens the file has to write to it, and waits until it is replaced.
+        if made {
+            directory.open().await.close().await.unwrap();
+        }
+        let first = directory.raw();
+        if made {
+            let sql = "UPDATE store SET boot = 'another'";
+            first.execute(sql, []).unwrap();
+        }
+        first.execute_batch("BEGIN EXCLUSIVE").unwrap();
+        let path = directory.file();
+        let before = times_open(&path);
+        let opening = tokio::spawn(async move { Sqlite::at(path).await });
+        while times_open(&directory.file()) == before {
+            tokio::task::yield_now().await;
+        }
+        for end in ["-wal", "-shm"] {
+            let path = format!("{}{end}", directory.file().display());
+            assert_eq!(std::fs::remove_file(path).is_ok(), made);
+        }
+        std::fs::rename(&backup, directory.file()).unwrap();
+        first.execute_batch("COMMIT").unwrap();
+        let engine = opening.await.unwrap().unwrap();
+        busy(&engine, &attempt(claim("job"))).await;
+    }
+}
+
+#[tokio::test]
+async fn rows_of_another_run_of_the_machine_are_over() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    let before = held(&engine, &claim("job")).await.tokens.first;
+    waiting(&engine, &claim("job")).await;
+    let sql = "UPDATE store SET boot = 'another', token = token + 5";
+    directory.raw().execute(sql, []).unwrap();
+    let sql = "UPDATE holders SET run = 'another'";
+    directory.raw().execute(sql, []).unwrap();
+    // A place in line as the clock of another run counts it.
+    let later = (now() + Duration::from_secs(3600)).as_nanos() as i64;
+    let sql = "UPDATE waiters SET expiry = ?1";
+    directory.raw().execute(sql, [later]).unwrap();
+    let error = engine.place(&claim("other")).await.unwrap_err();
+    assert!(error.to_string().contains("another machine"), "{error}");
+    engine.close().await.unwrap();
+
+    let engine = directory.open().await;
+    assert_eq!(rows(&directory), 0);
+    let after = held(&engine, &claim("job")).await.tokens.first;
+    assert!(after.get() > before.get() + 5);
+}
+
+#[tokio::test]
+async fn rows_that_nobody_meets_are_swept() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    let brief = lasting(50, claim("never used again"));
+    let grant = held(&engine, &brief).await;
+    engine.close().await.unwrap();
+    Clock::Boot
+        .sleep_until(grant.counted_from + Duration::from_millis(60))
+        .await;
+    let engine = directory.open().await;
+    engine.inspect().look(&name("job")).await.unwrap();
+    engine.close().await.unwrap();
+    assert_eq!(rows(&directory), 0);
+}
+
+#[tokio::test]
+async fn a_newer_format_is_refused_and_left_alone() {
+    let directory = Directory::new();
+    directory.open().await.close().await.unwrap();
+    let raw = directory.raw();
+    raw.execute_batch(
+        "PRAGMA user_version = 2; INSERT INTO waiters VALUES ('a', 1, x'00', 'x', 1, 'o', NULL, NULL)",
+    )
+    .unwrap();
+    let text = refusal(&directory.file()).await;
+    assert!(
+        text.contains("format is 2") && text.contains("newer fencelock"),
+        "{text}"
+    );
+    assert_eq!(rows(&directory), 1);
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_refused_and_left_alone() {
+    let directory = Directory::new();
+    let theirs = directory.raw();
+    theirs
+        .execute_batch("CREATE TABLE customers (name TEXT)")
+        .unwrap();
+    drop(theirs);
+    let bytes = std::fs::read(directory.file()).unwrap();
+    let text = refusal(&directory.file()).await;
+    assert!(text.contains("another program"), "{text}");
+    assert_eq!(std::fs::read(directory.file()).unwrap(), bytes);
+
+    let note = directory.0.join("note.txt");
+    std::fs::write(&note, "dear diary, ".repeat(200)).unwrap();
+    let text = refusal(&note).await;
+    assert!(text.contains("no SQLite database"), "{text}");
+    assert_eq!(
+        std::fs::read_to_string(&note).unwrap(),
+        "dear diary, ".repeat(200)
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_told() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    held(&engine, &claim("job")).await;
+    engine.close().await.unwrap();
+    let mut bytes = std::fs::read(directory.file()).unwrap();
+    let page = 4096;
+    assert!(bytes.len() >= 4 * page);
+    bytes[page..].fill(0xff);
+    std::fs::write(directory.file(), bytes).unwrap();
+    let text = refusal(&directory.file()).await;
+    assert!(
+        text.contains("damaged") && text.contains("delete it"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_path_that_cannot_be_is_named() {
+    let directory = Directory::new();
+    let text = refusal(&directory.0.join("missing/locks.db")).await;
+    assert!(text.contains("does not exist"), "{text}");
+    let text = refusal(&directory.0).await;
+    assert!(text.contains("is a directory"), "{text}");
+    std::fs::write(directory.0.join("plain"), "").unwrap();
+    refusal(&directory.0.join("plain/locks.db")).await;
+}
+
+/// By the other name nobody would meet: SQLite names the files beside it by the path.
+#[tokio::test]
+async fn a_file_with_two_names_is_refused() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    held(&engine, &claim("job")).await;
+    let linked = directory.0.join("linked.db");
+    std::fs::hard_link(directory.file(), &linked).unwrap();
+    for path in [&linked, &directory.file()] {
+        let text = refusal(path).await;
+        assert!(text.contains("2 names"), "{text}");
+    }
+    // Whoever has it open goes on.
+    held(&engine, &claim("other")).await;
+    std::fs::remove_file(linked).unwrap();
+    let link = directory.0.join("link.db");
+    std::os::unix::fs::symlink(directory.file(), &link).unwrap();
+    busy(&Sqlite::at(link).await.unwrap(), &attempt(claim("job"))).await;
+}
+
+/// As an earlier version made it.
+#[tokio::test]
+async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    held(&engine, &claim("job")).await;
+    engine.close().await.unwrap();
+    let raw = directory.raw();
+    raw.execute_batch(
+        "ALTER TABLE holders DROP COLUMN run; ALTER TABLE holders DROP COLUMN written;
+         ALTER TABLE waiters DROP COLUMN label",
+    )
+    .unwrap();
+    let engine = directory.open().await;
+    busy(&engine, &attempt(claim("job"))).await;
+    let labelled = Claim {
+        label: Some("nightly".into()),
+        ..claim("job")
+    };
+    waiting(&engine, &labelled).await;
+    let view = engine.inspect().look(&name("job")).await.unwrap();
+    assert_eq!(view.waiters[0].label.as_deref(), Some("nightly"));
+    held(&engine, &claim("other")).await;
+    // In another run of the machine none of them holds.
+    raw.execute("UPDATE store SET boot = 'another'", [])
+        .unwrap();
+    raw.execute(
+        "UPDATE holders SET run = 'another' WHERE run IS NOT NULL",
+        [],
+    )
+    .unwrap();
+    let engine = directory.open().await;
+    held(&engine, &attempt(claim("other"))).await;
+}
+
+#[tokio::test]
+async fn urls_are_checked() {
+    let directory = Directory::new();
+    let path = directory.file().display().to_string();
+    let engine = open(&format!(
+        "sqlite:{path}?response-timeout=1s&connect-timeout=1s"
+    ))
+    .await;
+    assert_eq!(engine.unwrap().to_string(), format!("sqlite:{path}"));
+    for (url, says) in [
+        (
+            format!("sqlite:{path}?respnse-timeout=1s"),
+            "respnse-timeout",
+        ),
+        (format!("sqlite:{path}?response-timeout=soon"), "soon"),
+        (format!("sqlite://{path}"), "one slash"),
+        ("sqlite://ann:secret@host/db".to_owned(), "no host"),
+    ] {
+        let error = open(&url).await.unwrap_err();
+        assert!(matches!(error, Error::Config { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(says) && !text.contains("secret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_others_keep_locked_is_waited_for_and_then_told() {
+    let directory = Directory::new();
+    directory.open().await.close().await.unwrap();
+    let path = directory.file().display().to_string();
+    let engine = open(&format!("sqlite:{path}?response-timeout=300ms"))
+        .await
+        .unwrap();
+    let other = directory.raw();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let (start, claim) = (now(), claim("job"));
+    let error = engine.place(&claim).await.unwrap_err();
+    let waited = now().since(start);
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.contains("take lock job") && text.contains(&path),
+        "{text}"
+    );
+    let bounds = Duration::from_millis(300)..Duration::from_millis(1500);
+    assert!(bounds.contains(&waited), "{waited:?}");
+    // Looking needs no lock on the file.
+    assert!(
+        engine
+            .inspect()
+            .look(&claim.name)
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
+    other.execute_batch("COMMIT").unwrap();
+    held(&engine, &claim).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_fails_does_not_fail_those_beside_it() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    held(&engine, &claim("broken")).await;
+    let raw = directory.raw();
+    raw.execute("UPDATE holders SET mode = '?'", []).unwrap();
+    // All of these are queued while the file is locked, so they go into one transaction.
+    raw.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let place = |text: &'static str| {
+        let engine = Arc::clone(&engine);
+        tokio::spawn(async move { engine.place(&claim(text)).await })
+    };
+    let placed = ["first", "a", "broken", "b"].map(place);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    raw.execute_batch("COMMIT").unwrap();
+    for (at, placed) in placed.into_iter().enumerate() {
+        let placed = placed.await.unwrap();
+        assert_eq!(placed.is_err(), at == 2, "{at}: {placed:?}");
+    }
+}
+
+#[tokio::test]
+async fn many_open_a_new_file_at_once() {
+    let directory = Directory::new();
+    let open = || {
+        let path = directory.file();
+        tokio::spawn(async move { Sqlite::at(path).await.map(drop) })
+    };
+    let opened: Vec<_> = (0..20).map(|_| open()).collect();
+    for opened in opened {
+        opened.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn closed_is_closed() {
+    let directory = Directory::new();
+    let engine = directory.open().await;
+    engine.close().await.unwrap();
+    let error = engine.place(&claim("job")).await.unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error:?}");
+    let mut events = engine.events().unwrap();
+    assert!(events.next().await.is_none());
+    assert!(engine.events().is_err(), "events have one listener");
+    engine.close().await.unwrap();
+}
+
+/// The thread waits as long as opening may take; whoever closes waits as long as for an answer.
+#[tokio::test]
+async fn closing_does_not_wait_for_ever() {
+    let directory = Directory::new();
+    let path = directory.file().display().to_string();
+    let url = format!("sqlite:{path}?response-timeout=100ms&connect-timeout=60s");
+    let engine = open(&url).await.unwrap();
+    for end in ["", "-wal", "-shm"] {
+        std::fs::remove_file(format!("{path}{end}")).unwrap();
+    }
+    let other = directory.raw();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let error = engine.place(&claim("job")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
+    let error = closed.unwrap().unwrap_err().to_string();
+    assert!(error.contains("close the file"), "{error}");
+    other.execute_batch("COMMIT").unwrap();
+}
+
+/// In a process of its own, which runs out of file descriptors.
+#[tokio::test]
+async fn closing_needs_no_file_descriptor() {
+    const PATH: &str = "FILE_OF_ONE_WITHOUT_DESCRIPTORS";
+    if let Some(path) = std::env::var_os(PATH) {
+        let engine = Sqlite::at(path).await.unwrap();
+        held(&engine, &claim("job")).await;
+        let mut files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        let start = now();
+        let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
+        closed.unwrap().unwrap();
+        // Nothing that was waited for in vain.
+        assert!(now().since(start) < Duration::from_secs(4));
+        drop(files);
+        println!("it is closed.");
+        return;
+    }
+    let directory = Directory::new();
+    let child = std::process::Command::new("bash")
+        .args(["-c", r#"ulimit -n 64; exec "$0" "$@""#])
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "--nocapture",
+            "file::closing_needs_no_file_descriptor",
+        ])
+        .env(PATH, directory.file())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&child.stdout);
+    assert!(told.contains("it is closed."), "{told}");
+}
