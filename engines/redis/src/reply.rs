@@ -12,6 +12,11 @@ pub(crate) fn unexpected(value: &Value) -> RedisError {
     ))
 }
 
+/// Replies that are not what was expected.
+pub(crate) fn unexpected_all(values: &[Value]) -> RedisError {
+    unexpected(&Value::Array(values.to_vec()))
+}
+
 /// A reply as text, if it is text.
 pub(crate) fn text(value: &Value) -> Option<String> {
     match value {

@@ -226,7 +226,10 @@ fn no_fault_grants_twice() {
     }
     let (injected, histories) = bed.end();
     let grants: usize = histories.values().map(Vec::len).sum();
-    println!("{grants} grants in {:?}, under {injected:?}", begin.elapsed());
+    println!(
+        "{grants} grants in {:?}, under {injected:?}",
+        begin.elapsed()
+    );
     let found: Vec<_> = histories.values().flat_map(|all| faults(all)).collect();
     assert!(found.is_empty(), "{found:#?}");
 }

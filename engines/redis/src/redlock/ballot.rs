@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::node::Node;
 use super::round::Tally;
 use crate::error::explain;
-use crate::reply::unexpected;
+use crate::reply::unexpected_all;
 
 const ACTION: &str = "placing a claim";
 
@@ -111,7 +111,7 @@ struct Voter<'a> {
 impl Voter<'_> {
     fn read_fast(&self, replies: &Replies<'_>) -> Result<Vote, RedisError> {
         let [set, drawn] = &*replies.values else {
-            return Err(strange(replies.values));
+            return Err(unexpected_all(replies.values));
         };
         for answer in [set, drawn] {
             if let Value::ServerError(error) = answer {
@@ -119,7 +119,7 @@ impl Voter<'_> {
             }
         }
         let (Value::Int(counter), Some(micros)) = (drawn, replies.micros) else {
-            return Err(strange(replies.values));
+            return Err(unexpected_all(replies.values));
         };
         let counted = self.check(replies, micros, *counter);
         Ok(counted.map_or_else(
@@ -135,7 +135,7 @@ impl Voter<'_> {
         let parts = match &*replies.values {
             [Value::Array(parts)] => parts,
             [Value::ServerError(error)] => return Err(error.clone().into()),
-            other => return Err(strange(other)),
+            other => return Err(unexpected_all(other)),
         };
         let [
             Value::BulkString(word),
@@ -144,7 +144,7 @@ impl Voter<'_> {
             Value::Int(left),
         ] = &parts[..]
         else {
-            return Err(strange(parts));
+            return Err(unexpected_all(parts));
         };
         if &word[..] == b"late" {
             self.check_clock(replies, *micros);
@@ -186,10 +186,6 @@ impl Voter<'_> {
     fn void(&self, why: &str) -> Vote {
         Vote::Failed(Error::unavailable(&self.node.name, ACTION, why))
     }
-}
-
-fn strange(answers: &[Value]) -> RedisError {
-    unexpected(&Value::Array(answers.to_vec()))
 }
 
 #[cfg(test)]

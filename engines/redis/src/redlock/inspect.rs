@@ -90,7 +90,7 @@ async fn see(state: &State, name: &LockName) -> Result<Vec<Seen>> {
             () = &mut timeout => None,
         };
         match answer {
-            Some(Ok(told)) => seen.push(told),
+            Some(Ok(one)) => seen.push(one),
             Some(Err(error)) => failed.push(error),
             None => break,
         }

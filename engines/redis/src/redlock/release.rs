@@ -54,9 +54,9 @@ async fn everywhere(state: &State, claim: &Claim, how: &[u8]) -> Result<Withdraw
         codes: [0; 5],
         failed: Vec::new(),
     });
-    let told = Arc::clone(&round);
+    let counted = Arc::clone(&round);
     withdraw_at(members, command, claim, move |node, answer| {
-        told.count(|withdrawals| withdrawals.count(node, answer));
+        counted.count(|withdrawals| withdrawals.count(node, answer));
     });
     round.enough(state.config.node_timeout.max(TIMEOUT)).await;
     let (codes, failed) = {

@@ -179,7 +179,7 @@ impl Attempt<'_> {
             command.arg(u8::from(ballot.yes.contains(&(node.index, token))));
             let round = Arc::clone(&round);
             let count = move |replies: Result<Replies<'_>, RedisError>| {
-                let marked = replies.is_ok_and(|told| matches!(told.values, [Value::Int(1)]));
+                let marked = replies.is_ok_and(|replies| matches!(replies.values, [Value::Int(1)]));
                 round.count(|marks| {
                     marks.yes += usize::from(marked);
                     marks.left -= 1;

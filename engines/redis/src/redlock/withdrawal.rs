@@ -11,7 +11,7 @@ use super::node::Voters;
 use super::round::{Round, Tally};
 use super::state::State;
 use crate::keys::queue_key;
-use crate::reply::unexpected;
+use crate::reply::unexpected_all;
 use crate::stored::{mark, push_number};
 
 /// What the stored value of a claim, or of one attempt of it, begins with.
@@ -40,29 +40,29 @@ pub(crate) fn withdrawal(state: &State, claim: &Claim, attempt: Option<u64>, how
     command
 }
 
-/// Withdraws at these nodes. `told` gets the index of each node with its code or error. A withdrawal without a reply is sent
+/// Withdraws at these nodes. `count` gets the index of each node with its code or error. A withdrawal without a reply is sent
 /// again when the node is back.
 pub(crate) fn withdraw_at(
     nodes: Voters,
     command: Cmd,
     claim: &Claim,
-    told: impl Fn(usize, Result<i64, RedisError>) + Send + Sync + 'static,
+    count: impl Fn(usize, Result<i64, RedisError>) + Send + Sync + 'static,
 ) {
-    let shared = Arc::new((command, told));
+    let shared = Arc::new((command, count));
     let lease = claim.ttl.saturating_add(claim.lock_delay);
     for (node, connection) in nodes {
         let asked = Arc::clone(&shared);
         let on_replies = move |replies: Result<Replies<'_>, RedisError>| {
-            let (command, told) = &*asked;
+            let (command, count) = &*asked;
             let code = replies.and_then(|replies| match replies.values {
                 [Value::Int(code)] => Ok(*code),
                 [Value::ServerError(error)] => Err(error.clone().into()),
-                other => Err(unexpected(&Value::Array(other.to_vec()))),
+                other => Err(unexpected_all(other)),
             });
             if code.is_err() {
                 node.keep_withdrawal(Clock::Boot.now() + lease, command.clone());
             }
-            told(node.index, code);
+            count(node.index, code);
         };
         let command = std::slice::from_ref(&shared.0);
         connection.send(command, false, Box::new(on_replies));
@@ -84,9 +84,9 @@ impl Tally for Left {
 pub(crate) async fn undo(state: &State, nodes: Voters, claim: &Claim, attempt: u64) {
     let command = withdrawal(state, claim, Some(attempt), b"undo");
     let round = Round::new(Left(nodes.len()));
-    let told = Arc::clone(&round);
+    let counted = Arc::clone(&round);
     withdraw_at(nodes, command, claim, move |_, _| {
-        told.count(|left| left.0 -= 1);
+        counted.count(|left| left.0 -= 1);
     });
     round.enough(state.config.node_timeout).await;
 }

@@ -69,7 +69,11 @@ impl Locks {
     }
 
     /// A claim that the server has in its queue and that does not wait here, as if it were withdrawn at the same time.
-    async fn queued_without_waiting(gated: &Store, free: &Store, server: &Server) -> (Claim, Claim) {
+    async fn queued_without_waiting(
+        gated: &Store,
+        free: &Store,
+        server: &Server,
+    ) -> (Claim, Claim) {
         let (queue, who) = (
             "{give-back}:fencelock:line",
             "{give-back}:fencelock:line:who",
