@@ -280,10 +280,8 @@ impl Listener {
                 }
             }
             PushKind::SSubscribe => self.subscriptions.confirmed(&channel()),
-            PushKind::SUnsubscribe => {
-                if self.subscriptions.ended(&channel()) {
-                    (self.on_push)(Push::SlotMoved);
-                }
+            PushKind::SUnsubscribe if self.subscriptions.ended(&channel()) => {
+                (self.on_push)(Push::SlotMoved);
             }
             PushKind::Disconnection => self.health.break_off(),
             _ => {}
