@@ -19,6 +19,8 @@ use crate::servers::{Gate, GrantRules, Servers};
 use crate::stored::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
 use crate::writer::{Use, Writer};
 
+const ACTION: &str = "placing a claim";
+
 /// The longest pause between attempts while a client of another kind holds, in ms.
 const LONGEST_PAUSE: u32 = 200;
 
@@ -45,7 +47,13 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
     }
     let entry = entry.or_else(|| claim.wait.then(|| state.entries.register(claim.id)));
     // Boxed, so that the future of the fast path stays small.
-    let standing = Box::pin(by_script(servers, claim, entry.as_deref())).await;
+    let placing = Placing {
+        servers,
+        claim,
+        keys: state.keys(&claim.name),
+        entry: entry.as_deref(),
+    };
+    let standing = Box::pin(placing.run()).await;
     match &standing {
         Ok(Standing::Held(_)) if !fast && is_new => contention.lower(),
         Ok(Standing::Held(_)) => {}
@@ -85,7 +93,7 @@ fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
         "the server was started or promoted recently and may have forgotten who holds; it grants nothing for another \
          {left:?} (restart-delay, promotion-delay)"
     );
-    Err(Error::unavailable(store, "placing a claim", cause))
+    Err(Error::unavailable(store, ACTION, cause))
 }
 
 /// Takes a free lock in two commands without a script. `None`: the script must decide.
@@ -116,7 +124,7 @@ async fn fast_path(
             let error = RedisError::from(error.clone());
             connection.note(Some(&error));
             let taken = matches!(set, Some(Value::Okay));
-            let error = state.failed("placing a claim", Some(&claim.name), error);
+            let error = state.failed(ACTION, Some(&claim.name), error);
             // If the key was set, it must be withdrawn, so the error must not read as final.
             return Err(match error {
                 error if taken && !error.is_retryable() => {
@@ -151,10 +159,7 @@ async fn fast_path(
 
 /// What `place.lua` answers.
 enum Placed {
-    Held {
-        first: Token,
-        count: u32,
-    },
+    Held(Tokens),
     Waits(Queued),
     Busy,
     /// The request came after its deadline. The server's time in ms.
@@ -187,10 +192,10 @@ impl Placed {
         };
         let positive = |at: usize| u64::try_from(number(at)).unwrap_or(0);
         match &word[..] {
-            b"held" => Some(Self::Held {
+            b"held" => Some(Self::Held(Tokens {
                 first: Token(positive(1)),
                 count: u32::try_from(positive(2)).unwrap_or(1).max(1),
-            }),
+            })),
             b"waits" => Some(Self::Waits(Queued {
                 counter: positive(1),
                 ahead: positive(2),
@@ -206,168 +211,169 @@ impl Placed {
     }
 }
 
-/// By script: to wait, shared, recorded, or again.
-async fn by_script(servers: &Servers, claim: &Claim, entry: Option<&Entry>) -> Result<Standing> {
-    let state = &servers.state;
-    let keys = state.keys(&claim.name);
-    let mut retries = Retries::new(&state.config);
-    let mut was_late = false;
-    loop {
-        let (node, main) = match ready(servers, claim, keys.slot).await {
-            Ok(ready) => ready,
-            Err(answer) => {
-                if let Some(entry) = entry {
-                    entry.not_asked();
+/// Placing a claim by script: to wait, shared, recorded, or again.
+struct Placing<'a> {
+    servers: &'a Servers,
+    claim: &'a Claim,
+    keys: Keys<'a>,
+    entry: Option<&'a Entry>,
+}
+
+impl Placing<'_> {
+    async fn run(&self) -> Result<Standing> {
+        let (servers, claim, slot) = (self.servers, self.claim, self.keys.slot);
+        let state = &servers.state;
+        let mut retries = Retries::new(&state.config);
+        let mut was_late = false;
+        loop {
+            let (node, main) = match ready(servers, claim, slot).await {
+                Ok(ready) => ready,
+                Err(answer) => {
+                    if let Some(entry) = self.entry {
+                        entry.not_asked();
+                    }
+                    return answer;
                 }
-                return answer;
-            }
-        };
-        if entry.is_some()
-            && let Some(channel) = keys.channel(&state.channel)
-            && let Err(error) = main.listen(&channel).await
-        {
-            if servers.should_retry(&mut retries, keys.slot, &error).await {
-                continue;
-            }
-            let action = "subscribing to a channel fencelock:*";
-            return Err(state.failed(action, Some(&claim.name), error));
-        }
-        let mut writer = node.writer(Use::Grant, state, &main).await?;
-        let connection = writer.as_deref().unwrap_or(&main);
-        let asked_at = Clock::Boot.now();
-        let answer = match run_place(servers, claim, &keys, entry, connection).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                if servers.should_retry(&mut retries, keys.slot, &error).await {
+            };
+            if let Err(error) = self.listen(&main).await {
+                if servers.should_retry(&mut retries, slot, &error).await {
                     continue;
                 }
-                let error = servers.place_failed(claim, connection, error);
-                if let Some(writer) = &mut writer {
-                    writer.spoil();
+                let action = "subscribing to a channel fencelock:*";
+                return Err(state.failed(action, Some(&claim.name), error));
+            }
+            let mut writer = node.writer(Use::Grant, state, &main).await?;
+            let connection = writer.as_deref().unwrap_or(&main);
+            let asked_at = Clock::Boot.now();
+            let answer = match self.send(connection).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    if servers.should_retry(&mut retries, slot, &error).await {
+                        continue;
+                    }
+                    let error = servers.place_failed(claim, connection, error);
+                    if let Some(writer) = &mut writer {
+                        writer.spoil();
+                    }
+                    return Err(error);
                 }
-                return Err(error);
+            };
+            match Placed::read(&answer) {
+                Some(Placed::Held(tokens)) => {
+                    state.saw(slot, tokens.first.get() + u64::from(tokens.count) - 1);
+                    if let Some(writer) = &mut writer {
+                        let rules = servers.grant_rules(slot, &node, &main);
+                        self.replicate(writer, &rules).await?;
+                    }
+                    return Ok(self.held(tokens, asked_at));
+                }
+                Some(Placed::Waits(queued)) => return Ok(self.waiting(&queued, asked_at)),
+                Some(Placed::Busy) => {
+                    state.entries.remove(&claim.id);
+                    return Ok(Standing::Busy);
+                }
+                Some(Placed::Late(now)) if !was_late => {
+                    connection.set_server_time(asked_at, now);
+                    main.set_server_time(asked_at, now);
+                    was_late = true;
+                }
+                Some(Placed::Late(_)) => {
+                    let cause = "the request reached the server too late";
+                    return Err(Error::unavailable(state.store(), ACTION, cause));
+                }
+                Some(Placed::Newer) => return Err(unreadable(state.store(), &claim.name)),
+                None => return Err(servers.place_failed(claim, connection, unexpected(&answer))),
+            }
+        }
+    }
+
+    /// Before a claim is queued in a cluster: listens to the channel of its slot.
+    async fn listen(&self, main: &Connection) -> Result<(), RedisError> {
+        match self.keys.channel(&self.servers.state.channel) {
+            Some(channel) if self.entry.is_some() => main.listen(&channel).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn send(&self, connection: &Connection) -> Result<Value, RedisError> {
+        let (state, claim, keys) = (&self.servers.state, self.claim, &self.keys);
+        let mut rest = Vec::with_capacity(64 + claim.owner.len());
+        push_rest(&mut rest, claim, &state.channel);
+        let ticket = self
+            .entry
+            .map_or(0, |entry| entry.ticket.load(Ordering::Relaxed));
+        // A queue whose waiters have not been placed again for several rechecks is forgotten.
+        let queue_px = (4 * millis(state.config.claim_window)).max(10_000);
+        let (id, kind) = (mark(&claim.id), kind(claim.mode));
+        let (floor, deadline) = (state.highest(keys.slot), connection.deadline());
+        let args = |command: &mut Cmd| {
+            keys.push_all(command);
+            command
+                .arg(&id[4..])
+                .arg(&kind)
+                .arg(px(claim))
+                .arg(millis(window(self.servers, claim)))
+                .arg(claim.reserve.max(1))
+                .arg(u8::from(claim.wait))
+                .arg(floor)
+                .arg(deadline)
+                .arg(ticket)
+                .arg(&rest[..])
+                .arg(queue_px);
+        };
+        connection.run(&state.scripts.place, args).await
+    }
+
+    fn held(&self, tokens: Tokens, asked_at: BootInstant) -> Standing {
+        self.servers.state.entries.remove(&self.claim.id);
+        Standing::Held(Grant {
+            tokens,
+            counted_from: asked_at,
+            lease: self.claim.ttl,
+            recorded: true,
+        })
+    }
+
+    fn waiting(&self, queued: &Queued, asked_at: BootInstant) -> Standing {
+        self.servers.state.saw(self.keys.slot, queued.counter);
+        if let Some(entry) = self.entry {
+            entry.ticket.store(queued.ticket, Ordering::Relaxed);
+            entry.waits(asked_at, queued.counter);
+        }
+        let window = window(self.servers, self.claim);
+        Standing::Waiting(Place {
+            ahead: Some(queued.ahead),
+            recheck: asked_at + recheck(window, queued, self.entry),
+        })
+    }
+
+    /// Waits until as many replicas as were asked for have the grant. If too few have it, the grant is withdrawn.
+    async fn replicate(&self, writer: &mut Writer, rules: &GrantRules) -> Result<()> {
+        let (state, claim) = (&self.servers.state, self.claim);
+        let asked = state.config.replicas;
+        let timeout = state.config.response_timeout / 2;
+        let have = match writer.replicated(asked, timeout).await {
+            Ok(have) if have >= asked => return Ok(()),
+            Ok(have) => have,
+            Err(error) => {
+                writer.spoil();
+                return Err(self.servers.place_failed(claim, writer, error));
             }
         };
-        match Placed::read(&answer) {
-            Some(Placed::Held { first, count }) => {
-                state.saw(keys.slot, first.get() + u64::from(count) - 1);
-                if let Some(writer) = &mut writer {
-                    let rules = servers.grant_rules(keys.slot, &node, &main);
-                    replicate(servers, claim, &keys, writer, &rules).await?;
-                }
-                state.entries.remove(&claim.id);
-                return Ok(Standing::Held(Grant {
-                    tokens: Tokens { first, count },
-                    counted_from: asked_at,
-                    lease: claim.ttl,
-                    recorded: true,
-                }));
-            }
-            Some(Placed::Waits(queued)) => {
-                state.saw(keys.slot, queued.counter);
-                return Ok(waiting(servers, claim, entry, &queued, asked_at));
-            }
-            Some(Placed::Busy) => {
-                state.entries.remove(&claim.id);
-                return Ok(Standing::Busy);
-            }
-            Some(Placed::Late(now)) if !was_late => {
-                connection.set_server_time(asked_at, now);
-                main.set_server_time(asked_at, now);
-                was_late = true;
-            }
-            Some(Placed::Late(_)) => {
-                let cause = "the request reached the server too late";
-                return Err(Error::unavailable(state.store(), "placing a claim", cause));
-            }
-            Some(Placed::Newer) => return Err(unreadable(state.store(), &claim.name)),
-            None => return Err(servers.place_failed(claim, connection, unexpected(&answer))),
-        }
-    }
-}
-
-async fn run_place(
-    servers: &Servers,
-    claim: &Claim,
-    keys: &Keys<'_>,
-    entry: Option<&Entry>,
-    connection: &Connection,
-) -> Result<Value, RedisError> {
-    let state = &servers.state;
-    let mut rest = Vec::with_capacity(64 + claim.owner.len());
-    push_rest(&mut rest, claim, &state.channel);
-    let ticket = entry.map_or(0, |entry| entry.ticket.load(Ordering::Relaxed));
-    // A queue whose waiters have not been placed again for several rechecks is forgotten.
-    let queue_px = (4 * millis(state.config.claim_window)).max(10_000);
-    let (id, kind) = (mark(&claim.id), kind(claim.mode));
-    let (floor, deadline) = (state.highest(keys.slot), connection.deadline());
-    let args = |command: &mut Cmd| {
-        keys.push_all(command);
-        command
-            .arg(&id[4..])
-            .arg(&kind)
-            .arg(px(claim))
-            .arg(millis(window(servers, claim)))
-            .arg(claim.reserve.max(1))
-            .arg(u8::from(claim.wait))
-            .arg(floor)
-            .arg(deadline)
-            .arg(ticket)
-            .arg(&rest[..])
-            .arg(queue_px);
-    };
-    connection.run(&state.scripts.place, args).await
-}
-
-fn waiting(
-    servers: &Servers,
-    claim: &Claim,
-    entry: Option<&Entry>,
-    queued: &Queued,
-    asked_at: BootInstant,
-) -> Standing {
-    if let Some(entry) = entry {
-        entry.ticket.store(queued.ticket, Ordering::Relaxed);
-        entry.waits(asked_at, queued.counter);
-    }
-    Standing::Waiting(Place {
-        ahead: Some(queued.ahead),
-        recheck: asked_at + recheck(window(servers, claim), queued, entry),
-    })
-}
-
-/// Waits until as many replicas as were asked for have the grant. If too few have it, the grant is withdrawn.
-async fn replicate(
-    servers: &Servers,
-    claim: &Claim,
-    keys: &Keys<'_>,
-    writer: &mut Writer,
-    rules: &GrantRules,
-) -> Result<()> {
-    let state = &servers.state;
-    let asked = state.config.replicas;
-    let timeout = state.config.response_timeout / 2;
-    let have = match writer.replicated(asked, timeout).await {
-        Ok(have) if have >= asked => return Ok(()),
-        Ok(have) => have,
-        Err(error) => {
+        let mark = mark(&claim.id);
+        let args = |command: &mut Cmd| {
+            self.keys.push_all(command);
+            command.arg(&mark[..]).arg("");
+            rules.push(command);
+        };
+        if let Err(error) = writer.run(&state.scripts.withdraw, args).await {
             writer.spoil();
-            return Err(servers.place_failed(claim, writer, error));
+            // The core withdraws it again.
+            let error = state.failed("withdrawing a claim", Some(&claim.name), error);
+            tracing::debug!(name = %claim.name, %error, "a grant that too few replicas have stays for a while");
         }
-    };
-    let mark = mark(&claim.id);
-    let args = |command: &mut Cmd| {
-        keys.push_all(command);
-        command.arg(&mark[..]).arg("");
-        rules.push(command);
-    };
-    if let Err(error) = writer.run(&state.scripts.withdraw, args).await {
-        writer.spoil();
-        // The core withdraws it again.
-        let error = state.failed("withdrawing a claim", Some(&claim.name), error);
-        tracing::debug!(name = %claim.name, %error, "a grant that too few replicas have stays for a while");
+        Err(too_few_replicas(state.store(), have, asked, timeout))
     }
-    Err(too_few_replicas(state.store(), have, asked, timeout))
 }
 
 pub(crate) fn too_few_replicas(store: &str, have: u32, asked: u32, timeout: Duration) -> Error {
