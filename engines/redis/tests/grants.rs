@@ -8,6 +8,8 @@
 //! restarted nodes vote at once, and the run finds faults.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod history;
+
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +20,8 @@ use std::time::{Duration, Instant};
 use fencelock_core::{BootInstant, Client, Clock, StoreUrl};
 use fencelock_redis::Redlock;
 use fencelock_testbed::{Flow, Proxy, Redis, Redlock as Group, Worker};
+
+use crate::history::{Stay, faults};
 
 const NODES: usize = 5;
 const PROCESSES: usize = 8;
@@ -41,74 +45,7 @@ fn ms(millis: u64) -> Duration {
 fn main() {
     match std::env::var(WORKER) {
         Ok(url) => work(&url),
-        Err(_) => {
-            each_kind_of_fault_is_found();
-            no_fault_grants_twice();
-        }
-    }
-}
-
-/// One hold as its holder saw it, in ns of the boot clock.
-#[derive(Clone, Copy, Debug)]
-struct Stay {
-    token: u64,
-    /// When it was requested.
-    asked: u64,
-    /// When the holder had the grant.
-    from: u64,
-    /// When the holder last considered it valid.
-    to: u64,
-}
-
-/// The faults in the history of a name.
-fn faults(stays: &[Stay]) -> Vec<String> {
-    let mut faults = Vec::new();
-    let mut sorted = stays.to_vec();
-    sorted.sort_by_key(|stay| stay.token);
-    for pair in sorted.windows(2) {
-        if pair[0].token == pair[1].token {
-            faults.push(format!("one token twice: {pair:?}"));
-        }
-    }
-    let mut first_later: Option<Stay> = None;
-    for stay in sorted.iter().rev() {
-        if let Some(later) = first_later.filter(|later| later.from < stay.asked) {
-            faults.push(format!("tokens against time: {later:?} {stay:?}"));
-        }
-        if first_later.is_none_or(|later| stay.from < later.from) {
-            first_later = Some(*stay);
-        }
-    }
-    sorted.sort_by_key(|stay| stay.from);
-    let mut last: Option<Stay> = None;
-    for stay in sorted {
-        if let Some(last) = last.filter(|last| last.to > stay.from) {
-            faults.push(format!("two at once: {last:?} {stay:?}"));
-        }
-        if last.is_none_or(|last| stay.to > last.to) {
-            last = Some(stay);
-        }
-    }
-    faults
-}
-
-fn each_kind_of_fault_is_found() {
-    let stay = |token, asked, from, to| Stay {
-        token,
-        asked,
-        from,
-        to,
-    };
-    let right = [stay(1, 0, 1, 10), stay(2, 0, 10, 20), stay(3, 0, 30, 30)];
-    assert!(faults(&right).is_empty());
-    for (wrong, what) in [
-        ([stay(1, 0, 1, 10), stay(1, 0, 10, 20)], "one token twice"),
-        ([stay(2, 0, 1, 10), stay(1, 11, 12, 20)], "against time"),
-        ([stay(1, 0, 1, 10), stay(2, 0, 9, 20)], "two at once"),
-        ([stay(1, 0, 1, 100), stay(2, 0, 9, 20)], "two at once"),
-    ] {
-        let found = faults(&wrong);
-        assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
+        Err(_) => no_fault_grants_twice(),
     }
 }
 

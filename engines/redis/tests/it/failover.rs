@@ -10,53 +10,34 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave};
-use fencelock_core::{BootInstant, Clock, Engine, Error};
+use fencelock_core::{Clock, Engine, Error};
 use fencelock_testbed::{RedisCluster, RedisSentinel};
 
+use crate::history::{Stay, faults};
 use crate::support::{Store, ms, open};
 
 /// The longest hold.
 const TTL: Duration = Duration::from_millis(1500);
 
-/// One hold, as its holder saw it.
-#[derive(Clone, Copy, Debug)]
-struct Stay {
-    token: u64,
-    from: BootInstant,
-    to: BootInstant,
-}
-
-/// The faults of a history.
-fn faults(stays: &[Stay]) -> Vec<String> {
-    let mut sorted = stays.to_vec();
-    sorted.sort_by_key(|stay| stay.token);
-    let mut faults = Vec::new();
-    for pair in sorted.windows(2) {
-        let (one, two) = (pair[0], pair[1]);
-        if one.token == two.token {
-            faults.push(format!("one token twice: {one:?} {two:?}"));
-        }
-        // The next hold must begin after the end of the previous one.
-        if two.from < one.to {
-            faults.push(format!(
-                "two at once, or tokens against time: {one:?} {two:?}"
-            ));
-        }
-    }
-    faults
-}
-
 #[test]
 fn each_kind_of_fault_is_found() {
-    let stay = |token, from, to| Stay {
+    let stay = |token, asked, from, to| Stay {
         token,
-        from: BootInstant::from_nanos(from),
-        to: BootInstant::from_nanos(to),
+        asked,
+        from,
+        to,
     };
-    assert!(faults(&[stay(2, 10, 20), stay(1, 0, 10)]).is_empty());
-    assert_eq!(faults(&[stay(1, 0, 10), stay(1, 10, 20)]).len(), 1);
-    assert_eq!(faults(&[stay(1, 0, 11), stay(2, 10, 20)]).len(), 1);
-    assert_eq!(faults(&[stay(2, 0, 10), stay(1, 10, 20)]).len(), 1);
+    let right = [stay(1, 0, 1, 10), stay(2, 0, 10, 20), stay(3, 0, 30, 30)];
+    assert!(faults(&right).is_empty());
+    for (wrong, what) in [
+        ([stay(1, 0, 1, 10), stay(1, 0, 10, 20)], "one token twice"),
+        ([stay(2, 0, 1, 10), stay(1, 11, 12, 20)], "against time"),
+        ([stay(1, 0, 1, 10), stay(2, 0, 9, 20)], "two at once"),
+        ([stay(1, 0, 1, 100), stay(2, 0, 9, 20)], "two at once"),
+    ] {
+        let found = faults(&wrong);
+        assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
+    }
 }
 
 /// How many fail-overs of each kind.
@@ -130,8 +111,13 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         tokio::time::sleep(held).await;
         let to = Clock::Boot.now().min(ends);
         if to > from {
-            let token = grant.tokens.first.get();
-            stays.lock().unwrap().push(Stay { token, from, to });
+            stays.lock().unwrap().push(Stay {
+                token: grant.tokens.first.get(),
+                // Grants come in the order of their tokens.
+                asked: from.as_nanos(),
+                from: from.as_nanos(),
+                to: to.as_nanos(),
+            });
         }
         let begin = Clock::Boot.now();
         while Clock::Boot.now().since(begin) < TTL {

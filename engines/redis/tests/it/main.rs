@@ -12,6 +12,8 @@ mod failover;
 mod faults;
 mod foreign;
 mod handoff;
+#[path = "../history/mod.rs"]
+mod history;
 mod inspect;
 mod inspect_only;
 mod late;
