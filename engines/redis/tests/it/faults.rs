@@ -263,7 +263,7 @@ async fn a_grant_does_not_end_an_earlier_request() {
     assert!(may_take_effect(&withdrawn), "{withdrawn:?}");
     assert_eq!(server.command::<i64>(&["EXISTS", "e"]).unwrap(), 0);
     // After twice the lease, a key that it had set would be gone.
-    while may_take_effect(&withdrawn) {
+    while withdrawn.as_ref().is_err_and(Error::is_retryable) {
         assert!(begin.elapsed() < Duration::from_secs(10));
         tokio::time::sleep(ms(20)).await;
         withdrawn = withdraw().await;
@@ -309,7 +309,8 @@ async fn concurrent_withdrawals_are_not_taken_for_final() {
     let first = claims();
     join_all(first.iter().map(|claim| store.lock(claim))).await;
     for claim in &first {
-        store.release(claim).await;
+        // On a busy machine it may not be final.
+        drop(store.engine.withdraw(claim, Leave::Release).await);
     }
     let second = claims();
     server.pause().unwrap();
