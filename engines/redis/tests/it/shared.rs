@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use fencelock_core::engine::{Claim, Standing, Withdrawn};
+use fencelock_core::support::admission;
 use fencelock_core::{Engine, Mode};
 
 use crate::support::{Store, ms, nothing_is_left, one_listens, open, open_with, server};
@@ -269,4 +270,27 @@ async fn an_abandoned_reader_keeps_its_lock_delay() {
         store.engine.clock().now().since(begin) >= ms(290),
         "{place:?}"
     );
+}
+
+/// The scripts repeat the rule of the core.
+#[tokio::test]
+async fn admission_follows_the_rule_of_the_core() {
+    let server = server();
+    let store = open(&server.url()).await;
+    for (at, (mode, holders)) in admission::small_inputs().enumerate() {
+        let mut beside = Vec::new();
+        for mode in holders.iter().chain([&mode]) {
+            let claim = Claim {
+                mode: *mode,
+                wait: false,
+                ..store.claim(&format!("rule/{at}"))
+            };
+            let held = matches!(store.engine.place(&claim).await.unwrap(), Standing::Held(_));
+            let expected = admission::admits(*mode, beside.iter().copied());
+            assert_eq!(held, expected, "{mode:?} beside {beside:?}");
+            if held {
+                beside.push(*mode);
+            }
+        }
+    }
 }
