@@ -35,8 +35,8 @@ pub(crate) fn meaning(error: &RedisError) -> Meaning {
     }
 }
 
-pub(crate) const NOT_REDIS: &str = "the address is that of no Redis server (it does not speak Redis' protocol); check host and \
-                                   port, and whether it needs another scheme";
+pub(crate) const NOT_REDIS: &str = "there is no Redis server at this address (the one that answers does not speak Redis' protocol); \
+                                   check host and port, and whether it needs another scheme";
 
 pub(crate) fn is_noscript(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)

@@ -101,7 +101,7 @@ impl Servers {
             promises: promises::of(&infos, config),
             state,
         });
-        tokio::spawn(work_off(Arc::downgrade(&servers), to_do));
+        tokio::spawn(run_tasks(Arc::downgrade(&servers), to_do));
         Ok((servers, heard))
     }
 
@@ -322,7 +322,7 @@ impl Servers {
 }
 
 /// Does what connections and nodes ask for, until the store is gone.
-async fn work_off(servers: Weak<Servers>, mut tasks: mpsc::UnboundedReceiver<Task>) {
+async fn run_tasks(servers: Weak<Servers>, mut tasks: mpsc::UnboundedReceiver<Task>) {
     while let Some(task) = tasks.recv().await {
         let Some(servers) = servers.upgrade() else {
             return;
