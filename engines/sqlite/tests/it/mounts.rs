@@ -291,7 +291,7 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
     url.inspect_only = true;
     let error = Sqlite::open(url).await.unwrap_err();
     assert!(
-        error.to_string().contains("not closed in good order"),
+        error.to_string().contains("not closed properly"),
         "{error}"
     );
 }
