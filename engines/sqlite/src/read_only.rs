@@ -85,8 +85,8 @@ impl File {
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(uri(&self.config.path, how), flags);
         let mut connection = connection.map_err(explain)?;
-        let patience = Arc::new(AtomicU64::new(deadline.as_nanos()));
-        wait_when_busy(&mut connection, &patience).map_err(explain)?;
+        let deadline = Arc::new(AtomicU64::new(deadline.as_nanos()));
+        wait_when_busy(&mut connection, &deadline).map_err(explain)?;
         self.check_format(&connection)?;
         if stored::format(&connection).map_err(explain)? == 0 {
             return empty().map_err(explain);
