@@ -1,3 +1,5 @@
+//! The kinds of databases.
+
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {

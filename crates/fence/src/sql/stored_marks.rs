@@ -20,8 +20,7 @@ pub(super) const COLUMN_DEFINITIONS: &str = "fence_exclusive BIGINT NOT NULL DEF
 pub(super) fn marks_of(table: &TableName, stored: &StoredMarks) -> Result<Marks> {
     let (exclusive, top, claim) = stored;
     let damaged = || {
-        let why =
-            format!("{COLUMNS} are {stored:?}, which no fence wrote; restore them from a backup");
+        let why = format!("{COLUMNS} are {stored:?}, which no fence wrote; restore them");
         FenceError::damaged(table.to_string(), why)
     };
     let number = |number: &i64| u64::try_from(*number).map_err(|_| damaged());

@@ -226,7 +226,7 @@ fn damage_is_told_and_nobody_passes() {
     let endless = dir.join("endless");
     std::os::unix::fs::symlink("/dev/zero", &endless).unwrap();
     let error = Highest::open(&endless).unwrap_err().to_string();
-    assert!(error.contains("no regular file"), "{error}");
+    assert!(error.contains("not a regular file"), "{error}");
 }
 
 /// What is read may not be on the disk yet: the process before may have died between writing and syncing it.

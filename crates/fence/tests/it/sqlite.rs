@@ -157,10 +157,7 @@ fn an_id_is_one_operation_s() {
             matches!(refused, FenceError::AnotherOperation { .. }),
             "{refused:?}"
         );
-        assert!(
-            refused.to_string().contains("choose an id of its own"),
-            "{refused}"
-        );
+        assert!(refused.to_string().contains("choose a new id"), "{refused}");
     }
     assert!(Operation::new(&"x".repeat(256)).is_err());
     assert!(
@@ -189,7 +186,8 @@ fn a_commit_without_an_outcome_is_told() {
     let told = once(&mut ledger, &exclusive(33), &pay).unwrap_err();
     assert!(matches!(told, FenceError::Damaged { .. }), "{told:?}");
     assert!(
-        told.to_string().contains("look whether it was carried out"),
+        told.to_string()
+            .contains("find out whether it was carried out"),
         "{told}"
     );
 }
