@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
 
-/// A gate for each key. A gate exists while somebody uses it.
+/// A gate for each key. It exists while it is in use.
 #[derive(Debug)]
 pub(crate) struct Gates<K, G> {
     gates: HashMap<K, Weak<G>>,
