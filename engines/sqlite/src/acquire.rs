@@ -17,8 +17,11 @@ pub(crate) async fn place(worker: &Handle, claim: &Claim) -> Result<Standing> {
     let asked_at = Clock::Boot.now();
     let action = Action::on("take", &claim.name);
     let claim = claim.clone();
-    let work = move |transaction: &mut Transaction<'_>| take_step(transaction, &claim, asked_at);
-    worker.write_small(action, work).await?
+    worker
+        .write_small(action, move |transaction| {
+            take_step(transaction, &claim, asked_at)
+        })
+        .await?
 }
 
 fn take_step(

@@ -22,15 +22,18 @@ const MOST_WAITERS: i64 = 1000;
 impl Inspect for Sqlite {
     async fn look(&self, name: &LockName) -> Result<LockView> {
         let (action, name) = (Action::on("look at", name), name.clone());
-        let work = move |transaction: &mut Transaction<'_>| view(transaction, &name);
-        self.worker.read(action, work).await
+        self.worker
+            .read(action, move |transaction| view(transaction, &name))
+            .await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let prefix = prefix.to_owned();
-        let work =
-            move |transaction: &mut Transaction<'_>| page(transaction, &prefix, at.as_ref(), limit);
-        self.worker.read(Action::Other("list locks"), work).await
+        self.worker
+            .read(Action::Other("list locks"), move |transaction| {
+                page(transaction, &prefix, at.as_ref(), limit)
+            })
+            .await
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
@@ -39,8 +42,11 @@ impl Inspect for Sqlite {
             Evict::Ask => "ask for",
         };
         let (action, name) = (Action::on(what, name), name.clone());
-        let work = move |transaction: &mut Transaction<'_>| evict(transaction, &name, token, how);
-        self.worker.write(action, work).await
+        self.worker
+            .write(action, move |transaction| {
+                evict(transaction, &name, token, how)
+            })
+            .await
     }
 }
 

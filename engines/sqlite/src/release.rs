@@ -13,8 +13,9 @@ use crate::transaction::Transaction;
 pub(crate) async fn withdraw(worker: &Handle, claim: &Claim, how: Leave) -> Result<Withdrawn> {
     let action = Action::on("release", &claim.name);
     let claim = claim.clone();
-    let work = move |transaction: &mut Transaction<'_>| leave(transaction, &claim, how);
-    worker.write_small(action, work).await
+    worker
+        .write_small(action, move |transaction| leave(transaction, &claim, how))
+        .await
 }
 
 fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Withdrawn> {

@@ -31,8 +31,11 @@ pub(crate) async fn renew(worker: &Handle, held: &[HeldClaim]) -> Vec<Renewal> {
 
 async fn renew_batch(worker: &Handle, batch: Vec<HeldClaim>) -> Result<Vec<Renewal>> {
     let asked_at = Clock::Boot.now();
-    let work = move |transaction: &mut Transaction<'_>| prolong_all(transaction, &batch, asked_at);
-    worker.renew(Action::Other("renew holds"), work).await
+    worker
+        .renew(Action::Other("renew holds"), move |transaction| {
+            prolong_all(transaction, &batch, asked_at)
+        })
+        .await
 }
 
 /// Prolongs holds, and stores their present tokens and owners. A token outside of the grant belongs to an earlier grant of

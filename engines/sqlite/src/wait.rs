@@ -42,8 +42,10 @@ pub(crate) async fn wait(
         }
         let action = Action::on("look at", &claim.name);
         let claim = claim.clone();
-        let work = move |transaction: &mut Transaction<'_>| has_changed(transaction, &claim);
-        if worker.read(action, work).await? {
+        if worker
+            .read(action, move |transaction| has_changed(transaction, &claim))
+            .await?
+        {
             waiting.reset_poll_interval();
             return Ok(None);
         }
