@@ -151,10 +151,10 @@ impl Report {
         line(
             "waiters",
             match (promises.order, promises.wake) {
-                (Order::Fifo, Wake::Push) => "first come, first served; told by the store",
-                (Order::Fifo, Wake::Poll) => "first come, first served; they ask again and again",
-                (Order::Unordered, Wake::Push) => "in no order; told by the store",
-                (Order::Unordered, Wake::Poll) => "in no order; they ask again and again",
+                (Order::Fifo, Wake::Push) => "first come, first served; a message wakes the next one",
+                (Order::Fifo, Wake::Poll) => "first come, first served; they poll the store",
+                (Order::Unordered, Wake::Push) => "in no order; a message wakes them",
+                (Order::Unordered, Wake::Poll) => "in no order; they poll the store",
             },
         );
         line("modes", &self.modes().join(", "));

@@ -1,5 +1,5 @@
-//! The file seen from elsewhere: other mounts, another boot id, another clock, no right to write, a full disk. Each in a
-//! process of its own, in namespaces of its own.
+//! The file in other namespaces: other mounts, another boot id, another clock, no permission to write, a full disk. Each
+//! test runs itself again in another process.
 
 use std::process::{Command, Output, Stdio};
 
@@ -10,17 +10,17 @@ use rustix::process::geteuid;
 
 use super::*;
 
-/// What the process in other namespaces is to use.
+/// The file for the process in other namespaces.
 const FILE: &str = "FENCELOCK_TEST_FILE";
 const DONE: &str = "it is done.";
 
-/// The file, in the process of [`elsewhere`]; `None` in the test's own.
+/// The file, in the process of [`elsewhere`]; `None` in the process of the test.
 fn file() -> Option<PathBuf> {
     std::env::var_os(FILE).map(PathBuf::from)
 }
 
-/// Runs the test again in mounts of its own (and whatever else `unshare` is told), after these lines of sh, where `$0`
-/// is the file. What it does there stands under `if let Some(path) = file()`.
+/// Runs the test again in a mount namespace (and others by the options of `unshare`), after these lines of sh, where `$0`
+/// is the file. The test does its work there under `if let Some(path) = file()`.
 fn elsewhere(test: &str, unshare: &[&str], file: &Path, sh: &str) -> Output {
     let mut command = Command::new("unshare");
     command.arg("--mount").args(unshare);
@@ -31,14 +31,14 @@ fn elsewhere(test: &str, unshare: &[&str], file: &Path, sh: &str) -> Output {
     command.args(["sh", "-c", &sh]).arg(file);
     command.arg(std::env::current_exe().unwrap());
     command.args(["--exact", "--nocapture", "--test-threads=1"]);
-    command.arg(format!("mounts::{test}")).env(FILE, file);
+    command.arg(format!("namespaces::{test}")).env(FILE, file);
     command.stdin(Stdio::null()).output().unwrap()
 }
 
 fn assert_done(output: &Output) {
-    let told = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains(DONE), "{told}{errors}");
+    assert!(text.contains(DONE), "{text}{errors}");
 }
 
 async fn inspect(path: &Path) -> Result<Sqlite, Error> {
@@ -49,7 +49,7 @@ async fn inspect(path: &Path) -> Result<Sqlite, Error> {
 
 const OTHER_BOOT_ID: &str = r#"tr a-f b-fa </proc/sys/kernel/random/boot_id >"$0.id"; mount --bind "$0.id" /proc/sys/kernel/random/boot_id"#;
 
-/// As a container that shares the file's directory, and has a boot id of its own.
+/// A container that shares the directory of the file, and has a boot id of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_boot_id_on_the_same_kernel_changes_nothing() {
     const TEST: &str = "another_boot_id_on_the_same_kernel_changes_nothing";
@@ -75,7 +75,7 @@ async fn another_boot_id_on_the_same_kernel_changes_nothing() {
     let before = boot();
     for round in 0..2 {
         assert_done(&elsewhere(TEST, &[], &directory.file(), OTHER_BOOT_ID));
-        // Here it is as it was, also for who opens it now.
+        // Nothing has changed here, also for an engine that opens the file now.
         assert_eq!(boot(), before);
         let other = directory.open().await;
         busy(&other, &attempt(claim("job"))).await;
@@ -94,10 +94,10 @@ async fn another_boot_id_on_the_same_kernel_changes_nothing() {
     }
 }
 
-/// A container makes the file, and the machine's own processes come later.
+/// A container creates the file; processes of the machine itself come later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_container_made_is_gone_on_with() {
-    const TEST: &str = "what_a_container_made_is_gone_on_with";
+async fn the_file_of_a_container_is_used_by_its_machine() {
+    const TEST: &str = "the_file_of_a_container_is_used_by_its_machine";
     if let Some(path) = file() {
         let engine = Sqlite::at(&path).await.unwrap();
         held(&engine, &attempt(claim("job"))).await;
@@ -111,8 +111,7 @@ async fn what_a_container_made_is_gone_on_with() {
     busy(&engine, &attempt(claim("job"))).await;
     held(&engine, &claim("other")).await;
     engine.close().await.unwrap();
-    // After a restart of the machine the clock began anew: the row of whoever did not know the kernel's id was written
-    // later than now.
+    // After a restart of the machine its clock starts again: a row without the kernel's boot id was written later than now.
     let raw = directory.raw();
     let sql = "UPDATE store SET boot = 'a'";
     raw.execute(sql, []).unwrap();
@@ -128,7 +127,7 @@ async fn what_a_container_made_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn a_boot_clock_of_its_own_is_refused() {
+async fn a_time_namespace_is_refused() {
     if let Some(path) = file() {
         let error = Sqlite::at(&path).await.unwrap_err();
         assert!(matches!(error, Error::Config { .. }), "{error:?}");
@@ -138,11 +137,11 @@ async fn a_boot_clock_of_its_own_is_refused() {
     }
     let directory = Directory::new();
     let clock = ["--time", "--boottime", "1000", "--fork"];
-    let test = "a_boot_clock_of_its_own_is_refused";
+    let test = "a_time_namespace_is_refused";
     assert_done(&elsewhere(test, &clock, &directory.file(), "true"));
 }
 
-/// SQLite names the files beside it by its path: by another path nobody would meet.
+/// SQLite names the files beside it by its path, so processes that use different paths do not see each other.
 #[tokio::test]
 async fn a_file_that_is_mounted_by_itself_is_refused() {
     if let Some(path) = file() {
@@ -155,7 +154,7 @@ async fn a_file_that_is_mounted_by_itself_is_refused() {
             let looked = inspect(path).await.unwrap_err().to_string();
             assert!(looked.contains("mount the directory"), "{looked}");
         }
-        // As it should be done.
+        // The right way: the directory is mounted.
         let engine = Sqlite::at(path.with_file_name("sub").join("locks.db")).await;
         busy(&engine.unwrap(), &attempt(claim("job"))).await;
         println!("{DONE}");
@@ -173,7 +172,7 @@ async fn a_file_that_is_mounted_by_itself_is_refused() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told() {
+async fn a_full_disk_is_reported() {
     if let Some(path) = file() {
         let engine = Sqlite::at(&path).await.unwrap();
         let holder = claim("job");
@@ -184,20 +183,20 @@ async fn a_full_disk_is_told() {
         drop(file);
         let mut failed = Vec::new();
         for count in 0..200 {
-            // Some fit into what is left of a page.
+            // Some fit into the rest of a page.
             let claim = claim(&format!("job {count} {}", "long ".repeat(80)));
             if let Err(error) = engine.place(&claim).await {
                 failed.push(error);
             }
         }
-        let error = failed.first().expect("a grant without a place on the disk");
+        let error = failed.first().expect("a grant without space on the disk");
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         let text = error.to_string();
         assert!(
             text.contains("disk is full") && text.contains("free some space"),
             "{text}"
         );
-        // Who only looks needs no space.
+        // Reading needs no space.
         let view = inspect(&path).await.unwrap();
         let view = view.inspect().look(&name("job")).await.unwrap();
         assert_eq!(view.holders.len(), 1);
@@ -210,14 +209,14 @@ async fn a_full_disk_is_told() {
     let directory = Directory::new();
     let sh = r#"mount -t tmpfs -o size=300k tmpfs "${0%/*}""#;
     assert_done(&elsewhere(
-        "a_full_disk_is_told",
+        "a_full_disk_is_reported",
         &[],
         &directory.file(),
         sh,
     ));
 }
 
-/// What is in the directory: names, lengths, and when they were changed.
+/// What is in the directory: names, lengths, and times of change.
 fn traces(directory: &Path) -> Vec<String> {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(directory).unwrap();
@@ -231,9 +230,9 @@ fn traces(directory: &Path) -> Vec<String> {
     traces
 }
 
-/// While others use the file, when nobody does, and after they crashed; where nothing can be written.
+/// While others use the file, when nobody does, and after a crash; also where writing is impossible.
 #[tokio::test]
-async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
+async fn inspecting_leaves_no_trace_and_needs_no_permission_to_write() {
     if let Some(path) = file() {
         let directory = path.parent().unwrap();
         let before = traces(directory);
@@ -249,7 +248,7 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
         println!("{DONE}");
         return;
     }
-    let test = "who_only_looks_leaves_no_trace_and_needs_no_right_to_write";
+    let test = "inspecting_leaves_no_trace_and_needs_no_permission_to_write";
     let directory = Directory::new();
     let sh = r#"mount --bind "${0%/*}" "${0%/*}"; mount -o remount,bind,ro "${0%/*}""#;
     let engine = directory.open().await;
@@ -263,7 +262,7 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
     let sql = "UPDATE waiters SET expiry = expiry + 1000000000000";
     directory.raw().execute(sql, []).unwrap();
     assert_done(&elsewhere(test, &[], &directory.file(), sh));
-    // As a crash leaves them.
+    // The files after a crash.
     let crashed = Directory::new();
     for end in ["", "-wal", "-shm"] {
         let from = format!("{}{end}", directory.file().display());
@@ -271,7 +270,7 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
         std::fs::copy(from, to).unwrap();
     }
     assert_done(&elsewhere(test, &[], &crashed.file(), sh));
-    // Where writing is possible it is not done either.
+    // Where writing is possible, nothing is written either.
     for directory in [&directory, &crashed] {
         assert_done(&elsewhere(test, &[], &directory.file(), "true"));
     }
@@ -290,14 +289,11 @@ async fn who_only_looks_leaves_no_trace_and_needs_no_right_to_write() {
     .unwrap();
     url.inspect_only = true;
     let error = Sqlite::open(url).await.unwrap_err();
-    assert!(
-        error.to_string().contains("not closed in good order"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("not closed properly"), "{error}");
 }
 
 #[tokio::test]
-async fn who_only_looks_makes_nothing() {
+async fn inspecting_creates_nothing() {
     let directory = Directory::new();
     let engine = inspect(&directory.file()).await.unwrap();
     let view = engine.inspect().look(&name("job")).await.unwrap();
@@ -312,12 +308,12 @@ async fn who_only_looks_makes_nothing() {
             .is_empty()
     );
     assert!(traces(&directory.0).is_empty());
-    // Made meanwhile.
+    // Another engine creates the file.
     let other = directory.open().await;
     held(&other, &claim("job")).await;
     let view = engine.inspect().look(&name("job")).await.unwrap();
     assert_eq!(view.holders.len(), 1);
-    // As the file that an administrator makes beforehand.
+    // An empty file that an administrator created.
     let made = directory.0.join("made.db");
     std::fs::write(&made, "").unwrap();
     let engine = inspect(&made).await.unwrap();
@@ -337,9 +333,9 @@ async fn who_only_looks_makes_nothing() {
     assert!(error.to_string().contains("does not exist"), "{error}");
 }
 
-/// Rows of before the machine was started, and a file that an earlier version made.
+/// Rows of an earlier boot, and a file that an earlier version created.
 #[tokio::test]
-async fn who_only_looks_sees_this_run_alone_also_in_an_old_file() {
+async fn inspecting_shows_this_boot_only_also_in_an_old_file() {
     let directory = Directory::new();
     let engine = directory.open().await;
     held(&engine, &claim("job")).await;

@@ -1,4 +1,4 @@
-//! Other processes that do harm: one floods the doorbell, one is stopped in the middle of a transaction.
+//! Other processes that do harm: one floods the wake-up socket, one is stopped in the middle of a transaction.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::linux::net::SocketAddrExt;
@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 
-const FILE: &str = "FENCELOCK_STRANGERS_FILE";
+const FILE: &str = "FENCELOCK_HARM_FILE";
 
-/// Runs this test again in a process of its own, which has the file in its environment and its input open.
+/// Runs this test again in another process, with the file in its environment. It ends when its input ends.
 fn beside(test: &str, file: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "--test-threads=1"])
-        .arg(format!("strangers::{test}"))
+        .arg(format!("harm::{test}"))
         .env(FILE, file)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -26,16 +26,16 @@ fn beside(test: &str, file: &Path) -> Child {
         .unwrap()
 }
 
-/// Reads what the process tells up to this line, and all of that.
-fn told(lines: &mut impl BufRead, wanted: &str) -> String {
-    let mut told = String::new();
-    while !told.ends_with(wanted) {
-        let read = lines.read_line(&mut told).unwrap();
-        assert!(read > 0, "it ended before {wanted:?}: {told}");
+/// Reads the output of the process up to this line.
+fn read_until(lines: &mut impl BufRead, wanted: &str) {
+    let mut output = String::new();
+    while !output.ends_with(wanted) {
+        let read = lines.read_line(&mut output).unwrap();
+        assert!(read > 0, "it ended before {wanted:?}: {output}");
     }
-    told
 }
 
+/// Resident memory in kB.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status
@@ -45,7 +45,7 @@ fn resident(pid: u32) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Holds renewed, and waits for a lock, until its input ends.
+/// Renews its holds and waits for a lock until its input ends.
 async fn be_flooded(path: &Path) {
     let engine = Arc::new(Sqlite::at(path).await.unwrap());
     let mut holds = Vec::new();
@@ -72,27 +72,27 @@ async fn be_flooded(path: &Path) {
     println!("nothing lost");
 }
 
-/// Rings for claims that are nobody's, and for those that the file names.
-fn flood(bell: &[u8], claims: &[Vec<u8>], stop: &AtomicBool) {
-    let name = ClaimId::from_bytes(bell[8..].try_into().unwrap());
+/// Sends wake-ups for unknown claims and for those in the file.
+fn flood(address: &[u8], claims: &[Vec<u8>], stop: &AtomicBool) {
+    let name = ClaimId::from_bytes(address[8..].try_into().unwrap());
     let to = SocketAddr::from_abstract_name(format!("fencelock-{name:?}")).unwrap();
     let socket = UnixDatagram::unbound().unwrap();
     let mut count = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         count += 1;
-        let mut stranger = [7; 16];
-        stranger[..8].copy_from_slice(&count.to_be_bytes());
+        let mut unknown = [7; 16];
+        unknown[..8].copy_from_slice(&count.to_be_bytes());
         let known = &claims[count as usize % claims.len()];
         for (kind, claim) in [
-            (b'l', &stranger[..]),
-            (b'a', &stranger),
-            (b't', &stranger),
+            (b'l', &unknown[..]),
+            (b'a', &unknown),
+            (b't', &unknown),
             (b'l', known),
             (b't', known),
         ] {
-            let ring = [&[kind], claim, b"held 1"].concat();
-            // Until the process has ended.
-            if socket.send_to_addr(&ring, &to).is_err() {
+            let message = [&[kind], claim, b"held 1"].concat();
+            // The process has ended.
+            if socket.send_to_addr(&message, &to).is_err() {
                 return;
             }
         }
@@ -100,7 +100,7 @@ fn flood(bell: &[u8], claims: &[Vec<u8>], stop: &AtomicBool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flooded_doorbell_costs_no_hold_and_no_memory() {
+async fn a_flooded_wake_up_socket_costs_no_hold_and_no_memory() {
     if let Some(path) = std::env::var_os(FILE) {
         return be_flooded(Path::new(&path)).await;
     }
@@ -108,14 +108,14 @@ async fn a_flooded_doorbell_costs_no_hold_and_no_memory() {
     let engine = directory.open().await;
     let holder = claim("turn");
     held(&engine, &holder).await;
-    let test = "a_flooded_doorbell_costs_no_hold_and_no_memory";
+    let test = "a_flooded_wake_up_socket_costs_no_hold_and_no_memory";
     let mut child = beside(test, &directory.file());
     let mut lines = BufReader::new(child.stdout.take().unwrap());
-    told(&mut lines, "begun\n");
+    read_until(&mut lines, "begun\n");
     let before = resident(child.id());
     let raw = directory.raw();
     let sql = "SELECT bell FROM waiters";
-    let bell: Vec<u8> = raw.query_row(sql, [], |row| row.get(0)).unwrap();
+    let address: Vec<u8> = raw.query_row(sql, [], |row| row.get(0)).unwrap();
     let mut claims = raw
         .prepare(
             "SELECT claim FROM holders WHERE name LIKE 'held%' UNION SELECT claim FROM waiters",
@@ -126,15 +126,15 @@ async fn a_flooded_doorbell_costs_no_hold_and_no_memory() {
     let stop = Arc::new(AtomicBool::new(false));
     let floods: Vec<_> = (0..2)
         .map(|_| {
-            let (bell, claims, stop) = (bell.clone(), claims.clone(), Arc::clone(&stop));
-            std::thread::spawn(move || flood(&bell, &claims, &stop))
+            let (address, claims, stop) = (address.clone(), claims.clone(), Arc::clone(&stop));
+            std::thread::spawn(move || flood(&address, &claims, &stop))
         })
         .collect();
     tokio::time::sleep(Duration::from_secs(7)).await;
-    // A hand-off to the flooded process, in the middle of it.
+    // A hand-off to the process while it is flooded.
     let released_at = now();
     engine.withdraw(&holder, Leave::Release).await.unwrap();
-    told(&mut lines, "my turn\n");
+    read_until(&mut lines, "my turn\n");
     let waited = now().since(released_at);
     let grown = resident(child.id()).saturating_sub(before);
     drop(child.stdin.take());
@@ -150,7 +150,7 @@ async fn a_flooded_doorbell_costs_no_hold_and_no_memory() {
     assert!(grown < 16 * 1024, "grown by {grown} kB");
 }
 
-/// The others wait as long as they are told to, and hear whom to look for.
+/// Other processes wait for the response timeout, and the error names the stopped process.
 #[tokio::test]
 async fn a_process_that_is_stopped_in_a_transaction_is_named() {
     if let Some(path) = std::env::var_os(FILE) {
@@ -167,7 +167,7 @@ async fn a_process_that_is_stopped_in_a_transaction_is_named() {
     let test = "a_process_that_is_stopped_in_a_transaction_is_named";
     let mut child = beside(test, &directory.file());
     let mut lines = BufReader::new(child.stdout.take().unwrap());
-    told(&mut lines, "begun\n");
+    read_until(&mut lines, "begun\n");
     let pid = Pid::from_child(&child);
     kill_process(pid, Signal::STOP).unwrap();
     let is_stopped = || {

@@ -1,26 +1,34 @@
-//! The names of the file. SQLite keeps two more files beside it, `-wal` and `-shm`, under the name by which it was opened.
-//! Processes that open one file by two names in two places do not meet, and two hold. So a file is refused that has a
-//! second name, or can have one.
+//! The name of the file, of which there must be one.
+//!
+//! SQLite keeps two more files beside the file, `-wal` and `-shm`, under the name by which it was opened. Processes that
+//! open one file by two names do not see each other's locks, so two could hold. A file with a second name, or mounted by
+//! itself, is refused.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// What is wrong with the names of the file at this path, and what to do; `None` if nothing is. Symbolic links do no
-/// harm: SQLite follows them to the one name of the file.
-pub(super) fn fault(path: &Path) -> io::Result<Option<String>> {
+/// The path of a file that SQLite keeps beside this one.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// What is wrong with the name of the file at this path, and what to do. Symbolic links do no harm: SQLite follows them.
+pub(crate) fn fault(path: &Path) -> io::Result<Option<String>> {
     let path = std::fs::canonicalize(path)?;
     let links = std::fs::metadata(&path)?.nlink();
     if links > 1 {
         return Ok(Some(format!(
-            "the file has {links} names (hard links), and those who open it by different names do not see each other's \
+            "the file has {links} names (hard links), and processes that open it by different names do not see each other's \
              locks; keep one name and delete the others (find -samefile), or make the others symbolic links"
         )));
     }
     if is_mount_point(&path) {
         return Ok(Some(
             "the file itself is mounted here (a bind mount of one file, as with subPath in Kubernetes or -v FILE:FILE \
-             in Docker), and those who open it elsewhere do not see the locks taken here; mount the directory that has \
+             in Docker), and processes that open it elsewhere do not see the locks taken here; mount the directory that has \
              the file instead"
                 .into(),
         ));
@@ -43,7 +51,7 @@ fn is_mount_point(path: &Path) -> bool {
     {
         return (found.stx_attributes).contains(StatxAttributes::MOUNT_ROOT);
     }
-    // A kernel before 5.8. Without /proc nobody can tell.
+    // A kernel before 5.8. Without /proc the answer is "no".
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     is_listed(&mounts, path)
 }
@@ -53,7 +61,7 @@ fn is_mount_point(_path: &Path) -> bool {
     false
 }
 
-/// Whether the path is one of the mount points in this table, where some bytes stand in octal.
+/// Whether the path is a mount point in this table (`/proc/self/mountinfo`), which has some bytes in octal.
 #[cfg(target_os = "linux")]
 fn is_listed(mounts: &[u8], path: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
@@ -75,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_mounts_is_understood() {
+    fn mount_points_are_found() {
         let mounts = b"29 1 254:0 / / rw - ext4 /dev/vda rw\n\
             61 29 254:0 /a /var/lib/my\\040locks/locks.db rw - ext4 /dev/vda rw\n";
         assert!(is_listed(mounts, Path::new("/var/lib/my locks/locks.db")));

@@ -1,4 +1,4 @@
-//! The line: order, modes side by side, waiters that leave or vanish.
+//! The queue: order, modes side by side, waiters that leave or end.
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ async fn first_come_first_served_over_modes_and_processes() {
     );
     b.withdraw(&holder, Leave::Release).await.unwrap();
 
-    // Not the writer, and nobody behind it, and no newcomer.
+    // Not the writer, no waiter after it, and no new claim.
     waiting(&a, &w).await;
     waiting(&b, &r3).await;
     busy(&b, &attempt(shared("job"))).await;
-    // The second reader need not wait for the first to come.
+    // The second reader need not wait for the first one.
     held(&b, &r2).await;
     held(&a, &r1).await;
     busy(&b, &attempt(shared("job"))).await;
@@ -57,15 +57,12 @@ async fn a_release_wakes_the_next_and_only_the_next() {
         changed = b.wait(&head, &head_place) => assert!(changed.unwrap().is_none()),
         _ = a.wait(&second, &second_place) => panic!("it is not its turn"),
     }
-    assert!(
-        now() < head_place.recheck,
-        "woken, and not by the time to recheck"
-    );
+    assert!(now() < head_place.recheck, "woken, not by the recheck");
     held(&b, &head).await;
 }
 
 #[tokio::test]
-async fn a_writer_that_leaves_lets_the_readers_behind_it_in() {
+async fn a_writer_that_leaves_lets_the_readers_after_it_in() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let (holder, writer, reader) = (shared("job"), claim("job"), shared("job"));
@@ -80,7 +77,7 @@ async fn a_writer_that_leaves_lets_the_readers_behind_it_in() {
 }
 
 #[tokio::test]
-async fn a_try_by_a_claim_that_waited_leaves_the_line() {
+async fn an_attempt_of_a_claim_that_waited_leaves_the_queue() {
     let directory = Directory::new();
     let engine = directory.open().await;
     held(&engine, &claim("job")).await;
@@ -91,16 +88,16 @@ async fn a_try_by_a_claim_that_waited_leaves_the_line() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_process_is_gone_is_found_out_at_the_hand_off() {
+async fn a_waiter_whose_process_ended_is_reaped_at_the_hand_off() {
     let directory = Directory::new();
     let (a, b, c) = (
         directory.open().await,
         directory.open().await,
         directory.open().await,
     );
-    let (holder, vanishing, next) = (claim("job"), claim("job"), claim("job"));
+    let (holder, ended, next) = (claim("job"), claim("job"), claim("job"));
     held(&a, &holder).await;
-    waiting(&b, &vanishing).await;
+    waiting(&b, &ended).await;
     let place = waiting(&c, &next).await;
     assert_eq!(place.ahead, Some(1));
     b.close().await.unwrap();
@@ -108,20 +105,20 @@ async fn a_waiter_whose_process_is_gone_is_found_out_at_the_hand_off() {
     a.withdraw(&holder, Leave::Release).await.unwrap();
     let released_at = now();
     acquire(&c, &next).await;
-    // Its row would stand for six seconds.
+    // Its row would expire after six seconds.
     let waited = now().since(released_at);
     assert!(waited < Duration::from_secs(5), "{waited:?}");
     assert_eq!(rows(&directory), 1);
 }
 
 #[tokio::test]
-async fn a_waiter_that_cannot_be_reached_blocks_for_its_window_only() {
+async fn an_unreachable_waiter_blocks_for_its_claim_window_only() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let holder = claim("job");
     held(&engine, &holder).await;
     waiting(&engine, &claim("job")).await;
-    // As a process in another network namespace leaves it that was killed a while ago.
+    // The row of a process in another network namespace that was killed.
     let until = now() + Duration::from_millis(300);
     let raw = directory.raw();
     let sql = "UPDATE waiters SET bell = NULL, expiry = ?1";
@@ -135,22 +132,22 @@ async fn a_waiter_that_cannot_be_reached_blocks_for_its_window_only() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_was_held_up_has_its_place_back() {
+async fn a_slow_waiter_keeps_its_place_after_its_row_expired() {
     let directory = Directory::new();
     let engine = directory.open().await;
     held(&engine, &claim("job")).await;
-    let (slow, behind) = (claim("job"), claim("job"));
+    let (slow, next) = (claim("job"), claim("job"));
     waiting(&engine, &slow).await;
-    waiting(&engine, &behind).await;
+    waiting(&engine, &next).await;
     let raw = directory.raw();
     let sql = "UPDATE waiters SET expiry = 1 WHERE claim = ?1";
     raw.execute(sql, [slow.id.as_bytes()]).unwrap();
     assert_eq!(waiting(&engine, &slow).await.ahead, Some(0));
-    assert_eq!(waiting(&engine, &behind).await.ahead, Some(1));
+    assert_eq!(waiting(&engine, &next).await.ahead, Some(1));
 }
 
 #[tokio::test]
-async fn a_line_of_fifty_is_served_in_order() {
+async fn a_queue_of_fifty_is_served_in_order() {
     let directory = Directory::new();
     let mut engines = Vec::new();
     for _ in 0..10 {
@@ -158,14 +155,14 @@ async fn a_line_of_fifty_is_served_in_order() {
     }
     let holder = claim("job");
     held(&engines[0], &holder).await;
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut grants) = tokio::sync::mpsc::unbounded_channel();
     for count in 0..50 {
-        let (engine, tell) = (engines[count % 10].clone(), tell.clone());
+        let (engine, sender) = (engines[count % 10].clone(), sender.clone());
         let claim = claim("job");
         waiting(&engine, &claim).await;
         tokio::spawn(async move {
             let grant = acquire(&engine, &claim).await;
-            tell.send((count, grant.tokens.first)).unwrap();
+            sender.send((count, grant.tokens.first)).unwrap();
             engine.withdraw(&claim, Leave::Release).await.unwrap();
         });
     }
@@ -173,7 +170,7 @@ async fn a_line_of_fifty_is_served_in_order() {
     engines[0].withdraw(&holder, Leave::Release).await.unwrap();
     let mut last = None;
     for count in 0..50 {
-        let (served, token) = told.recv().await.unwrap();
+        let (served, token) = grants.recv().await.unwrap();
         assert_eq!(served, count);
         assert!(Some(token) > last);
         last = Some(token);
