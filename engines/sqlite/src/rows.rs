@@ -400,7 +400,10 @@ fn read(connection: &Connection, name: &LockName) -> Sql<Rows> {
     })?;
     let holders = holders.collect::<Sql<Vec<_>>>()?;
     let line = read_line(connection, name)?;
-    Ok(Rows { holders, line })
+    Ok(Rows {
+        holders,
+        queue: line,
+    })
 }
 
 fn read_line(connection: &Connection, name: &LockName) -> Sql<Vec<Waiter>> {
@@ -504,7 +507,7 @@ fn stand(visit: &Visit<'_>, claim: &Claim, ticket: Option<i64>, rows: &Rows) -> 
             return Ok(());
         }
     }
-    let last = rows.line.last().map_or(0, |last| last.ticket);
+    let last = rows.queue.last().map_or(0, |last| last.ticket);
     let sql = "INSERT INTO waiters (name, ticket, claim, mode, expiry, owner, bell, label) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let values = params![
@@ -522,7 +525,7 @@ fn stand(visit: &Visit<'_>, claim: &Claim, ticket: Option<i64>, rows: &Rows) -> 
 
 /// Whether the claim stood in line.
 fn leave_line(visit: &Visit<'_>, name: &LockName, claim: ClaimId, rows: &Rows) -> Sql<bool> {
-    let Some(mine) = rows.line.iter().find(|waiter| waiter.claim == claim) else {
+    let Some(mine) = rows.queue.iter().find(|waiter| waiter.claim == claim) else {
         return Ok(false);
     };
     visit.doors.take_down(claim);
@@ -532,7 +535,7 @@ fn leave_line(visit: &Visit<'_>, name: &LockName, claim: ClaimId, rows: &Rows) -
 }
 
 fn clear_dead(visit: &Visit<'_>, name: &LockName, rows: &Rows) -> Sql<()> {
-    if !rows.has_dead(visit.now) {
+    if !rows.has_expired(visit.now) {
         return Ok(());
     }
     let values = params![name.as_str(), nanos(visit.now)];

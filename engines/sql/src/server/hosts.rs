@@ -14,7 +14,7 @@ pub struct Host {
 /// The hosts of a URL, in its order.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if there is none, one stands there twice, or a port is none.
+/// [`Error::Config`](fencelock_core::Error::Config) if there is no host, one is named twice, or a port is not a number.
 pub fn hosts(url: &StoreUrl, default_port: u16) -> Result<Vec<Host>> {
     let mut hosts = Vec::new();
     for text in &url.hosts {
