@@ -508,7 +508,7 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     );
     let client = open(&url).await.unwrap();
     let said = format!("{:?}", client.promises().limits);
-    let forgets = "a replica that is promoted may not have heard of the last grants";
+    let forgets = "a promoted replica may not have heard of the last grants";
     assert!(said.contains(forgets), "{said}");
     let mut last = token_of(&client, "a").await;
     replica.follow(&primary).unwrap();

@@ -1,4 +1,4 @@
-//! For `tls=prefer`: whoever answers is taken for the server. It keeps out somebody who only listens.
+//! For `tls=prefer`: accepts any certificate. That protects against eavesdropping only.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_t
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 
-/// Takes any certificate.
-pub(crate) fn trusting_anybody() -> Arc<ClientConfig> {
+/// A configuration that accepts any certificate.
+pub(crate) fn trusting_any() -> Arc<ClientConfig> {
     let builder = ClientConfig::builder();
     let algorithms = builder.crypto_provider().signature_verification_algorithms;
     let config = builder
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody(algorithms)))
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(algorithms)))
         .with_no_client_auth();
     Arc::new(config)
 }
 
 #[derive(Debug)]
-struct Anybody(WebPkiSupportedAlgorithms);
+struct AnyCertificate(WebPkiSupportedAlgorithms);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,
