@@ -1,13 +1,10 @@
 //! TLS to MariaDB.
 
-#[path = "../../../sql/tests/shared/tls.rs"]
-mod shared;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use crate::shared::tls::{self as shared, PASSWORD, Recorder, locks, not_let_in, opened};
 use fencelock_testbed::{MariaDb, Proxy};
-use shared::{Ear, PASSWORD, locks, not_let_in, opened};
 
 const STRATEGIES: [&str; 3] = ["lease", "get-lock", "for-update"];
 
@@ -73,7 +70,7 @@ async fn tls_that_is_hidden_on_the_way() {
 const OFFER: u8 = 0x08;
 
 /// Takes the offer out of the greeting.
-fn hide(client: &mut TcpStream, server: &mut TcpStream, _: &Ear) -> std::io::Result<()> {
+fn hide(client: &mut TcpStream, server: &mut TcpStream, _: &Recorder) -> std::io::Result<()> {
     let mut head = [0; 4];
     server.read_exact(&mut head)?;
     let length = u32::from_le_bytes([head[0], head[1], head[2], 0]);
