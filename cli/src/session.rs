@@ -116,7 +116,7 @@ async fn wish(
     let owner = owner(client)?;
     let mut wish = match times.patience {
         Patience::None => client.try_lock(name),
-        Patience::Until(most) => client.lock_for(name, most),
+        Patience::Until(most) => client.lock(name).timeout(most),
         Patience::Endless => client.lock(name),
     };
     wish = wish.ttl(times.ttl).lock_delay(times.lock_delay);

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
@@ -49,6 +50,7 @@ enum Mutant {
     ListsByPattern,
     DowngradesInNameOnly,
     GrantsOnePermitMore,
+    AdmitsUnequalPermits,
     ReleasesAllPermits,
     KnowsItsOwnClaimsOnly,
     ShortensByPlacing,
@@ -132,6 +134,10 @@ const MUTANTS: &[(Mutant, &[&str])] = &[
     (
         Mutant::GrantsOnePermitMore,
         &["permits_are_counted", "permits_are_served_in_order"],
+    ),
+    (
+        Mutant::AdmitsUnequalPermits,
+        &["permits_that_name_different_numbers_keep_each_other_out"],
     ),
     (Mutant::ReleasesAllPermits, &["permits_are_counted"]),
     (
@@ -343,6 +349,11 @@ impl WrongEngine {
                 if let Mode::Permit { of } = claim.mode {
                     let of = of.saturating_add(1);
                     claim.mode = Mode::Permit { of };
+                }
+            }
+            Mutant::AdmitsUnequalPermits => {
+                if let Mode::Permit { of } = &mut claim.mode {
+                    *of = NonZeroU32::MAX;
                 }
             }
             Mutant::KnowsItsOwnClaimsOnly => {

@@ -20,12 +20,12 @@ async fn the_databases_clock_is_another() {
         assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
     }
     clock.forward(hour).unwrap();
-    let next = two.lock_for("a", LIMIT).await.unwrap();
+    let next = two.lock("a").timeout(LIMIT).await.unwrap();
     assert!(next.token() > guard.token());
     let last = next.token();
     next.release().await.unwrap();
     clock.back(2 * hour).unwrap();
-    let again = two.lock_for("a", LIMIT).await.unwrap();
+    let again = two.lock("a").timeout(LIMIT).await.unwrap();
     assert!(again.token() > last);
 }
 
@@ -47,7 +47,7 @@ async fn leases_end_in_time_whatever_the_database_shows() {
         let view = client.look("a").await.unwrap();
         let left = view.holders[0].ttl_left.unwrap();
         assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
-        let next = client.lock_for("a", LIMIT).await.unwrap();
+        let next = client.lock("a").timeout(LIMIT).await.unwrap();
         let waited = begun.elapsed();
         assert!(waited >= ttl, "{waited:?}");
         assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
@@ -72,6 +72,6 @@ async fn the_databases_clock_moves_no_lock_of_a_connection() {
     clock.back(2 * hour).unwrap();
     let last = guard.token();
     guard.release().await.unwrap();
-    let next = two.lock_for("a", LIMIT).await.unwrap();
+    let next = two.lock("a").timeout(LIMIT).await.unwrap();
     assert!(next.token() > last, "{} after {last}", next.token());
 }

@@ -22,7 +22,7 @@ async fn an_administrator_ends_the_connections() {
         } else {
             // Told at once, not when the lease is over.
             timeout(ttl / 2, guard.lost()).await.unwrap();
-            let next = two.lock_for(strategy, LIMIT).await.unwrap();
+            let next = two.lock(strategy).timeout(LIMIT).await.unwrap();
             assert!(next.token() > guard.token());
         }
     }

@@ -43,7 +43,7 @@ async fn a_killed_server_comes_back_under_load() {
         };
         let next = async |name: &str| {
             let client = open(&url).await.unwrap();
-            let guard = client.lock_for(name, LIMIT).await.unwrap();
+            let guard = client.lock(name).timeout(LIMIT).await.unwrap();
             let token = guard.token();
             guard.release().await.unwrap();
             token
@@ -99,7 +99,7 @@ async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
                 next.is_some()
             })
             .await;
-            let guard = next.unwrap().lock_for("a", LIMIT).await.unwrap();
+            let guard = next.unwrap().lock("a").timeout(LIMIT).await.unwrap();
             let token = guard.token();
             assert!(token > last, "{strategy}: {token} after {last}");
             last = token;

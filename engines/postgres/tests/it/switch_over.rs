@@ -49,7 +49,7 @@ async fn a_promoted_replica_goes_on_above() {
         }
         primary.kill9();
         replica.promote().unwrap();
-        let guard = client.lock_for("a", LIMIT).await.unwrap();
+        let guard = client.lock("a").timeout(LIMIT).await.unwrap();
         assert!(guard.token() > last, "{} after {last}", guard.token());
     }
 }
@@ -69,7 +69,7 @@ async fn a_silent_primary_is_left_for_a_promoted_replica() {
         client.lock("a").await.unwrap().release().await.unwrap();
         primary.pause().unwrap();
         replica.promote().unwrap();
-        let guard = client.lock_for("b", LIMIT).await.unwrap();
+        let guard = client.lock("b").timeout(LIMIT).await.unwrap();
         guard.release().await.unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock::engine::Evict;
-use fencelock::{Error, Order, Promises, Release};
+use fencelock::{Client, Error, Order, Promises, Release};
 use tokio::time::{Instant, sleep};
 
 use crate::case::{Case, case};
@@ -18,6 +18,7 @@ pub(super) static CASES: &[Case] = &[
     case!(permits_are_counted).promised(permits),
     case!(permits_are_served_in_order).promised(fifo_permits),
     case!(permits_keep_exclusive_out).promised(permits),
+    case!(permits_that_name_different_numbers_keep_each_other_out).promised(permits),
     case!(permits_are_renewed_and_expire_one_by_one).promised(permits),
     case!(candidates_lead_one_after_the_other),
     case!(a_killed_leader_is_succeeded).processes(),
@@ -44,7 +45,7 @@ async fn several_locks_or_none(ctx: Ctx) {
         "{error:?}"
     );
     let begin = Instant::now();
-    let wish = one.lock_all_for(&names, patience);
+    let wish = one.lock_all(&names).timeout(patience);
     let error = soon("an answer", wish).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
     assert!(begin.elapsed() >= patience);
@@ -219,6 +220,34 @@ async fn permits_keep_exclusive_out(ctx: Ctx) {
     alone.release().await.unwrap();
     let permit = got("the permit", waiting).await;
     permit.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
+/// Neither number would be kept if they held together.
+async fn permits_that_name_different_numbers_keep_each_other_out(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let semaphore = |client: &Client, permits| client.semaphore(&name, permits).unwrap();
+    for (held, other) in [(1, 3), (3, 1)] {
+        let (held, other) = (semaphore(&one, held), semaphore(&two, other));
+        let permit = soon("a free permit", held.acquire()).await.unwrap();
+        let refused = soon("an answer", other.try_acquire()).await;
+        assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+        permit.release().await.unwrap();
+    }
+    // A waiter with another number waits for the last of the permits.
+    let of_three = semaphore(&one, 3);
+    let first = soon("a free permit", of_three.acquire()).await.unwrap();
+    let second = soon("a free permit", of_three.acquire()).await.unwrap();
+    let waiting = tokio::spawn(semaphore(&two, 2).acquire().into_future());
+    first.release().await.unwrap();
+    not_for("a permit beside one of three", ctx.ttl(150), async {
+        while !waiting.is_finished() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    second.release().await.unwrap();
+    got("the permit", waiting).await.release().await.unwrap();
     ctx.await_nothing_left().await;
 }
 
