@@ -23,7 +23,7 @@ async fn a_database_whose_clock_is_off_by_an_hour_keeps_leases() {
         let left = view.holders[0].ttl_left.unwrap();
         assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
         drop(guard);
-        // One whose process vanishes: nobody renews, and nobody releases.
+        // Its process vanishes: nobody renews, and nobody releases.
         let begun = Instant::now();
         let token = hold_and_vanish(&server.url(), "b", ttl).await;
         let view = two.look("b").await.unwrap();
@@ -37,7 +37,7 @@ async fn a_database_whose_clock_is_off_by_an_hour_keeps_leases() {
     }
 }
 
-/// Exclusion may break; tokens must not, neither with the jump nor when the clock is set back again.
+/// Exclusion may break, but tokens must not: neither when the clock jumps nor when it is set back.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_increase_whatever_the_clock_does() {
     let clock = ClockShim::new().unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Somebody keeps the rows of one lock locked, as a client that is stopped in the middle of a transaction would.
+/// A client keeps the rows of one lock locked, as if it were stopped inside a transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_is_never_blocked() {
     let server = MariaDb::start().unwrap();
@@ -25,7 +25,7 @@ async fn another_name_is_never_blocked() {
     ] {
         stopped.query_drop(statement).await.unwrap();
     }
-    // Before it, after it, and beside it.
+    // Names before it, after it and next to it in the index.
     let names = ["a", "l", "m ", "M", "m0", "ma", "n", "z", "\u{10ffff}"];
     let begun = Instant::now();
     for name in names {
@@ -42,7 +42,7 @@ async fn another_name_is_never_blocked() {
         let next = soon("the next one", next).await.unwrap().unwrap();
         next.release().await.unwrap();
     }
-    // A statement that waits for a row does so for two seconds.
+    // A statement waits for a row for two seconds.
     assert!(
         begun.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -63,7 +63,7 @@ async fn a_deadlock_is_tried_again() {
     let second = soon("the lock", one.lock("b").ttl(ttl)).await.unwrap();
     soon("a renewal of both", second.prolonged()).await;
     let mut other = bare(&server).await;
-    // Whoever has changed more rows is spared.
+    // The server spares the client that has changed more rows.
     other
         .query_drop("CREATE TABLE heavy (a INT)")
         .await
@@ -74,7 +74,7 @@ async fn a_deadlock_is_tried_again() {
     let lock = |name| format!("SELECT 1 FROM fencelock_locks WHERE name = '{name}' FOR UPDATE");
     other.query_drop(lock("b")).await.unwrap();
     let before = status(&server, "Innodb_deadlocks");
-    // The next renewal has a, and waits for b.
+    // The next renewal has locked a, and waits for b.
     until("it waits", || {
         status(&server, "Innodb_row_lock_current_waits") > 0
     })
@@ -89,9 +89,9 @@ async fn a_deadlock_is_tried_again() {
     assert!(first.is_valid() && second.is_valid());
 }
 
-/// The counter of ids is one for all names.
+/// All names share the counter of ids.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_waits_for_a_row_holds_up_no_other_name() {
+async fn a_reader_that_waits_for_a_row_blocks_no_other_name() {
     let server = MariaDb::start().unwrap();
     let one = client(&server).await;
     let patient = open(&format!("{}?response-timeout=20s", server.url())).await;
@@ -116,12 +116,12 @@ async fn a_reader_that_waits_for_a_row_holds_up_no_other_name() {
     drop(soon("the reader", reader).await.unwrap().unwrap());
 }
 
-/// A statement that the server makes wait for a row gives up before its client does.
+/// A statement that waits for a row gives up before its client does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_for_a_row_that_took_too_long_is_tried_again() {
     let server = MariaDb::start().unwrap();
     waits_too_long(&server, || number(&server, TIMEOUTS)).await;
-    // Or it ends what takes too long altogether.
+    // The server may also end a statement that takes too long altogether.
     let hasty = MariaDb::builder().flag("max-statement-time=0.5");
     let hasty = hasty.start().unwrap();
     waits_too_long(&hasty, || status(&hasty, "Max_statement_time_exceeded")).await;

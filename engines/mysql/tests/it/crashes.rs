@@ -1,4 +1,4 @@
-//! A server that is killed, and connections that are.
+//! A killed server, and killed connections.
 
 use super::*;
 
@@ -23,7 +23,7 @@ async fn killed_connections_cost_neither_hold_nor_place() {
     next.release().await.unwrap();
 }
 
-/// Under load, twice. Nobody is granted a token that is not above all of before.
+/// Under load, twice. Every token is above all earlier ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_comes_back_under_load() {
     for strategy in ["lease", "get-lock", "for-update"] {
@@ -40,7 +40,7 @@ async fn a_killed_server_comes_back_under_load() {
                         let Ok(guard) = client.lock(name).ttl(Duration::from_secs(2)).await else {
                             continue;
                         };
-                        // While it holds, nobody else tells.
+                        // While it holds, nobody else reports.
                         let _ = tell.send((name, guard.token(), guard.is_valid()));
                         let _ = guard.release().await;
                     }
@@ -54,7 +54,7 @@ async fn a_killed_server_comes_back_under_load() {
                 let (name, token, valid) = soon("a grant", told.recv()).await.unwrap();
                 let before = last.insert(name, token);
                 *highest = token.max(*highest);
-                // Of a connection the server lets go before the holder knows.
+                // The server frees a connection-bound lock before the holder knows.
                 let known = valid && strategy == "lease";
                 assert!(
                     !known || before < Some(token),

@@ -29,7 +29,7 @@ use tokio::time::{sleep, timeout};
 
 use shared::{LIMIT, hold_and_vanish, open, soon, take, token_of};
 
-/// How often the server gave up a wait for a row.
+/// Counts the row waits that the server gave up.
 const TIMEOUTS: &str =
     "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_timeouts'";
 
@@ -37,7 +37,7 @@ async fn client(server: &MariaDb) -> Client {
     open(&server.url()).await.unwrap()
 }
 
-/// A bare connection of the same user, to get in the way with.
+/// A bare connection of the same user, to cause conflicts with.
 async fn bare(server: &MariaDb) -> Conn {
     let options = OptsBuilder::default()
         .ip_or_hostname("127.0.0.1")
@@ -60,7 +60,7 @@ fn status(server: &MariaDb, variable: &str) -> u64 {
     line.unwrap().split('\t').nth(1).unwrap().parse().unwrap()
 }
 
-/// How many connections there are of those who lock.
+/// How many connections the clients have.
 fn connections(server: &MariaDb) -> u64 {
     let used = "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'lock'";
     number(server, used)

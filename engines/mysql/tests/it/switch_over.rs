@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The replica has not heard of the last grants.
+/// The replica has missed the last grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_increase_over_the_promotion_of_a_replica() {
     let primary = MariaDb::builder().replicated().start().unwrap();
@@ -24,7 +24,7 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     for _ in 0..50 {
         last = token_of(&client, "a").await;
     }
-    // A switch-over: the old one takes no more writes, and its connections stay.
+    // A switch-over: the old primary takes no more writes, and its connections stay.
     primary.demote().unwrap();
     let error = client.try_lock("a").await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -35,14 +35,14 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
         last = token;
     }
     assert_eq!(number(&primary, "SELECT @@read_only"), 1);
-    // And back, by force.
+    // And back again, by force.
     primary.promote().unwrap();
     replica.kill9();
     let token = token_of(&client, "a").await;
     assert!(token > last, "{token} after {last}");
 }
 
-/// The replica knows of the hold: nothing is lost by it.
+/// The replica knows the hold, so the switch-over loses nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_goes_through_a_switch_over() {
     let primary = MariaDb::builder().replicated().start().unwrap();
@@ -73,7 +73,7 @@ async fn a_lease_goes_through_a_switch_over() {
     assert!(next > token, "{next} after {token}");
 }
 
-/// Its machine is gone, or still takes connections and answers nothing.
+/// The primary's machine is gone, or still accepts connections but answers nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_or_silent_primary_is_left_for_a_promoted_replica() {
     for dead in [true, false] {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_administrator_emptied_is_made_anew() {
+async fn tables_that_an_administrator_dropped_are_created_anew() {
     let server = MariaDb::start().unwrap();
     let client = client(&server).await;
     let first = token_of(&client, "a").await;
@@ -18,9 +18,9 @@ async fn what_an_administrator_emptied_is_made_anew() {
     }
 }
 
-/// Whoever comes first, or none of them alone: there is one counter afterwards.
+/// Whichever client is first, there is one counter afterwards.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_make_the_tables_at_once() {
+async fn many_clients_create_the_tables_at_once() {
     for strategy in ["lease", "get-lock", "for-update"] {
         let server = MariaDb::start().unwrap();
         let url = format!("{}?strategy={strategy}", server.url());
@@ -77,7 +77,7 @@ async fn a_missing_right_is_a_clear_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_may_forget_is_said() {
+async fn the_limits_name_what_the_server_may_forget() {
     let server = MariaDb::builder()
         .flag("innodb-flush-log-at-trx-commit=0")
         .replicated()

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Whoever has read it before would take it for the same otherwise.
+/// Otherwise a client that has read the old gate would take the new one for the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gate_that_is_made_anew_by_a_downgrade_has_another_version() {
+async fn a_gate_that_a_downgrade_replaces_has_another_version() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let version = || number(&server, "SELECT version FROM `lock`.fencelock_locks");
@@ -27,8 +27,8 @@ async fn a_gate_that_is_made_anew_by_a_downgrade_has_another_version() {
     held.release().await.unwrap();
 }
 
-/// The recipe that draws the token as the default of the competing INSERT grants 4 and then 3. Here whoever is granted a
-/// lock has the turn to draw for it, before it draws and until it is granted.
+/// The recipe that draws the token as the default of the competing INSERT grants 4 and then 3. Here a claim locks the lock's row
+/// for draws, from before it draws until it is granted.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_drawn_in_the_order_of_grants() {
     let server = MariaDb::start().unwrap();
@@ -37,7 +37,7 @@ async fn tokens_are_drawn_in_the_order_of_grants() {
     setup.query_drop(table).await.unwrap();
     let (mut slow, mut fast) = (bare(&server).await, bare(&server).await);
     setup.query_drop("START TRANSACTION").await.unwrap();
-    // Before `work` in the index, so that the wait for it is no wait for the gap that `work` goes into.
+    // Before `work` in the index, so that nobody waits for the gap that `work` goes into.
     setup
         .query_drop("INSERT INTO naive (name) VALUES ('other')")
         .await
@@ -81,7 +81,7 @@ async fn tokens_are_drawn_in_the_order_of_grants() {
         };
         let begin = || tokio::spawn(wish.into_future());
         setup.query_drop("START TRANSACTION").await.unwrap();
-        // The turn of `job`; even as a reader, it keeps out whoever is to have it alone.
+        // The row for draws of `job`. A shared lock on it also keeps exclusive claims out.
         let turn = "SELECT 1 FROM fencelock_draws WHERE id = 683 LOCK IN SHARE MODE";
         let turn = setup.query_drop(turn);
         let waiting = if case == "in line" {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// And they ask seldom.
+/// They also poll rarely.
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_waiters_use_a_few_connections() {
     let server = MariaDb::start().unwrap();
@@ -36,9 +36,9 @@ async fn sixty_four_waiters_use_a_few_connections() {
     }
 }
 
-/// The longer it has waited, the more seldom a waiter asks.
+/// The longer a waiter waits, the more rarely it polls.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_asks_ever_more_seldom() {
+async fn a_waiter_polls_ever_more_rarely() {
     let server = MariaDb::start().unwrap();
     let (one, two) = (client(&server).await, client(&server).await);
     let held = one.lock("a").ttl(Duration::from_secs(600)).await.unwrap();
@@ -54,7 +54,7 @@ async fn a_waiter_asks_ever_more_seldom() {
         let (before, begun) = (status(&server, "Questions"), Instant::now());
         sleep(length).await;
         let (after, length) = (status(&server, "Questions"), begun.elapsed());
-        // What it costs to ask for that number.
+        // The cost of asking for that number.
         let own = status(&server, "Questions") - after;
         (after - before - own) as f64 / length.as_secs_f64()
     };

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// An hour ahead of the client nothing is different. Set forward while a lock is held, the database takes it for expired; but
-/// whoever is granted it then has a higher token.
+/// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the database; the
+/// next holder has a higher token.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_databases_clock_is_another() {
     let clock = ClockShim::new().unwrap();
@@ -55,7 +55,7 @@ async fn leases_end_in_time_whatever_the_database_shows() {
     }
 }
 
-/// Locks that hang on a connection do not hang on a clock.
+/// Connection-bound locks do not depend on a clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_databases_clock_moves_no_lock_of_a_connection() {
     let clock = ClockShim::new().unwrap();

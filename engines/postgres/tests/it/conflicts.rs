@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two renewals in one statement, and somebody who has one row and wants the other.
+/// Two renewals in one statement, and a client that has one row and wants the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = Postgres::start().unwrap();
@@ -20,11 +20,11 @@ async fn a_deadlock_is_tried_again() {
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
     let before: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
-    // The renewal looks for deadlocks after a second, and is undone.
+    // After a second the renewal detects the deadlock, and is rolled back.
     let patient = "SET deadlock_timeout = '60s'; BEGIN";
     other.batch_execute(patient).await.unwrap();
     other.batch_execute(&lock("b")).await.unwrap();
-    // The next renewal has a, and waits for b.
+    // The next renewal has locked a, and waits for b.
     let admin = raw(&server, "admin").await;
     until("a renewal waits", async || {
         let count = admin.query_one(waiting, &[]).await.unwrap();
@@ -46,7 +46,7 @@ async fn a_deadlock_is_tried_again() {
     .await;
 }
 
-/// Somebody who has just got its lock, and is to draw a token from somebody who wants that.
+/// A claim has just taken its lock, and draws a token from a client that wants the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_over_a_token_is_tried_again() {
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
@@ -63,7 +63,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
         if waits {
             holder.batch_execute(lock).await.unwrap();
         }
-        // Ours looks for deadlocks after a second, and is undone; more than once if it is the quicker one again.
+        // After a second ours detects the deadlock, and is rolled back; more than once if it is faster again.
         let patient = "SET deadlock_timeout = '60s'; BEGIN";
         other.batch_execute(patient).await.unwrap();
         let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
@@ -108,13 +108,13 @@ async fn a_deadlock_over_a_token_is_tried_again() {
             assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
             other.batch_execute("ROLLBACK").await.unwrap();
         }
-        // Had once, and given back.
+        // Taken once, and released.
         holder.batch_execute("BEGIN").await.unwrap();
         timeout(LIMIT, holder.batch_execute(lock))
             .await
             .unwrap()
             .unwrap();
-        // A connection tells its figures when it ends at the latest.
+        // A connection reports its figures when it ends at the latest.
         client.close().await.unwrap();
         until("the deadlock is counted", async || {
             let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
@@ -124,7 +124,7 @@ async fn a_deadlock_over_a_token_is_tried_again() {
     }
 }
 
-/// What the server undoes because others were in its way, it is asked again. Here it is made to undo three in a row.
+/// A call that the server rolls back after a conflict is retried. Here it rolls back three in a row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_serialization_failure_is_tried_again() {
     const HICCUP: &str = "\
@@ -144,7 +144,7 @@ async fn a_serialization_failure_is_tried_again() {
         let admin = raw(&server, "admin").await;
         admin.batch_execute(HICCUP).await.unwrap();
         for table in tables {
-            // Whoever clears up deletes what is not in use, at times of its own.
+            // A clean-up deletes unused rows, at times of its own.
             let on = if strategy == "lease" {
                 "INSERT OR UPDATE OR DELETE"
             } else {
@@ -187,7 +187,7 @@ async fn a_serialization_failure_is_tried_again() {
     }
 }
 
-/// Whatever level of isolation the server gives those that ask for none.
+/// The default isolation level of the server does not matter.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_serializes_is_no_different() {
     let server = Postgres::builder()

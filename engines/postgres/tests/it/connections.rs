@@ -20,7 +20,7 @@ async fn an_administrator_ends_the_connections() {
                 Err(Error::Held { .. })
             ));
         } else {
-            // Told at once, not when the lease is over.
+            // The loss is reported at once, not when the lease is over.
             timeout(ttl / 2, guard.lost()).await.unwrap();
             let next = two.lock(strategy).timeout(LIMIT).await.unwrap();
             assert!(next.token() > guard.token());
@@ -44,13 +44,13 @@ async fn many_waiters_share_a_few_connections() {
             tokio::spawn(async move { many.lock(&i.to_string()).await })
         })
         .collect();
-    until("all stand in line", async || {
+    until("all are in the queue", async || {
         one.look("63").await.unwrap().waiters.len() == 1
     })
     .await;
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
     let connections: u32 = server.psql("lock", count).unwrap().parse().unwrap();
-    // And one that listens.
+    // Each also has a listener.
     assert!(connections <= 2 * (3 + 1), "{connections}");
     for guard in all {
         guard.release().await.unwrap();
@@ -61,7 +61,7 @@ async fn many_waiters_share_a_few_connections() {
     }
 }
 
-/// However soon the server ends what is idle, or takes long, for others.
+/// The server ends idle connections and long statements of others early.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
     let server = Postgres::start().unwrap();
@@ -82,7 +82,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
         let waiter = tokio::spawn(two.lock("a").into_future());
         let lost = timeout(Duration::from_secs(4), guard.lost()).await;
         assert!(lost.is_err(), "{strategy}: {lost:?}");
-        // Nor was it ended and begun anew: a statement that is canceled, a connection that is terminated.
+        // Nor did it end and begin anew: no statement was canceled, and no connection was terminated.
         let log = server.log();
         assert!(!log.contains(" due to "), "{strategy}: {log}");
         assert!(guard.is_valid() && !waiter.is_finished(), "{strategy}");
@@ -96,7 +96,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_waits_outlives_the_end_of_its_connection() {
+async fn a_waiter_outlives_the_end_of_its_connection() {
     let server = Postgres::start().unwrap();
     let admin = raw(&server, "admin").await;
     for strategy in ["lease", "advisory"] {
@@ -105,7 +105,7 @@ async fn one_that_waits_outlives_the_end_of_its_connection() {
         let ttl = Duration::from_secs(60);
         let guard = one.lock("a").ttl(ttl).await.unwrap();
         let waiter = tokio::spawn(two.lock("a").into_future());
-        // A lease hangs on no connection, so all of them end, those that listen too.
+        // A lease is bound to no connection, so all of them end, listeners too.
         let which = match strategy {
             "lease" => "application_name = 'fencelock' AND query LIKE 'LISTEN%'",
             _ => "application_name = 'fencelock' AND wait_event_type = 'Lock'",
@@ -142,7 +142,7 @@ async fn one_that_waits_outlives_the_end_of_its_connection() {
     }
 }
 
-/// The process of one hold is stopped. It is lost, and the other is renewed in time.
+/// The server's process of one hold is stopped. That hold is lost, and the other one is renewed in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_connection_costs_no_other_hold() {
     let server = Postgres::start().unwrap();
@@ -168,7 +168,7 @@ async fn a_silent_connection_costs_no_other_hold() {
     kill_process(pid, Signal::CONT).unwrap();
 }
 
-/// So many connections and no more, whatever waits; the rest stands in line in this process.
+/// Only so many connections, whatever waits. The other claims queue in this process.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_beyond_the_bound_queue_in_the_process() {
     let server = Postgres::start().unwrap();

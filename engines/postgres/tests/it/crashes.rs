@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Twice. Whoever is granted the lock has a higher token than all before.
+/// Under load, twice. Every token is above all earlier ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_comes_back_under_load() {
     for strategy in ["lease", "advisory"] {
@@ -16,8 +16,8 @@ async fn a_killed_server_comes_back_under_load() {
                 let (client, tell) = (client.clone(), tell.clone());
                 tasks.push(tokio::spawn(async move {
                     loop {
-                        let wish = client.lock(name).ttl(Duration::from_secs(2));
-                        let Ok(guard) = wish.await else {
+                        let request = client.lock(name).ttl(Duration::from_secs(2));
+                        let Ok(guard) = request.await else {
                             continue;
                         };
                         let _ = tell.send((name, guard.token(), guard.is_valid()));
@@ -33,7 +33,7 @@ async fn a_killed_server_comes_back_under_load() {
                 let (name, token, valid) = timeout(LIMIT, told.recv()).await.unwrap().unwrap();
                 let before = last.insert(name, token);
                 *highest = token.max(*highest);
-                // Of a connection the server lets go before the holder knows.
+                // The server frees a connection-bound lock before the holder knows.
                 let known = valid && strategy == "lease";
                 assert!(
                     !known || before < Some(token),
@@ -64,8 +64,8 @@ async fn a_killed_server_comes_back_under_load() {
     }
 }
 
-/// The server goes on at once when one of its processes is killed, without what had not reached the disk: the values of a
-/// sequence among it.
+/// When one of its processes is killed, the server goes on at once, without what had not reached the disk, such as the values
+/// of a sequence.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
     for strategy in ["lease", "advisory"] {
@@ -92,7 +92,7 @@ async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
                 victim.is_closed()
             })
             .await;
-            // Of another process, which has not heard of those tokens.
+            // A client of another process, which has not seen those tokens.
             let mut next = None;
             until("it is back", async || {
                 next = open(&url).await.ok();

@@ -48,7 +48,7 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Stops the first insertion by a connection named `slow`, until somebody lets go of the advisory lock 1.
+/// Stops the first insertion of a connection named `slow` until the advisory lock 1 is free.
 const STALL: &str = "\
     CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
     IF current_setting('application_name') = 'slow' THEN PERFORM pg_advisory_xact_lock(1); END IF; RETURN NEW; END $$;";

@@ -17,7 +17,7 @@ async fn another_name_is_never_blocked() {
             one.look("b").await.unwrap().waiters.len() == 1
         })
         .await;
-        // Before, behind and beside it, also such as are not there yet.
+        // Names before it, after it and next to it in the index; none exists yet.
         for name in ["a", "c", "b2", "", "b"].map(|name| format!("{name}!")) {
             let other = timeout(Duration::from_secs(5), two.lock(&name))
                 .await
@@ -37,7 +37,7 @@ async fn another_name_is_never_blocked() {
     }
 }
 
-/// Somebody keeps the rows of one lock locked, as a client that is stopped in the middle of a transaction would.
+/// A client keeps the rows of one lock locked, as if it were stopped inside a transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_kept_locked_are_those_of_one_lock() {
     let server = Postgres::start().unwrap();
@@ -45,7 +45,7 @@ async fn rows_kept_locked_are_those_of_one_lock() {
         open(&server.url()).await.unwrap(),
         open(&server.url()).await.unwrap(),
     );
-    // Not renewed in the meantime.
+    // No renewal comes in the meantime.
     let ttl = Duration::from_secs(600);
     let held = one.lock("b").ttl(ttl).await.unwrap();
     let (stopped, admin) = (raw(&server, "stopped").await, raw(&server, "admin").await);

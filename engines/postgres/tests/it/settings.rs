@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn weak_settings_are_told() {
+async fn weak_settings_are_reported() {
     let server = Postgres::builder()
         .config("fsync", "off")
         .config("synchronous_commit", "off")
@@ -15,7 +15,7 @@ async fn weak_settings_are_told() {
         limits.iter().any(|limit| limit.what.contains("fsync")),
         "{limits:?}"
     );
-    // That it is off is not told but mended.
+    // `off` is corrected and not reported.
     let note = "\
         CREATE TABLE noted (setting text); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
         INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$; \
@@ -27,7 +27,7 @@ async fn weak_settings_are_told() {
         .unwrap();
     drop(client.lock("a").await.unwrap());
     assert_eq!(server.psql("lock", "TABLE noted").unwrap(), "on");
-    // What is weaker than the names of standbys ask for. Without names it is not told: nobody is to be waited for.
+    // Settings that are too weak for the named standbys. Without names they are not reported: there is no standby to wait for.
     for commit in ["local", "remote_write"] {
         for names in ["nobody", ""] {
             let server = Postgres::builder()
@@ -36,7 +36,7 @@ async fn weak_settings_are_told() {
                 .config("synchronous_commit", commit)
                 .start()
                 .unwrap();
-            // Made, like the tables, while no standby has to be waited for.
+            // The tables are created while there is no standby to wait for.
             drop(open(&server.url()).await.unwrap());
             for sql in [
                 format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"),
@@ -73,7 +73,7 @@ async fn weak_settings_are_told() {
     assert!(client.promises().limits.is_empty());
 }
 
-/// PgBouncer that shares connections between transactions is noticed; one that does not is none of our business.
+/// A PgBouncer that shares connections between transactions is refused; one per session is fine.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_shares_connections_is_refused() {
     let server = Postgres::start().unwrap();

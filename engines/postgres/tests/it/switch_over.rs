@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The replica hears no more of the primary, not even what is under way.
+/// Cuts the replica off from the primary, also from what is under way.
 async fn cut_off(replica: &Postgres, primary: &Postgres) {
     for sql in [
         "ALTER SYSTEM SET primary_conninfo = ''",
@@ -17,7 +17,7 @@ async fn cut_off(replica: &Postgres, primary: &Postgres) {
     .await;
 }
 
-/// The primary dies, its replica has not heard of the last grants and is promoted: the client finds it, and tokens go on.
+/// The primary dies, and a replica that missed the last grants is promoted. The client finds it, and tokens go on above.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promoted_replica_goes_on_above() {
     for strategy in ["lease", "advisory"] {
@@ -40,7 +40,7 @@ async fn a_promoted_replica_goes_on_above() {
             if i == 10 {
                 cut_off(&replica, &primary).await;
             }
-            // What the replica heard of last may be that it is held.
+            // The replica may have seen last that the lock is held.
             let wish = client.lock("a").ttl(Duration::from_secs(2));
             let guard = wish.await.unwrap();
             assert!(guard.token() > last);
@@ -54,7 +54,7 @@ async fn a_promoted_replica_goes_on_above() {
     }
 }
 
-/// The primary does not die but falls silent: its machine still takes connections. Whoever was connected finds the replica.
+/// The primary falls silent, but its machine still accepts connections. A connected client finds the replica.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_primary_is_left_for_a_promoted_replica() {
     for strategy in ["lease", "advisory"] {

@@ -35,7 +35,7 @@ async fn a_server_that_insists() {
         not_let_in(&format!("{plain}&sslmode=disable"), &["tls=require"]).await;
         drop(opened(&format!("{plain}&tls=prefer")).await);
     }
-    // Who listens does so with TLS, too, also after that connection was cut.
+    // The listener uses TLS as well, also after its connection was cut.
     let client = opened(&format!("{url}?tls-ca={}", server.ca())).await;
     let listens = || {
         let ask = "SELECT min(pid) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE ssl AND query LIKE 'LISTEN%'";
@@ -86,7 +86,7 @@ async fn tls_that_is_hidden_on_the_way() {
     shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, ASK.len()).await;
 }
 
-/// The question whether the server has TLS.
+/// The client's request for TLS.
 const ASK: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
 
 /// Answers the client that there is no TLS.

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Drawn as the default of the row that competes, a token is older than the grant: forced here, 3 is granted before 2. Drawn
-/// after the row is won, as it is here, it is not.
+/// The recipe that draws the token as the default of the competing row grants 3 and then 2, as this test forces it. Ours draws
+/// after the row is won.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_drawn_after_the_row_is_won() {
     let server = Postgres::start().unwrap();
@@ -69,9 +69,9 @@ async fn tokens_are_drawn_after_the_row_is_won() {
     drop(client);
 }
 
-/// Whoever has asked for its place knows that a grant with a higher token than it saw begins after that.
+/// A waiter knows that a grant with a higher token than it saw began after it asked.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_lease_of_the_next_in_line_begins_after_its_token_is_drawn() {
+async fn the_lease_of_the_next_waiter_begins_after_its_token_is_drawn() {
     let server = Postgres::start().unwrap();
     let _client = open(&server.url()).await.unwrap();
     let (admin, slow) = (raw(&server, "admin").await, raw(&server, "slow").await);

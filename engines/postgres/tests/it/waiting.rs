@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Whoever is next hears of it, and does not look in the meantime.
+/// The next waiter is notified, and does not poll.
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_listen_and_do_not_ask() {
+async fn waiters_listen_and_do_not_poll() {
     let server = Postgres::builder()
         .config("log_statement", "all")
         .start()
@@ -33,7 +33,7 @@ async fn waiters_listen_and_do_not_ask() {
         })
         .await;
         admin.batch_execute("SELECT 'mark'").await.unwrap();
-        // Whoever asks by itself does so twice a second at least.
+        // A polling waiter polls at least twice a second.
         tokio::time::sleep(Duration::from_millis(1200)).await;
         let log = server.log();
         let (_, log) = log.rsplit_once("SELECT 'mark'").unwrap();
@@ -48,10 +48,10 @@ async fn waiters_listen_and_do_not_ask() {
     assert!(known[3] < Duration::from_millis(100), "{known:?}");
 }
 
-/// Whoever is next has the lock as soon as it is released, without asking; if its process does not hear of it, because it
-/// has vanished or because the news was lost, the lock waits for one claim window and no longer.
+/// The next waiter has the lock as soon as it is released, without a request. If its process is not notified, because it has
+/// vanished or the notification was lost, the lock waits for one claim window at most.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_in_line_is_granted_the_lock_by_its_releaser() {
+async fn a_releaser_grants_the_lock_to_the_next_waiter() {
     let server = Postgres::start().unwrap();
     let (one, two) = (
         open(&server.url()).await.unwrap(),
@@ -81,7 +81,7 @@ async fn the_next_in_line_is_granted_the_lock_by_its_releaser() {
     let next = timeout(LIMIT, next).await.unwrap().unwrap().unwrap();
     assert!(released.elapsed() < Duration::from_secs(5));
     assert!(Some(next.token()) > view.token());
-    // One of an older version is told that it is its turn, and granted nothing.
+    // A waiter of an older version is notified that it is its turn, and granted nothing.
     let old = format!(
         "INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell) \
          VALUES ('a', 9, '\\x{:032x}', 'x', fencelock_now() + 60000000, 'old', 'old')",

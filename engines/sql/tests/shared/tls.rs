@@ -117,7 +117,7 @@ pub(crate) async fn clients_show_their_own_certificates(
     not_let_in(&without, &["give tls-cert and tls-key"]).await;
     misconfigured(
         &format!("{without}&tls-cert={other}&tls-key={its_key}"),
-        &["does not take the certificate of tls-cert"],
+        &["does not accept the certificate of tls-cert"],
     )
     .await;
     misconfigured(
