@@ -1,4 +1,4 @@
-//! A store in a temporary directory, commands on it, and a look at processes.
+//! A store in a temporary directory, commands on it, and what the kernel knows of processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,11 +9,11 @@ use fencelock_testbed::Dir;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// After this long a test has failed. Nothing here takes a tenth of it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A test that waits for longer than this has failed. Everything here takes less than a tenth of it.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A store and a directory.
-pub(crate) struct Bed {
+pub(crate) struct Fixture {
     dir: Dir,
     store: String,
 }
@@ -32,15 +32,15 @@ pub(crate) struct Running {
     out: BufReader<ChildStdout>,
 }
 
-impl Bed {
-    /// With a fresh SQLite file.
+impl Fixture {
+    /// A fixture with a fresh SQLite file.
     pub(crate) fn new() -> Self {
         let dir = Dir::new("cli").unwrap();
         let store = format!("sqlite:{}", dir.join("locks.db"));
         Self { dir, store }
     }
 
-    /// With another store.
+    /// A fixture with another store.
     pub(crate) fn on(store: String) -> Self {
         let dir = Dir::new("cli").unwrap();
         Self { dir, store }
@@ -55,14 +55,14 @@ impl Bed {
         self.dir.join(name)
     }
 
-    /// What is in a file of the directory; nothing if there is none.
+    /// The content of a file in the directory; empty if there is none.
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// A `fencelock` on this store, in this directory, with nothing of the environment that concerns it.
+    /// A `fencelock` on this store, in this directory, without the variables of a surrounding `fencelock`.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        // Whoever starts the tests may ignore signals, as a shell does for jobs in the background.
+        // The tests may have been started with ignored signals, as a shell does for jobs in the background.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_fencelock")])
@@ -77,7 +77,7 @@ impl Bed {
         command
     }
 
-    /// The same, started in a way of its own: `start` is what stands before the `fencelock`.
+    /// The same, with the program and arguments `start` instead of `fencelock`.
     pub(crate) fn command_through(&self, start: &[&str], words: &[&str]) -> Command {
         let like = self.command(words);
         let mut command = Command::new(start[0]);
@@ -109,14 +109,14 @@ impl Bed {
         Running::start(command)
     }
 
-    /// What `show --json` says.
+    /// The output of `show --json`.
     pub(crate) fn show(&self, name: &str) -> Value {
         let shown = self.run(&["show", "--json", name]);
         assert_eq!(shown.code, 0, "{shown:?}");
         serde_json::from_str(&shown.out).unwrap()
     }
 
-    /// Waits until so many stand in line.
+    /// Waits until `count` claims are queued.
     pub(crate) fn await_waiters(&self, name: &str, count: usize) {
         until(&format!("{count} wait for {name}"), || {
             self.show(name)["waiters"].as_array().unwrap().len() == count
@@ -135,7 +135,7 @@ pub(crate) fn finish(mut command: Command) -> Ran {
 }
 
 fn code(status: std::process::ExitStatus) -> i32 {
-    // `fencelock` itself is never ended by a signal, but by those that a test sends to kill it.
+    // Only a test ends `fencelock` itself with a signal.
     use std::os::unix::process::ExitStatusExt;
     status
         .code()
@@ -182,7 +182,7 @@ impl Running {
         send(self.pid(), signal);
     }
 
-    /// Whether it runs still.
+    /// Whether it still runs.
     pub(crate) fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -192,11 +192,11 @@ impl Running {
         self.end_input();
         let begun = Instant::now();
         let status = loop {
-            // A child tells of its end only to a wait without a limit.
+            // The standard library has no wait with a timeout.
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(begun.elapsed() < PATIENCE, "it does not end");
+            assert!(begun.elapsed() < TIMEOUT, "it does not end");
             std::thread::sleep(Duration::from_millis(2));
         };
         let (mut out, mut err) = (String::new(), String::new());
@@ -219,16 +219,16 @@ pub(crate) fn send(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// Waits until something is so that tells nobody when it becomes so.
-pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+/// Polls until a condition is true.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !so() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+    while !condition() {
+        assert!(begun.elapsed() < TIMEOUT, "timed out before {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// A process as the kernel has it.
+/// A process as the kernel shows it.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -237,12 +237,12 @@ pub(crate) struct Process {
     pub(crate) group: i32,
 }
 
-/// All processes but the dead ones.
+/// All processes except those that have ended and are not reaped.
 pub(crate) fn processes() -> Vec<Process> {
     let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
         let pid = stat.split(' ').next()?.parse().ok()?;
-        // The program's name, in parentheses, may hold anything.
+        // The program's name, in parentheses, may contain anything.
         let mut rest = stat.rsplit_once(") ")?.1.split(' ');
         Some(Process {
             pid,
@@ -255,12 +255,12 @@ pub(crate) fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// Whether a process lives.
+/// Whether a process runs.
 pub(crate) fn lives(pid: i32) -> bool {
     processes().iter().any(|process| process.pid == pid)
 }
 
-/// Those who live in a process group.
+/// The processes of a process group that run.
 pub(crate) fn group(id: i32) -> Vec<i32> {
     let members = processes()
         .into_iter()
@@ -268,7 +268,7 @@ pub(crate) fn group(id: i32) -> Vec<i32> {
     members.map(|process| process.pid).collect()
 }
 
-/// The only child of a process: of a `fencelock run` its guard, of that the command.
+/// The only child of a process. The child of a `fencelock run` is its supervisor, and the child of that is the command.
 pub(crate) fn only_child(of: i32) -> i32 {
     let children = processes()
         .into_iter()
