@@ -1,12 +1,9 @@
-//! The suite is worth something only if it fails: engines that are wrong in one way each, and the cases that must find
-//! them. On the same engine without the fault the same cases pass.
-#![allow(clippy::unwrap_used)]
+//! An engine in memory with one fault.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,255 +12,13 @@ use fencelock::engine::{
     WaiterView, Withdrawn,
 };
 use fencelock::layers::Layer;
-use fencelock::{
-    ClaimId, Clock, Engine, LockName, Memory, Mode, Order, Promises, Result, Token, Tokens,
-};
-use fencelock_conformance::{Case, Needs, Store, Subject, cases, harness};
+use fencelock::{ClaimId, Clock, Engine, LockName, Memory, Mode, Promises, Result, Token, Tokens};
+use fencelock_conformance::{Store, Subject};
 
-/// What an engine does wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mutant {
-    Nothing,
-    GrantsWhatIsHeld,
-    RepeatsTokens,
-    CountsTokensDown,
-    RestartsTokensPerClient,
-    BelievesTwiceAsLong,
-    CountsFromTheReply,
-    NeverReleases,
-    NeverLeavesTheLine,
-    ReleasesWhoeverHolds,
-    ServesTheLastFirst,
-    KeepsTheEvicted,
-    EvictsAnyToken,
-    EvictsWhenItShouldAsk,
-    ShowsWhatWas,
-    TakesExclusiveForShared,
-    TakesSharedForExclusive,
-    ReleasesAllReaders,
-    ForgetsTheLockDelay,
-    LeavesSomethingPerName,
-    MixesUpNames,
-    IgnoresRefreshes,
-    ForgetsLabels,
-    ListsByPattern,
-    DowngradesInNameOnly,
-    GrantsOnePermitMore,
-    ReleasesAllPermits,
-    KnowsItsOwnClaimsOnly,
-    ShortensByPlacing,
-    RedrawsByPlacing,
-    RenewsByIdAlone,
-    /// No fault, if it keeps what it does promise.
-    PromisesLittle,
-}
+use crate::mutant::{Mutant, promises};
 
-/// Each mutant, and cases that must fail on it.
-const MUTANTS: &[(Mutant, &[&str])] = &[
-    (
-        Mutant::GrantsWhatIsHeld,
-        &["held_means_held", "tasks_and_clients_exclude_each_other"],
-    ),
-    (Mutant::RepeatsTokens, &["tokens_increase_over_release"]),
-    (
-        Mutant::CountsTokensDown,
-        &[
-            "tokens_increase_over_release",
-            "tokens_increase_over_expiry",
-        ],
-    ),
-    (
-        Mutant::RestartsTokensPerClient,
-        &["tokens_increase_over_release"],
-    ),
-    (Mutant::BelievesTwiceAsLong, &["the_client_knows_first"]),
-    (Mutant::CountsFromTheReply, &["the_client_knows_first"]),
-    (Mutant::NeverReleases, &["held_means_held"]),
-    (
-        Mutant::NeverLeavesTheLine,
-        &["a_wait_dropped_at_any_moment"],
-    ),
-    (
-        Mutant::ReleasesWhoeverHolds,
-        &["a_late_release_spares_the_next"],
-    ),
-    (Mutant::ServesTheLastFirst, &["waiters_are_served_in_order"]),
-    (
-        Mutant::KeepsTheEvicted,
-        &["eviction_is_fenced_by_the_token"],
-    ),
-    (Mutant::EvictsAnyToken, &["eviction_is_fenced_by_the_token"]),
-    (
-        Mutant::EvictsWhenItShouldAsk,
-        &["a_holder_is_asked_to_let_go"],
-    ),
-    (Mutant::ShowsWhatWas, &["check_is_exact"]),
-    (
-        Mutant::TakesExclusiveForShared,
-        &["held_means_held", "exclusive_keeps_shared_out"],
-    ),
-    (Mutant::TakesSharedForExclusive, &["shared_beside_shared"]),
-    (Mutant::ReleasesAllReaders, &["shared_beside_shared"]),
-    (
-        Mutant::ForgetsTheLockDelay,
-        &[
-            "a_lock_delay_follows_a_loss",
-            "an_unhealthy_holder_leaves_its_lock_delay",
-        ],
-    ),
-    (
-        Mutant::LeavesSomethingPerName,
-        &["ten_thousand_names_leave_nothing"],
-    ),
-    (Mutant::MixesUpNames, &["no_name_holds_another"]),
-    (
-        Mutant::IgnoresRefreshes,
-        &["without_renewal_refresh_prolongs"],
-    ),
-    (
-        Mutant::ForgetsLabels,
-        &["a_look_tells_who_holds_and_who_waits"],
-    ),
-    (Mutant::ListsByPattern, &["a_list_tells_what_is_held"]),
-    (
-        Mutant::DowngradesInNameOnly,
-        &["a_downgrade_lets_readers_in"],
-    ),
-    (
-        Mutant::GrantsOnePermitMore,
-        &["permits_are_counted", "permits_are_served_in_order"],
-    ),
-    (Mutant::ReleasesAllPermits, &["permits_are_counted"]),
-    (
-        Mutant::KnowsItsOwnClaimsOnly,
-        &["another_client_goes_on_with_a_claim"],
-    ),
-    (
-        Mutant::ShortensByPlacing,
-        &["a_late_place_does_not_shorten"],
-    ),
-    (Mutant::RedrawsByPlacing, &["a_late_place_does_not_shorten"]),
-    (
-        Mutant::RenewsByIdAlone,
-        &["a_renewal_with_an_old_token_is_lost"],
-    ),
-];
-
-fn case(name: &str) -> &'static Case {
-    let mut all = cases::cases().into_iter();
-    all.find(|case| case.name == name)
-        .unwrap_or_else(|| panic!("there is no case {name}"))
-}
-
-/// Runs cases on mutants, each on a thread of its own, for most of the time is spent waiting; says why which failed.
-fn run(runs: &[(Mutant, &'static str)]) -> Vec<Option<String>> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let usual = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            // Failures of mutants are what is wanted, and not to be read by anybody.
-            let thread = std::thread::current();
-            if !thread
-                .name()
-                .is_some_and(|name| name.starts_with("mutant::"))
-            {
-                usual(panic);
-            }
-        }));
-    });
-    let outcomes = std::thread::scope(|scope| {
-        let run = |(mutant, name): (Mutant, &'static str)| {
-            let subject = Wrong(mutant);
-            let promises = promises(mutant);
-            harness::run(&subject, &promises, case(name), Path::new("")).err()
-        };
-        let threads: Vec<_> = runs
-            .iter()
-            .map(|wanted| scope.spawn(move || run(*wanted)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join())
-            .collect::<Vec<_>>()
-    });
-    outcomes
-        .into_iter()
-        .map(|outcome| outcome.unwrap())
-        .collect()
-}
-
-#[test]
-fn every_mutant_is_found_and_the_original_is_not() {
-    let names: BTreeSet<&str> = MUTANTS
-        .iter()
-        .flat_map(|(_, names)| *names)
-        .copied()
-        .collect();
-    let original: Vec<_> = names
-        .into_iter()
-        .map(|name| (Mutant::Nothing, name))
-        .collect();
-    for ((_, name), failed) in original.iter().zip(run(&original)) {
-        assert_eq!(failed, None, "{name} fails on an engine without a fault");
-    }
-    let mutants: Vec<_> = MUTANTS
-        .iter()
-        .flat_map(|(mutant, names)| names.iter().map(|name| (*mutant, *name)))
-        .collect();
-    let mut missed = Vec::new();
-    for (run, failed) in mutants.iter().zip(run(&mutants)) {
-        if failed.is_none() {
-            missed.push(run);
-        }
-    }
-    assert!(missed.is_empty(), "not found: {missed:?}");
-}
-
-/// What is not promised is refused, and its cases are not run; all others are, and pass.
-#[test]
-fn an_engine_that_promises_little_passes_what_is_left() {
-    let little = promises(Mutant::PromisesLittle);
-    let (kept, left_out): (Vec<&Case>, Vec<&Case>) = cases::cases()
-        .into_iter()
-        .filter(|case| case.needs == Needs::Store)
-        .partition(|case| (case.promised)(&little));
-    let left_out: BTreeSet<&str> = left_out.iter().map(|case| case.name).collect();
-    for name in [
-        "waiters_are_served_in_order",
-        "shared_beside_shared",
-        "a_lock_delay_follows_a_loss",
-    ] {
-        assert!(left_out.contains(name), "{name} is run");
-    }
-    let kept: Vec<_> = kept
-        .iter()
-        .map(|case| (Mutant::PromisesLittle, case.name))
-        .collect();
-    assert!(
-        kept.iter()
-            .any(|(_, name)| *name == "what_is_not_promised_is_refused")
-    );
-    for ((_, name), failed) in kept.iter().zip(run(&kept)) {
-        assert_eq!(failed, None, "{name}");
-    }
-}
-
-fn promises(mutant: Mutant) -> Promises {
-    let all = Memory::new().promises().clone();
-    match mutant {
-        Mutant::PromisesLittle => Promises {
-            order: Order::Unordered,
-            shared: false,
-            permits: false,
-            lock_delay: false,
-            ranges: false,
-            ..all
-        },
-        _ => all,
-    }
-}
-
-struct Wrong(Mutant);
+/// The subject with this fault.
+pub(crate) struct Wrong(pub(crate) Mutant);
 
 #[async_trait]
 impl Subject for Wrong {
@@ -275,7 +30,7 @@ impl Subject for Wrong {
         Ok(Box::new(WrongStore {
             memory: Memory::new(),
             mutant: self.0,
-            shared: Arc::default(),
+            state: Arc::default(),
         }))
     }
 }
@@ -283,15 +38,15 @@ impl Subject for Wrong {
 struct WrongStore {
     memory: Memory,
     mutant: Mutant,
-    shared: Arc<Shared>,
+    state: Arc<State>,
 }
 
-/// What the engines on one store have in common beside the store.
+/// What the engines on one store share besides the store.
 #[derive(Default)]
-struct Shared {
+struct State {
     engines: AtomicU64,
     drawn: AtomicU64,
-    line: Mutex<HashMap<LockName, Vec<ClaimId>>>,
+    queue: Mutex<HashMap<LockName, Vec<ClaimId>>>,
     seen: Mutex<HashMap<LockName, LockView>>,
 }
 
@@ -301,8 +56,8 @@ impl Store for WrongStore {
         Ok(Arc::new(WrongEngine {
             memory: self.memory.another(),
             mutant: self.mutant,
-            number: self.shared.engines.fetch_add(1, Ordering::SeqCst),
-            shared: Arc::clone(&self.shared),
+            number: self.state.engines.fetch_add(1, Ordering::SeqCst),
+            state: Arc::clone(&self.state),
             drawn: AtomicU64::new(0),
             promises: promises(self.mutant),
         }))
@@ -321,7 +76,7 @@ struct WrongEngine {
     memory: Memory,
     mutant: Mutant,
     number: u64,
-    shared: Arc<Shared>,
+    state: Arc<State>,
     drawn: AtomicU64,
     promises: Promises,
 }
@@ -331,13 +86,13 @@ impl WrongEngine {
         self.mutant == mutant
     }
 
-    /// The claim as the mutant sends it on.
+    /// The claim that the mutant passes on.
     fn sent(&self, claim: &Claim) -> Claim {
         let mut claim = claim.clone();
         match self.mutant {
-            Mutant::TakesExclusiveForShared => claim.mode = Mode::Shared,
-            Mutant::TakesSharedForExclusive => claim.mode = Mode::Exclusive,
-            Mutant::ForgetsTheLockDelay => claim.lock_delay = Duration::ZERO,
+            Mutant::TreatsExclusiveAsShared => claim.mode = Mode::Shared,
+            Mutant::TreatsSharedAsExclusive => claim.mode = Mode::Exclusive,
+            Mutant::IgnoresTheLockDelay => claim.lock_delay = Duration::ZERO,
             Mutant::ForgetsLabels => claim.label = None,
             Mutant::GrantsOnePermitMore => {
                 if let Mode::Permit { of } = claim.mode {
@@ -358,8 +113,8 @@ impl WrongEngine {
         claim
     }
 
-    /// The grant as the mutant tells of it.
-    fn told(&self, mut grant: Grant) -> Grant {
+    /// The grant that the mutant reports.
+    fn reported(&self, mut grant: Grant) -> Grant {
         let token = &mut grant.tokens.first.0;
         match self.mutant {
             Mutant::RepeatsTokens => *token = token.div_ceil(2),
@@ -369,25 +124,25 @@ impl WrongEngine {
             Mutant::CountsFromTheReply => {
                 grant.counted_from = grant.counted_from + Duration::from_millis(30);
             }
-            Mutant::RedrawsByPlacing => *token += self.shared.drawn.fetch_add(1, Ordering::SeqCst),
+            Mutant::RedrawsByPlacing => *token += self.state.drawn.fetch_add(1, Ordering::SeqCst),
             _ => {}
         }
         grant
     }
 
-    /// The view as the mutant tells of it.
+    /// The view that the mutant reports.
     fn shown(&self, name: &LockName, mut view: LockView) -> LockView {
         match self.mutant {
             Mutant::ShowsWhatWas => {
-                let mut seen = self.shared.seen.lock().unwrap();
+                let mut seen = self.state.seen.lock().unwrap();
                 if !view.holders.is_empty() {
                     seen.insert(name.clone(), view.clone());
                 }
                 return seen.get(name).cloned().unwrap_or(view);
             }
             Mutant::ServesTheLastFirst => {
-                let line = self.shared.line.lock().unwrap();
-                let count = line.get(name).map_or(0, Vec::len);
+                let queue = self.state.queue.lock().unwrap();
+                let count = queue.get(name).map_or(0, Vec::len);
                 view.waiters = vec![
                     WaiterView {
                         owner: String::new(),
@@ -402,7 +157,7 @@ impl WrongEngine {
         view
     }
 
-    /// Renews by the claim's id, whatever the token.
+    /// Renews by the id of the claim, for any token.
     async fn renew_by_id(&self, claim: &Claim) -> Result<Vec<Renewal>> {
         let view = self.memory.inspect().look(&claim.name).await?;
         let mut holders = view.holders.into_iter();
@@ -419,15 +174,15 @@ impl WrongEngine {
         })
     }
 
-    /// A line that serves whoever came last.
+    /// A queue that serves the last claim first.
     async fn place_last_first(&self, claim: &Claim) -> Result<Standing> {
         let is_last = {
-            let mut line = self.shared.line.lock().unwrap();
-            let line = line.entry(claim.name.clone()).or_default();
-            if !line.contains(&claim.id) {
-                line.push(claim.id);
+            let mut queue = self.state.queue.lock().unwrap();
+            let queue = queue.entry(claim.name.clone()).or_default();
+            if !queue.contains(&claim.id) {
+                queue.push(claim.id);
             }
-            line.last() == Some(&claim.id)
+            queue.last() == Some(&claim.id)
         };
         let asked = Claim {
             wait: false,
@@ -438,7 +193,7 @@ impl WrongEngine {
             false => Standing::Busy,
         };
         if matches!(standing, Standing::Held(_)) || !claim.wait {
-            self.leave_line(claim);
+            self.leave_queue(claim);
         }
         match standing {
             Standing::Busy if claim.wait => Ok(self.waiting(Duration::from_millis(5))),
@@ -446,14 +201,14 @@ impl WrongEngine {
         }
     }
 
-    fn leave_line(&self, claim: &Claim) {
-        let mut line = self.shared.line.lock().unwrap();
-        if let Some(line) = line.get_mut(&claim.name) {
-            line.retain(|id| *id != claim.id);
+    fn leave_queue(&self, claim: &Claim) {
+        let mut queue = self.state.queue.lock().unwrap();
+        if let Some(queue) = queue.get_mut(&claim.name) {
+            queue.retain(|id| *id != claim.id);
         }
     }
 
-    /// Withdraws every claim that holds the name, whosever it is.
+    /// Withdraws every claim that holds the name, of any owner.
     async fn withdraw_all(&self, claim: &Claim) -> Result<Withdrawn> {
         let view = self.memory.inspect().look(&claim.name).await?;
         for holder in view.holders {
@@ -497,10 +252,10 @@ impl Layer for WrongEngine {
                 self.renew_by_id(claim).await?;
                 Standing::Held(grant)
             }
-            Standing::Held(grant) => Standing::Held(self.told(grant)),
+            Standing::Held(grant) => Standing::Held(self.reported(grant)),
             _ if self.is(Mutant::GrantsWhatIsHeld) => Standing::Held(Grant {
                 tokens: Tokens::one(Token(
-                    1000 + self.shared.drawn.fetch_add(1, Ordering::SeqCst),
+                    1000 + self.state.drawn.fetch_add(1, Ordering::SeqCst),
                 )),
                 counted_from: Clock::Boot.now(),
                 lease: claim.ttl,
@@ -545,7 +300,7 @@ impl Layer for WrongEngine {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         let claim = &self.sent(claim);
-        self.leave_line(claim);
+        self.leave_queue(claim);
         let view = self.memory.inspect().look(&claim.name).await?;
         let holds = view
             .holders
@@ -553,8 +308,8 @@ impl Layer for WrongEngine {
             .any(|holder| holder.claim == Some(claim.id));
         match self.mutant {
             Mutant::NeverReleases if holds => Ok(Withdrawn::Released),
-            Mutant::NeverLeavesTheLine if !holds => Ok(Withdrawn::LeftQueue),
-            Mutant::ReleasesWhoeverHolds => self.withdraw_all(claim).await,
+            Mutant::NeverLeavesTheQueue if !holds => Ok(Withdrawn::LeftQueue),
+            Mutant::ReleasesAnyHolder => self.withdraw_all(claim).await,
             Mutant::ReleasesAllPermits if matches!(claim.mode, Mode::Permit { .. }) => {
                 self.withdraw_all(claim).await
             }
@@ -619,7 +374,7 @@ impl Layer for WrongEngine {
 
 impl fmt::Debug for WrongEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an engine that is wrong: {:?}", self.mutant)
+        write!(f, "an engine with the fault {:?}", self.mutant)
     }
 }
 
