@@ -58,7 +58,7 @@ async fn request(
     let owner = owner(client)?;
     let mut request = match times.patience {
         Patience::None => client.try_lock(name),
-        Patience::Until(most) => client.lock_for(name, most),
+        Patience::Until(most) => client.lock(name).timeout(most),
         Patience::Endless => client.lock(name),
     };
     request = request.ttl(times.ttl).lock_delay(times.lock_delay);

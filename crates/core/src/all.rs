@@ -7,28 +7,27 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::acquire::Acquire;
 use crate::client::Client;
 use crate::guard::Guard;
 use crate::types::{Error, Result};
 use crate::types::{LockName, LossReason, Release};
 use crate::types::{Sequencer, Token};
-use crate::wish::Wish;
 
-/// How each of the wishes is changed before it is made.
-type Change = Arc<dyn Fn(Wish) -> Wish + Send + Sync>;
+/// How each of the requests is changed before it is made.
+type Change = Arc<dyn Fn(Acquire) -> Acquire + Send + Sync>;
 
-/// A wish for several locks, made by [`Client::lock_all`] and its like. Await it.
+/// A request for several locks, made by [`Client::lock_all`] or [`Client::try_lock_all`]. Await it.
 ///
 /// The locks are taken one after the other in the order of their names, which is the same for everybody, so that two who
 /// want the same locks never wait for each other in a circle. (Somebody who holds a lock already and then wants others by
 /// `lock_all` is outside that order.) A name that was given twice is one lock.
 ///
 /// # Cancel safety
-/// The future may be dropped at any time: what was taken is released behind the caller's back, and no place in line is
-/// left.
+/// The future may be dropped at any time: what was taken is released in the background, and no place in the queue is left.
 #[derive(Clone)]
-#[must_use = "a wish does nothing until it is awaited"]
-pub struct WishAll {
+#[must_use = "a request does nothing until it is awaited"]
+pub struct AcquireAll {
     client: Client,
     names: Vec<String>,
     change: Change,
@@ -37,32 +36,22 @@ pub struct WishAll {
 }
 
 impl Client {
-    /// A wish for several locks that waits, for ever if need be.
-    pub fn lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> WishAll {
-        WishAll::new(self, names, true, None)
+    /// A request for several locks that waits, for ever if need be. See [`AcquireAll::timeout`].
+    pub fn lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> AcquireAll {
+        AcquireAll::new(self, names, true)
     }
 
-    /// A wish for several locks that does not wait: [`Error::Held`] with the name of one that somebody has.
-    pub fn try_lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> WishAll {
-        WishAll::new(self, names, false, None)
-    }
-
-    /// A wish for several locks that waits for as long as `patience`, for all of them together.
-    pub fn lock_all_for<S: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = S>,
-        patience: Duration,
-    ) -> WishAll {
-        WishAll::new(self, names, true, Some(patience))
+    /// A request for several locks that does not wait: [`Error::Held`] with the name of one that somebody has.
+    pub fn try_lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> AcquireAll {
+        AcquireAll::new(self, names, false)
     }
 }
 
-impl WishAll {
+impl AcquireAll {
     fn new<S: AsRef<str>>(
         client: &Client,
         names: impl IntoIterator<Item = S>,
         waits: bool,
-        timeout: Option<Duration>,
     ) -> Self {
         let mut names: Vec<String> = names.into_iter().map(|n| n.as_ref().to_owned()).collect();
         names.sort_unstable();
@@ -70,16 +59,22 @@ impl WishAll {
         Self {
             client: client.clone(),
             names,
-            change: Arc::new(|wish| wish),
+            change: Arc::new(|request| request),
             waits,
-            timeout,
+            timeout: None,
         }
     }
 
-    /// Changes each of the wishes: `.each(|wish| wish.ttl(Duration::from_secs(10)).shared())`.
-    pub fn each(mut self, change: impl Fn(Wish) -> Wish + Send + Sync + 'static) -> Self {
+    /// Waits at most this long, for all of them together.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Changes each of the requests: `.each(|request| request.ttl(Duration::from_secs(10)).shared())`.
+    pub fn each(mut self, change: impl Fn(Acquire) -> Acquire + Send + Sync + 'static) -> Self {
         let before = self.change;
-        self.change = Arc::new(move |wish| change(before(wish)));
+        self.change = Arc::new(move |request| change(before(request)));
         self
     }
 
@@ -88,22 +83,26 @@ impl WishAll {
             let why = "there is none; name at least one lock";
             return Err(Error::invalid("lock names", "", why));
         }
-        let clock = self.client.inner.clock;
+        let clock = self.client.state.clock;
         let ends = self.timeout.map(|patience| clock.now() + patience);
-        let wish = |name: &str| {
-            let left = ends.map(|ends| ends.since(clock.now()));
-            (self.change)(Wish::new(&self.client, name, self.waits, left))
+        let request = |name: &str| {
+            let request = Acquire::new(&self.client.state, name, self.waits);
+            let request = (self.change)(request);
+            match ends {
+                Some(ends) => request.timeout(ends.since(clock.now())),
+                None => request,
+            }
         };
         // A bad name is refused before the first lock is taken.
         for name in &self.names {
-            wish(name).check()?;
+            request(name).check()?;
         }
         let mut guards = Guards(Vec::with_capacity(self.names.len()));
         for name in &self.names {
             let taken = tokio::select! {
                 biased;
                 (name, reason) = guards.first_lost() => Err(Error::Lost { name, reason }),
-                taken = wish(name) => taken,
+                taken = request(name) => taken,
             };
             let taken = taken.map_err(|error| match (error, self.timeout) {
                 (Error::TimedOut { name, .. }, Some(waited)) => Error::TimedOut { name, waited },
@@ -113,7 +112,7 @@ impl WishAll {
                 Ok(guard) => guards.0.push(guard),
                 Err(error) => {
                     // The store answers, so it is not long until another try finds nothing of this one. Otherwise what
-                    // was taken is released behind.
+                    // was taken is released in the background.
                     if matches!(error, Error::Held { .. }) {
                         drop(guards.release().await);
                     }
@@ -128,7 +127,7 @@ impl WishAll {
     }
 }
 
-impl IntoFuture for WishAll {
+impl IntoFuture for AcquireAll {
     type Output = Result<Guards>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
@@ -137,9 +136,9 @@ impl IntoFuture for WishAll {
     }
 }
 
-impl fmt::Debug for WishAll {
+impl fmt::Debug for AcquireAll {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WishAll")
+        f.debug_struct("AcquireAll")
             .field("names", &self.names)
             .field("waits", &self.waits)
             .field("timeout", &self.timeout)
@@ -147,7 +146,7 @@ impl fmt::Debug for WishAll {
     }
 }
 
-/// Several locks that are held, each with a token of its own. Dropping it releases them all behind the caller's back.
+/// Several locks that are held, each with a token of its own. Dropping it releases them all in the background.
 #[derive(Debug)]
 #[must_use = "the locks are released when the guards are dropped"]
 pub struct Guards(Vec<Guard>);
@@ -233,7 +232,7 @@ impl Guards {
     /// As [`Guard::release`], the first that there was; the others are released all the same.
     ///
     /// # Cancel safety
-    /// May be dropped: the releases go on behind.
+    /// May be dropped: the releases go on in the background.
     pub async fn release(mut self) -> Result<Release> {
         let mut outcome = Ok(Release::Released);
         while let Some(guard) = self.0.pop() {

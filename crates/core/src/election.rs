@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::pin::Pin;
 use std::time::Duration;
 
+use crate::acquire::Acquire;
 use crate::client::Client;
 use crate::engine::LockView;
 use crate::guard::Guard;
@@ -12,7 +13,6 @@ use crate::types::Mode;
 use crate::types::Release;
 use crate::types::Result;
 use crate::types::Token;
-use crate::wish::Wish;
 
 /// An election, made by [`Client::election`]: a lock whose holder leads. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -21,16 +21,16 @@ pub struct Election {
     name: String,
 }
 
-/// A wish to lead, made by [`Election::campaign`]. Await it.
+/// A request to lead, made by [`Election::campaign`]. Await it.
 ///
 /// # Cancel safety
-/// As [`Wish`].
+/// As [`Acquire`].
 #[derive(Clone, Debug)]
 #[must_use = "a campaign does nothing until it is awaited"]
-pub struct Campaign(Wish);
+pub struct Campaign(Acquire);
 
-/// Being the leader: a [`Guard`], whose token is the leader's. Look at [`Guard::is_valid`] and [`Guard::lost`] as with any
-/// lock: a leader that was paused may have been succeeded.
+/// The leader's [`Guard`], whose token is the leader's. Ask [`Guard::is_valid`] and [`Guard::lost`] as with any lock: a leader
+/// that was paused may have been succeeded.
 #[derive(Debug)]
 #[must_use = "the leader resigns when this is dropped"]
 pub struct Leadership(Guard);
@@ -48,7 +48,7 @@ pub struct Leader {
     pub leads_for: Option<Duration>,
 }
 
-/// Tells of one leader after the other, made by [`Election::observe`].
+/// One leader after the other, made by [`Election::observe`].
 #[derive(Debug)]
 pub struct Leaders {
     election: Election,
@@ -68,7 +68,7 @@ impl Client {
 }
 
 impl Election {
-    /// A wish to lead, which waits until all who campaigned before have had their turn, where the store keeps a line.
+    /// A request to lead, which waits until all who campaigned before have had their turn, where the store keeps a line.
     /// `value` is for those who look at the leader: at most 255 bytes, no control characters.
     pub fn campaign(&self, value: &str) -> Campaign {
         Campaign(self.client.lock(&self.name).label(value).recorded())
@@ -111,8 +111,8 @@ fn leader_of(view: LockView) -> Option<Leader> {
 }
 
 impl Campaign {
-    /// Changes the wish with the methods of [`Wish`]: `.set(|wish| wish.ttl(Duration::from_secs(5)))`.
-    pub fn set(self, change: impl FnOnce(Wish) -> Wish) -> Self {
+    /// Changes the request with the methods of [`Acquire`]: `.set(|request| request.ttl(Duration::from_secs(5)))`.
+    pub fn set(self, change: impl FnOnce(Acquire) -> Acquire) -> Self {
         Self(change(self.0))
     }
 }
@@ -133,7 +133,7 @@ impl Leadership {
     /// As [`Guard::release`].
     ///
     /// # Cancel safety
-    /// May be dropped: it goes on behind.
+    /// May be dropped: it goes on in the background.
     pub async fn resign(self) -> Result<Release> {
         self.0.release().await
     }

@@ -5,132 +5,92 @@ use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::client::Inner;
-use crate::downgrade;
-use crate::drive;
-use crate::engine::{Leave, Renewal, Withdrawn};
-use crate::hold::Hold;
-use crate::keeper;
-use crate::types::BootInstant;
-use crate::types::LockName;
-use crate::types::{ClaimId, Sequencer, Token};
-use crate::types::{Error, Result};
-use crate::types::{LossReason, Mode, Release};
+use crate::runtime::downgrade;
+use crate::runtime::hold::Hold;
+use crate::runtime::renewer;
+use crate::runtime::share::Share;
+use crate::types::{
+    BootInstant, ClaimId, Error, LockName, LossReason, Mode, Release, Result, Sequencer, Token,
+};
 
-/// The least that tokio sleeps.
+/// The shortest sleep of tokio.
 const TICK: Duration = Duration::from_millis(1);
 
-/// A lock that is held. Dropping it releases the lock behind the caller's back; [`Guard::release`] tells how that went.
+/// A lock that is held. Dropping it releases the lock in the background; [`Guard::release`] tells how that went.
 ///
-/// Ask [`Guard::is_valid`] before each step that needs the lock, or run the work under [`Wish::with`](crate::Wish::with),
-/// and hand [`Guard::token`] or [`Guard::sequencer`] to the resource.
+/// Ask [`Guard::is_valid`] before each step that needs the lock, or run the work under
+/// [`Acquire::with`](crate::Acquire::with), and hand [`Guard::token`] or [`Guard::sequencer`] to the resource.
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct Guard {
-    inner: Arc<Inner>,
-    hold: Arc<Hold>,
-    token: Token,
-    left: AtomicBool,
-}
+pub struct Guard(Share);
 
 impl Guard {
-    pub(crate) fn new(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
-        hold.add_guard();
-        Self::of_counted(inner, hold)
+    pub(crate) fn new(share: Share) -> Self {
+        Self(share)
     }
 
-    /// For a hold that has counted this guard already.
-    pub(crate) fn of_counted(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
-        let token = hold.token();
-        let left = AtomicBool::new(false);
-        Self {
-            inner,
-            hold,
-            token,
-            left,
-        }
-    }
-
-    pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.hold
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
-    }
-
-    /// Throws the guard away and leaves the hold as it is.
-    pub(crate) fn dissolve(self) {
-        self.left.store(true, Ordering::SeqCst);
-        self.hold.drop_guard();
+    fn hold(&self) -> &Arc<Hold> {
+        &self.0.hold
     }
 
     /// The lock.
     #[must_use]
     pub fn name(&self) -> &LockName {
-        &self.hold.claim.name
+        &self.hold().claim.name
     }
 
     /// The fencing token: higher than that of every grant of this name before.
     #[must_use]
     pub fn token(&self) -> Token {
-        self.token
+        self.0.token
     }
 
     /// How the lock is held.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        self.hold.mode()
+        self.hold().mode()
     }
 
     /// The claim that holds.
     #[must_use]
     pub fn claim_id(&self) -> ClaimId {
-        self.hold.claim.id
+        self.hold().claim.id
     }
 
     /// The owner text that the store has.
     #[must_use]
     pub fn owner(&self) -> &str {
-        &self.hold.claim.owner
+        &self.hold().claim.owner
     }
 
     /// Whether this is a hold of another process that was joined through its owner text.
     #[must_use]
     pub fn joined(&self) -> bool {
-        self.hold.joined
+        self.hold().joined
     }
 
     /// Whether the lock is held for certain at this instant. False before anyone else can be granted it, and once this
     /// guard was released.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        !self.has_left() && self.hold.is_valid()
+        self.0.is_valid()
     }
 
     /// How long the lock is held for certain if no renewal succeeds from now on.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        match self.has_left() {
-            true => Duration::ZERO,
-            false => self.hold.remaining(),
-        }
-    }
-
-    fn has_left(&self) -> bool {
-        self.left.load(Ordering::SeqCst)
+        self.0.remaining()
     }
 
     /// The instant at which [`Guard::remaining`] is over.
     #[must_use]
     pub fn valid_until(&self) -> BootInstant {
-        self.hold.valid_until()
+        self.hold().valid_until()
     }
 
     /// Returns the new end of validity once it has changed.
@@ -138,9 +98,9 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped. A change between two calls is missed; read [`Guard::valid_until`] first.
     pub async fn prolonged(&self) -> BootInstant {
-        let before = self.hold.valid_until();
+        let before = self.hold().valid_until();
         let changed = |hold: &Hold| Some(hold.valid_until()).filter(|now| *now != before);
-        self.hold.until(changed).await
+        self.hold().until(changed).await
     }
 
     /// Returns the reason once the grant may no longer be trusted; at once if that is so already, also where this
@@ -149,29 +109,29 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped and called again.
     pub async fn lost(&self) -> LossReason {
-        let stirs = self.stirs();
-        tokio::pin!(stirs);
-        // The clock is looked at whenever this is polled, for news may be as late as the tasks that bring it.
+        let wake_ups = self.wake_ups();
+        tokio::pin!(wake_ups);
+        // Every poll reads the clock: news may be as late as the tasks that bring it.
         poll_fn(|cx| {
-            let _: Poll<Infallible> = stirs.as_mut().poll(cx);
+            let _: Poll<Infallible> = wake_ups.as_mut().poll(cx);
             self.why_lost().map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
 
-    /// Wakes whoever polls it at every piece of news, and when the validity is over.
-    async fn stirs(&self) -> Infallible {
+    /// Wakes its task at every piece of news, and when the validity is over.
+    async fn wake_ups(&self) -> Infallible {
         loop {
             let over = async {
                 match Handle::try_current() {
-                    // At least a tick, lest this never yield.
-                    Ok(_) => tokio::time::sleep(self.hold.remaining().max(TICK)).await,
+                    // At least a tick, so that it yields.
+                    Ok(_) => tokio::time::sleep(self.hold().remaining().max(TICK)).await,
                     // Without tokio there are only the news.
                     Err(_) => pending().await,
                 }
             };
             tokio::select! {
-                () = self.hold.news.notified() => {}
+                () = self.hold().news.notified() => {}
                 () = over => {}
             }
         }
@@ -179,19 +139,20 @@ impl Guard {
 
     /// Only a clone of [`Held`] can see its own guard released.
     fn why_lost(&self) -> Option<LossReason> {
-        if self.has_left() {
+        if self.0.has_left() {
             return Some(LossReason::Released);
         }
-        if self.hold.lost().is_none() && !self.hold.is_valid() {
-            keeper::end(&self.inner, &self.hold);
+        let hold = self.hold();
+        if hold.lost().is_none() && !hold.is_valid() {
+            renewer::end(&self.0.state, hold);
         }
-        self.hold.lost()
+        hold.lost()
     }
 
     /// Whether somebody asked for the lock back.
     #[must_use]
     pub fn is_asked_to_release(&self) -> bool {
-        self.hold.is_asked()
+        self.hold().is_asked()
     }
 
     /// Returns once somebody asks for the lock back (`fencelock release --ask`); at once if that is so already.
@@ -199,7 +160,9 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped and called again.
     pub async fn asked_to_release(&self) {
-        self.hold.until(|hold| hold.is_asked().then_some(())).await;
+        self.hold()
+            .until(|hold| hold.is_asked().then_some(()))
+            .await;
     }
 
     /// The grant in printable form, for the resource. The store knows the token when this returns, so that
@@ -210,10 +173,10 @@ impl Guard {
     /// did not answer.
     ///
     /// # Cancel safety
-    /// May be dropped: the request goes on behind.
+    /// May be dropped: the request goes on in the background.
     pub async fn sequencer(&self) -> Result<Sequencer> {
-        if self.hold.sequence() {
-            self.renew_now(self.hold.claim.ttl).await?;
+        if self.hold().sequence() {
+            self.renew_now(self.hold().claim.ttl).await?;
         }
         if !self.is_valid() {
             return Err(self.lost_error());
@@ -221,7 +184,7 @@ impl Guard {
         Ok(Sequencer {
             name: self.name().clone(),
             mode: self.mode(),
-            token: self.token,
+            token: self.token(),
             claim: self.claim_id(),
         })
     }
@@ -236,13 +199,13 @@ impl Guard {
     /// [`Error::Unavailable`] if the store does not answer (what is left of the validity stands, up to `ttl`).
     ///
     /// # Cancel safety
-    /// May be dropped: the request goes on behind.
+    /// May be dropped: the request goes on in the background.
     pub async fn refresh(&self, ttl: Duration) -> Result<()> {
-        if self.hold.joined {
+        if self.hold().joined {
             let why = "this hold is another process's; only that renews it";
-            return Err(Error::unsupported(&self.inner.engine, "a refresh", why));
+            return Err(Error::unsupported(&self.0.state.engine, "a refresh", why));
         }
-        self.inner.check_ttl(ttl, self.hold.claim.lock_delay)?;
+        self.0.state.check_ttl(ttl, self.hold().claim.lock_delay)?;
         self.renew_now(ttl).await
     }
 
@@ -250,21 +213,22 @@ impl Guard {
         if !self.is_valid() {
             return Err(self.lost_error());
         }
-        let hold = Arc::clone(&self.hold);
-        let (tell, told) = oneshot::channel();
-        // Behind, because a caller that does not poll this any more must not keep the hold from being renewed.
-        self.inner.behind(move |inner| async move {
+        let (state, hold) = (Arc::clone(&self.0.state), Arc::clone(self.hold()));
+        let (answer, answered) = oneshot::channel();
+        // In the background: a caller that does not poll this any more must not keep the hold from being renewed.
+        self.0.state.background.run(async move {
             // Nobody listens if the caller is gone.
-            let _ = tell.send(renew_now(&inner, &hold, ttl).await);
+            let _ = answer.send(renewer::renew_now(&state, &hold, ttl).await);
         });
-        told.await.unwrap_or(Err(Error::Closed))
+        answered.await.unwrap_or(Err(Error::Closed))
     }
 
-    /// From exclusive to shared, without a moment in between in which somebody else could be granted the lock alone. The
-    /// new guard has a new token. Readers in line come in; a writer in line comes after them.
+    /// Changes an exclusive lock to a shared one, without a moment in between in which somebody else could be granted it
+    /// exclusively. The new guard has a new token. Readers in the queue are granted the lock, too; a writer in the queue comes
+    /// after them.
     ///
-    /// There is no way up: a reader that wants to write releases, and waits in line as a writer. A guard that is shared
-    /// already comes back as it is.
+    /// There is no way back: a reader that wants to write releases, and waits in the queue as a writer. A guard that is shared
+    /// already is returned as it is.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the store has no shared mode; [`Error::Invalid`] for a permit, for a hold that was joined,
@@ -272,9 +236,8 @@ impl Guard {
     /// answered, which is asked again while the validity lasts. After an error the lock is released.
     ///
     /// # Cancel safety
-    /// If dropped, the lock is released behind.
+    /// If dropped, the lock is released in the background.
     pub async fn downgrade(self) -> Result<Self> {
-        let inner = Arc::clone(&self.inner);
         let refuse = |why: &str| Err(Error::invalid("downgrade of", self.name().as_str(), why));
         match self.mode() {
             Mode::Shared => return Ok(self),
@@ -284,11 +247,13 @@ impl Guard {
         if self.joined() {
             return refuse("this hold is another process's; only that downgrades it");
         }
-        if !inner.promises.shared {
+        let state = Arc::clone(&self.0.state);
+        if !state.promises().shared {
             let why = "it has exclusive locks only";
-            return Err(Error::unsupported(&inner.engine, "shared mode", why));
+            return Err(Error::unsupported(&state.engine, "shared mode", why));
         }
-        inner.carry(downgrade::downgrade(self)).await
+        let downgrade = downgrade::downgrade(self.0);
+        state.background.carry(downgrade).await.map(Self)
     }
 
     /// How long the store will keep the lock without renewal, lock-delay included; `None` if it is not this claim's.
@@ -299,7 +264,7 @@ impl Guard {
     /// # Cancel safety
     /// May be dropped; nothing is changed.
     pub async fn ttl(&self) -> Result<Option<Duration>> {
-        let view = self.inner.engine.inspect().look(self.name()).await?;
+        let view = self.0.state.engine.inspect().look(self.name()).await?;
         let id = Some(self.claim_id());
         let mine = view.holders.into_iter().find(|holder| holder.claim == id);
         Ok(mine.and_then(|holder| holder.ttl_left))
@@ -309,148 +274,21 @@ impl Guard {
     /// hold is left to its owner.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store did not confirm. The release goes on behind, and the lock is free after its
-    /// lease at the latest.
+    /// [`Error::Unavailable`] if the store did not confirm. The release goes on in the background, and the lock is free after
+    /// its lease at the latest.
     ///
     /// # Cancel safety
-    /// May be dropped: the release goes on behind.
+    /// May be dropped: the release goes on in the background.
     pub async fn release(self) -> Result<Release> {
         self.let_go().await
     }
 
     pub(crate) async fn let_go(&self) -> Result<Release> {
-        let valid = self.is_valid();
-        if !self.is_last() {
-            return Ok(if valid {
-                Release::Released
-            } else {
-                Release::AlreadyExpired
-            });
-        }
-        let inner = Arc::clone(&self.inner);
-        let (token, hold) = (self.token, Arc::clone(&self.hold));
-        if let Some(released) = pass_on(&inner, &hold, token) {
-            return Ok(released);
-        }
-        self.inner.carry(leave(inner, hold, token)).await
-    }
-
-    /// Marks this guard as gone; true if it was the last of a hold that is to be given back.
-    fn is_last(&self) -> bool {
-        if self.left.swap(true, Ordering::SeqCst) {
-            return false;
-        }
-        let last = self.hold.drop_guard();
-        self.hold.news.notify_waiters();
-        last && !self.hold.joined
+        self.0.release().await
     }
 
     pub(crate) fn lost_error(&self) -> Error {
-        lost_error(&self.hold)
-    }
-}
-
-async fn renew_now(inner: &Arc<Inner>, hold: &Arc<Hold>, ttl: Duration) -> Result<()> {
-    // In turn with the keeper's renewals, so that answers come in the order of the requests.
-    let Some(renewing) = inner.keeper.reserve(hold).await else {
-        return Err(lost_error(hold));
-    };
-    let mut held = hold.held_claim();
-    held.claim.ttl = ttl;
-    inner.keeper.curtail(hold, ttl);
-    let renewal = inner.engine.renew(std::slice::from_ref(&held)).await.pop();
-    let renewal =
-        renewal.unwrap_or_else(|| Renewal::Unknown(inner.internal("a renewal had no answer")));
-    inner.keeper.note(inner, hold, &renewal, &held);
-    renewing.noted();
-    match renewal {
-        Renewal::Kept { .. } if hold.is_valid() => Ok(()),
-        Renewal::Kept { .. } | Renewal::Lost => Err(lost_error(hold)),
-        Renewal::Unknown(error) => Err(error),
-    }
-}
-
-fn lost_error(hold: &Hold) -> Error {
-    Error::Lost {
-        name: hold.claim.name.clone(),
-        reason: hold.lost().unwrap_or_else(|| hold.why_over().0),
-    }
-}
-
-/// Gives the hold to the next task of this process, if that may be.
-fn pass_on(inner: &Arc<Inner>, hold: &Arc<Hold>, token: Token) -> Option<Release> {
-    let passed = inner.lines.leave(inner, hold);
-    if passed {
-        inner.observe(|observer| observer.released(&hold.claim.name, token));
-    }
-    passed.then_some(Release::Released)
-}
-
-/// Ends a hold: renewals first, then the claim itself. What the store does not confirm goes on behind.
-async fn leave(inner: Arc<Inner>, hold: Arc<Hold>, token: Token) -> Result<Release> {
-    inner.keeper.let_go(&hold).await;
-    // Whatever the store says: a lease that was over was lost to time, not taken away.
-    let timely = inner.clock.now() < hold.valid_until();
-    let valid = timely && hold.lost().is_none();
-    let withdrawn = give_back(&inner, &hold, valid).await;
-    inner.observe(|observer| observer.released(&hold.claim.name, token));
-    match withdrawn? {
-        Withdrawn::NotOwner if timely => Ok(Release::NotOwner),
-        Withdrawn::Released | Withdrawn::LeftQueue if valid => Ok(Release::Released),
-        _ => Ok(Release::AlreadyExpired),
-    }
-}
-
-/// Withdraws the claim of a hold that is not renewed any more, unless that was done already.
-async fn give_back(inner: &Arc<Inner>, hold: &Hold, valid: bool) -> Result<Withdrawn> {
-    if !hold.may_give_back() {
-        return Ok(Withdrawn::Expired);
-    }
-    let how = match valid {
-        true => Leave::Release,
-        false => Leave::Abandon,
-    };
-    let claim = hold.held_claim().claim;
-    let withdrawn = inner.engine.withdraw(&claim, how).await;
-    if withdrawn.is_err() {
-        let kept_until = hold.kept_until();
-        inner.behind(move |inner| async move {
-            drive::insist(&inner, &claim, how, kept_until).await;
-        });
-    }
-    withdrawn
-}
-
-/// Gives back a hold that this client has ended although its guards are still there.
-pub(crate) async fn abandon(inner: Arc<Inner>, hold: Arc<Hold>) {
-    inner.keeper.let_go(&hold).await;
-    if let Err(error) = give_back(&inner, &hold, false).await {
-        tracing::debug!(name = %hold.claim.name, %error, "giving back what was lost");
-    }
-}
-
-/// Tells the guards of a hold that it is lost, and then gives it back: the client is being closed.
-pub(crate) async fn close(inner: Arc<Inner>, hold: Arc<Hold>) {
-    let valid = hold.is_valid();
-    inner.lose(&hold, LossReason::ClientClosed);
-    inner.keeper.let_go(&hold).await;
-    if let Err(error) = give_back(&inner, &hold, valid).await {
-        tracing::debug!(name = %hold.claim.name, %error, "releasing at close");
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if !self.is_last() || pass_on(&self.inner, &self.hold, self.token).is_some() {
-            return;
-        }
-        let (hold, token) = (Arc::clone(&self.hold), self.token);
-        self.inner.behind(|inner| async move {
-            let name = hold.claim.name.clone();
-            if let Err(error) = leave(inner, hold, token).await {
-                tracing::debug!(%name, %error, "releasing a dropped guard");
-            }
-        });
+        self.hold().lost_error()
     }
 }
 
@@ -459,13 +297,13 @@ impl fmt::Debug for Guard {
         f.debug_struct("Guard")
             .field("name", self.name())
             .field("mode", &self.mode())
-            .field("token", &self.token)
+            .field("token", &self.token())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }
 }
 
-/// The guard inside a body of [`Wish::with`](crate::Wish::with): everything but its release. Cheap to clone.
+/// The guard inside a body of [`Acquire::with`](crate::Acquire::with): everything but its release. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Held(pub(crate) Arc<Guard>);
 

@@ -1,31 +1,12 @@
-//! Whether a holder is fit to go on holding: asked before each renewal, so that one that is wedged loses its lock.
+//! Signs of life, so that a holder that is stuck loses its lock.
 
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::types::{BootInstant, Clock};
 
-/// What a program says of its own health; see [`Wish::healthy`](crate::Wish::healthy).
-#[derive(Clone)]
-pub(crate) struct Health(pub(crate) Arc<dyn Fn() -> bool + Send + Sync>);
-
-impl Health {
-    /// A check that panics is no good sign either, and must not end the renewals of other holds.
-    pub(crate) fn check(&self) -> bool {
-        catch_unwind(AssertUnwindSafe(|| (self.0)())).unwrap_or(false)
-    }
-}
-
-impl fmt::Debug for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Health")
-    }
-}
-
-/// A sign of life that work gives now and then, for [`Wish::healthy`](crate::Wish::healthy): a lock whose work has given
+/// A sign of life that work gives now and then, for [`Acquire::healthy`](crate::Acquire::healthy): a lock whose work has given
 /// none for too long is not renewed. Cheap to clone; all clones are one heart.
 ///
 /// ```
@@ -66,7 +47,7 @@ impl Heartbeat {
         Clock::Boot.now().since(last) <= self.most
     }
 
-    /// The same as a check for [`Wish::healthy`](crate::Wish::healthy).
+    /// The same as a check for [`Acquire::healthy`](crate::Acquire::healthy).
     pub fn check(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let heart = self.clone();
         move || heart.is_alive()

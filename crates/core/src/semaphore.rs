@@ -1,18 +1,17 @@
-//! A lock for so many at a time.
+//! A lock that several hold at a time.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
+use crate::acquire::Acquire;
 use crate::client::Client;
 use crate::types::Mode;
 use crate::types::{Error, Result};
-use crate::wish::Wish;
 
-/// A lock that so many hold at a time, made by [`Client::semaphore`]. Cheap to clone.
+/// A lock that a number of holders have at a time, made by [`Client::semaphore`]. Cheap to clone.
 ///
 /// A permit is a [`Guard`](crate::Guard) like any other: it has a token that is higher than that of every permit before,
-/// a lease, a place in line before. All who use one name must name the same number of permits; and nobody who locks the
-/// name exclusively or shared holds it beside a permit.
+/// a lease, and a place in the queue before. Everybody who uses a name must give the same number of permits: permits with
+/// different numbers are never held at the same time, nor is a permit beside an exclusive or shared lock of that name.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     client: Client,
@@ -21,7 +20,7 @@ pub struct Semaphore {
 }
 
 impl Client {
-    /// A semaphore of so many permits.
+    /// A semaphore with this many permits.
     ///
     /// # Errors
     /// [`Error::Invalid`] for none, [`Error::Unsupported`] if the store has no permits
@@ -43,23 +42,18 @@ impl Semaphore {
         self.of.get()
     }
 
-    fn permit(&self, wish: Wish) -> Wish {
-        wish.mode(Mode::Permit { of: self.of })
+    fn permit(&self, request: Acquire) -> Acquire {
+        request.mode(Mode::Permit { of: self.of })
     }
 
-    /// A wish for a permit that waits; see [`Client::lock`].
-    pub fn acquire(&self) -> Wish {
+    /// A request for a permit that waits; see [`Client::lock`].
+    pub fn acquire(&self) -> Acquire {
         self.permit(self.client.lock(&self.name))
     }
 
-    /// A wish for a permit that does not wait; see [`Client::try_lock`].
-    pub fn try_acquire(&self) -> Wish {
+    /// A request for a permit that does not wait; see [`Client::try_lock`].
+    pub fn try_acquire(&self) -> Acquire {
         self.permit(self.client.try_lock(&self.name))
-    }
-
-    /// A wish for a permit that waits for as long as `patience`; see [`Client::lock_for`].
-    pub fn acquire_for(&self, patience: Duration) -> Wish {
-        self.permit(self.client.lock_for(&self.name, patience))
     }
 
     /// How many permits nobody holds at this moment; 0 while somebody holds the name in another mode.

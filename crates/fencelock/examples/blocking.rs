@@ -12,7 +12,10 @@ pub(crate) fn main() -> fencelock::Result<()> {
         .label("weekly")
         .take()?;
 
-    let second = client.lock_for("backup", Duration::from_millis(20)).take();
+    let second = client
+        .lock("backup")
+        .timeout(Duration::from_millis(20))
+        .take();
     assert!(matches!(second, Err(Error::TimedOut { .. })));
 
     // Settings without a shortcut go through `set`.

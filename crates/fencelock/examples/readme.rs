@@ -15,7 +15,9 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     match report {
         Ok(report) => println!("{report}"),
         // The body was dropped at its next await.
-        Err(Error::Lost { why, .. }) => println!("stopped halfway, the lock was lost: {why}"),
+        Err(Error::Lost { reason, .. }) => {
+            println!("stopped halfway, the lock was lost: {reason}")
+        }
         Err(error) => return Err(error),
     }
     client.close().await

@@ -6,7 +6,8 @@ use std::time::Duration;
 pub(crate) async fn main() -> fencelock::Result<()> {
     let client = fencelock::connect("memory:").await?;
     let transfer = client
-        .lock_all_for(["account/7", "account/3"], Duration::from_secs(5))
+        .lock_all(["account/7", "account/3"])
+        .timeout(Duration::from_secs(5))
         .each(|wish| wish.ttl(Duration::from_secs(10)))
         .await?;
     for guard in &transfer {

@@ -16,12 +16,17 @@ pub(crate) async fn main() -> fencelock::Result<()> {
 
     // Held is one thing, a store that does not answer another: that would be Error::Unavailable.
     let patience = Duration::from_millis(20);
-    match client.lock_for("import", patience).await {
+    match client.lock("import").timeout(patience).await {
         Err(Error::TimedOut { name, waited }) => println!("{name} is held after {waited:?} still"),
         other => panic!("{other:?}"),
     }
 
     guard.release().await?;
-    client.lock_for("import", patience).await?.release().await?;
+    client
+        .lock("import")
+        .timeout(patience)
+        .await?
+        .release()
+        .await?;
     client.close().await
 }

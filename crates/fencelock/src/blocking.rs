@@ -80,24 +80,19 @@ pub fn connect_for(url: &str, purpose: Purpose) -> Result<Client> {
 }
 
 impl Client {
-    /// A wish that waits; see [`Client::lock`](crate::Client::lock).
-    pub fn lock(&self, name: &str) -> Wish {
-        self.wish(self.client.lock(name))
+    /// A request that waits; see [`Client::lock`](crate::Client::lock).
+    pub fn lock(&self, name: &str) -> Acquire {
+        self.request(self.client.lock(name))
     }
 
-    /// A wish that does not wait; see [`Client::try_lock`](crate::Client::try_lock).
-    pub fn try_lock(&self, name: &str) -> Wish {
-        self.wish(self.client.try_lock(name))
+    /// A request that does not wait; see [`Client::try_lock`](crate::Client::try_lock).
+    pub fn try_lock(&self, name: &str) -> Acquire {
+        self.request(self.client.try_lock(name))
     }
 
-    /// A wish that waits for so long; see [`Client::lock_for`](crate::Client::lock_for).
-    pub fn lock_for(&self, name: &str, patience: Duration) -> Wish {
-        self.wish(self.client.lock_for(name, patience))
-    }
-
-    fn wish(&self, wish: crate::Wish) -> Wish {
+    fn request(&self, request: crate::Acquire) -> Acquire {
         let runtime = Arc::clone(&self.runtime);
-        Wish { wish, runtime }
+        Acquire { request, runtime }
     }
 
     /// See [`Client::owner`](crate::Client::owner).
@@ -167,64 +162,69 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A wish for a lock; ends with [`Wish::take`].
-#[must_use = "a wish does nothing until it is taken"]
-pub struct Wish {
-    wish: crate::Wish,
+/// A request for a lock; ends with [`Acquire::take`].
+#[must_use = "a request does nothing until `take`"]
+pub struct Acquire {
+    request: crate::Acquire,
     runtime: Arc<Ended>,
 }
 
-impl Wish {
-    /// Changes the wish with the methods of [`Wish`](crate::Wish) that have no shortcut here:
-    /// `.set(|wish| wish.unfair().attempts(3))`.
-    pub fn set(mut self, change: impl FnOnce(crate::Wish) -> crate::Wish) -> Self {
-        self.wish = change(self.wish);
+impl Acquire {
+    /// Changes the request with the methods of [`Acquire`](crate::Acquire) that have no shortcut here:
+    /// `.set(|request| request.unfair().attempts(3))`.
+    pub fn set(mut self, change: impl FnOnce(crate::Acquire) -> crate::Acquire) -> Self {
+        self.request = change(self.request);
         self
     }
 
-    /// Beside other shared holders.
+    /// Shared mode.
     pub fn shared(self) -> Self {
-        self.set(crate::Wish::shared)
+        self.set(crate::Acquire::shared)
+    }
+
+    /// Waits at most this long.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.set(|request| request.timeout(timeout))
     }
 
     /// The lease.
     pub fn ttl(self, ttl: Duration) -> Self {
-        self.set(|wish| wish.ttl(ttl))
+        self.set(|request| request.ttl(ttl))
     }
 
     /// The lock-delay.
     pub fn lock_delay(self, lock_delay: Duration) -> Self {
-        self.set(|wish| wish.lock_delay(lock_delay))
+        self.set(|request| request.lock_delay(lock_delay))
     }
 
-    /// A note for whoever looks.
+    /// A note for people who look at the lock.
     pub fn label(self, label: &str) -> Self {
-        self.set(|wish| wish.label(label))
+        self.set(|request| request.label(label))
     }
 
     /// On behalf of an owner.
     pub fn owner(self, owner: &Owner) -> Self {
-        self.set(|wish| wish.owner(owner))
+        self.set(|request| request.owner(owner))
     }
 
     /// Takes the lock.
     ///
     /// # Errors
-    /// As [`Wish`](crate::Wish).
+    /// As [`Acquire`](crate::Acquire).
     pub fn take(self) -> Result<Guard> {
-        let Self { wish, runtime } = self;
-        let guard = runtime.block_on(wish.into_future())??;
+        let Self { request, runtime } = self;
+        let guard = runtime.block_on(request.into_future())??;
         Ok(Guard { guard, runtime })
     }
 }
 
-impl fmt::Debug for Wish {
+impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.wish, f)
+        fmt::Debug::fmt(&self.request, f)
     }
 }
 
-/// A lock that is held. Dropping it releases the lock behind the caller's back, as long as the client or another guard is
+/// A lock that is held. Dropping it releases the lock in the background, as long as the client or another guard is
 /// there; [`Guard::release`] waits and tells how that went.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard {

@@ -1,4 +1,4 @@
-//! Where the cluster is, and how to deal with it: the store's URL taken apart.
+//! The options of the store's URL.
 
 use std::time::Duration;
 
@@ -13,10 +13,9 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 const CLAIM_WINDOW: Duration = Duration::from_secs(5);
 /// Leases are whole seconds.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
-/// A server ends connections that ask more often than every five seconds whether it is there.
+/// A server closes connections that send pings more often than every five seconds.
 const PING: Duration = Duration::from_secs(6);
 
-/// How to reach a cluster and how long to wait for it.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// `http://host:port` of each member.
@@ -25,61 +24,37 @@ pub(crate) struct Config {
     /// The URL without its password.
     pub(crate) store: String,
     pub(crate) tls: bool,
-    /// Whether the client has a certificate, too.
+    /// Whether the client has a certificate.
     pub(crate) certificate: bool,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
-    pub(crate) window: Duration,
+    pub(crate) claim_window: Duration,
     pub(crate) layout: Layout,
 }
 
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let store = url.to_string();
-        let password = url.take_password()?;
-        let connect_timeout = url.take_duration("connect-timeout")?;
-        let response_timeout = url.take_duration("response-timeout")?;
-        let window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
-        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-        let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
-        for (option, value) in [
-            ("connect-timeout", connect_timeout),
-            ("response-timeout", response_timeout),
-        ] {
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
-            }
-        }
-        if window < SHORTEST_WINDOW {
+        let connect_timeout = timeout(&mut url, "connect-timeout", CONNECT_TIMEOUT)?;
+        let response_timeout = timeout(&mut url, "response-timeout", RESPONSE_TIMEOUT)?;
+        let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
+        if claim_window < SHORTEST_WINDOW {
             return Err(url.refuse(format!(
-                "claim-window is {window:?}; it must be {SHORTEST_WINDOW:?} at least"
+                "claim-window is {claim_window:?}; it must be at least {SHORTEST_WINDOW:?}"
             )));
         }
-        let layout = match url.take("layout").as_deref() {
-            None | Some("fencelock") => Layout::Fencelock,
-            Some("concurrency") => Layout::Concurrency,
-            Some(other) => {
-                return Err(url.refuse(format!(
-                    "layout={other} is unknown; known are fencelock and concurrency"
-                )));
-            }
-        };
+        let layout = layout(&mut url)?;
         if !url.path.is_empty() {
-            return Err(url.refuse("it has a path; to keep stores apart use the option prefix"));
+            return Err(url.refuse("it has a path; use the option prefix to separate stores"));
         }
         let tls = url.scheme == "etcds";
-        let mut options = ConnectOptions::new()
+        let options = ConnectOptions::new()
             .with_connect_timeout(connect_timeout)
             .with_keep_alive(PING, response_timeout)
             .with_require_leader(true)
             .with_auto_token_refresh(true);
-        match (url.user.clone(), password) {
-            (None, None) => {}
-            (Some(user), Some(password)) => options = options.with_user(user, password),
-            (Some(_), None) => return Err(url.refuse("it has a user and no password")),
-            (None, Some(_)) => return Err(url.refuse("it has a password and no user")),
-        }
-        let (options, certificate) = encrypted(&mut url, tls, options)?;
+        let options = with_user(&mut url, options)?;
+        let (options, certificate) = with_tls(&mut url, tls, options)?;
         let endpoints = endpoints(&url, if tls { "https" } else { "http" })?;
         url.finish()?;
         Ok(Self {
@@ -90,9 +65,36 @@ impl Config {
             certificate,
             connect_timeout,
             response_timeout,
-            window,
+            claim_window,
             layout,
         })
+    }
+}
+
+fn timeout(url: &mut StoreUrl, option: &'static str, default: Duration) -> Result<Duration> {
+    let value = url.take_duration(option)?.unwrap_or(default);
+    if value.is_zero() {
+        return Err(url.refuse(format!("{option} is 0; it must be positive")));
+    }
+    Ok(value)
+}
+
+fn layout(url: &mut StoreUrl) -> Result<Layout> {
+    match url.take("layout").as_deref() {
+        None | Some("fencelock") => Ok(Layout::Fencelock),
+        Some("concurrency") => Ok(Layout::Concurrency),
+        Some(other) => Err(url.refuse(format!(
+            "layout={other} is unknown; use fencelock or concurrency"
+        ))),
+    }
+}
+
+fn with_user(url: &mut StoreUrl, options: ConnectOptions) -> Result<ConnectOptions> {
+    match (url.user.clone(), url.take_password()?) {
+        (None, None) => Ok(options),
+        (Some(user), Some(password)) => Ok(options.with_user(user, password)),
+        (Some(_), None) => Err(url.refuse("it has a user and no password")),
+        (None, Some(_)) => Err(url.refuse("it has a password and no user")),
     }
 }
 
@@ -102,7 +104,7 @@ fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
     }
     let mut endpoints = Vec::new();
     for host in &url.hosts {
-        // An IPv6 address stands in brackets.
+        // An IPv6 address is in brackets.
         let after_address = host
             .rsplit_once(']')
             .map_or(host.as_str(), |(_, rest)| rest);
@@ -111,21 +113,23 @@ fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
                 format!("{scheme}://{host}")
             }
             Some(_) => {
-                return Err(url.refuse("what stands after the colon of a host is no port"));
+                return Err(
+                    url.refuse("a host is followed by a colon and something that is not a port")
+                );
             }
             None => format!("{scheme}://{host}:{DEFAULT_PORT}"),
         };
         if endpoints.contains(&endpoint) {
-            return Err(url.refuse(format!("{host} stands in it twice")));
+            return Err(url.refuse(format!("it names {host} twice")));
         }
         endpoints.push(endpoint);
     }
     Ok(endpoints)
 }
 
-/// Encrypts if that is asked for; and whether the client has a certificate, too.
+/// Sets up TLS if the URL asks for it. Also returns whether the client has a certificate.
 #[cfg(feature = "tls")]
-fn encrypted(
+fn with_tls(
     url: &mut StoreUrl,
     tls: bool,
     options: ConnectOptions,
@@ -134,14 +138,14 @@ fn encrypted(
     let files = ["tls-ca", "tls-cert", "tls-key"].map(|option| (option, url.take(option)));
     if !tls {
         return match files.iter().find(|(_, file)| file.is_some()) {
-            Some((option, _)) => Err(url.refuse(format!("{option} is for etcds://"))),
+            Some((option, _)) => Err(url.refuse(format!("{option} needs etcds://"))),
             None => Ok((options, false)),
         };
     }
     let read = |(option, file): &(&str, Option<String>)| -> Result<Option<Vec<u8>>> {
         let Some(file) = file else { return Ok(None) };
         let text = std::fs::read(file);
-        let refuse = |error| url.refuse(format!("the file {file} of {option}: {error}"));
+        let refuse = |error| url.refuse(format!("{option}={file} cannot be read: {error}"));
         text.map(Some).map_err(refuse)
     };
     let [ca, cert, key] = [&files[0], &files[1], &files[2]].map(read);
@@ -155,19 +159,19 @@ fn encrypted(
             true
         }
         (None, None) => false,
-        _ => return Err(url.refuse("tls-cert and tls-key belong together; one is missing")),
+        _ => return Err(url.refuse("tls-cert and tls-key must both be given; one is missing")),
     };
     Ok((options.with_tls(settings), certificate))
 }
 
 #[cfg(not(feature = "tls"))]
-fn encrypted(
+fn with_tls(
     url: &mut StoreUrl,
     tls: bool,
     options: ConnectOptions,
 ) -> Result<(ConnectOptions, bool)> {
     match tls {
-        true => Err(url.refuse("this build has no TLS; build with the feature tls")),
+        true => Err(url.refuse("this build has no TLS; build it with the feature tls")),
         false => Ok((options, false)),
     }
 }
@@ -191,7 +195,7 @@ mod tests {
         ];
         assert_eq!(config.endpoints, endpoints);
         assert_eq!(config.layout, Layout::Concurrency);
-        assert_eq!(config.window, Duration::from_secs(3));
+        assert_eq!(config.claim_window, Duration::from_secs(3));
         assert!(!config.tls);
     }
 

@@ -11,91 +11,96 @@ use etcd_client::{
 use fencelock_core::engine::{Cursor, Evict, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 
-use crate::engine::Shared;
-use crate::layout::{end_of, letter};
+use crate::layout::{message_key, range_end};
 use crate::mail::{ASKED, EVICTED};
-use crate::value::{self, Stored, admitted};
+use crate::state::State;
+use crate::stored::{self, Stored, admitted};
 
-/// How many waiters are shown of a long line.
-const WAITERS: usize = 1000;
+/// How many waiters of a long queue are shown.
+const MAX_WAITERS: usize = 1000;
 
-/// For how long a letter waits for a holder that is not connected just now.
-const LETTER_SECONDS: i64 = 5;
+/// How many keys are listed at once.
+const MAX_PAGE: usize = 5000;
 
-/// What is left of each lease that was asked about.
-type Leases = HashMap<i64, Option<Duration>>;
+/// How long a message waits for a holder that is not connected.
+const MESSAGE_SECONDS: i64 = 5;
 
-impl Shared {
-    pub(crate) async fn look(
+/// How long each lease that was asked about has left.
+type Leases = HashMap<i64, Duration>;
+
+impl State {
+    pub(crate) async fn view(&self, name: &LockName) -> Result<LockView> {
+        let queue = self.queue(name).await?;
+        self.view_of(name, &queue, &mut Leases::new()).await
+    }
+
+    /// Waits until the lock's highest token is another than the one that was seen.
+    pub(crate) async fn watch_lock(
         self: &Arc<Self>,
         name: &LockName,
-        unlike: Option<Option<Token>>,
+        seen: Option<Token>,
     ) -> Result<LockView> {
-        let Some(seen) = unlike else {
-            let line = self.line(name).await?;
-            return self.view(name, &line, &mut Leases::new()).await;
-        };
         loop {
-            let prefix = self.layout().line(name);
-            let options = WatchOptions::new().with_range(end_of(&prefix));
-            let (link, mut watch) = self.store.watch(prefix.as_bytes(), options).await?;
+            let prefix = self.layout().queue(name);
+            let options = WatchOptions::new().with_range(range_end(&prefix));
+            let (connection, mut watch) = self.cluster.watch(prefix.as_bytes(), options).await?;
             loop {
-                let line = self.line(name).await?;
-                let view = self.view(name, &line, &mut Leases::new()).await?;
+                let view = self.view(name).await?;
                 if view.token() != seen {
                     return Ok(view);
                 }
-                let told = tokio::select! {
-                    told = watch.message() => told,
-                    () = link.gone() => break,
+                let changed = tokio::select! {
+                    changed = watch.next() => changed,
+                    () = connection.closed() => break,
                 };
-                if told.is_none() {
+                if changed.is_none() {
                     break;
                 }
             }
         }
     }
 
-    /// All claims for a name, in order.
-    async fn line(&self, name: &LockName) -> Result<Vec<Stored>> {
-        let prefix = self.layout().line(name);
+    /// All claims for a lock, in order.
+    async fn queue(&self, name: &LockName) -> Result<Vec<Stored>> {
+        let prefix = self.layout().queue(name);
         let all = GetOptions::new()
-            .with_range(end_of(&prefix))
+            .with_range(range_end(&prefix))
             .with_sort(SortTarget::Create, SortOrder::Ascend);
         let action = || format!("looking at lock {name}");
-        let got = self.store.get(action, &prefix, all).await?;
-        self.parse(name, got.kvs())
+        let got = self.cluster.get(action, &prefix, all).await?;
+        let read = |kv| stored::read(self.layout(), kv).map_err(|why| self.not_a_lock(name, why));
+        got.kvs().iter().map(read).collect()
     }
 
-    fn parse(&self, name: &LockName, kvs: &[KeyValue]) -> Result<Vec<Stored>> {
-        let read = |kv| value::read(self.layout(), kv).map_err(|why| self.not_a_lock(name, why));
-        kvs.iter().map(read).collect()
-    }
-
-    async fn view(
+    async fn view_of(
         &self,
         name: &LockName,
-        line: &[Stored],
+        queue: &[Stored],
         leases: &mut Leases,
     ) -> Result<LockView> {
-        let holds = admitted(line.iter().map(|stored| stored.mode));
-        let (holders, waiters) = line.split_at(holds);
+        let holds = admitted(queue.iter().map(|stored| stored.mode));
+        let (holders, waiters) = queue.split_at(holds);
         let mut view = LockView::free(name.clone());
         for holder in holders {
-            let left = match leases.get(&holder.lease) {
-                Some(left) => *left,
-                None if holder.lease == 0 => None,
-                None => {
-                    let told = self.store.lease(holder.lease, false).await?;
-                    let left = Some(told.map_or(Duration::ZERO, |(left, _)| left));
-                    leases.insert(holder.lease, left);
-                    left
-                }
-            };
+            let left = self.lease_left(holder.lease, leases).await?;
             view.holders.push(holder.holder(left));
         }
-        view.waiters = waiters.iter().take(WAITERS).map(Stored::waiter).collect();
+        let waiters = waiters.iter().take(MAX_WAITERS);
+        view.waiters = waiters.map(Stored::waiter).collect();
         Ok(view)
+    }
+
+    /// How long a lease has left. `None` for a key without a lease.
+    async fn lease_left(&self, lease: i64, leases: &mut Leases) -> Result<Option<Duration>> {
+        if lease == 0 {
+            return Ok(None);
+        }
+        if let Some(left) = leases.get(&lease) {
+            return Ok(Some(*left));
+        }
+        let left = self.cluster.lease_left(lease).await?.unwrap_or_default();
+        leases.insert(lease, left);
+        Ok(Some(left))
     }
 
     pub(crate) async fn list(
@@ -104,53 +109,32 @@ impl Shared {
         at: Option<Cursor>,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let beginning = self.layout().beginning(prefix);
-        let end = match beginning.is_empty() {
-            // All keys there are.
+        let listing = self.layout().listing(prefix);
+        let end = match listing.is_empty() {
+            // The range of all keys.
             true => vec![0],
-            false => end_of(&beginning),
+            false => range_end(&listing),
         };
-        let from = at.map_or_else(|| beginning.clone(), |cursor| cursor.0);
-        let from = if from.is_empty() {
-            "\0".to_owned()
-        } else {
-            from
+        let from = match at {
+            Some(cursor) => cursor.0,
+            None if listing.is_empty() => "\0".to_owned(),
+            None => listing,
         };
-        let limit = limit.clamp(2, 5000);
-        let options = GetOptions::new()
-            .with_range(end)
-            .with_limit(i64::try_from(limit).unwrap_or(5000));
-        let mut got = self
-            .store
-            .get(|| "listing locks".into(), &from, options)
-            .await?;
+        let limit = i64::try_from(limit.clamp(2, MAX_PAGE)).unwrap_or(2);
+        let options = GetOptions::new().with_range(end).with_limit(limit);
+        let action = || "listing locks".into();
+        let mut got = self.cluster.get(action, &from, options).await?;
         let more = got.more();
         let kvs = got.take_kvs();
-        let mut lines: Vec<(LockName, Vec<Stored>)> = Vec::new();
-        for kv in &kvs {
-            let Some(name) = self.layout().name_of(kv.key()) else {
-                continue;
-            };
-            // Go's layout has no mark of its own: keys of other programs look alike, and have no lease.
-            if kv.lease() == 0 {
-                continue;
-            }
-            let Ok(stored) = value::read(self.layout(), kv) else {
-                continue;
-            };
-            match lines.last_mut() {
-                Some((last, line)) if *last == name => line.push(stored),
-                _ => lines.push((name, vec![stored])),
-            }
-        }
-        if more && let Some((name, line)) = lines.last_mut() {
+        let mut queues = self.queues_in(&kvs);
+        if more && let Some((name, queue)) = queues.last_mut() {
             // It may go on in the next part.
-            *line = self.line(name).await?;
+            *queue = self.queue(name).await?;
         }
         let (mut items, mut leases) = (Vec::new(), Leases::new());
-        for (name, line) in &mut lines {
-            line.sort_by_key(|stored| stored.revision);
-            let view = self.view(name, line, &mut leases).await?;
+        for (name, queue) in &mut queues {
+            queue.sort_by_key(|stored| stored.revision);
+            let view = self.view_of(name, queue, &mut leases).await?;
             if !view.holders.is_empty() {
                 items.push(view);
             }
@@ -160,39 +144,56 @@ impl Shared {
         Ok(Page { items, next })
     }
 
+    /// The claims among these keys, by lock.
+    fn queues_in(&self, kvs: &[KeyValue]) -> Vec<(LockName, Vec<Stored>)> {
+        let mut queues: Vec<(LockName, Vec<Stored>)> = Vec::new();
+        for kv in kvs {
+            // Keys of other programs may look like those of Go's layout, but have no lease.
+            if kv.lease() == 0 {
+                continue;
+            }
+            let Some(name) = self.layout().name_of(kv.key()) else {
+                continue;
+            };
+            let Ok(stored) = stored::read(self.layout(), kv) else {
+                continue;
+            };
+            match queues.last_mut() {
+                Some((last, queue)) if *last == name => queue.push(stored),
+                _ => queues.push((name, vec![stored])),
+            }
+        }
+        queues
+    }
+
     pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        let line = self.line(name).await?;
-        let holds = admitted(line.iter().map(|stored| stored.mode));
-        let holder = line[..holds]
-            .iter()
-            .find(|stored| stored.tokens.contains(token));
-        let Some(holder) = holder else {
+        let queue = self.queue(name).await?;
+        let holds = admitted(queue.iter().map(|stored| stored.mode));
+        let mut holders = queue.iter().take(holds);
+        let Some(holder) = holders.find(|stored| stored.tokens.contains(token)) else {
             return Ok(false);
         };
-        let mut todo = Vec::new();
+        let mut changes = Vec::new();
         if how == Evict::Release {
-            todo.push(TxnOp::delete(holder.key.clone(), None));
+            changes.push(TxnOp::delete(holder.key.clone(), None));
         }
         if let (Some(id), Some(client)) = (holder.id, &holder.mailbox) {
-            let text = match how {
+            let message = match how {
                 Evict::Release => EVICTED,
                 Evict::Ask => ASKED,
             };
-            // On a lease that nobody prolongs: gone soon if nobody reads it.
-            let (lease, _) = self.store.grant(LETTER_SECONDS).await?;
+            // With a lease that nobody renews: a message that nobody reads disappears.
+            let (lease, _) = self.cluster.grant_lease(MESSAGE_SECONDS).await?;
             let options = PutOptions::new().with_lease(lease);
-            todo.push(TxnOp::put(letter(client, id), text, Some(options)));
+            changes.push(TxnOp::put(message_key(client, id), message, Some(options)));
         }
         let same = Compare::create_revision(holder.key.clone(), CompareOp::Equal, holder.revision);
-        let evict = Txn::new().when([same]).and_then(todo);
-        match self
-            .store
-            .txn(|| format!("taking lock {name} away"), evict)
-            .await
-        {
-            Ok(answer) => Ok(answer.succeeded()),
-            Err(trouble) if trouble.lease_gone => Ok(false),
-            Err(trouble) => Err(trouble.error),
+        let evict = Txn::new().when([same]).and_then(changes);
+        let action = || format!("evicting the holder of lock {name}");
+        match self.cluster.txn(action, evict).await {
+            Ok(reply) => Ok(reply.succeeded()),
+            Err(failed) if failed.lease_expired => Ok(false),
+            Err(failed) => Err(failed.error),
         }
     }
 }

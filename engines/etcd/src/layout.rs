@@ -1,81 +1,87 @@
-//! Which keys there are.
+//! The names of keys on the server.
 
 use std::borrow::Cow;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::{ClaimId, LockName};
 
-use crate::claims::Number;
-
-/// What everything but the locks of `layout=concurrency` stands under.
+/// The prefix of all keys but the locks of `layout=concurrency`.
 const ROOT: &str = "fencelock/";
 
-/// What keys begin with that tell of a release.
-const RELEASED: &str = "fencelock/released/";
+/// The prefix of all release notices.
+const RELEASE_NOTICES: &str = "fencelock/released/";
 
-/// From where tokens are counted.
 pub(crate) const BASE: &str = "fencelock/base";
 
-/// The longest that follows the name in a key, and what it takes to send a key.
-const LAST: usize = 64;
+/// The most bytes that follow the lock's name in a key, and that it takes to send a key.
+const MAX_SUFFIX: usize = 64;
 
 /// How the keys of locks are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Our own.
     Fencelock,
-    /// That of Go's package `concurrency` and of `etcdctl lock`.
+    /// The layout of Go's package `concurrency` and of `etcdctl lock`.
     Concurrency,
 }
 
+/// What distinguishes a claim's key from others of the same client for the same lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyNumber {
+    pub(crate) series: u64,
+    pub(crate) index: u32,
+}
+
 impl Layout {
-    /// What the keys of all claims for a name begin with.
-    pub(crate) fn line(self, name: &LockName) -> String {
+    /// The prefix of the keys of all claims for a lock.
+    pub(crate) fn queue(self, name: &LockName) -> String {
         match self {
-            Self::Fencelock => format!("{}{}/", self.all(), escaped(name.as_str())),
+            Self::Fencelock => format!("{}{}/", self.root(), escape(name.as_str())),
             Self::Concurrency => format!("{name}/"),
         }
     }
 
-    /// What the keys of all claims begin with.
-    fn all(self) -> &'static str {
+    /// The prefix of the keys of all claims.
+    fn root(self) -> &'static str {
         match self {
             Self::Fencelock => "fencelock/lock/",
             Self::Concurrency => "",
         }
     }
 
-    /// What the keys of all claims begin with whose name begins with `prefix`.
-    pub(crate) fn beginning(self, prefix: &str) -> String {
+    /// The prefix of the keys of all claims for locks whose name begins with `prefix`.
+    pub(crate) fn listing(self, prefix: &str) -> String {
         match self {
-            Self::Fencelock => format!("{}{}", self.all(), escaped(prefix)),
+            Self::Fencelock => format!("{}{}", self.root(), escape(prefix)),
             Self::Concurrency => prefix.to_owned(),
         }
     }
 
     /// The key of a claim of this client. In Go's layout it is named after a lease.
-    pub(crate) fn key(self, claim: &Claim, client: &str, number: Number, lease: i64) -> String {
-        let line = self.line(&claim.name);
-        let Number { series, at } = number;
+    pub(crate) fn key(self, claim: &Claim, client: &str, number: KeyNumber, lease: i64) -> String {
+        let queue = self.queue(&claim.name);
+        let KeyNumber { series, index } = number;
         match self {
             Self::Fencelock => {
-                format!("{line}{}{client}-{series:x}-{at:x}", claim.mode.letter())
+                format!(
+                    "{queue}{}{client}-{series:x}-{index:x}",
+                    claim.mode.letter()
+                )
             }
-            Self::Concurrency => format!("{line}{lease:x}"),
+            Self::Concurrency => format!("{queue}{lease:x}"),
         }
     }
 
-    /// How long a key for this name may get.
-    pub(crate) fn longest(self, name: &LockName) -> usize {
-        self.all().len() + escaped(name.as_str()).len() + LAST
+    /// The most bytes that a key for this lock takes.
+    pub(crate) fn max_key_len(self, name: &LockName) -> usize {
+        self.root().len() + escape(name.as_str()).len() + MAX_SUFFIX
     }
 
-    /// The name of the lock that a key is a claim for; `None` if it is something else.
+    /// The lock that a key is a claim for. `None` if the key is something else.
     pub(crate) fn name_of(self, key: &[u8]) -> Option<LockName> {
         let key = std::str::from_utf8(key).ok()?;
-        let (name, last) = key.strip_prefix(self.all())?.rsplit_once('/')?;
+        let (name, last) = key.strip_prefix(self.root())?.rsplit_once('/')?;
         match self {
-            Self::Fencelock => LockName::new(&unescaped(name)?).ok(),
+            Self::Fencelock => LockName::new(&unescape(name)?).ok(),
             Self::Concurrency if key.starts_with(ROOT) => None,
             Self::Concurrency => {
                 let is_lease = !last.is_empty() && i64::from_str_radix(last, 16).is_ok();
@@ -85,30 +91,28 @@ impl Layout {
     }
 }
 
-/// The key that tells of the release by a claim that held, of which this is the key.
-pub(crate) fn released(key: &[u8]) -> Option<String> {
+/// The key of the release notice of the claim with this key. `None` in Go's layout.
+pub(crate) fn release_notice(key: &[u8]) -> Option<String> {
     let key = std::str::from_utf8(key).ok()?;
-    let rest = key.strip_prefix(Layout::Fencelock.all())?;
-    Some(format!("{RELEASED}{rest}"))
+    let rest = key.strip_prefix(Layout::Fencelock.root())?;
+    Some(format!("{RELEASE_NOTICES}{rest}"))
 }
 
-/// Whether a key tells of a release.
-pub(crate) fn is_released(key: &[u8]) -> bool {
-    key.starts_with(RELEASED.as_bytes())
+pub(crate) fn is_release_notice(key: &[u8]) -> bool {
+    key.starts_with(RELEASE_NOTICES.as_bytes())
 }
 
-/// What the mail of a client begins with.
+/// The prefix of the messages to a client.
 pub(crate) fn mailbox(client: &str) -> String {
     format!("{ROOT}mail/{client}/")
 }
 
-/// The key of a letter about a claim.
-pub(crate) fn letter(client: &str, claim: ClaimId) -> String {
+pub(crate) fn message_key(client: &str, claim: ClaimId) -> String {
     format!("{}{claim}", mailbox(client))
 }
 
-/// The end of the range of all keys that begin with `prefix`, which is not empty and ends with a byte below 0xff.
-pub(crate) fn end_of(prefix: &str) -> Vec<u8> {
+/// The end of the range of keys with this prefix. The prefix is not empty and ends with a byte below 0xff.
+pub(crate) fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
         *last += 1;
@@ -116,18 +120,18 @@ pub(crate) fn end_of(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// Without slashes, so that no name stands within another.
-fn escaped(name: &str) -> Cow<'_, str> {
+/// The name without slashes, so that no lock lies within another.
+fn escape(name: &str) -> Cow<'_, str> {
     if !name.contains(['%', '/']) {
         return Cow::Borrowed(name);
     }
     Cow::Owned(name.replace('%', "%25").replace('/', "%2F"))
 }
 
-fn unescaped(name: &str) -> Option<String> {
+/// `None` for a name that [`escape`] does not write.
+fn unescape(name: &str) -> Option<String> {
     let decoded = name.replace("%2F", "/").replace("%25", "%");
-    // Whatever else there may be was not written by us.
-    (escaped(&decoded) == name).then_some(decoded)
+    (escape(&decoded) == name).then_some(decoded)
 }
 
 #[cfg(test)]
@@ -135,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_from_keys() {
+    fn keys_tell_the_names_of_locks() {
         for text in [
             "a", "/", "/a", "/a/b", "a%", "%2F", "a%252F/", "ä/ö", "%25%2F/",
         ] {
             let name = LockName::new(text).unwrap();
-            let line = Layout::Fencelock.line(&name);
-            assert_eq!(line.matches('/').count(), 3, "{line}");
-            let key = format!("{line}x0123");
+            let queue = Layout::Fencelock.queue(&name);
+            assert_eq!(queue.matches('/').count(), 3, "{queue}");
+            let key = format!("{queue}x0123");
             assert_eq!(
                 Layout::Fencelock.name_of(key.as_bytes()),
                 Some(name.clone())

@@ -1,75 +1,86 @@
-//! Locks in etcd: keys under session leases, in line by revision.
+//! Locks in etcd: keys attached to leases, in a queue ordered by create revision.
 //!
-//! Each claim is one key under the lock's own prefix. Who has the lowest create revision there holds; the others stand in
-//! line in that order, each watching the key before its own. One transaction takes a free lock and one deletion releases
-//! it. What keeps the keys is a lease per client and length of lease (a *session*), kept alive for all claims at once.
+//! Each claim is one key under the prefix of its lock. The claim with the lowest create revision holds; the others wait in
+//! that order, each watching its predecessor's key. One transaction takes a free lock, and one deletion releases it. The keys
+//! are attached to a lease per client and ttl (a *session*), which is kept alive for all claims at once.
 //!
-//! What it assumes: the members' clocks run at about the right rate; the quorum keeps its data.
+//! Assumptions: the members' clocks run at about the right rate; the quorum keeps its data.
 //!
 //! | URL | |
 //! | --- | --- |
-//! | `etcd://[user:pass@]h1:p1,h2:p2,h3:p3` | one cluster; the port is 2379 if none is given |
+//! | `etcd://[user:pass@]h1:p1,h2:p2,h3:p3` | one cluster; the default port is 2379 |
 //! | `etcds://...` | over TLS (feature `tls`) |
 //!
 //! | option | default | |
 //! | --- | --- | --- |
-//! | `connect-timeout` | 5s | for a member that has a leader to be found |
-//! | `response-timeout` | 2s | for one answer |
-//! | `claim-window` | 5s | the lease of the session in which claims wait: for how long a dead waiter keeps its place |
+//! | `connect-timeout` | 5s | how long to look for a member that has a leader |
+//! | `response-timeout` | 2s | how long to wait for one reply |
+//! | `claim-window` | 5s | the lease of waiting claims: how long a dead waiter keeps its place |
 //! | `layout` | `fencelock` | `concurrency`: the keys of Go's package `concurrency` and of `etcdctl lock` |
-//! | `password-env`, `password-file` | | where the password is, other than in the URL |
-//! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format: the authority to trust (else the system's), and this client's certificate |
+//! | `password-env`, `password-file` | | an environment variable or a file that has the password |
+//! | `tls-ca`, `tls-cert`, `tls-key` | | PEM files: the authority to trust (default: the system's), and this client's certificate and key |
 //!
 //! # Layout
-//! `fencelock/lock/<name>/<mode><client>-<number>`, with `%` and `/` of the name percent-encoded, so that no lock stands within
-//! another, and the claim's id in the value. A client uses its keys again, because etcd remembers all that it ever had until it is
-//! compacted; `fencelock/base`, one key for the whole store, from which tokens are counted; `fencelock/mail/<client>/<claim
-//! id>`, while a holder is being told that it was evicted or is asked to let go; `fencelock/released/<name>/…`, for a second after
-//! the release of a lock that is in demand.
+//! | key | |
+//! | --- | --- |
+//! | `fencelock/lock/<name>/<mode><client>-<number>` | a claim. `%` and `/` of the name are percent-encoded, so that no lock lies within another. The claim's id is in the value |
+//! | `fencelock/base` | the token base, one for the whole store |
+//! | `fencelock/mail/<client>/<claim id>` | a message to a holder: it was evicted, or is asked to let go |
+//! | `fencelock/released/<name>/…` | for a second after the release of a contended lock |
 //!
-//! With `layout=concurrency` the keys are `<name>/<lease in hex>` as in Go, so that they and we exclude each other. Then
-//! there is exclusive mode only, tokens are bare create revisions, and, as in Go, holding `a/b` blocks `a`.
+//! A client reuses its keys, because etcd remembers every key until its history is compacted.
+//!
+//! With `layout=concurrency` the keys are `<name>/<lease in hex>` as in Go, so that clients of both kinds exclude each other. This
+//! layout has exclusive mode only, its tokens are bare create revisions, and, as in Go, a holder of `a/b` blocks `a`.
 //!
 //! # Tokens
-//! The create revision of the claim's key times 16, on top of `fencelock/base`: the time in microseconds at which the
-//! store was first used, so that tokens go on increasing should the cluster ever be built anew. A grant carries up to 15; the last is for a hold that is
-//! downgraded to shared.
+//! A token is the create revision of the claim's key times 16, plus the token base: the time in microseconds at which the
+//! store was first used, less what was counted by then. Tokens therefore keep increasing if the cluster is built anew or a
+//! snapshot is restored. A grant carries up to 15 tokens; the 16th is for a hold that is downgraded to shared.
 //!
 //! # Least rights
-//! etcd 3.4 or later. With authentication on, a user needs `readwrite` on the prefix `fencelock/`; with
+//! etcd 3.4 or later. With authentication enabled, a user needs `readwrite` on the prefix `fencelock/`; with
 //! `layout=concurrency` also on the prefixes of the names that it locks.
 //!
 //! # What to know
-//! * Leases are whole seconds, and the server has a shortest one (twice its election timeout or so): a holder that
-//!   vanished is kept for that at least.
-//! * A claim that waits, or comes to a lock that was found taken of late, is in a session with the lease `claim-window`, and holds
-//!   in it until its first renewal.
-//! * A change of the leader prolongs all leases by one lease.
+//! * Leases are whole seconds, and the server has a shortest one (about twice its election timeout). The lock of a holder that
+//!   vanished is kept for at least that long.
+//! * A claim that waits, or that takes a lock that was contended recently, is in a session with the lease `claim-window`, and
+//!   holds in it until its first renewal.
+//! * A change of the leader prolongs every lease by its ttl.
 
-mod attempt;
-mod base;
-mod claims;
+mod acquire;
+mod cluster;
 mod config;
+mod connection;
+mod contention;
 mod diagnose;
 mod engine;
+mod entry;
+mod error;
+mod hold;
 mod inspect;
+mod keepalive;
 mod layout;
-mod link;
 mod mail;
-mod place;
-mod refusal;
 mod release;
 mod renew;
+mod requests;
+mod server;
 mod session;
+mod single_flight;
+mod standing;
+mod state;
+mod stored;
+mod token_base;
 mod txns;
-mod value;
 mod wait;
 mod watches;
 
 pub use engine::Etcd;
 
-/// Reads what may be stored, whoever stored it: for fuzzing alone.
+/// Reads bytes as a stored claim. For fuzzing only.
 #[doc(hidden)]
 pub fn read_stored(bytes: &[u8]) {
-    value::read_bytes(bytes);
+    stored::read_bytes(bytes);
 }

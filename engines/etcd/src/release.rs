@@ -1,103 +1,173 @@
-//! Releasing a lock that others wait for: its holder says that it held.
+//! Withdrawing a claim, and the release notice for those who wait for the lock.
 //!
-//! Whoever stands behind a claim that ends must know whether others stood before that one. One that held had nobody before it;
-//! but a key may also end because its claim left the line, or because its session did. So the release of a hold puts another
-//! key in the same transaction, and whoever waits for the turn after it watches both. The other key is on the same lease,
-//! is put again by the next release under the same key, and deleted when there was none for a while.
+//! A waiter whose predecessor ends must know whether the predecessor held. A holder has nobody before it; but a key also ends
+//! because its claim left the queue, or because its session ended. So the release of a contended lock puts a release notice in the
+//! same transaction, and the next waiter watches both keys. The notice is attached to the same lease, is put again by the
+//! next release under the same key, and is deleted when there was none for a while.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{PutOptions, Txn, TxnOp, TxnOpResponse};
-use fencelock_core::Mode;
-use fencelock_core::engine::Claim;
+use fencelock_core::engine::{Claim, Leave, Withdrawn};
+use fencelock_core::{Error, Mode, Result};
 use tokio::time::Instant;
 
-use crate::claims::Placed;
-use crate::engine::Shared;
-use crate::layout::released;
-use crate::refusal::Trouble;
+use crate::entry::Entry;
+use crate::error::RequestError;
+use crate::layout::{Layout, release_notice};
+use crate::state::State;
 
-/// For how long the word of a release stays.
+/// How long a release notice stays.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// The keys that tell of releases, and when each was put.
-pub(crate) type Released = HashMap<String, Instant>;
+impl State {
+    pub(crate) async fn withdraw(self: &Arc<Self>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let Some(entry) = self.entries().get(claim.id).cloned() else {
+            return Ok(Withdrawn::NotOwner);
+        };
+        let expired = entry.session.has_ended();
+        if how == Leave::Abandon && entry.holds && !claim.lock_delay.is_zero() {
+            entry.session.abandon(claim);
+            // Its key stays for a while.
+            self.entries().begin_series();
+            self.entries().remove(claim.id);
+            return Ok(Withdrawn::Expired);
+        }
+        let deleted = match entry.created {
+            Some((revision, _)) => self.delete_key(claim, &entry, revision).await?,
+            None => {
+                // What a request without a reply has put.
+                self.update(claim, Entry::mark_withdrawn);
+                self.cluster.delete(&entry.key).await?
+            }
+        };
+        entry.session.forget_hold(claim.id);
+        self.update(claim, |entry| {
+            entry.created = None;
+            entry.mark_withdrawn();
+        });
+        if !self.is_settled(&entry).await {
+            let cause = "an earlier request may still take effect";
+            let store = &self.cluster.config.store;
+            return Err(Error::unavailable(store, "releasing", cause));
+        }
+        self.entries().remove(claim.id);
+        Ok(match (deleted, entry.holds) {
+            (true, true) => Withdrawn::Released,
+            (true, false) => Withdrawn::LeftQueue,
+            (false, _) if expired => Withdrawn::Expired,
+            (false, _) => Withdrawn::NotOwner,
+        })
+    }
 
-impl Shared {
-    /// Deletes a claim's key; false if there was none. No other claim has had it meanwhile, nor will one if there is no answer.
-    pub(crate) async fn release(
+    /// Deletes the key of a claim. `false` if it did not exist.
+    async fn delete_key(
         self: &Arc<Self>,
         claim: &Claim,
-        placed: &Placed,
-    ) -> Result<bool, Trouble> {
-        let held_alone = placed.holds && placed.mode == Mode::Exclusive;
-        let wanted = self.claims().is_hot(&claim.name);
-        match released(placed.key.as_bytes()).filter(|_| held_alone && wanted) {
-            Some(told) => self.release_aloud(placed, told).await,
-            None => self.delete_any(&placed.key).await,
+        entry: &Entry,
+        revision: i64,
+    ) -> Result<bool, RequestError> {
+        let deleted = match self.layout() {
+            // No other claim had this key meanwhile, nor will one have it if there is no reply.
+            Layout::Fencelock => self.release(claim, entry).await,
+            Layout::Concurrency => {
+                let key = entry.key.as_bytes();
+                self.cluster.delete_created(key, revision).await
+            }
+        };
+        if deleted.is_err() {
+            self.entries().begin_series();
+            if !entry.holds {
+                // Its session may live as long as this client. Its key must not, whether or not the claim is withdrawn
+                // again. A hold ends when nobody renews it.
+                entry.session.retire();
+                self.update(claim, Entry::mark_withdrawn);
+            }
+        }
+        deleted
+    }
+
+    /// Waits until no request without a reply can put the claim any more: its sessions have ended. `false` if that takes too
+    /// long.
+    async fn is_settled(&self, entry: &Entry) -> bool {
+        if entry.in_doubt.is_empty() {
+            return true;
+        }
+        let in_doubt = entry.in_doubt.iter().flatten();
+        let ended = in_doubt.map(|session| session.ended());
+        let ended = futures_util::future::join_all(ended);
+        let limit = self.cluster.config.response_timeout;
+        tokio::time::timeout(limit, ended).await.is_ok()
+    }
+
+    /// Deletes a claim's key, with a release notice if other claims may wait. `false` if there was no key.
+    async fn release(self: &Arc<Self>, claim: &Claim, entry: &Entry) -> Result<bool, RequestError> {
+        let held = entry.holds && entry.mode == Mode::Exclusive;
+        let notice = release_notice(entry.key.as_bytes());
+        match notice.filter(|_| held && self.contention.contains(&claim.name)) {
+            Some(notice) => self.release_with_notice(entry, notice).await,
+            None => self.cluster.delete(&entry.key).await,
         }
     }
 
-    async fn release_aloud(
+    async fn release_with_notice(
         self: &Arc<Self>,
-        placed: &Placed,
-        told: String,
-    ) -> Result<bool, Trouble> {
-        self.tidy_up_after(&told);
-        let on = PutOptions::new().with_lease(placed.on.lease);
+        entry: &Entry,
+        notice: String,
+    ) -> Result<bool, RequestError> {
+        self.delete_later(&notice);
+        let options = PutOptions::new().with_lease(entry.session.lease);
         let release = Txn::new().and_then([
-            TxnOp::delete(placed.key.as_bytes(), None),
-            TxnOp::put(told, "", Some(on)),
+            TxnOp::delete(entry.key.as_bytes(), None),
+            TxnOp::put(notice, "", Some(options)),
         ]);
-        let answer = match self.store.txn(|| "releasing".into(), release).await {
-            Ok(answer) => answer,
+        let reply = match self.cluster.txn(|| "releasing".into(), release).await {
+            Ok(reply) => reply,
             // Nothing was done.
-            Err(trouble) if trouble.lease_gone => return self.delete_any(&placed.key).await,
-            Err(trouble) => return Err(trouble),
+            Err(failed) if failed.lease_expired => return self.cluster.delete(&entry.key).await,
+            Err(failed) => return Err(failed),
         };
-        Ok(answer
-            .op_responses()
-            .iter()
-            .any(|op| matches!(op, TxnOpResponse::Delete(deleted) if deleted.deleted() > 0)))
+        let mut replies = reply.op_responses().into_iter();
+        Ok(replies.any(|op| matches!(op, TxnOpResponse::Delete(deleted) if deleted.deleted() > 0)))
     }
 
-    /// Has the word of a release deleted when it is of no use any more.
-    fn tidy_up_after(self: &Arc<Self>, told: &str) {
-        let before = {
-            let mut released = self.released();
-            let before = released.len();
-            released.insert(told.to_owned(), Instant::now());
-            before
+    /// Has a release notice deleted in the background when it is of no use any more.
+    fn delete_later(self: &Arc<Self>, notice: &str) {
+        let was_empty = {
+            let mut notices = self.release_notices();
+            let was_empty = notices.is_empty();
+            notices.insert(notice.to_owned(), Instant::now());
+            was_empty
         };
-        if before == 0 {
-            self.spawn(tidy_up(Arc::clone(self)));
+        if was_empty {
+            self.spawn(delete_old_notices(Arc::clone(self)));
         }
     }
 
-    fn released(&self) -> MutexGuard<'_, Released> {
-        self.released.lock().unwrap_or_else(PoisonError::into_inner)
+    fn release_notices(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        let notices = self.release_notices.lock();
+        notices.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes those out that are old enough; `None` if there were none at all.
-    fn take_old(&self) -> Option<Vec<String>> {
-        let mut released = self.released();
-        if released.is_empty() {
+    /// Takes out the notices that are old enough. `None` if there were none at all.
+    fn take_old_notices(&self) -> Option<Vec<String>> {
+        let mut notices = self.release_notices();
+        if notices.is_empty() {
             return None;
         }
-        let old = released.extract_if(|_, put| put.elapsed() >= KEPT);
-        Some(old.map(|(told, _)| told).collect())
+        let old = notices.extract_if(|_, put| put.elapsed() >= KEPT);
+        Some(old.map(|(notice, _)| notice).collect())
     }
 }
 
-async fn tidy_up(shared: Arc<Shared>) {
-    while let Some(old) = shared.take_old() {
-        for told in old {
-            // What is left because of an error ends with its session.
-            if let Err(trouble) = shared.delete_any(&told).await {
-                let error = fencelock_core::Error::from(trouble);
-                tracing::debug!(%error, "the word of a release stays");
+async fn delete_old_notices(state: Arc<State>) {
+    while let Some(old) = state.take_old_notices() {
+        for notice in old {
+            // A notice that is left because of an error ends with its session.
+            if let Err(failed) = state.cluster.delete(&notice).await {
+                tracing::debug!(error = %failed.error, "a release notice was not deleted");
             }
         }
         tokio::time::sleep(KEPT / 2).await;

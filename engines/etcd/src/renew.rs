@@ -1,113 +1,114 @@
-//! Renewals: one keepalive for all holds of a session, and a transaction for each whose token or session changes.
+//! Renewals: one keepalive for all holds of a session, and a transaction for each hold whose token or session changes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{HeldClaim, Renewal};
 use fencelock_core::{BootInstant, Clock, Error, Result};
+use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 
-use crate::claims::Placed;
-use crate::engine::Shared;
+use crate::entry::Entry;
+use crate::error::RequestError;
+use crate::hold::needs_own_session;
 use crate::session::Session;
+use crate::state::State;
 
-/// How many transactions go to the server at once.
+/// How many transactions are sent at once.
 const AT_ONCE: usize = 64;
 
-impl Shared {
+impl State {
     pub(crate) async fn renew(self: &Arc<Self>, held: &[HeldClaim]) -> Vec<Renewal> {
-        let asked = Clock::Boot.now();
+        let sent = Clock::Boot.now();
         let each = held.iter().cloned().map(|held| {
-            let shared = Arc::clone(self);
-            async move { shared.on_its_session(&held).await }
+            let state = Arc::clone(self);
+            async move { state.session_of_hold(&held).await }
         });
         let each: Vec<_> = each.collect();
-        // In their order, and no more than that at a time.
         let sessions: Vec<_> = stream::iter(each).buffered(AT_ONCE).collect().await;
-        let mut checks: Vec<(Arc<Session>, Duration)> = Vec::new();
-        for (held, session) in held.iter().zip(&sessions) {
-            let Ok(Some(session)) = session else { continue };
-            let ttl = held.claim.ttl;
-            match checks
-                .iter_mut()
-                .find(|(known, _)| Arc::ptr_eq(known, session))
-            {
-                Some((_, shortest)) => *shortest = ttl.min(*shortest),
-                None => checks.push((Arc::clone(session), ttl)),
-            }
-        }
-        let checked = checks.iter().map(|(session, ttl)| {
-            // One that was checked just now for others will do.
-            let since = asked
-                .as_nanos()
-                .saturating_sub((*ttl / 6).as_nanos() as u64);
-            self.check(session, BootInstant::from_nanos(since))
-        });
-        let checked = futures_util::future::join_all(checked).await;
-        let failures: Vec<_> = checks.iter().zip(&checked).collect();
+        let checked = self.check_each(held, &sessions, sent).await;
         let answers = held.iter().zip(sessions).map(|(held, session)| {
             let session = match session {
                 Ok(Some(session)) => session,
                 Ok(None) => return Renewal::Lost,
                 Err(error) => return Renewal::Unknown(error),
             };
-            let failed = failures
-                .iter()
-                .find(|((of, _), _)| Arc::ptr_eq(of, &session));
-            if let Some((_, Err(trouble))) = failed {
-                let (store, text) = (&self.store.config.store, trouble.error.to_string());
-                return Renewal::Unknown(Error::unavailable(store, "renewing holds", text));
+            let check = checked.iter().find(|(of, _)| Arc::ptr_eq(of, &session));
+            if let Some((_, Err(failed))) = check {
+                let (store, cause) = (&self.cluster.config.store, failed.error.to_string());
+                return Renewal::Unknown(Error::unavailable(store, "renewing holds", cause));
             }
-            self.kept(held, &session, asked)
+            self.renewed(held, &session, sent)
         });
         answers.collect()
     }
 
-    /// The session of a hold, after what had to be changed about it was. `None` if it does not hold.
-    async fn on_its_session(self: &Arc<Self>, held: &HeldClaim) -> Result<Option<Arc<Session>>> {
-        let claim = &held.claim;
-        let Some(placed) = self.holding(held) else {
-            return Ok(None);
-        };
-        let Some((revision, tokens)) = placed.there else {
-            return Ok(None);
-        };
-        if placed.on.suits(claim, Self::alone(claim)) && placed.recorded() == Some(held.token) {
-            return Ok(Some(placed.on));
+    /// Checks each session of these holds once.
+    async fn check_each(
+        &self,
+        held: &[HeldClaim],
+        sessions: &[Result<Option<Arc<Session>>>],
+        sent: BootInstant,
+    ) -> Vec<(Arc<Session>, Result<(), RequestError>)> {
+        let mut shortest: Vec<(Arc<Session>, Duration)> = Vec::new();
+        for (held, session) in held.iter().zip(sessions) {
+            let Ok(Some(session)) = session else { continue };
+            let ttl = held.claim.ttl;
+            match shortest
+                .iter_mut()
+                .find(|(known, _)| Arc::ptr_eq(known, session))
+            {
+                Some((_, shortest)) => *shortest = ttl.min(*shortest),
+                None => shortest.push((Arc::clone(session), ttl)),
+            }
         }
-        let at = held.token.0.saturating_sub(tokens.first.0);
-        let at = u32::try_from(at).unwrap_or(0);
-        let on = self
-            .move_to(claim, &placed.key, revision, placed.base, at)
-            .await?;
-        if let Some(on) = &on {
-            // A member from before, so that it is not taken for gone if it was lost meanwhile.
-            on.hold(
-                claim,
-                placed.key.as_bytes(),
-                revision,
-                tokens,
-                Clock::Boot.now(),
-            );
-        }
-        Ok(on)
+        let checks = shortest.into_iter().map(|(session, ttl)| async move {
+            // A recent check for other holds is good enough.
+            let recent = sent.as_nanos().saturating_sub((ttl / 6).as_nanos() as u64);
+            let checked = self.check(&session, BootInstant::from_nanos(recent)).await;
+            (session, checked)
+        });
+        join_all(checks).await
     }
 
-    fn holding(&self, held: &HeldClaim) -> Option<Placed> {
-        let placed = self.claims().get(held.claim.id).cloned()?;
-        (placed.holds && placed.on.is_member(held.claim.id)).then_some(placed)
+    /// The session of a hold. Moves the hold first if its session does not suit it, or the store has another token. `None` if
+    /// it does not hold.
+    async fn session_of_hold(self: &Arc<Self>, held: &HeldClaim) -> Result<Option<Arc<Session>>> {
+        let claim = &held.claim;
+        let Some(entry) = self.holding(held) else {
+            return Ok(None);
+        };
+        let Some((revision, tokens)) = entry.created else {
+            return Ok(None);
+        };
+        let suits = entry.session.suits(claim, needs_own_session(claim));
+        if suits && entry.stored_token() == Some(held.token) {
+            return Ok(Some(entry.session));
+        }
+        let offset = held.token.0.saturating_sub(tokens.first.0);
+        let offset = u32::try_from(offset).unwrap_or(0);
+        let session = self.move_hold(claim, &entry, offset).await?;
+        if let Some(session) = &session {
+            // Noted before the check, which removes it again if its key is gone.
+            let now = Clock::Boot.now();
+            session.hold(claim, entry.key.as_bytes(), revision, tokens, now);
+        }
+        Ok(session)
+    }
+
+    fn holding(&self, held: &HeldClaim) -> Option<Entry> {
+        let entry = self.entries().get(held.claim.id).cloned()?;
+        (entry.holds && entry.session.has_hold(held.claim.id)).then_some(entry)
     }
 
     /// The answer for a hold whose session was alive.
-    fn kept(&self, held: &HeldClaim, session: &Arc<Session>, asked: BootInstant) -> Renewal {
+    fn renewed(&self, held: &HeldClaim, session: &Session, sent: BootInstant) -> Renewal {
         let claim = &held.claim;
-        let Some(placed) = self.holding(held) else {
-            return Renewal::Lost;
-        };
-        let Some((revision, tokens)) = placed.there else {
-            return Renewal::Lost;
-        };
-        match session.hold(claim, placed.key.as_bytes(), revision, tokens, asked) {
+        let grant = self.holding(held).and_then(|entry| {
+            let (revision, tokens) = entry.created?;
+            session.hold(claim, entry.key.as_bytes(), revision, tokens, sent)
+        });
+        match grant {
             Some(grant) => Renewal::Kept {
                 counted_from: grant.counted_from,
                 lease: grant.lease,

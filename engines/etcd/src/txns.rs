@@ -1,4 +1,4 @@
-//! The transactions that put a claim.
+//! The transactions that put a claim, and that read how it stands.
 
 use std::sync::Arc;
 
@@ -9,83 +9,124 @@ use etcd_client::{
 use fencelock_core::Mode;
 use fencelock_core::engine::Claim;
 
-use crate::engine::Shared;
-use crate::layout::{BASE, end_of};
+use crate::layout::{BASE, range_end};
 use crate::session::Pin;
-use crate::value;
+use crate::state::State;
+use crate::stored;
 
-impl Shared {
-    /// The transaction: takes the lock if nobody is there, and asks for nothing else.
-    pub(crate) fn taking(&self, claim: &Claim, key: &str, base: Option<u64>, hold: &Pin) -> Txn {
-        let take = put(key, self.value(claim, base), hold);
-        let free = self.is_free(claim, key, base);
-        // Where it is not free, there may be another reason.
-        let why = base.map(|_| TxnOp::get(BASE, None));
-        let txn = Txn::new().when(free).and_then([take]);
-        match why {
-            Some(why) => txn.or_else([why]),
+/// A claim that is to be put.
+pub(crate) struct NewClaim<'a> {
+    pub(crate) claim: &'a Claim,
+    pub(crate) key: &'a str,
+    pub(crate) base: Option<u64>,
+}
+
+impl State {
+    /// Takes the lock if the queue is empty, and reads nothing else.
+    pub(crate) fn take_txn(&self, new: &NewClaim<'_>, hold: &Pin) -> Txn {
+        let txn = Txn::new()
+            .when(self.is_free(new))
+            .and_then([self.put_op(new, hold)]);
+        match new.base {
+            // If it fails, the reason may be another base.
+            Some(_) => txn.or_else([TxnOp::get(BASE, None)]),
             None => txn,
         }
     }
 
-    /// What must be so for a claim to hold at once: the line is empty (of those that matter), and tokens are counted as known.
-    fn is_free(&self, claim: &Claim, key: &str, base: Option<u64>) -> Vec<Compare> {
-        let prefix = self.layout().line(&claim.name);
-        let absent = |from: String| {
-            let end = end_of(&from);
-            Compare::create_revision(from, CompareOp::Equal, 0).with_range(end)
-        };
-        match claim.mode {
-            Mode::Shared => {
-                let others = ["p", "x"].map(|mode| absent(format!("{prefix}{mode}")));
-                // An earlier request may have put it: to put it again would keep its revision and change its session.
-                is_new(key, base).into_iter().chain(others).collect()
-            }
-            Mode::Exclusive | Mode::Permit { .. } => {
-                let counted = counted_from(base).into_iter();
-                counted.chain([absent(prefix)]).collect()
-            }
-        }
-    }
-
-    /// The transaction: joins the line, and looks who stands right before.
-    pub(crate) fn joining(&self, claim: &Claim, key: &str, base: Option<u64>, line: &Pin) -> Txn {
-        let look = self.reading_line(claim);
-        let join = put(key, self.value(claim, base), line);
+    /// Joins the queue, and reads the claim's predecessor.
+    pub(crate) fn join_txn(&self, new: &NewClaim<'_>, waiting: &Pin) -> Txn {
+        let look = self.read_queue(new.claim);
         Txn::new()
-            .when(is_new(key, base))
-            .and_then([join, look.clone()])
-            .or_else([TxnOp::get(BASE, None), TxnOp::get(key, None), look])
+            .when(is_new(new))
+            .and_then([self.put_op(new, waiting), look.clone()])
+            .or_else([TxnOp::get(BASE, None), TxnOp::get(new.key, None), look])
     }
 
-    /// The transaction: if the line is empty (of those that matter), take the lock; else join the line, and look at it.
-    pub(crate) fn placing(
+    /// Takes the lock if the queue is empty (of claims that matter). Otherwise joins the queue if there is a waiting session,
+    /// and reads it.
+    pub(crate) fn take_or_join_txn(
+        &self,
+        new: &NewClaim<'_>,
+        hold: &Pin,
+        waiting: Option<&Arc<Pin>>,
+    ) -> Txn {
+        let mut otherwise = Vec::new();
+        if let Some(waiting) = waiting {
+            let join = self.put_op(new, waiting);
+            let join = Txn::new().when(is_new(new)).and_then([join]);
+            otherwise.push(TxnOp::txn(join));
+        }
+        otherwise.push(TxnOp::get(BASE, None));
+        otherwise.push(TxnOp::get(new.key, None));
+        otherwise.push(self.read_queue(new.claim));
+        Txn::new()
+            .when(self.is_free(new))
+            .and_then([self.put_op(new, hold)])
+            .or_else(otherwise)
+    }
+
+    /// If the claim's key exists, reads it and the keys before it: all, or for exclusive mode the last one. `from_member`:
+    /// the member that is asked answers alone, without the quorum.
+    pub(crate) fn standing_txn(
         &self,
         claim: &Claim,
-        key: &str,
-        base: Option<u64>,
-        (hold, line): (&Pin, Option<&Arc<Pin>>),
+        (key, revision): (String, i64),
+        from_member: bool,
     ) -> Txn {
-        let value = self.value(claim, base);
-        let mut taken = Vec::new();
-        if let Some(line) = line {
-            let join = put(key, value.clone(), line);
-            let join = Txn::new().when(is_new(key, base)).and_then([join]);
-            taken.push(TxnOp::txn(join));
-        }
-        taken.push(TxnOp::get(BASE, None));
-        taken.push(TxnOp::get(key, None));
-        taken.push(self.reading_line(claim));
-        Txn::new()
-            .when(self.is_free(claim, key, base))
-            .and_then([put(key, value, hold)])
-            .or_else(taken)
+        let queue = self.layout().queue(&claim.name);
+        let before = GetOptions::new()
+            .with_range(range_end(&queue))
+            .with_max_create_revision(revision - 1);
+        let (own, before) = match claim.mode {
+            Mode::Exclusive => (
+                GetOptions::new().with_keys_only(),
+                before
+                    .with_sort(SortTarget::Create, SortOrder::Descend)
+                    .with_keys_only()
+                    .with_limit(1),
+            ),
+            _ => (
+                GetOptions::new(),
+                before.with_sort(SortTarget::Create, SortOrder::Ascend),
+            ),
+        };
+        let gets = [(key.clone(), own), (queue, before)];
+        let gets = gets.map(|(key, options)| {
+            let options = match from_member {
+                true => options.with_serializable(),
+                false => options,
+            };
+            TxnOp::get(key, Some(options))
+        });
+        let mine = Compare::create_revision(key, CompareOp::Equal, revision);
+        Txn::new().when([mine]).and_then(gets)
     }
 
-    /// Reads what is needed to know how a new claim stands: the last two, or everybody.
-    fn reading_line(&self, claim: &Claim) -> TxnOp {
-        let prefix = self.layout().line(&claim.name);
-        let options = GetOptions::new().with_range(end_of(&prefix));
+    /// The condition for a claim to hold at once: the queue is empty (of claims that matter), and the base is as known.
+    fn is_free(&self, new: &NewClaim<'_>) -> Vec<Compare> {
+        let queue = self.layout().queue(&new.claim.name);
+        let absent = |prefix: String| {
+            let end = range_end(&prefix);
+            Compare::create_revision(prefix, CompareOp::Equal, 0).with_range(end)
+        };
+        match new.claim.mode {
+            Mode::Shared => {
+                let others = ["p", "x"].map(|mode| absent(format!("{queue}{mode}")));
+                // An earlier request may have put it: a second put would keep its revision and change its session.
+                is_new(new).into_iter().chain(others).collect()
+            }
+            Mode::Exclusive | Mode::Permit { .. } => {
+                let same_base = base_is(new.base).into_iter();
+                same_base.chain([absent(queue)]).collect()
+            }
+        }
+    }
+
+    /// Reads what shows how a new claim stands: the last two keys in exclusive mode, all of them otherwise.
+    fn read_queue(&self, claim: &Claim) -> TxnOp {
+        let queue = self.layout().queue(&claim.name);
+        let options = GetOptions::new().with_range(range_end(&queue));
         let options = match claim.mode {
             Mode::Exclusive => options
                 .with_sort(SortTarget::Create, SortOrder::Descend)
@@ -95,39 +136,35 @@ impl Shared {
                 options.with_sort(SortTarget::Create, SortOrder::Ascend)
             }
         };
-        TxnOp::get(prefix, Some(options))
+        TxnOp::get(queue, Some(options))
     }
 
-    fn value(&self, claim: &Claim, base: Option<u64>) -> String {
-        value::write(claim, base, &self.client, 0)
+    fn put_op(&self, new: &NewClaim<'_>, pin: &Pin) -> TxnOp {
+        let value = stored::write(new.claim, new.base, &self.client, 0);
+        let options = PutOptions::new().with_lease(pin.session.lease);
+        TxnOp::put(new.key, value, Some(options))
     }
 }
 
-/// A request to put a claim's key in a session.
-fn put(key: &str, value: String, on: &Pin) -> TxnOp {
-    let options = PutOptions::new().with_lease(on.0.lease);
-    TxnOp::put(key, value, Some(options))
-}
-
-/// What must be so while tokens are counted from there.
-fn counted_from(base: Option<u64>) -> Option<Compare> {
+/// The condition that the base is as known.
+fn base_is(base: Option<u64>) -> Option<Compare> {
     base.map(|base| Compare::value(BASE, CompareOp::Equal, base.to_string()))
 }
 
-/// What must be so for a claim to be put.
-fn is_new(key: &str, base: Option<u64>) -> Vec<Compare> {
-    let absent = Compare::create_revision(key, CompareOp::Equal, 0);
-    counted_from(base).into_iter().chain([absent]).collect()
+/// The condition that the key does not exist, and the base is as known.
+fn is_new(new: &NewClaim<'_>) -> Vec<Compare> {
+    let absent = Compare::create_revision(new.key, CompareOp::Equal, 0);
+    base_is(new.base).into_iter().chain([absent]).collect()
 }
 
-/// The revision at which a transaction was done.
-pub(crate) fn revision(answer: &TxnResponse) -> i64 {
-    answer.header().map_or(0, |header| header.revision())
+/// The revision of a transaction.
+pub(crate) fn revision(reply: &TxnResponse) -> i64 {
+    reply.header().map_or(0, |header| header.revision())
 }
 
 /// What a transaction read, in order, each with whether there was more.
-pub(crate) fn found(answer: &TxnResponse) -> impl Iterator<Item = (Vec<KeyValue>, bool)> {
-    let all = answer.op_responses().into_iter();
+pub(crate) fn found(reply: &TxnResponse) -> impl Iterator<Item = (Vec<KeyValue>, bool)> {
+    let all = reply.op_responses().into_iter();
     all.filter_map(|op| match op {
         TxnOpResponse::Get(mut got) => Some((got.take_kvs(), got.more())),
         _ => None,

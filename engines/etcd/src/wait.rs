@@ -1,10 +1,10 @@
-//! Waiting for one's turn: watches first, then reads, so that nothing between is missed and etcd need not look anything up in
-//! its history (which it does every 100 ms only).
+//! Waiting. Watches are opened first and the queue is read afterwards, so that nothing between is missed, and so that
+//! etcd need not read its history for a watch (it does that only every 100 ms).
 //!
-//! A claim that is to hold alone watches the key before its own. That one's end is its turn if nobody else was before it. It
-//! need not look who was: whoever holds a lock that others wait for says so as it releases it (see the module `release`), and
-//! whoever held had nobody before it. It watches its own key, too, so that it does not take a turn that it has lost. etcd tells
-//! of all that in the order in which it happened, on one stream.
+//! An exclusive claim watches the key of its predecessor. If the predecessor was the head of the queue, its end is the claim's
+//! turn. The claim need not read who was the head: the client that releases a contended lock puts a release notice (see the module
+//! `release`), and a holder has nobody before it. The claim watches its own key as well, so that it does not take a turn after
+//! its own end. etcd reports all of that on one stream, in the order in which it happened.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,34 +14,47 @@ use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::{Clock, Mode, Result};
 use futures_util::future::select_all;
 
-use crate::claims::{Before, Placed, Wanted};
-use crate::engine::Shared;
-use crate::layout::{end_of, released};
-use crate::link::Link;
-use crate::place::Stands;
+use crate::connection::Connection;
+use crate::entry::{Entry, Predecessor, WaitsFor};
+use crate::layout::{range_end, release_notice};
+use crate::session::Session;
+use crate::standing::Position;
+use crate::state::State;
 use crate::watches::Watch;
 
-/// What happened at once is told at once, but not in one message.
+/// What happened in one transaction is reported together, but not in one message.
 const TOGETHER: Duration = Duration::from_millis(2);
+
+/// A key, and the revision that created it.
+type Key<'a> = (&'a [u8], i64);
 
 /// What is watched over one connection.
 struct Watched {
-    link: Arc<Link>,
+    connection: Arc<Connection>,
     ends: Vec<End>,
 }
 
-/// The end of one key, or the word of its release.
+/// A watch for the end of one key, or for the release notice of a key.
 struct End {
     key: Vec<u8>,
     watch: Watch,
-    /// The revision that created the one that ends, if it is certain that the end of just that one will be told.
-    sure: Option<i64>,
+    /// The key existed with this create revision after the watch was in place.
+    confirmed: Option<i64>,
+}
+
+/// What ended a wait for one of several watches.
+enum Woken {
+    /// The watch with this index.
+    By(usize),
+    /// The watches have ended.
+    WatchesEnded,
+    SessionEnded,
 }
 
 impl End {
-    /// What was put after the watch was in place cannot end unseen.
-    fn is_sure(&self, created: i64) -> bool {
-        self.sure == Some(created) || self.watch.from < created
+    /// Whether the end of the key with this create revision cannot be missed.
+    fn is_certain(&self, created: i64) -> bool {
+        self.confirmed == Some(created) || self.watch.from < created
     }
 
     fn is_over(&self, created: i64) -> bool {
@@ -55,37 +68,67 @@ impl Watched {
         let seen = self.ends.iter().map(|end| end.watch.seen());
         seen.max().unwrap_or(0)
     }
+
+    /// Notes that these keys exist.
+    fn confirm(&mut self, keys: &[Key<'_>]) {
+        for (key, created) in keys {
+            if let Some(end) = self.ends.iter_mut().find(|end| end.key == *key) {
+                end.confirmed = Some(*created);
+            }
+        }
+    }
+
+    /// Waits until one of these keys ends.
+    async fn next(&mut self, keys: &[Key<'_>], session: &Session) -> Woken {
+        let ends = self.ends.iter_mut().zip(keys);
+        let ends = ends.map(|(end, (_, created))| Box::pin(end.watch.changed_after(*created)));
+        tokio::select! {
+            biased;
+            (changed, index, _) = select_all(ends) => match changed {
+                true => Woken::By(index),
+                false => Woken::WatchesEnded,
+            },
+            () = self.connection.closed() => Woken::WatchesEnded,
+            () = session.ended() => Woken::SessionEnded,
+        }
+    }
+
+    /// Whether the predecessor said that it held, now that the watch with this index reported something.
+    async fn was_released(&mut self, index: usize, predecessor: &Predecessor) -> bool {
+        match (index, &mut self.ends[..]) {
+            (1, [_, _, _]) => true,
+            // The end comes together with the release notice if there is one, but perhaps before it.
+            (2, [_, notice, _]) => {
+                let noticed = notice.watch.changed_after(predecessor.created);
+                tokio::time::timeout(TOGETHER, noticed)
+                    .await
+                    .unwrap_or(false)
+            }
+            _ => false,
+        }
+    }
 }
 
-/// Which of the watches told something.
-enum Told {
-    /// The one at this place.
-    Of(usize),
-    /// They are over.
-    Over,
-    /// The claim's session has ended.
-    Ended,
-}
-
-impl Shared {
-    /// Waits until it may be a claim's turn; with the grant if it is.
+impl State {
+    /// Waits until it may be the claim's turn. Returns the grant if it is.
     pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
         let mut watched = None;
         loop {
-            let placed = self.claims().get(claim.id).cloned();
-            let Some(placed) = placed else {
+            let entry = self.entries().get(claim.id).cloned();
+            let Some(entry) = entry else {
                 return Ok(None);
             };
-            let Some(wanted) = placed.waits_for.clone() else {
+            let Some(waits_for) = &entry.waits_for else {
                 return Ok(None);
             };
-            let again = match (&wanted, claim.mode) {
-                (Wanted::Key(before), Mode::Exclusive) => {
-                    self.behind(claim, &placed, before, &mut watched).await?
+            let standing = match (waits_for, claim.mode) {
+                (WaitsFor::Key(predecessor), Mode::Exclusive) => {
+                    self.wait_behind(claim, &entry, predecessor, &mut watched)
+                        .await?
                 }
-                _ => self.beside(claim, &placed, &wanted).await?,
+                _ => self.wait_beside(claim, &entry, waits_for).await?,
             };
-            match again {
+            match standing {
                 Some(Standing::Held(grant)) => return Ok(Some(grant)),
                 Some(Standing::Waiting(_)) => {}
                 Some(Standing::Busy) | None => return Ok(None),
@@ -93,172 +136,145 @@ impl Shared {
         }
     }
 
-    /// Waits behind one, until it stands otherwise than before.
-    async fn behind(
+    /// Waits behind a predecessor until the standing may have changed.
+    async fn wait_behind(
         self: &Arc<Self>,
         claim: &Claim,
-        placed: &Placed,
-        before: &Before,
+        entry: &Entry,
+        predecessor: &Predecessor,
         watched: &mut Option<Watched>,
     ) -> Result<Option<Standing>> {
-        let Some((revision, _)) = placed.there else {
+        let Some((revision, _)) = entry.created else {
             return Ok(None);
         };
-        let own = (placed.key.as_bytes(), revision);
-        let last = (&before.key[..], before.created);
-        let released = released(&before.key);
-        // In this order: the end of one's own place comes before one's turn.
+        let own = (entry.key.as_bytes(), revision);
+        let before = (&predecessor.key[..], predecessor.created);
+        let notice = release_notice(&predecessor.key);
+        // In this order: the end of the own key is noticed before the turn.
         let mut keys = vec![own];
-        keys.extend(released.iter().map(|key| (key.as_bytes(), before.created)));
-        keys.push(last);
+        keys.extend(notice.iter().map(|key| (key.as_bytes(), before.1)));
+        keys.push(before);
         let mut now = self.watch_all(&keys, watched.take()).await?;
         let each = || now.ends.iter().zip(&keys);
         let over = each().any(|(end, (_, created))| end.is_over(*created));
-        let sure = each().all(|(end, (_, created))| end.is_sure(*created));
-        // What is there was not released before.
-        if over || !(sure || self.are_there(&[own, last]).await?) {
-            return self.look_behind(claim, now, own, watched).await;
+        let certain = each().all(|(end, (_, created))| end.is_certain(*created));
+        // A predecessor that exists was not released before.
+        if over || !(certain || self.all_exist(&[own, before]).await?) {
+            return self.look(claim, now, own, watched).await;
         }
-        for (end, (_, created)) in now.ends.iter_mut().zip(&keys) {
-            end.sure = Some(*created);
-        }
-        let told = {
-            let ends = now.ends.iter_mut().zip(&keys);
-            let ends = ends.map(|(end, (_, created))| Box::pin(end.watch.told(*created)));
-            tokio::select! {
-                biased;
-                (so, at, _) = select_all(ends) => if so { Told::Of(at) } else { Told::Over },
-                () = now.link.gone() => Told::Over,
-                () = placed.on.ended() => Told::Ended,
-            }
-        };
-        match told {
-            Told::Of(0) | Told::Ended => Ok(None),
-            Told::Of(at) => {
-                let released = match (at, &mut now.ends[..]) {
-                    (1, [_, _, _]) => true,
-                    // The end comes with the word of the release, if there is one, but perhaps before it.
-                    (2, [_, released, _]) if !before.is_first => {
-                        let told = released.watch.told(before.created);
-                        tokio::time::timeout(TOGETHER, told).await.unwrap_or(false)
-                    }
-                    _ => false,
-                };
-                if released || before.is_first {
+        now.confirm(&keys);
+        match now.next(&keys, &entry.session).await {
+            Woken::By(0) | Woken::SessionEnded => Ok(None),
+            Woken::By(index) => {
+                if predecessor.is_head || now.was_released(index, predecessor).await {
                     return self.grant(claim, Clock::Boot.now()).await;
                 }
-                self.look_behind(claim, now, own, watched).await
+                self.look(claim, now, own, watched).await
             }
-            Told::Over => {
-                let stands = Stands::Waits(Wanted::Key(before.clone()));
-                self.standing(claim, Clock::Boot.now(), Some(stands)).await
+            Woken::WatchesEnded => {
+                let position = Position::Waits(WaitsFor::Key(predecessor.clone()));
+                self.standing(claim, Clock::Boot.now(), Some(position))
+                    .await
             }
         }
     }
 
-    /// Looks at the line, with watches in place.
-    async fn look_behind(
+    /// Reads the claim's standing while the watches are in place, and keeps them.
+    async fn look(
         self: &Arc<Self>,
         claim: &Claim,
         mut now: Watched,
-        own: (&[u8], i64),
+        own: Key<'_>,
         watched: &mut Option<Watched>,
     ) -> Result<Option<Standing>> {
-        let asked = Clock::Boot.now();
-        let stands = self.ask_member(claim, now.seen()).await?;
-        if let Stands::Waits(Wanted::Key(before)) = &stands {
-            let released = released(&before.key);
-            let released = released.iter().map(|key| (key.as_bytes(), before.created));
-            let last = (&before.key[..], before.created);
-            for (key, created) in [own, last].into_iter().chain(released) {
-                let known = now.ends.iter_mut().find(|end| end.key == key);
-                if let Some(end) = known {
-                    end.sure = Some(created);
-                }
+        let sent = Clock::Boot.now();
+        let position = self.position_at_member(claim, now.seen()).await?;
+        if let Position::Waits(WaitsFor::Key(before)) = &position {
+            now.confirm(&[own, (&before.key, before.created)]);
+            if let Some(notice) = release_notice(&before.key) {
+                now.confirm(&[(notice.as_bytes(), before.created)]);
             }
         }
         *watched = Some(now);
-        self.standing(claim, asked, Some(stands)).await
+        self.standing(claim, sent, Some(position)).await
     }
 
-    /// Watches the ends of these keys and of no others, in their order.
-    async fn watch_all(&self, keys: &[(&[u8], i64)], before: Option<Watched>) -> Result<Watched> {
-        let (link, mut known) = match before {
-            Some(Watched { link, ends }) => (Some(link), ends),
+    /// Watches the ends of these keys and of no others, in their order. Keeps the watches that there are.
+    async fn watch_all(&self, keys: &[Key<'_>], earlier: Option<Watched>) -> Result<Watched> {
+        let (connection, mut ends) = match earlier {
+            Some(Watched { connection, ends }) => (Some(connection), ends),
             None => (None, Vec::new()),
         };
-        let is_known = |key: &[u8]| known.iter().any(|end| end.key == key);
-        let new: Vec<&[u8]> = keys.iter().map(|(key, _)| *key).collect();
-        let new: Vec<&[u8]> = new.into_iter().filter(|key| !is_known(key)).collect();
-        let link = match link {
-            Some(link) if new.is_empty() => link,
-            before => {
-                let (link, watches) = self.store.watch_each(&new).await?;
-                if before.is_some_and(|before| !Arc::ptr_eq(&before, &link)) {
-                    // The others are over.
+        let is_watched = |key: &[u8]| ends.iter().any(|end| end.key == key);
+        let new = keys.iter().map(|(key, _)| *key);
+        let new: Vec<&[u8]> = new.filter(|key| !is_watched(key)).collect();
+        let connection = match connection {
+            Some(connection) if new.is_empty() => connection,
+            earlier => {
+                let (connection, watches) = self.cluster.watch_each(&new).await?;
+                if earlier.is_some_and(|earlier| !Arc::ptr_eq(&earlier, &connection)) {
+                    // The earlier watches have ended.
                     return Box::pin(self.watch_all(keys, None)).await;
                 }
-                let ends = new.into_iter().zip(watches).map(|(key, watch)| End {
+                ends.extend(new.into_iter().zip(watches).map(|(key, watch)| End {
                     key: key.to_vec(),
                     watch,
-                    sure: None,
-                });
-                known.extend(ends);
-                link
+                    confirmed: None,
+                }));
+                connection
             }
         };
-        let place = |end: &End| keys.iter().position(|(key, _)| *key == end.key);
-        known.retain(|end| place(end).is_some());
-        known.sort_by_key(|end| place(end));
-        Ok(Watched { link, ends: known })
+        let index = |end: &End| keys.iter().position(|(key, _)| *key == end.key);
+        ends.retain(|end| index(end).is_some());
+        ends.sort_by_key(|end| index(end));
+        Ok(Watched { connection, ends })
     }
 
-    /// Whether all these keys are there, as they were created then.
-    async fn are_there(&self, keys: &[(&[u8], i64)]) -> Result<bool> {
-        let same = |(key, created): &(&[u8], i64)| {
-            Compare::create_revision(*key, CompareOp::Equal, *created)
-        };
-        // One that reads nothing else is answered by the member alone, which is the one that watches.
+    /// Whether all these keys exist with these create revisions.
+    async fn all_exist(&self, keys: &[Key<'_>]) -> Result<bool> {
+        let same =
+            |(key, created): &Key<'_>| Compare::create_revision(*key, CompareOp::Equal, *created);
+        // A transaction that reads nothing is answered by the member alone, the one that watches.
         let look = Txn::new().when(keys.iter().map(same).collect::<Vec<_>>());
-        let looked = self.store.txn(|| "waiting".into(), look).await?;
+        let looked = self.cluster.txn(|| "waiting".into(), look).await?;
         Ok(looked.succeeded())
     }
 
-    /// Waits, beside others that are alike, for one end or any.
-    async fn beside(
+    /// Waits as one of several that may hold together, until the standing may have changed.
+    async fn wait_beside(
         self: &Arc<Self>,
         claim: &Claim,
-        placed: &Placed,
-        wanted: &Wanted,
+        entry: &Entry,
+        waits_for: &WaitsFor,
     ) -> Result<Option<Standing>> {
-        let prefix = self.layout().line(&claim.name);
         let options = match claim.mode {
-            // A writer that is downgraded lets readers in.
+            // A writer that is downgraded admits readers.
             Mode::Shared => WatchOptions::new(),
             _ => WatchOptions::new().with_filters([WatchFilterType::NoPut]),
         };
-        let (link, mut watch) = match wanted {
-            Wanted::Key(before) => self.store.watch(&before.key, options).await?,
-            Wanted::Any => {
-                let options = options.with_range(end_of(&prefix));
-                self.store.watch(prefix.as_bytes(), options).await?
+        let (connection, mut watch) = match waits_for {
+            WaitsFor::Key(before) => self.cluster.watch(&before.key, options).await?,
+            WaitsFor::Any => {
+                let queue = self.layout().queue(&claim.name);
+                let options = options.with_range(range_end(&queue));
+                self.cluster.watch(queue.as_bytes(), options).await?
             }
         };
         loop {
-            let asked = Clock::Boot.now();
-            // That member's watch is in place: what it has not applied yet, it will tell.
-            let stands = self.ask_member(claim, watch.seen()).await?;
-            let same = matches!(&stands, Stands::Waits(now) if now == wanted);
-            let standing = self.standing(claim, asked, Some(stands)).await?;
+            let sent = Clock::Boot.now();
+            // The member's watch is in place: it will report what it has not applied yet.
+            let position = self.position_at_member(claim, watch.seen()).await?;
+            let same = matches!(&position, Position::Waits(now) if now == waits_for);
+            let standing = self.standing(claim, sent, Some(position)).await?;
             if !same {
                 return Ok(standing);
             }
-            let told = tokio::select! {
-                told = watch.told(0) => told,
-                () = link.gone() => false,
-                () = placed.on.ended() => return Ok(None),
+            let changed = tokio::select! {
+                changed = watch.changed_after(0) => changed,
+                () = connection.closed() => false,
+                () = entry.session.ended() => return Ok(None),
             };
-            if !told {
+            if !changed {
                 return Ok(standing);
             }
         }

@@ -1,213 +1,206 @@
-//! All watches of a connection, on one stream: a stream of its own for each waiter would cost more than its wait.
+//! All watches of a connection, on one stream. A stream for each waiter would cost more than the wait itself.
 //!
-//! A watch on one key is kept for a while after its end. Whoever waits for a lock again and again mostly stands behind the
-//! same client, whose keys have the same names each time; then nothing is asked of the server.
+//! A watch on one key is kept for a while after its last use. A client that takes a contended lock again and again mostly waits
+//! behind the same client, whose keys have the same names each time; then the server is asked nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
-    Error as Driver, WatchClient, WatchOptions, WatchRequestSender, WatchResponse, WatchStream,
+    Error as Driver, WatchClient, WatchOptions, WatchRequestSender, WatchResponse,
+    WatchResponseStream, WatchStream,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-/// For how long a watch is kept that nobody awaits.
+/// How long an unused watch is kept.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// How many of these are kept at most.
-const MOST: usize = 64;
+const MAX_KEPT: usize = 64;
 
-/// What the stream's task is told.
 #[derive(Debug)]
-enum Order {
-    Open(Opening),
-    Cancel(i64),
+enum Command {
+    Open(OpenRequest),
+    Release(i64),
 }
 
-/// A watch that is wanted.
 #[derive(Debug)]
-struct Opening {
+struct OpenRequest {
     key: Vec<u8>,
     options: WatchOptions,
     keep: bool,
-    opened: oneshot::Sender<Result<Watch, Driver>>,
+    reply: oneshot::Sender<Result<Watch, Driver>>,
 }
 
-/// Opens watches on the stream, whose task runs as long as this or a watch is kept.
+/// Opens watches on the stream. The stream's task runs as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Watches {
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<Command>,
 }
 
-/// One watch. Dropping it ends it.
+/// One watch. It ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     id: i64,
-    /// It sees everything after this revision,
+    /// The watch sees every change after this revision.
     pub(crate) from: i64,
-    /// and saw something last at this one, perhaps before it was asked for; 0 if it did not.
+    /// The revision of the last change that it saw, perhaps before it was asked for. 0 if there was none.
     pub(crate) last: i64,
-    told: mpsc::UnboundedReceiver<WatchResponse>,
-    orders: mpsc::WeakUnboundedSender<Order>,
+    responses: mpsc::UnboundedReceiver<WatchResponse>,
+    commands: mpsc::WeakUnboundedSender<Command>,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if let Some(orders) = self.orders.upgrade() {
-            // The task may be over, and the stream with it.
-            let _ = orders.send(Order::Cancel(self.id));
+        if let Some(commands) = self.commands.upgrade() {
+            // The task may have ended, and the stream with it.
+            let _ = commands.send(Command::Release(self.id));
         }
     }
 }
 
 impl Watch {
-    /// What happens next; `None` when the watch is over, for whatever reason.
-    pub(crate) async fn message(&mut self) -> Option<WatchResponse> {
-        let told = self.told.recv().await?;
-        (!told.canceled()).then_some(told)
+    /// The next response. `None` when the watch has ended, for whatever reason.
+    pub(crate) async fn next(&mut self) -> Option<WatchResponse> {
+        let response = self.responses.recv().await?;
+        (!response.canceled()).then_some(response)
     }
 
-    /// Waits for a change after that revision; false if the watch is over.
-    pub(crate) async fn told(&mut self, after: i64) -> bool {
-        while let Some(told) = self.message().await {
-            let newest = newest(&told);
+    /// Waits for a change after this revision. `false` if the watch has ended.
+    pub(crate) async fn changed_after(&mut self, revision: i64) -> bool {
+        while let Some(response) = self.next().await {
+            let newest = newest_revision(&response);
             self.last = self.last.max(newest);
-            if newest > after {
+            if newest > revision {
                 return true;
             }
         }
         false
     }
 
-    /// The newest revision that it knows of.
+    /// The newest revision that the watch knows of.
     pub(crate) fn seen(&self) -> i64 {
         self.from.max(self.last)
     }
 }
 
 impl Watches {
-    /// Those of a connection; its task ends when that is `broken`, and says that it is when the stream ends.
+    /// The watches of a connection. The stream's task ends when the connection is `broken`, and sets that when the stream
+    /// ends.
     pub(crate) fn new(client: WatchClient, broken: Arc<watch::Sender<bool>>) -> Self {
-        let (orders, ordered) = mpsc::unbounded_channel();
+        let (commands, received) = mpsc::unbounded_channel();
         let stream = Stream {
             client,
-            orders: orders.downgrade(),
+            commands: commands.downgrade(),
             sender: None,
             proven: false,
-            next: 1,
+            next_id: 1,
             opening: VecDeque::new(),
             open: HashMap::new(),
             kept: VecDeque::new(),
         };
-        tokio::spawn(stream.run(ordered, broken));
-        Self { orders }
+        tokio::spawn(stream.run(received, broken));
+        Self { commands }
     }
 
-    /// A watch that sees everything from now on: it is in place when this returns.
+    /// Opens a watch that sees every change from now on: it is in place when this returns.
     ///
     /// # Cancel safety
-    /// May be dropped: then the watch is ended.
+    /// May be dropped: the watch then ends.
     pub(crate) async fn open(
         &self,
         key: &[u8],
         options: WatchOptions,
         keep: bool,
     ) -> Result<Watch, Driver> {
-        let (opened, answer) = oneshot::channel();
-        let key = key.to_vec();
-        let order = Order::Open(Opening {
-            key,
+        let (reply, opened) = oneshot::channel();
+        let command = Command::Open(OpenRequest {
+            key: key.to_vec(),
             options,
             keep,
-            opened,
+            reply,
         });
-        let over = || Driver::WatchError("the stream of watches ended".into());
-        self.orders.send(order).map_err(|_| over())?;
-        answer.await.map_err(|_| over())?
+        let ended = || Driver::WatchError("the stream of watches ended".into());
+        self.commands.send(command).map_err(|_| ended())?;
+        opened.await.map_err(|_| ended())?
     }
 }
 
 /// The stream's task.
 struct Stream {
     client: WatchClient,
-    orders: mpsc::WeakUnboundedSender<Order>,
-    /// Once there is a stream.
+    commands: mpsc::WeakUnboundedSender<Command>,
+    /// `None` while there is no stream.
     sender: Option<WatchRequestSender>,
-    /// Whether a watch was opened on it.
+    /// Whether the server has opened a watch on this stream.
     proven: bool,
-    next: i64,
-    /// In the order in which they were asked for, which is that of the answers.
-    opening: VecDeque<(Open, oneshot::Sender<Result<Watch, Driver>>)>,
-    open: HashMap<i64, Open>,
-    /// Those that nobody awaits just now, with their keys, and until when: the first to go are the first.
-    kept: VecDeque<(Vec<u8>, i64, Instant)>,
+    next_id: i64,
+    /// The watches without a reply, in the order of their requests, which is that of the replies.
+    opening: VecDeque<(OpenWatch, oneshot::Sender<Result<Watch, Driver>>)>,
+    open: HashMap<i64, OpenWatch>,
+    /// The unused watches that are kept. The first one ends first.
+    kept: VecDeque<Kept>,
 }
 
-/// A watch as the stream has it.
-struct Open {
+/// A watch as the stream's task has it.
+struct OpenWatch {
     id: i64,
-    /// If it is to be kept.
+    /// The key, if the watch is to be kept.
     key: Option<Vec<u8>>,
     from: i64,
     last: i64,
-    tell: Option<mpsc::UnboundedSender<WatchResponse>>,
+    /// To the [`Watch`]. `None` while nobody uses it.
+    responses: Option<mpsc::UnboundedSender<WatchResponse>>,
+}
+
+/// An unused watch.
+struct Kept {
+    key: Vec<u8>,
+    id: i64,
+    until: Instant,
 }
 
 impl Stream {
     async fn run(
         mut self,
-        ordered: mpsc::UnboundedReceiver<Order>,
+        commands: mpsc::UnboundedReceiver<Command>,
         broken: Arc<watch::Sender<bool>>,
     ) {
         let mut given_up = broken.subscribe();
         tokio::select! {
             _ = given_up.wait_for(|broken| *broken) => {}
-            () = self.serve(ordered, &broken) => {}
+            () = self.serve(commands, &broken) => {}
         }
     }
 
     async fn serve(
         &mut self,
-        mut ordered: mpsc::UnboundedReceiver<Order>,
+        mut commands: mpsc::UnboundedReceiver<Command>,
         broken: &watch::Sender<bool>,
     ) {
         let mut responses = None;
         loop {
-            let response = async {
-                match &mut responses {
-                    Some(responses) => next(responses).await,
-                    None => std::future::pending().await,
-                }
-            };
-            let end = self.kept.front().map(|(_, _, end)| *end);
-            let end = async {
-                match end {
-                    Some(end) => tokio::time::sleep_until(end).await,
-                    None => std::future::pending().await,
-                }
-            };
-            let stays = tokio::select! {
-                () = end => {
+            let lives = tokio::select! {
+                () = sleep_until(self.kept.front().map(|kept| kept.until)) => {
                     self.end_kept(Instant::now()).await;
                     true
                 }
-                order = ordered.recv() => match order {
-                    Some(Order::Open(opening)) => {
-                        if let Some(opened) = self.ask(opening).await {
+                command = commands.recv() => match command {
+                    Some(Command::Open(request)) => {
+                        if let Some(opened) = self.open(request).await {
                             responses = Some(opened);
                         }
                         true
                     }
-                    Some(Order::Cancel(id)) => {
-                        self.leave(id).await;
+                    Some(Command::Release(id)) => {
+                        self.release(id).await;
                         true
                     }
                     None => return,
                 },
-                told = response => match told {
-                    Some(told) => self.pass_on(told),
+                response = next(&mut responses) => match response {
+                    Some(response) => self.dispatch(response),
                     None => {
                         if self.proven {
                             broken.send_replace(true);
@@ -216,8 +209,8 @@ impl Stream {
                     }
                 },
             };
-            if !stays {
-                // All watches are over; the next one opens another stream.
+            if !lives {
+                // All watches have ended. The next request opens another stream.
                 responses = None;
                 self.sender = None;
                 self.opening.clear();
@@ -227,69 +220,65 @@ impl Stream {
         }
     }
 
-    /// Asks for a watch; returns the stream if it is a new one.
-    async fn ask(&mut self, opening: Opening) -> Option<etcd_client::WatchResponseStream> {
-        let Opening {
+    /// Opens a watch. Returns the responses of the stream if it is a new one.
+    async fn open(&mut self, request: OpenRequest) -> Option<WatchResponseStream> {
+        let OpenRequest {
             key,
             options,
             keep,
-            opened,
-        } = opening;
-        if keep && let Some(at) = self.kept.iter().position(|(kept, ..)| *kept == key) {
+            reply,
+        } = request;
+        if keep && let Some(at) = self.kept.iter().position(|kept| kept.key == key) {
             let kept = self.kept.remove(at);
-            if let Some(open) = kept.and_then(|(_, id, _)| self.open.get_mut(&id)) {
-                // Dropped, it is kept again.
-                drop(opened.send(Ok(open.watch(&self.orders))));
+            if let Some(open) = kept.and_then(|kept| self.open.get_mut(&kept.id)) {
+                // If nobody receives it, the watch is dropped and kept again.
+                drop(reply.send(Ok(open.watch(&self.commands))));
                 return None;
             }
         }
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_id;
+        self.next_id += 1;
         let options = Some(options.with_watch_id(id));
-        let open = Open {
+        let open = OpenWatch {
             id,
             key: keep.then(|| key.clone()),
             from: i64::MAX,
             last: 0,
-            tell: None,
+            responses: None,
         };
         if let Some(sender) = &mut self.sender {
-            // If it is over, its end is about to be read, and tells them all.
+            // If the stream has ended, its end is read next, and all requests fail.
             if sender.watch(key, options).await.is_ok() {
-                self.opening.push_back((open, opened));
+                self.opening.push_back((open, reply));
             }
             return None;
         }
-        match self
-            .client
-            .watch(key, options)
-            .await
-            .map(WatchStream::split)
-        {
+        let opened = self.client.watch(key, options).await;
+        match opened.map(WatchStream::split) {
             Ok((sender, responses)) => {
                 self.sender = Some(sender);
                 self.proven = false;
-                self.opening.push_back((open, opened));
+                self.opening.push_back((open, reply));
                 Some(responses)
             }
             Err(error) => {
-                // Nobody waits any more.
-                let _ = opened.send(Err(error));
+                // Perhaps nobody waits any more.
+                let _ = reply.send(Err(error));
                 None
             }
         }
     }
 
-    /// Nobody awaits a watch any more.
-    async fn leave(&mut self, id: i64) {
+    async fn release(&mut self, id: i64) {
         let Some(open) = self.open.get_mut(&id) else {
             return;
         };
-        open.tell = None;
+        open.responses = None;
         match open.key.clone() {
-            Some(key) if !self.kept.iter().any(|(kept, ..)| *kept == key) => {
-                self.kept.push_back((key, id, Instant::now() + KEPT));
-                if self.kept.len() > MOST {
+            Some(key) if !self.kept.iter().any(|kept| kept.key == key) => {
+                let until = Instant::now() + KEPT;
+                self.kept.push_back(Kept { key, id, until });
+                if self.kept.len() > MAX_KEPT {
                     self.end_first().await;
                 }
             }
@@ -298,81 +287,98 @@ impl Stream {
     }
 
     async fn end_kept(&mut self, now: Instant) {
-        while self.kept.front().is_some_and(|(_, _, end)| *end <= now) {
+        while self.kept.front().is_some_and(|kept| kept.until <= now) {
             self.end_first().await;
         }
     }
 
     async fn end_first(&mut self) {
-        if let Some((_, id, _)) = self.kept.pop_front() {
-            self.cancel(id).await;
+        if let Some(kept) = self.kept.pop_front() {
+            self.cancel(kept.id).await;
         }
     }
 
     async fn cancel(&mut self, id: i64) {
         let was_open = self.open.remove(&id).is_some();
         if let Some(sender) = self.sender.as_mut().filter(|_| was_open) {
-            // A stream that is over has no watches.
+            // An error means that the stream has ended, and all watches with it.
             let _ = sender.cancel(id).await;
         }
     }
 
-    /// False if the stream is to be given up.
-    fn pass_on(&mut self, told: WatchResponse) -> bool {
-        if !told.created() {
-            let id = told.watch_id();
-            if told.canceled() {
-                self.kept.retain(|(_, kept, _)| *kept != id);
-                self.open.remove(&id);
-            } else if let Some(open) = self.open.get_mut(&id) {
-                open.last = open.last.max(newest(&told));
-                if let Some(tell) = &open.tell {
-                    // One that is not awaited any more is about to be left.
-                    let _ = tell.send(told);
-                }
-            }
-            return true;
+    /// Passes a response on to its watch. `false` if the stream is to be given up.
+    fn dispatch(&mut self, response: WatchResponse) -> bool {
+        if response.created() {
+            return self.opened(&response);
         }
-        let Some((mut open, opened)) = self.opening.pop_front() else {
+        let id = response.watch_id();
+        if response.canceled() {
+            self.kept.retain(|kept| kept.id != id);
+            self.open.remove(&id);
+        } else if let Some(open) = self.open.get_mut(&id) {
+            open.last = open.last.max(newest_revision(&response));
+            if let Some(responses) = &open.responses {
+                // A watch that was dropped is about to be released.
+                let _ = responses.send(response);
+            }
+        }
+        true
+    }
+
+    /// The server replied to the oldest request. `false` if the stream is to be given up.
+    fn opened(&mut self, response: &WatchResponse) -> bool {
+        let Some((mut open, reply)) = self.opening.pop_front() else {
             return true;
         };
-        if told.canceled() {
-            let why = format!("it was refused: {}", told.cancel_reason());
-            // Whoever asked may have gone away, here and below.
-            let _ = opened.send(Err(Driver::WatchError(why)));
-            // The stream has the rights that it was opened with; those run out.
+        if response.canceled() {
+            let why = format!("it was refused: {}", response.cancel_reason());
+            // Perhaps nobody waits any more.
+            let _ = reply.send(Err(Driver::WatchError(why)));
+            // The stream has the rights that it was opened with, and they expire.
             return !self.proven;
         }
         self.proven = true;
-        open.from = told.header().map_or(i64::MAX, |header| header.revision());
-        let watch = open.watch(&self.orders);
+        let header = response.header();
+        open.from = header.map_or(i64::MAX, |header| header.revision());
+        let watch = open.watch(&self.commands);
         self.open.insert(open.id, open);
-        // Dropped, it is left.
-        drop(opened.send(Ok(watch)));
+        // If nobody receives it, the watch is dropped and released.
+        drop(reply.send(Ok(watch)));
         true
     }
 }
 
-impl Open {
-    fn watch(&mut self, orders: &mpsc::WeakUnboundedSender<Order>) -> Watch {
-        let (tell, told) = mpsc::unbounded_channel();
-        self.tell = Some(tell);
+impl OpenWatch {
+    fn watch(&mut self, commands: &mpsc::WeakUnboundedSender<Command>) -> Watch {
+        let (sender, responses) = mpsc::unbounded_channel();
+        self.responses = Some(sender);
         Watch {
             id: self.id,
             from: self.from,
             last: self.last,
-            told,
-            orders: orders.clone(),
+            responses,
+            commands: commands.clone(),
         }
     }
 }
 
-/// The revision of the newest event in this.
-fn newest(told: &WatchResponse) -> i64 {
-    let events = told.events().iter().filter_map(|event| event.kv());
+fn newest_revision(response: &WatchResponse) -> i64 {
+    let events = response.events().iter().filter_map(|event| event.kv());
     events.map(|kv| kv.mod_revision()).max().unwrap_or(0)
 }
 
-async fn next(responses: &mut etcd_client::WatchResponseStream) -> Option<WatchResponse> {
-    responses.message().await.ok().flatten()
+/// The next response of the stream. Waits for ever if there is no stream.
+async fn next(responses: &mut Option<WatchResponseStream>) -> Option<WatchResponse> {
+    match responses {
+        Some(responses) => responses.message().await.ok().flatten(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for ever if there is no deadline.
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
 }

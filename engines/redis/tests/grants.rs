@@ -147,7 +147,9 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::SeqCst) {
         let name = fastrand::usize(..NAMES);
         let asked = Clock::Boot.now();
-        let wish = client.lock_for(&name.to_string(), Duration::from_secs(20));
+        let wish = client
+            .lock(&name.to_string())
+            .timeout(Duration::from_secs(20));
         let guard = match wish.ttl(TTL).await {
             Ok(guard) => guard,
             Err(error) => {

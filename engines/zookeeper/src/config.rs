@@ -1,4 +1,4 @@
-//! Where the servers are, and how to deal with them: the store's URL taken apart.
+//! The store's URL, read once.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
 const CLAIM_WINDOW: Duration = Duration::from_secs(6);
 
-/// How to reach the servers and how long to wait for them.
+/// Where the servers are, and how long the engine waits for them.
 #[derive(Clone)]
 pub(crate) struct Config {
     /// `host:port,host:port`.
     pub(crate) servers: String,
-    /// The node below which everything is: empty, or with a slash before each part.
+    /// The path of the chroot: empty, or with a slash before each part.
     pub(crate) root: String,
     /// The URL without its password.
     pub(crate) store: String,
@@ -23,10 +23,10 @@ pub(crate) struct Config {
     pub(crate) digest: Option<String>,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
-    /// Opened to look only: nothing is made, and no right to write is needed.
+    /// The engine only reads: it creates nothing and needs no right to write.
     pub(crate) inspect_only: bool,
-    /// The session of those who wait.
-    pub(crate) window: Duration,
+    /// The session timeout of waiting claims.
+    pub(crate) claim_window: Duration,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<zookeeper_client::TlsOptions>,
 }
@@ -40,24 +40,26 @@ impl Config {
         let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
         let response_timeout = url.take_duration("response-timeout")?;
         let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
-        let window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
+        let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
         for (option, value) in [
             ("connect-timeout", connect_timeout),
             ("response-timeout", response_timeout),
-            ("claim-window", window),
+            ("claim-window", claim_window),
         ] {
             if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; nothing comes in no time")));
+                return Err(url.refuse(format!("{option} is 0, but every reply takes some time")));
             }
         }
         let digest = match (&url.user, password) {
             (Some(user), Some(password)) => Some(format!("{user}:{password}")),
             (None, None) => None,
             (Some(_), None) => {
-                return Err(url.refuse("it has a user without a password; digest wants both"));
+                return Err(url
+                    .refuse("it has a user without a password; digest authentication needs both"));
             }
             (None, Some(_)) => {
-                return Err(url.refuse("it has a password without a user; digest wants both"));
+                return Err(url
+                    .refuse("it has a password without a user; digest authentication needs both"));
             }
         };
         let files = [
@@ -82,13 +84,29 @@ impl Config {
             connect_timeout,
             response_timeout,
             inspect_only,
-            window,
+            claim_window,
             #[cfg(feature = "tls")]
             tls,
         })
     }
 
-    /// Who may use the nodes that are made: the user if there is one, else everybody.
+    /// The path of the chroot's node.
+    pub(crate) fn root_path(&self) -> &str {
+        match self.root.as_str() {
+            "" => "/",
+            root => root,
+        }
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        #[cfg(feature = "tls")]
+        let tls = self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let tls = false;
+        tls
+    }
+
+    /// The rights on new nodes: for the URL's user alone, or for everybody if it names none.
     pub(crate) fn acls(&self) -> Acls<'static> {
         match self.digest {
             Some(_) => Acls::creator_all(),
@@ -104,11 +122,11 @@ fn servers(url: &StoreUrl) -> Result<String> {
     let mut servers = Vec::new();
     for host in &url.hosts {
         let server = match host.rsplit_once(':') {
-            // An IPv6 address stands in brackets.
+            // An IPv6 address is in brackets.
             Some((_, port)) if !host.ends_with(']') => {
                 let good = port.parse().is_ok_and(|port: u16| port != 0);
                 if !good {
-                    return Err(url.refuse("what stands after the colon of a host is no port"));
+                    return Err(url.refuse("the text after the colon of a host is no port"));
                 }
                 host.clone()
             }
@@ -124,18 +142,18 @@ fn root(url: &StoreUrl) -> Result<String> {
     for part in url.path.split('/').filter(|part| !part.is_empty()) {
         if part == "." || part == ".." || part.chars().any(char::is_control) {
             return Err(url.refuse(format!(
-                "the chroot has the part {part:?}, which no node can be named"
+                "the chroot has the part {part:?}, which ZooKeeper refuses as the name of a node"
             )));
         }
         root += &format!("/{part}");
     }
     if root == "/zookeeper" || root.starts_with("/zookeeper/") {
-        return Err(url.refuse("/zookeeper is the server's own; choose another chroot"));
+        return Err(url.refuse("/zookeeper is the server's own node; choose another chroot"));
     }
     Ok(root)
 }
 
-/// TLS if one of its options is there.
+/// TLS, if any of its options is given.
 #[cfg(feature = "tls")]
 fn tls(
     url: &StoreUrl,
@@ -144,13 +162,13 @@ fn tls(
     if [ca, cert, key].iter().all(|file| file.is_none()) {
         return Ok(None);
     }
-    // The library for TLS keeps its cryptography per process. An application that chose one before keeps its own.
+    // rustls has one cryptography provider per process. An application that installed one keeps it.
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
     let read = |option: &str, file: &str| {
         let read = std::fs::read_to_string(file);
-        read.map_err(|error| url.refuse(format!("the file {file} of {option}: {error}")))
+        read.map_err(|error| url.refuse(format!("{option}: the file {file}: {error}")))
     };
     let refuse = |error: zookeeper_client::Error| url.refuse(error.to_string());
     let mut tls = zookeeper_client::TlsOptions::default();
@@ -183,12 +201,12 @@ mod tests {
         assert_eq!(config.servers, "h1:2181,h2:2182,[::1]:7");
         assert_eq!(config.root, "/a/b");
         assert_eq!(config.digest.as_deref(), Some("ann:s:cret"));
-        assert_eq!(config.window, Duration::from_secs(3));
+        assert_eq!(config.claim_window, Duration::from_secs(3));
         assert!(!config.store.contains("cret"));
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused() {
+    fn unusable_urls_are_refused() {
         for (url, why) in [
             ("zookeeper://", "no host"),
             ("zookeeper://h:x", "no port"),

@@ -1,40 +1,22 @@
-//! What stands between the servers, as they are set up, and what locks are for. They are asked by the word `srvr`, which
-//! servers answer unless they are told not to.
-
-use std::time::Duration;
+//! Findings about the servers' setup.
 
 use fencelock_core::{Finding, Purpose};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use futures_util::future::join_all;
 
 use crate::config::Config;
-
-/// What a server says of itself.
-#[derive(Debug, PartialEq, Eq)]
-enum Said {
-    /// Nothing: it does not answer.
-    Nothing,
-    /// It is not allowed to tell, or serves nobody at present.
-    Other(String),
-    /// Its version, and how it serves.
-    Srvr { version: String, mode: String },
-}
+use crate::server::{SrvrAnswer, ask_srvr};
 
 pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
     let servers: Vec<&str> = config.servers.split(',').collect();
     let mut findings = Vec::new();
-    let asked = servers
-        .iter()
-        .map(|server| ask(server, config.response_timeout));
-    let said = futures_util::future::join_all(asked).await;
-    #[cfg(feature = "tls")]
-    let plain = config.tls.is_none();
-    #[cfg(not(feature = "tls"))]
-    let plain = true;
-    // Connections with TLS take no such words.
-    let told = servers.iter().zip(said).filter(|_| plain);
-    for (server, said) in told {
-        findings.extend(of_server(server, said, servers.len()));
+    // Ports that speak TLS do not answer `srvr`.
+    if !config.has_tls() {
+        let asked = servers
+            .iter()
+            .map(|server| ask_srvr(server, config.response_timeout));
+        for (server, answer) in servers.iter().zip(join_all(asked).await) {
+            findings.extend(of_server(server, answer, servers.len()));
+        }
     }
     if servers.len() > 1 && servers.len().is_multiple_of(2) {
         findings.push(Finding::new(
@@ -51,84 +33,58 @@ pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
     findings
 }
 
-async fn ask(server: &str, patience: Duration) -> Said {
-    let asking = async {
-        let mut stream = TcpStream::connect(server).await?;
-        stream.write_all(b"srvr").await?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await?;
-        Ok::<_, std::io::Error>(text)
-    };
-    match tokio::time::timeout(patience, asking).await {
-        Ok(Ok(text)) => read(&text),
-        Ok(Err(_)) | Err(_) => Said::Nothing,
-    }
-}
-
-fn read(text: &str) -> Said {
-    let field = |name: &str| {
-        let found = text.lines().find_map(|line| line.strip_prefix(name));
-        found.map(|value| value.trim().to_owned())
-    };
-    match (field("Zookeeper version:"), field("Mode:")) {
-        (Some(version), Some(mode)) => Said::Srvr { version, mode },
-        _ => Said::Other(text.trim().to_owned()),
-    }
-}
-
-fn of_server(server: &str, said: Said, named: usize) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    match said {
-        Said::Nothing => findings.push(Finding::new(
-            Purpose::Efficiency,
-            format!("{server} does not answer"),
-            "see why",
-        )),
-        Said::Other(text) => findings.push(Finding::new(
-            Purpose::Correctness,
-            format!("{server} does not tell its version and how it serves: {text}"),
-            "allow it the word srvr (4lw.commands.whitelist in zoo.cfg, and restart it)",
-        )),
-        Said::Srvr { version, mode } => {
-            let alone = mode == "standalone";
-            if alone {
-                findings.push(Finding::new(
-                    Purpose::Correctness,
-                    format!(
-                        "{server} stands alone: while it is away nothing is granted or kept, and without its disk every \
-                         lock is forgotten"
-                    ),
-                    "run three servers",
-                ));
-            } else if named == 1 {
-                findings.push(Finding::new(
-                    Purpose::Efficiency,
-                    format!(
-                        "the URL names one server of an ensemble: without {server} nothing goes on"
-                    ),
-                    "name all of them",
-                ));
-            }
-            // Alone, it follows nobody.
-            findings.extend(of_version(server, &version).filter(|_| !alone));
+/// The findings about one server of as many as the URL names.
+fn of_server(server: &str, answer: SrvrAnswer, named: usize) -> Vec<Finding> {
+    let (version, mode) = match answer {
+        SrvrAnswer::Srvr { version, mode } => (version, mode),
+        SrvrAnswer::None => {
+            let what = format!("{server} does not answer");
+            return vec![Finding::new(Purpose::Efficiency, what, "see why")];
         }
+        SrvrAnswer::Other(text) => {
+            let what = format!("{server} does not tell its version and mode: {text}");
+            let change =
+                "allow the command srvr (4lw.commands.whitelist in zoo.cfg), and restart it";
+            return vec![Finding::new(Purpose::Correctness, what, change)];
+        }
+    };
+    if mode == "standalone" {
+        // A standalone server follows no leader, so of_version does not apply.
+        let what = format!(
+            "{server} stands alone: while it is down no lock is granted or renewed, and without its disk every lock is \
+             forgotten"
+        );
+        return vec![Finding::new(
+            Purpose::Correctness,
+            what,
+            "run three servers",
+        )];
     }
+    let mut findings = Vec::new();
+    if named == 1 {
+        findings.push(Finding::new(
+            Purpose::Efficiency,
+            format!("the URL names one server of an ensemble: without {server} no client can lock"),
+            "name all of them",
+        ));
+    }
+    findings.extend(of_version(server, &version));
     findings
 }
 
-/// What is known to be wrong with locks on a version, where one server follows another.
+/// What is known to be wrong with locks in a version of ZooKeeper, where one server follows another.
 fn of_version(server: &str, version: &str) -> Option<Finding> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(Result::ok);
-    let known = (next()?, next()?, next()?);
-    let loses = known < (3, 8, 4) || ((3, 9, 0)..(3, 9, 2)).contains(&known);
+    let version = (next()?, next()?, next()?);
+    let loses = version < (3, 8, 4) || ((3, 9, 0)..(3, 9, 2)).contains(&version);
     loses.then(|| {
-        let (major, minor, patch) = known;
+        let (major, minor, patch) = version;
         Finding::new(
             Purpose::Correctness,
             format!(
                 "ZooKeeper {major}.{minor}.{patch} at {server}: a follower that is killed while it catches up may come back \
-                 without what was acknowledged, and lead (ZOOKEEPER-4785)"
+                 without acknowledged transactions, and become the leader (ZOOKEEPER-4785)"
             ),
             "upgrade to 3.8.4, 3.9.2 or later",
         )
@@ -143,24 +99,24 @@ mod tests {
                         Mode: follower\nNode count: 5\n";
 
     #[test]
-    fn what_a_server_says_is_judged() {
-        let said = read(SRVR);
+    fn each_answer_has_its_finding() {
+        let answer = SrvrAnswer::parse(SRVR);
         assert!(
-            matches!(&said, Said::Srvr { mode, .. } if mode == "follower"),
-            "{said:?}"
+            matches!(&answer, SrvrAnswer::Srvr { mode, .. } if mode == "follower"),
+            "{answer:?}"
         );
-        assert_eq!(of_server("h", said, 3).len(), 1);
-        let alone = |version: &str| Said::Srvr {
+        assert_eq!(of_server("h", answer, 3).len(), 1);
+        let alone = |version: &str| SrvrAnswer::Srvr {
             version: version.into(),
             mode: "standalone".into(),
         };
         assert_eq!(of_server("h", alone("3.9.2-x"), 1).len(), 1);
-        // The bug is a follower's, and there is none.
+        // The bug is a follower's.
         assert_eq!(of_server("h", alone("3.9.1-x"), 1).len(), 1);
         assert_eq!(
-            of_server("h", read("srvr is not in the whitelist"), 3).len(),
+            of_server("h", SrvrAnswer::parse("srvr is not in the whitelist"), 3).len(),
             1
         );
-        assert_eq!(of_server("h", Said::Nothing, 3).len(), 1);
+        assert_eq!(of_server("h", SrvrAnswer::None, 3).len(), 1);
     }
 }

@@ -1,45 +1,44 @@
-//! Looking at locks as the servers have them, and taking them from their holders.
+//! Looking at locks as the servers have them, and evicting holders.
 
 use std::time::Duration;
 
 use fencelock_core::engine::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
-use fencelock_core::{ClaimId, Clock, Error, LockName, Result, Token};
-use zookeeper_client::{Error as Refusal, MultiReadResult, Stat};
+use fencelock_core::{Clock, Error, LockName, Result, Token, Tokens};
+use zookeeper_client::{Error as Refusal, MultiReadResult, OneshotWatcher, Stat};
 
-use crate::data::{Data, Unread, first_token};
-use crate::line::{self, Line, Stander};
+use crate::connection::Connection;
+use crate::error::{Failure, ReadError};
 use crate::names;
-use crate::session::{Link, Trouble};
-use crate::store::Store;
+use crate::queue::QueuedNode;
+use crate::state::State;
+use crate::stored::{ClaimData, Unreadable, first_token};
 
-/// How many of those who wait are shown.
-const SHOWN: usize = 1000;
+const MAX_WAITERS_SHOWN: usize = 1000;
 
 /// How many nodes are read in one request.
-const AT_ONCE: usize = 200;
+const BATCH: usize = 200;
 
-/// How often a line that changes while it is read is read again.
-const TRIES: usize = 10;
+/// How often a queue that changes while it is read is read again.
+const ATTEMPTS: usize = 10;
 
-/// A change that no watch tells of (a token handed on inside a process) is seen after so long.
-const LOOK: Duration = Duration::from_secs(1);
+/// A token that is handed on inside a process fires no watch on the lock's node. It is seen after this time.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One in line, with what its node holds.
-pub(crate) struct Seen {
-    pub(crate) stander: Stander,
+/// A node in the queue, with what it contains.
+pub(crate) struct ReadNode {
+    pub(crate) queued: QueuedNode,
     pub(crate) stat: Stat,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Seen {
-    /// Somebody who holds.
-    pub(crate) fn holder(&self, data: Option<Data>) -> HolderView {
+impl ReadNode {
+    pub(crate) fn holder(&self, data: Option<ClaimData>) -> HolderView {
         let Some(data) = data else {
             return HolderView {
                 claim: None,
-                owner: foreign(self),
+                owner: self.foreign_owner(),
                 token: Some(first_token(self.stat.czxid)),
-                mode: self.stander.mode,
+                mode: self.queued.mode,
                 ttl_left: None,
                 lock_delay: Duration::ZERO,
                 held: None,
@@ -47,161 +46,175 @@ impl Seen {
             };
         };
         HolderView {
-            claim: claim(&self.stander.node),
+            claim: names::claim_id(&self.queued.node),
             token: Some(data.tokens(self.stat.czxid).1),
             owner: data.owner,
-            mode: self.stander.mode,
-            // Sessions show no countdown: this is what was asked for.
+            mode: self.queued.mode,
+            // A session shows no countdown: this is what the claim asked for.
             ttl_left: Some(data.ttl + data.lock_delay),
             lock_delay: data.lock_delay,
             held: None,
             label: data.label,
         }
     }
+
+    fn waiter(&self, data: Option<ClaimData>) -> WaiterView {
+        let (owner, label) = match data {
+            Some(data) => (data.owner, data.label),
+            None => (self.foreign_owner(), None),
+        };
+        let mode = self.queued.mode;
+        WaiterView { owner, mode, label }
+    }
+
+    /// The owner of another library's node: what it wrote, or the node's name.
+    fn foreign_owner(&self) -> String {
+        match std::str::from_utf8(&self.bytes) {
+            Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => text.to_owned(),
+            _ => self.queued.node.clone(),
+        }
+    }
 }
 
-impl Store {
-    pub(crate) async fn look(
-        &self,
-        name: &LockName,
-        unlike: Option<Option<Token>>,
-    ) -> Result<LockView> {
-        let trouble = |trouble| self.error(format!("looking at lock {name}"), trouble);
+impl State {
+    pub(crate) async fn look(&self, name: &LockName) -> Result<LockView> {
+        let connection = self.sessions.waiting.connection().await;
+        let connection = connection.map_err(|failure| self.looking_error(name, failure))?;
+        self.view(&connection, name).await
+    }
+
+    pub(crate) async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let failure = |failure| self.looking_error(name, failure);
         loop {
-            let link = self.line.link().await.map_err(trouble)?;
-            let Some(seen) = unlike else {
-                return self.view(&link, name).await;
-            };
-            // Watched before it is looked at, so that nothing between is missed.
-            let parent = self.parent(name);
-            let children = link
-                .read(link.client().list_and_watch_children(&parent))
-                .await;
-            let watcher = match children {
-                Ok((_, watcher)) => watcher,
-                Err(Trouble::Answered(Refusal::NoNode)) => {
-                    let stat = link.read(link.client().check_and_watch_stat(&parent)).await;
-                    stat.map_err(trouble)?.1
-                }
-                Err(other) => return Err(trouble(other)),
-            };
-            let view = self.view(&link, name).await?;
+            let connection = self.sessions.waiting.connection().await.map_err(failure)?;
+            // The watch is set before the lock is read, so that no change is missed.
+            let watcher = self.watch_lock(&connection, name).await.map_err(failure)?;
+            let view = self.view(&connection, name).await?;
             if view.token() != seen {
                 return Ok(view);
             }
-            // In this order: a watcher must not be asked once its connection is gone.
-            tokio::select! {
-                biased;
-                () = link.ended() => {}
-                _ = watcher.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
-            }
+            let changed = connection.unless_lost(watcher.changed());
+            drop(tokio::time::timeout(POLL_INTERVAL, changed).await);
         }
     }
 
-    async fn view(&self, link: &Link, name: &LockName) -> Result<LockView> {
-        let trouble = |trouble| self.error(format!("looking at lock {name}"), trouble);
-        let (line, holding) = self
-            .read_line(link, name, SHOWN)
-            .await
-            .map_err(|e| match e {
-                Read::Trouble(other) => trouble(other),
-                Read::Error(error) => error,
-            })?;
+    /// Watches the children of a lock's node, or its creation.
+    async fn watch_lock(
+        &self,
+        connection: &Connection,
+        name: &LockName,
+    ) -> Result<OneshotWatcher, Failure> {
+        let lock_node = self.lock_node_path(name);
+        let list = connection.client().list_and_watch_children(&lock_node);
+        match connection.read(list).await {
+            Ok((_, watcher)) => Ok(watcher),
+            Err(Failure::Refused(Refusal::NoNode)) => {
+                let check = connection.client().check_and_watch_stat(&lock_node);
+                Ok(connection.read(check).await?.1)
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    async fn view(&self, connection: &Connection, name: &LockName) -> Result<LockView> {
+        let read = self.read_queue(connection, name, MAX_WAITERS_SHOWN).await;
+        let (queue, holding) = read.map_err(|error| match error {
+            ReadError::Failure(failure) => self.looking_error(name, failure),
+            ReadError::Error(error) => error,
+        })?;
         let mut view = LockView::free(name.clone());
-        for (at, seen) in line.into_iter().enumerate() {
-            let data = self.read_data(name, &seen.bytes)?;
+        for (at, node) in queue.into_iter().enumerate() {
+            let data = self.read_data(name, &node.bytes)?;
             if at < holding {
-                view.holders.push(seen.holder(data));
+                view.holders.push(node.holder(data));
             } else {
-                let (owner, label) = match data {
-                    Some(data) => (data.owner, data.label),
-                    None => (foreign(&seen), None),
-                };
-                let mode = seen.stander.mode;
-                view.waiters.push(WaiterView { owner, mode, label });
+                view.waiters.push(node.waiter(data));
             }
         }
         Ok(view)
     }
 
-    /// What a node of ours holds; `None` if it is another library's.
-    pub(crate) fn read_data(&self, name: &LockName, bytes: &[u8]) -> Result<Option<Data>> {
-        match Data::read(bytes) {
+    fn looking_error(&self, name: &LockName, failure: Failure) -> Error {
+        self.error(format!("looking at lock {name}"), failure)
+    }
+
+    /// The data of this library's node; `None` if the node is another library's.
+    pub(crate) fn read_data(&self, name: &LockName, bytes: &[u8]) -> Result<Option<ClaimData>> {
+        match ClaimData::read(bytes) {
             Ok(data) => Ok(Some(data)),
-            Err(Unread::Foreign) => Ok(None),
-            Err(Unread::Newer(version)) => Err(Error::NotALock {
+            Err(Unreadable::Foreign) => Ok(None),
+            Err(Unreadable::Newer(version)) => Err(Error::NotALock {
                 store: self.config.store.clone(),
                 name: name.clone(),
                 why: format!(
-                    "its format is version {version}, and this fencelock knows version 1; use the newer one"
+                    "its format is version {version}, and this fencelock knows version 1; use a newer fencelock"
                 ),
             }),
         }
     }
 
-    /// Those in line with their nodes, at most so many that wait, and how many of them hold.
-    pub(crate) async fn read_line(
+    /// The nodes in the queue, with at most so many waiters, and how many of them hold.
+    pub(crate) async fn read_queue(
         &self,
-        link: &Link,
+        connection: &Connection,
         name: &LockName,
-        most: usize,
-    ) -> Result<(Vec<Seen>, usize), Read> {
-        for _ in 0..TRIES {
-            let children = self.fresh_children(link, name).await?;
-            let line: Line = self.sorted(name, children).map_err(Read::Error)?;
-            let holding = line.holding();
-            let mut wanted = line.0;
-            wanted.truncate(holding + most);
-            let parent = self.parent(name);
-            let paths: Vec<_> = wanted
+        max_waiters: usize,
+    ) -> Result<(Vec<ReadNode>, usize), ReadError> {
+        let lock_node = self.lock_node_path(name);
+        for _ in 0..ATTEMPTS {
+            let children = self.fresh_children(connection, &lock_node).await?;
+            let queue = self.queue(name, children)?;
+            let holding = queue.holding();
+            let mut queued = queue.0;
+            queued.truncate(holding + max_waiters);
+            let paths: Vec<_> = queued
                 .iter()
-                .map(|s| format!("{parent}/{}", s.node))
+                .map(|queued| format!("{lock_node}/{}", queued.node))
                 .collect();
-            let read = self.read_nodes(link, &paths).await?;
-            let seen: Vec<_> = wanted
+            let contents = self.read_nodes(connection, &paths).await?;
+            let nodes: Vec<_> = queued
                 .into_iter()
-                .zip(read)
-                .map(|(stander, read)| {
-                    read.map(|(bytes, stat)| Seen {
-                        stander,
+                .zip(contents)
+                .map(|(queued, content)| {
+                    content.map(|(bytes, stat)| ReadNode {
+                        queued,
                         stat,
                         bytes,
                     })
                 })
                 .collect();
-            // Who waits and has gone is no matter; without a holder another may hold by now.
-            if seen.iter().take(holding).all(Option::is_some) {
-                return Ok((seen.into_iter().flatten().collect(), holding));
+            // A waiter that has left does not matter. If a holder has left, another claim may hold.
+            if nodes.iter().take(holding).all(Option::is_some) {
+                return Ok((nodes.into_iter().flatten().collect(), holding));
             }
         }
-        let busy = "it changes hands faster than it can be looked at";
-        Err(Read::Trouble(Trouble::Silent(busy.into())))
+        let busy = "it changes hands faster than it can be read";
+        Err(ReadError::Failure(Failure::Unanswered(busy.into())))
     }
 
-    /// What nodes hold; `None` for one that is not there.
+    /// The contents of nodes; `None` for a node that does not exist.
     async fn read_nodes(
         &self,
-        link: &Link,
+        connection: &Connection,
         paths: &[String],
-    ) -> Result<Vec<Option<(Vec<u8>, Stat)>>, Trouble> {
-        let mut read = Vec::with_capacity(paths.len());
-        for paths in paths.chunks(AT_ONCE) {
-            let mut reader = link.client().new_multi_reader();
+    ) -> Result<Vec<Option<(Vec<u8>, Stat)>>, Failure> {
+        let mut contents = Vec::with_capacity(paths.len());
+        for paths in paths.chunks(BATCH) {
+            let mut reader = connection.client().new_multi_reader();
             for path in paths {
-                reader.add_get_data(path).map_err(Trouble::Answered)?;
+                reader.add_get_data(path).map_err(Failure::Refused)?;
             }
-            for result in link.read(reader.commit()).await? {
-                read.push(match result {
+            for result in connection.read(reader.commit()).await? {
+                contents.push(match result {
                     MultiReadResult::Data { data, stat } => Some((data, stat)),
                     MultiReadResult::Error { err } if err == Refusal::NoAuth => {
-                        return Err(Trouble::Answered(err));
+                        return Err(Failure::Refused(err));
                     }
                     _ => None,
                 });
             }
         }
-        Ok(read)
+        Ok(contents)
     }
 
     pub(crate) async fn list(
@@ -210,15 +223,11 @@ impl Store {
         at: Option<Cursor>,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let trouble = |trouble| self.error("listing locks", trouble);
-        let link = self.line.link().await.map_err(trouble)?;
-        let sync = link.client().sync(self.root());
-        let list = link.client().list_children(self.root());
-        let (synced, nodes) = tokio::join!(link.read(sync), self.children(&link, list));
-        if let Err(other @ Trouble::Silent(_)) = synced {
-            return Err(trouble(other));
-        }
-        let nodes = nodes.map_err(trouble)?;
+        let failure = |failure| self.error("listing locks", failure);
+        let connection = self.sessions.waiting.connection().await.map_err(failure)?;
+        let root = self.config.root_path();
+        let nodes = self.fresh_children(&connection, root).await;
+        let nodes = nodes.map_err(failure)?;
         let mut names: Vec<_> = nodes
             .iter()
             .filter_map(|node| names::decode(node))
@@ -230,109 +239,112 @@ impl Store {
             later && name.as_str().starts_with(prefix)
         });
         names.sort_unstable();
-        let more = names.len() > limit.max(1);
-        names.truncate(limit.max(1));
+        let limit = limit.max(1);
+        let more = names.len() > limit;
+        names.truncate(limit);
         let next = names.last().filter(|_| more);
         let next = next.map(|name| Cursor(name.as_str().to_owned()));
         let mut items = Vec::new();
-        for names in names.chunks(AT_ONCE) {
-            let mut reader = link.client().new_multi_reader();
-            for name in names {
-                let added = reader.add_get_children(&self.parent(name));
-                added.map_err(|refusal| trouble(Trouble::Answered(refusal)))?;
-            }
-            let results = link.read(reader.commit()).await.map_err(trouble)?;
-            for (name, result) in names.iter().zip(results) {
-                let MultiReadResult::Children { children } = result else {
-                    continue;
-                };
-                if children.iter().any(|node| line::split(node).is_some()) {
-                    let view = self.view(&link, name).await?;
-                    if !view.holders.is_empty() {
-                        items.push(view);
-                    }
+        for names in names.chunks(BATCH) {
+            let used = self
+                .with_claims(&connection, names)
+                .await
+                .map_err(failure)?;
+            for name in used {
+                let view = self.view(&connection, name).await?;
+                if !view.holders.is_empty() {
+                    items.push(view);
                 }
             }
         }
         Ok(Page { items, next })
     }
 
+    async fn with_claims<'a>(
+        &self,
+        connection: &Connection,
+        names: &'a [LockName],
+    ) -> Result<Vec<&'a LockName>, Failure> {
+        let mut reader = connection.client().new_multi_reader();
+        for name in names {
+            let added = reader.add_get_children(&self.lock_node_path(name));
+            added.map_err(Failure::Refused)?;
+        }
+        let results = connection.read(reader.commit()).await?;
+        let used = names
+            .iter()
+            .zip(results)
+            .filter(|(_, result)| match result {
+                MultiReadResult::Children { children } => children
+                    .iter()
+                    .any(|node| names::split_number(node).is_some()),
+                _ => false,
+            });
+        Ok(used.map(|(name, _)| name).collect())
+    }
+
     pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        let trouble = |trouble| self.error(format!("evicting the holder of lock {name}"), trouble);
-        let link = self.line.link().await.map_err(trouble)?;
-        for _ in 0..TRIES {
-            let (line, holding) = self.read_line(&link, name, 0).await.map_err(|e| match e {
-                Read::Trouble(other) => trouble(other),
-                Read::Error(error) => error,
+        let failure = |failure| self.error(format!("evicting the holder of lock {name}"), failure);
+        let connection = self.sessions.waiting.connection().await.map_err(failure)?;
+        for _ in 0..ATTEMPTS {
+            let holder = self.holder_by_token(&connection, name, token).await;
+            let holder = holder.map_err(|error| match error {
+                ReadError::Failure(other) => failure(other),
+                ReadError::Error(error) => error,
             })?;
-            let mut meant = None;
-            for seen in line.into_iter().take(holding) {
-                let data = self.read_data(name, &seen.bytes)?;
-                let tokens = match &data {
-                    Some(data) => data.tokens(seen.stat.czxid).0,
-                    None => fencelock_core::Tokens::one(first_token(seen.stat.czxid)),
-                };
-                if tokens.contains(token) {
-                    meant = Some((seen, data));
-                }
-            }
-            let Some((seen, data)) = meant else {
+            let Some((node, data)) = holder else {
                 return Ok(false);
             };
-            let path = self.path(name, &seen.stander.node);
-            let version = Some(seen.stat.version);
+            let path = self.claim_node_path(name, &node.queued.node);
+            let version = Some(node.stat.version);
             let sent = Clock::Boot.now();
+            let client = connection.client();
             let done = match (how, data) {
-                (Evict::Release, _) => link.write(sent, link.client().delete(&path, version)).await,
+                (Evict::Release, _) => connection.write(sent, client.delete(&path, version)).await,
                 (Evict::Ask, Some(data)) => {
-                    let asked = Data {
+                    let asked = ClaimData {
                         asked: true,
                         ..data
                     };
-                    let set = link.client().set_data(&path, &asked.write(), version);
-                    link.write(sent, set).await.map(drop)
+                    let set = client.set_data(&path, &asked.write(), version);
+                    connection.write(sent, set).await.map(drop)
                 }
                 (Evict::Ask, None) => {
                     let why =
-                        "another library holds it, which cannot be asked; take it without asking";
-                    return Err(Error::unsupported(
-                        &self.config.store,
-                        "asking this holder",
-                        why,
-                    ));
+                        "another library holds it, which cannot be asked; evict it without asking";
+                    let store = &self.config.store;
+                    return Err(Error::unsupported(store, "asking this holder", why));
                 }
             };
             match done {
                 Ok(()) => return Ok(true),
-                // It changed since it was read: look again.
-                Err(Trouble::Answered(Refusal::NoNode | Refusal::BadVersion)) => {}
-                Err(other) => return Err(trouble(other)),
+                // It changed since it was read.
+                Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => {}
+                Err(other) => return Err(failure(other)),
             }
         }
-        Err(trouble(Trouble::Silent("its node keeps changing".into())))
+        let changing = "its node keeps changing";
+        Err(failure(Failure::Unanswered(changing.into())))
     }
-}
 
-/// Why a line could not be read.
-pub(crate) enum Read {
-    Trouble(Trouble),
-    Error(Error),
-}
-
-impl From<Trouble> for Read {
-    fn from(trouble: Trouble) -> Self {
-        Self::Trouble(trouble)
-    }
-}
-
-fn claim(node: &str) -> Option<ClaimId> {
-    node.strip_prefix("_c_")?.split('-').next()?.parse().ok()
-}
-
-/// What is known of a claim of another library: what it wrote, or its node's name.
-fn foreign(seen: &Seen) -> String {
-    match std::str::from_utf8(&seen.bytes) {
-        Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => text.to_owned(),
-        _ => seen.stander.node.clone(),
+    async fn holder_by_token(
+        &self,
+        connection: &Connection,
+        name: &LockName,
+        token: Token,
+    ) -> Result<Option<(ReadNode, Option<ClaimData>)>, ReadError> {
+        let (queue, holding) = self.read_queue(connection, name, 0).await?;
+        let mut found = None;
+        for node in queue.into_iter().take(holding) {
+            let data = self.read_data(name, &node.bytes)?;
+            let tokens = match &data {
+                Some(data) => data.tokens(node.stat.czxid).0,
+                None => Tokens::one(first_token(node.stat.czxid)),
+            };
+            if tokens.contains(token) {
+                found = Some((node, data));
+            }
+        }
+        Ok(found)
     }
 }

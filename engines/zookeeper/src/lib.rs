@@ -1,8 +1,8 @@
 //! The engine for ZooKeeper 3.6 and later, one server or an ensemble.
 //!
-//! A lock is a node right below the chroot; each claim is an ephemeral sequential node below that, laid out as Curator
-//! does it, and holds when nothing before it excludes it. A waiter watches the node before its own, a reader the last
-//! one ahead that is no reader. Tokens are the numbers of the transactions that made the nodes, times 32.
+//! A lock is a node directly below the chroot. Each claim is an ephemeral sequential node below that, in Curator's layout. A
+//! claim holds when no claim ahead of it excludes it. A waiter watches the node ahead of its own, a reader the last node
+//! ahead that is no reader. A claim's token is the id of the transaction that created its node, times 32.
 //!
 //! | URL | |
 //! | --- | --- |
@@ -10,60 +10,72 @@
 //!
 //! | option | default | |
 //! | --- | --- | --- |
-//! | `connect-timeout` | 5s | for a session to be opened |
-//! | `response-timeout` | 1500ms | for one answer |
-//! | `claim-window` | 6s | the session of those who wait: how long a dead one may hold up the line |
-//! | `password-env`, `password-file` | | where the password is, other than in the URL |
+//! | `connect-timeout` | 5s | the time to open a session |
+//! | `response-timeout` | 1500ms | the time for one reply |
+//! | `claim-window` | 6s | the session timeout of waiting claims: a dead waiter delays the queue by this time |
+//! | `password-env`, `password-file` | | where the password is, if it is not in the URL |
 //! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format (feature `tls`); any of them means TLS to all servers |
 //!
 //! # Names and nodes
-//! The name is the node's name, so `orders` below the chroot `/locks` is `/locks/orders`, where Curator's
-//! `InterProcessMutex`, go-zookeeper and kazoo's `Lock` (with `extra_lock_patterns=["-lock-"]`) exclude us and we them. A
-//! slash in a name does not make a deeper node: `/`, `%`, whatever ZooKeeper refuses in paths, and the names `.`, `..`
-//! and `zookeeper` are percent-encoded, so that `/a/b` and `/a` have nothing to do with each other.
+//! The lock's name is the node's name: `orders` below the chroot `/locks` is `/locks/orders`, where Curator's
+//! `InterProcessMutex`, go-zookeeper and kazoo's `Lock` (with `extra_lock_patterns=["-lock-"]`) exclude fencelock and are
+//! excluded by it. A slash in a name does not make a deeper node: `/`, `%`, characters that ZooKeeper refuses in paths, and
+//! the names `.`, `..` and `zookeeper` are percent-encoded, so that `/a/b` and `/a` are independent locks.
 //!
 //! # Sessions
-//! ZooKeeper knows one timeout per session and no lease per lock. So a client has one short session (`claim-window`) for
-//! waiting and young holds, and for each length of hold one of its own, to which a hold's node moves, keeping its place,
-//! with the first renewal. The session of a hold is one and a half times its ttl plus its lock-delay, within what the
-//! servers grant: the client gives up after two thirds of it, the ttl, and when its machine dies the lock is free after
-//! all of it. A ttl above what sessions allow is kept up by renewals, and lost earlier than its length says; see
-//! [`Promises::limits`](fencelock_core::Promises). Only what a quorum has taken counts as a renewal.
+//! ZooKeeper has one timeout per session and no lease per lock. So a client has one short session (`claim-window`) for
+//! waiting claims and young holds, and one session for each length of hold. With its first renewal a hold's node moves to
+//! that session and keeps its place. The timeout of a hold's session is one and a half times its ttl plus its lock-delay,
+//! within the limits of the servers. The client gives up after two thirds of that, the ttl; if its machine dies, the lock is
+//! free after all of it. A ttl above the servers' limit is kept up by renewals, and a loss comes earlier than the ttl says;
+//! see [`Promises::limits`](fencelock_core::Promises). Only a request that a quorum has processed counts as a renewal.
 //!
 //! # Least rights
-//! At the chroot: `read`, `create`, `delete`. With a user, all nodes are made for that user alone, so all clients of a
-//! lock are to use the same one; without, for everybody.
+//! At the chroot: `read`, `create`, `delete`. With a user, all nodes are created for that user alone, so all clients of a
+//! lock must use the same user. Without a user, nodes are created for everybody.
 //!
 //! # What to know
-//! * The node of a name is a container: this engine deletes it a second after its last use, and the servers do when all
-//!   clients are dead.
+//! * The lock's node is a container. This engine deletes it one second after its last use, and the servers delete it when
+//!   all clients are dead.
 //! * Permits (`Mode::Permit`) watch as many nodes as may hold beside them.
 
+mod acquire;
+mod alone_hint;
+mod attest;
+mod claim_node;
 mod config;
-mod data;
+mod connection;
 mod diagnose;
 mod engine;
-mod hold;
+mod entry;
+mod error;
+mod hold_watch;
 mod inspect;
-mod line;
+mod lock_node;
 mod names;
-mod place;
-mod quiet;
+mod open;
+mod queue;
+mod reap;
+mod release;
+mod renew;
+mod rollback_repair;
+mod server;
 mod session;
-mod store;
-mod undone;
-mod vouch;
+mod session_pool;
+mod state;
+mod stored;
+mod wait;
 
 pub use engine::ZooKeeper;
 
-/// Reads what may be stored, whoever stored it: for fuzzing alone.
+/// Reads the data and the name of a node that any client may have written. For fuzzing.
 #[doc(hidden)]
 pub fn read_stored(bytes: &[u8]) {
-    if let Ok(data) = data::Data::read(bytes) {
-        // What is read is written as it was meant, and tells tokens.
+    if let Ok(data) = stored::ClaimData::read(bytes) {
         let (tokens, _) = data.tokens(7);
         let _ = tokens.contains(fencelock_core::Token(9));
-        assert_eq!(data::Data::read(&data.write()), Ok(data));
+        // What was read is written and read again without a difference.
+        assert_eq!(stored::ClaimData::read(&data.write()), Ok(data));
     }
     let _ = names::decode(&String::from_utf8_lossy(bytes));
 }

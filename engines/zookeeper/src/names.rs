@@ -1,16 +1,17 @@
-//! Where a lock is: from its name to the path of its node, and back.
+//! The names of nodes: the node of a lock, and the nodes of claims below it.
 //!
-//! Every name is one node right below the chroot, whatever slashes it has, so that the children of one lock never lie
-//! beside the nodes of another. Names of letters, digits and most other characters are their own node names, so that
-//! other libraries find the lock at the same path; the rest is percent-encoded.
+//! Every lock is one node directly below the chroot, even if its name has slashes, so that the claims of one lock are never
+//! siblings of another lock's node. Most names are also the name of their node, so that other libraries find the lock at
+//! the same path. The other characters are percent-encoded.
 
-use fencelock_core::LockName;
+use std::num::NonZeroU32;
+
+use fencelock_core::{ClaimId, LockName, Mode};
 use percent_encoding::percent_decode_str;
 
-/// ZooKeeper keeps this one right below the root for itself.
+/// ZooKeeper's own node directly below the root.
 const RESERVED: &str = "zookeeper";
 
-/// The node of a lock's name.
 pub(crate) fn encode(name: &LockName) -> String {
     let name = name.as_str();
     if name == RESERVED || name == "." || name == ".." {
@@ -34,18 +35,70 @@ fn escape(name: &str, plain: impl Fn(usize, char) -> bool) -> String {
     node
 }
 
-/// What a path may hold as it is: neither a slash nor a percent sign, nor what ZooKeeper refuses (it counts in UTF-16,
-/// and takes neither surrogates nor the private use area nor specials).
+/// Whether a character is written as it is: not a slash, not a percent sign, and nothing that ZooKeeper refuses in UTF-16
+/// (surrogates, the private use area, specials).
 fn is_plain(c: char) -> bool {
     c != '/' && c != '%' && matches!(c, ' '..='~' | '\u{a0}'..='\u{d7ff}' | '\u{f900}'..='\u{ffef}')
 }
 
-/// The name of a lock's node; `None` if no name has this node.
+/// The lock whose node has this name; `None` if no lock has.
 pub(crate) fn decode(node: &str) -> Option<LockName> {
     let name = percent_decode_str(node).decode_utf8().ok()?;
     let name = LockName::new(&name).ok()?;
-    // A node that another client made may look like one of ours.
+    // Another client's node may look like an encoded name.
     (encode(&name) == node).then_some(name)
+}
+
+/// The name of a claim's node without its number: Curator's layout, with the claim's id as the unique part. All modes end
+/// in `-lock-`, so that Curator's mutex counts them.
+pub(crate) fn claim_prefix(id: ClaimId, mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => format!("_c_{id}-lock-"),
+        Mode::Shared => format!("_c_{id}-shared-lock-"),
+        Mode::Permit { of } => format!("_c_{id}-permit{of}-lock-"),
+    }
+}
+
+/// The claim of a node; `None` if it is another library's.
+pub(crate) fn claim_id(node: &str) -> Option<ClaimId> {
+    own_claim(node).map(|(id, _)| id)
+}
+
+/// The claim of this library's node, and the rest of the node's name.
+fn own_claim(node: &str) -> Option<(ClaimId, &str)> {
+    let (id, rest) = node.strip_prefix("_c_")?.split_once('-')?;
+    Some((id.parse().ok()?, rest))
+}
+
+/// A node's name without its number, and the number as the server wrote it. `None` if there is none.
+pub(crate) fn split_number(node: &str) -> Option<(&str, &str)> {
+    let kept = node.trim_end_matches(|c: char| c.is_ascii_digit());
+    if node.len() - kept.len() < 9 {
+        return None;
+    }
+    // After 2^31 children of one node the numbers wrap and are negative.
+    let negative = kept.ends_with("--") || kept.ends_with("_-");
+    let at = kept.len() - usize::from(negative);
+    Some(node.split_at(at))
+}
+
+/// The mode that a node's name tells. `Err` with the word of a mode that only a newer version knows.
+pub(crate) fn mode(before: &str) -> Result<Mode, String> {
+    // kazoo's and Curator's readers.
+    if before.ends_with("__rlock__") || before.ends_with("__READ__") {
+        return Ok(Mode::Shared);
+    }
+    let own = own_claim(before).and_then(|(_, rest)| rest.strip_suffix("lock-"));
+    let Some(word) = own.and_then(|word| word.strip_suffix('-')) else {
+        return Ok(Mode::Exclusive);
+    };
+    if word == "shared" {
+        return Ok(Mode::Shared);
+    }
+    let of = word.strip_prefix("permit").and_then(|of| of.parse().ok());
+    let of: Option<NonZeroU32> = of;
+    of.map(|of| Mode::Permit { of })
+        .ok_or_else(|| word.to_owned())
 }
 
 #[cfg(test)]
@@ -89,7 +142,7 @@ mod tests {
             assert_eq!(decode(&node), Some(name));
             assert!(seen.insert(node));
         }
-        assert_eq!(decode("%61"), None, "that is no node of ours");
+        assert_eq!(decode("%61"), None, "encode never writes this");
         assert_eq!(decode("zookeeper"), None);
     }
 }

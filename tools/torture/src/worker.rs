@@ -12,7 +12,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use fencelock::engine::Engine;
 use fencelock::layers::{Fault, FaultHandle, Trouble};
-use fencelock::{Client, Clock, Error, Guard, Mode, Release, Wish};
+use fencelock::{Acquire, Client, Clock, Error, Guard, Mode, Release};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -265,10 +265,10 @@ impl Task {
         let (how, shared) = self.draw();
         let patience = Duration::from_millis(self.job.patience_ms);
         let text = &self.job.names[name as usize];
-        let mut wish: Wish = match how {
+        let mut wish: Acquire = match how {
             How::Try => self.client.try_lock(text),
-            How::Unfair => self.client.lock_for(text, patience).unfair(),
-            _ => self.client.lock_for(text, patience),
+            How::Unfair => self.client.lock(text).timeout(patience).unfair(),
+            _ => self.client.lock(text).timeout(patience),
         };
         wish = wish.ttl(Duration::from_millis(self.job.ttl_ms));
         if shared {

@@ -1,3 +1,23 @@
-//! One client's machinery.
+//! The machinery of one client. It returns a [`share::Share`] of a hold; what users touch is built on that.
+//!
+//! A claim's way: [`acquire`] has it wait its turn in this process ([`queue`]), [`place`] places it at the store until it
+//! holds, [`renewer`] renews the hold when its time comes ([`schedule`]), and [`withdraw`] gives it back. A file imports
+//! only files above it in this list.
 
+pub(crate) mod acquire;
+pub(crate) mod background;
+pub(crate) mod caller;
+pub(crate) mod downgrade;
+pub(crate) mod health;
+pub(crate) mod hold;
+pub(crate) mod joined;
+pub(crate) mod observer;
 pub(crate) mod owners;
+pub(crate) mod place;
+pub(crate) mod queue;
+pub(crate) mod reenter;
+pub(crate) mod renewer;
+pub(crate) mod schedule;
+pub(crate) mod share;
+pub(crate) mod state;
+pub(crate) mod withdraw;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::hold::Hold;
+use super::hold::Hold;
 use crate::types::{LockName, MARK};
 
 /// `user@host:pid`, for people.

@@ -1,6 +1,8 @@
 //! What engines share. Nothing here talks to a store.
 
 pub mod admission;
+mod backoff;
 mod clock_watch;
 
+pub use backoff::Backoff;
 pub use clock_watch::{Asked, ClockWatch};

@@ -56,7 +56,7 @@ async fn a_timed_wish_says_that_the_store_did_not_answer() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.by_chance(|_| Trouble::LoseRequest);
-    let error = client.lock_for("x", ms(1000)).await.unwrap_err();
+    let error = client.lock("x").timeout(ms(1000)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
@@ -66,7 +66,7 @@ async fn a_hung_place_does_not_delay_the_timeout_and_is_undone_later() {
     let (client, faults) = world.faulty();
     faults.next([Trouble::Hold]);
     let begun = tokio::time::Instant::now();
-    let error = client.lock_for("x", ms(700)).await.unwrap_err();
+    let error = client.lock("x").timeout(ms(700)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert_eq!(begun.elapsed(), ms(700));
     faults.open(1);
@@ -360,8 +360,10 @@ async fn a_timed_wish_that_heard_nothing_does_not_say_that_the_lock_is_held() {
     let (client, faults) = world.faulty();
     faults.next([Trouble::Hold]);
     // The second stands behind the first in this process, and knows no more than that.
-    let (first, second) =
-        tokio::join!(client.lock_for("x", ms(200)), client.lock_for("x", ms(200)));
+    let (first, second) = tokio::join!(
+        client.lock("x").timeout(ms(200)),
+        client.lock("x").timeout(ms(200))
+    );
     for error in [first.unwrap_err(), second.unwrap_err()] {
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
@@ -397,7 +399,7 @@ async fn a_driver_that_went_away_frees_its_seat_at_once() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::LoseReply]);
-    let first = client.lock_for("x", ms(10)).into_future();
+    let first = client.lock("x").timeout(ms(10)).into_future();
     let first = tokio::spawn(first);
     settle().await;
     let second = tokio::spawn(client.lock("x").ttl(ms(60_000)).into_future());

@@ -31,7 +31,7 @@ async fn a_timed_wait_ends_in_time_and_leaves_nothing() {
     let (a, b) = (world.client(), world.client());
     let held = a.lock("x").await.unwrap();
     let begun = tokio::time::Instant::now();
-    let error = b.lock_for("x", ms(1500)).await.unwrap_err();
+    let error = b.lock("x").timeout(ms(1500)).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { waited, .. } if waited == ms(1500)));
     assert_eq!(begun.elapsed(), ms(1500));
     settle().await;
@@ -342,7 +342,7 @@ async fn delays_of_nothing_are_no_busy_loop() {
     let world = World::new();
     let (a, (b, meter)) = (world.client(), world.metered());
     let held = a.lock("x").await.unwrap();
-    let wish = b.lock_for("x", ms(100)).unfair().delays(ms(0), ms(0));
+    let wish = b.lock("x").timeout(ms(100)).unfair().delays(ms(0), ms(0));
     assert!(matches!(wish.await, Err(Error::TimedOut { .. })));
     assert!(meter.counts().placed <= 101, "{:?}", meter.counts());
     drop(held);

@@ -15,7 +15,11 @@ async fn all_or_nothing_in_one_order_by_one_deadline() {
     let held = b.lock("m").await.unwrap();
     let begun = tokio::time::Instant::now();
     // The wait for "m" uses up the time for all three.
-    let error = a.lock_all_for(["z", "m", "a"], ms(700)).await.unwrap_err();
+    let error = a
+        .lock_all(["z", "m", "a"])
+        .timeout(ms(700))
+        .await
+        .unwrap_err();
     assert!(
         matches!(&error, Error::TimedOut { name, waited } if name.as_str() == "m" && *waited == ms(700)),
         "{error}"
@@ -99,7 +103,7 @@ async fn permits_are_counted_and_served_in_order() {
     assert!(two.token() > one.token());
     assert_eq!((sa.permits(), sa.available().await.unwrap()), (2, 0));
     assert!(matches!(sa.try_acquire().await, Err(Error::Held { .. })));
-    let error = sb.acquire_for(ms(50)).await.unwrap_err();
+    let error = sb.acquire().timeout(ms(50)).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }));
     let third = tokio::spawn(sb.acquire().into_future());
     settle().await;

@@ -109,7 +109,8 @@ async fn run(steps: Vec<Step>, seed: u64) {
             let name = ["a", "b"][step.name];
             let renews = !matches!(step.ending, Ending::KeepPastLease);
             let mut wish = client
-                .lock_for(name, ms(step.patience))
+                .lock(name)
+                .timeout(ms(step.patience))
                 .ttl(ms(500))
                 .renew(renews);
             if step.shared {

@@ -1,4 +1,4 @@
-//! TLS, users, rights, and members that are down.
+//! TLS, users and rights, and members that are down.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,9 @@ async fn tls_and_the_wrong_scheme() {
         .unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("etcds://"), "{error}");
-    // An authority that is not this server's.
-    let stranger = Etcd::builder().tls().start().unwrap();
-    let url = format!(
-        "etcds://127.0.0.1:{}?tls-ca={}",
-        etcd.port(0),
-        stranger.ca()
-    );
+    // The wrong authority.
+    let other = Etcd::builder().tls().start().unwrap();
+    let url = format!("etcds://127.0.0.1:{}?tls-ca={}", etcd.port(0), other.ca());
     let error = soon("a refusal", fencelock::connect(&url))
         .await
         .unwrap_err();
@@ -32,7 +28,7 @@ async fn tls_and_the_wrong_scheme() {
 }
 
 #[tokio::test]
-async fn certificates_of_clients() {
+async fn client_certificates() {
     let etcd = Etcd::builder().client_certificates().start().unwrap();
     let (certificate, key) = etcd.certificate();
     let url = format!("{}&tls-cert={certificate}&tls-key={key}", etcd.url());
@@ -44,7 +40,7 @@ async fn certificates_of_clients() {
 }
 
 #[tokio::test]
-async fn tls_to_a_server_without() {
+async fn tls_to_a_plain_server() {
     let (etcd, with) = (
         Etcd::start().unwrap(),
         Etcd::builder().tls().start().unwrap(),
@@ -69,7 +65,7 @@ async fn users_and_their_rights() {
         assert!(matches!(error, Error::Refused { .. }), "{who}: {error:?}");
         assert!(!error.to_string().contains("wrong"), "{error}");
     }
-    // The documented rights are enough for everything but Go's layout, which names keys elsewhere.
+    // The documented rights are enough for everything but Go's layout, whose keys are elsewhere.
     let go = format!("{}?layout=concurrency", etcd.url());
     let go = fencelock::connect(&go).await.unwrap();
     let error = go.try_lock("elsewhere").await.unwrap_err();
@@ -80,7 +76,7 @@ async fn users_and_their_rights() {
 }
 
 #[tokio::test]
-async fn a_user_where_there_are_none() {
+async fn a_user_on_a_server_without_authentication() {
     let etcd = Etcd::start().unwrap();
     let url = format!("etcd://ann:pass@127.0.0.1:{}", etcd.port(0));
     let error = soon("a refusal", fencelock::connect(&url))
@@ -100,7 +96,7 @@ async fn one_of_three_is_down_at_the_start() {
         .await
         .unwrap();
     guard.release().await.unwrap();
-    // One that is there and silent does not hold up anybody either.
+    // A member that accepts connections and does not answer delays nobody either.
     etcd.launch(1).unwrap();
     let guard = soon("the lock", client(&etcd).await.lock("a"))
         .await
@@ -112,39 +108,39 @@ async fn one_of_three_is_down_at_the_start() {
 }
 
 #[tokio::test]
-async fn nobody_is_there() {
-    let nobody = Port::free().unwrap();
-    let url = format!("etcd://127.0.0.1:{}?connect-timeout=1s", nobody.number());
+async fn no_server_listens() {
+    let port = Port::free().unwrap();
+    let url = format!("etcd://127.0.0.1:{}?connect-timeout=1s", port.number());
     let error = soon("an error", fencelock::connect(&url))
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(
-        error.to_string().contains(&nobody.number().to_string()),
+        error.to_string().contains(&port.number().to_string()),
         "{error}"
     );
 }
 
-/// However many come while nobody answers: all wait for the same attempt, not each for those before it.
+/// Many claims while the server does not answer: all wait for the same attempt, not one after the other.
 #[tokio::test]
-async fn nobody_waits_for_the_failures_of_others() {
-    const COME: usize = 20;
+async fn claims_share_the_failure_of_one_attempt() {
+    const CLAIMS: usize = 20;
     let limit = Duration::from_secs(1);
     let etcd = Etcd::start().unwrap();
     let url = format!("{}?response-timeout=1s", etcd.url());
     let one = fencelock::connect(&url).await.unwrap();
     one.lock("a").await.unwrap().release().await.unwrap();
     etcd.pause(0).unwrap();
-    // It costs the connection and the session.
+    // The client gives up its connection and its session.
     one.try_lock("a").await.unwrap_err();
     let begun = Instant::now();
-    let wish = |i| {
+    let claim = |i| {
         let one = one.clone();
         tokio::spawn(async move { one.try_lock(&format!("a/{i}")).await })
     };
-    let wishes: Vec<_> = (0..COME).map(wish).collect();
-    for wish in wishes {
-        let error = soon("an error", wish).await.unwrap().unwrap_err();
+    let claims: Vec<_> = (0..CLAIMS).map(claim).collect();
+    for claim in claims {
+        let error = soon("an error", claim).await.unwrap().unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         assert!(error.to_string().contains("no answer within"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Three members, and a leader that is killed, stopped and cut off from the others under load.
+//! Three members, and a leader that is killed, paused or cut off from the others under load.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,13 +9,13 @@ use fencelock_testbed::{Etcd, Flow, Proxy};
 
 use crate::{soon, until, wait_for, waiters};
 
-/// On a busy machine leaders change by themselves, now and then for a while.
+/// On a busy machine a cluster may lose its leader for a while by itself.
 const PATIENT: &str = "?connect-timeout=20s";
 
-/// A hold: from when to when it was believed, and its token.
+/// A hold: when it began and ended for its client, and its token.
 type Stay = (u64, u64, u64);
 
-/// Four clients that take one lock over and over, and remember when they held it.
+/// Four clients that take one lock again and again, and record their holds.
 struct Load {
     over: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -32,16 +32,18 @@ impl Load {
         );
         let mut tasks = Vec::new();
         for _ in 0..4 {
-            // Neither a place nor a hold ends by itself here.
+            // Long enough that no place and no hold expires here.
             let client = open(etcd, "?claim-window=60s&connect-timeout=20s").await;
             let (over, done, stays) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&stays));
             tasks.push(tokio::spawn(async move {
                 while !over.load(Ordering::SeqCst) {
-                    let wish = client.lock("hot").ttl(Duration::from_secs(60));
-                    let Ok(guard) = wish.await else { continue };
+                    let request = client.lock("contended").ttl(Duration::from_secs(60));
+                    let Ok(guard) = request.await else {
+                        continue;
+                    };
                     let from = Clock::Boot.now().as_nanos();
                     tokio::time::sleep(Duration::from_millis(2)).await;
-                    // What is lost meanwhile was held until then.
+                    // A hold that was lost meanwhile ended with its validity.
                     let to = Clock::Boot
                         .now()
                         .as_nanos()
@@ -60,7 +62,7 @@ impl Load {
         }
     }
 
-    /// Waits until so many more holds have come and gone.
+    /// Waits for eight more holds.
     async fn goes_on(&self, what: &str) -> Duration {
         let (begun, before) = (Instant::now(), self.done.load(Ordering::SeqCst));
         until(what, async || {
@@ -70,7 +72,7 @@ impl Load {
         begun.elapsed()
     }
 
-    /// Nobody held it beside another, and tokens went up.
+    /// Checks that holds did not overlap, and that tokens increased.
     async fn judge(self) {
         self.over.store(true, Ordering::SeqCst);
         for task in self.tasks {
@@ -80,13 +82,13 @@ impl Load {
         stays.sort_unstable();
         for pair in stays.windows(2) {
             let (one, two) = (pair[0], pair[1]);
-            assert!(one.1 <= two.0, "two at once: {one:?} and {two:?}");
-            assert!(one.2 < two.2, "tokens against time: {one:?} and {two:?}");
+            assert!(one.1 <= two.0, "overlapping holds: {one:?} and {two:?}");
+            assert!(one.2 < two.2, "tokens out of order: {one:?} and {two:?}");
         }
     }
 }
 
-/// Hand-offs go on while the leader is away, and when it is back. A hold of its own must survive all of it.
+/// Hand-offs go on while the leader is down and after it is back. Another lock is held all the time.
 async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usize)) {
     let load = Load::start(etcd).await;
     let one = open(etcd, PATIENT).await;
@@ -107,27 +109,27 @@ async fn through(etcd: &Etcd, fault: impl AsyncFn(usize), heal: impl AsyncFn(usi
 }
 
 #[tokio::test]
-async fn the_leader_is_killed() {
+async fn a_leader_is_killed() {
     let etcd = Etcd::cluster(3).start().unwrap();
     let kill = async |leader| etcd.kill9(leader);
     through(&etcd, kill, async |leader| etcd.launch(leader).unwrap()).await;
 }
 
 #[tokio::test]
-async fn the_leader_is_cut_off_and_comes_back() {
+async fn a_leader_is_cut_off_and_comes_back() {
     let etcd = Etcd::cluster(3).start().unwrap();
     let cut_off = async |leader| etcd.cut_off(leader).unwrap();
     through(&etcd, cut_off, async |leader| etcd.rejoin(leader).unwrap()).await;
 }
 
 #[tokio::test]
-async fn the_leader_hangs_and_goes_on() {
+async fn a_leader_hangs_and_goes_on() {
     let etcd = Etcd::cluster(3).start().unwrap();
     let pause = async |leader| etcd.pause(leader).unwrap();
     through(&etcd, pause, async |leader| etcd.resume(leader).unwrap()).await;
 }
 
-/// Its client reaches a leader that nobody follows any more, and nobody else.
+/// Its client reaches only a leader that the other members have replaced.
 #[tokio::test]
 async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let etcd = Etcd::cluster(3).start().unwrap();
@@ -154,7 +156,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     assert!(near.check(&sequencer).await.unwrap());
 }
 
-/// Its connection is open at this end only; others of the cluster can be reached.
+/// One member stops answering without closing its connection. The other members can be reached.
 #[tokio::test]
 async fn one_silent_member_costs_no_hold() {
     let etcd = Etcd::cluster(3).start().unwrap();
@@ -173,7 +175,7 @@ async fn one_silent_member_costs_no_hold() {
     let connected = |proxy: &&Proxy| proxy.open() > 0;
     assert_eq!(proxies.iter().filter(connected).count(), 1);
     for _ in 0..2 {
-        soon("a renewal by way of another", guard.prolonged()).await;
+        soon("a renewal over another member", guard.prolonged()).await;
     }
     assert!(guard.is_valid());
     let sequencer = guard.sequencer().await.unwrap();

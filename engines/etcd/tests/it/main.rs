@@ -1,15 +1,14 @@
-//! What is particular to etcd: sessions, clusters whose leader goes away, Go's layout, TLS, and how much is asked of the
-//! servers.
+//! What is specific to etcd: sessions, clusters that lose their leader, Go's layout, TLS, and the number of requests.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod access;
 mod cluster;
-mod foreign;
-mod line;
+mod go_layout;
+mod hand_off;
+mod requests;
 mod restore;
 mod sessions;
-mod turns;
 
 use std::time::Duration;
 
@@ -18,19 +17,19 @@ use fencelock_testbed::Etcd;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything here takes, on a busy machine too.
+/// Longer than anything here takes, even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(25);
 
 pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     match timeout(LIMIT, future).await {
         Ok(result) => result,
-        Err(_) => panic!("waited in vain for: {what}"),
+        Err(_) => panic!("timed out: {what}"),
     }
 }
 
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     soon(what, async {
-        while !so().await {
+        while !condition().await {
             sleep(Duration::from_millis(10)).await;
         }
     })
@@ -41,13 +40,15 @@ pub(crate) async fn client(etcd: &Etcd) -> Client {
     fencelock::connect(&etcd.url()).await.unwrap()
 }
 
+/// Waits for the lock in a task.
 pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move { client.lock(&name).await })
 }
 
+/// Waits until so many claims wait for the lock.
 pub(crate) async fn waiters(client: &Client, name: &str, count: usize) {
-    until("all stand in line", async || {
+    until("all wait", async || {
         client.look(name).await.unwrap().waiters.len() == count
     })
     .await;

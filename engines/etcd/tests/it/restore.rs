@@ -1,4 +1,4 @@
-//! A snapshot is restored: what was acknowledged since is undone, and revisions go back.
+//! A snapshot is restored: later changes are undone, and revisions go back.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use fencelock_testbed::Etcd;
 
 use crate::{client, soon, until};
 
-/// The resource: it takes nobody whose token is not above all before.
+/// The protected resource. It refuses a token that is not above all before it.
 #[derive(Default)]
 struct Fence(HashMap<String, Token>);
 
 impl Fence {
-    /// Takes the lock, and has its token pass.
+    /// Takes the lock and passes with its token.
     async fn pass(&mut self, client: &Client, name: &str) -> Token {
         let take = async {
             loop {
                 match client.lock(name).ttl(Duration::from_secs(3)).await {
                     Ok(guard) => return guard,
-                    // The connection from before breaks on the way.
+                    // The connection from before the restore breaks.
                     Err(error) => assert!(error.is_retryable(), "{error}"),
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -56,7 +56,7 @@ async fn tokens_go_on_above_after_a_restored_snapshot() {
                 fence.pass(one, "a").await;
             }
         }
-        // One has seen nothing of what was undone, and comes first.
+        // A client that has seen none of the undone changes comes first.
         let snapshot = etcd.snapshot(0).unwrap();
         for _ in 0..10 {
             fence.pass(&before[0], "a").await;
@@ -64,7 +64,7 @@ async fn tokens_go_on_above_after_a_restored_snapshot() {
         etcd.restore_snapshot(&snapshot).unwrap();
         fence.pass(&before[1], "a").await;
         fence.pass(&before[0], "a").await;
-        // And once more, with a new client first.
+        // Once more, with a new client first.
         let snapshot = etcd.snapshot(0).unwrap();
         fence.pass(&before[0], "a").await;
         etcd.restore_snapshot(&snapshot).unwrap();
@@ -75,18 +75,17 @@ async fn tokens_go_on_above_after_a_restored_snapshot() {
     }
 }
 
-/// The session lives, and so would whatever the snapshot has of it.
+/// The session is alive, and would keep every key of the snapshot alive.
 #[tokio::test]
-async fn what_a_snapshot_brings_back_is_cleared_by_the_client_that_had_it() {
+async fn a_client_deletes_its_keys_that_a_snapshot_brought_back() {
     let etcd = Etcd::start().unwrap();
     let (one, two) = (client(&etcd).await, client(&etcd).await);
     let ttl = Duration::from_secs(3);
     let kept = one.lock("kept").ttl(ttl).await.unwrap();
     let released = one.lock("released").ttl(ttl).await.unwrap();
-    // In the session of its ttl.
+    // The first renewal moves a hold to the session of its ttl.
     until("both were renewed", async || {
-        let told = etcd.leases().unwrap();
-        told.len() == 1
+        etcd.leases().unwrap().len() == 1
     })
     .await;
     let snapshot = etcd.snapshot(0).unwrap();
@@ -101,7 +100,7 @@ async fn what_a_snapshot_brings_back_is_cleared_by_the_client_that_had_it() {
         two.try_lock("kept").await,
         Err(Error::Held { .. })
     ));
-    // Far longer than the ttl: its session is kept alive for the other.
+    // Its session is kept alive for the other hold, so the key does not expire.
     let next = soon("it is free again", async {
         loop {
             match two.lock("released").await {
@@ -112,14 +111,14 @@ async fn what_a_snapshot_brings_back_is_cleared_by_the_client_that_had_it() {
     })
     .await;
     assert!(next.is_valid());
-    assert!(kept.is_valid(), "what the snapshot has is held on");
+    assert!(kept.is_valid(), "the snapshot has this hold");
     kept.release().await.unwrap();
     next.release().await.unwrap();
 }
 
-/// Whoever only looks writes nothing, with a user who may not.
+/// A user with read access only can look.
 #[tokio::test]
-async fn looking_lifts_nothing() {
+async fn looking_writes_nothing() {
     let etcd = Etcd::start().unwrap();
     let watcher = client(&etcd).await;
     watcher.list("").await.unwrap();

@@ -8,7 +8,7 @@ use fencelock_testbed::{Etcd, Flow, Proxy};
 use crate::{client, soon, until, wait_for, waiters};
 
 #[tokio::test]
-async fn a_revoked_session_is_told_to_its_holders_at_once_or_by_the_next_renewal() {
+async fn holders_learn_of_a_revoked_session_by_the_next_renewal() {
     let etcd = Etcd::start().unwrap();
     let (one, two) = (client(&etcd).await, client(&etcd).await);
     let guard = one.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
@@ -21,7 +21,7 @@ async fn a_revoked_session_is_told_to_its_holders_at_once_or_by_the_next_renewal
     let next = soon("the lock", two.lock("a")).await.unwrap();
     assert!(next.token() > guard.token());
     drop(guard);
-    // The client has a new session when it needs one.
+    // The client begins a new session when it needs one.
     let again = soon("another lock", one.lock("c")).await.unwrap();
     again.release().await.unwrap();
     assert!(next.is_valid());
@@ -31,11 +31,11 @@ async fn a_revoked_session_is_told_to_its_holders_at_once_or_by_the_next_renewal
 #[tokio::test]
 async fn a_claim_whose_session_ended_while_it_waited_is_not_granted() {
     for (layout, _) in LAYOUTS {
-        is_not_granted_after_its_session(layout).await;
+        not_granted_after_its_session_ended(layout).await;
     }
 }
 
-async fn is_not_granted_after_its_session(layout: &str) {
+async fn not_granted_after_its_session_ended(layout: &str) {
     let etcd = Etcd::start().unwrap();
     let url = format!("{}?layout={layout}", etcd.url());
     let one = fencelock::connect(&url).await.unwrap();
@@ -43,7 +43,7 @@ async fn is_not_granted_after_its_session(layout: &str) {
     let three = fencelock::connect(&url).await.unwrap();
     let guard = one.lock("a").await.unwrap();
     let before = etcd.leases().unwrap();
-    let waiting = served(&two);
+    let waiting = take_once(&two);
     waiters(&one, "a", 1).await;
     // All sessions but the holder's.
     for lease in etcd.leases().unwrap() {
@@ -51,17 +51,17 @@ async fn is_not_granted_after_its_session(layout: &str) {
             etcd.revoke(&lease).unwrap();
         }
     }
-    let last = served(&three);
+    let last = take_once(&three);
     waiters(&one, "a", 2).await;
     guard.release().await.unwrap();
-    // Each with a key of its own that is there, one after the other.
-    let first = soon("one has its turn", waiting).await.unwrap();
-    let second = soon("the other has its turn", last).await.unwrap();
+    // Each is granted with a key of its own that exists, one after the other.
+    let first = soon("the first grant", waiting).await.unwrap();
+    let second = soon("the second grant", last).await.unwrap();
     assert_ne!(first, second);
 }
 
-/// Takes the lock, makes sure that the store knows of it, and releases it; its token.
-fn served(client: &Client) -> tokio::task::JoinHandle<Token> {
+/// Takes the lock, checks that the store shows it, and releases it. Returns the token.
+fn take_once(client: &Client) -> tokio::task::JoinHandle<Token> {
     let client = client.clone();
     tokio::spawn(async move {
         let guard = client.lock("a").await.unwrap();
@@ -74,20 +74,20 @@ fn served(client: &Client) -> tokio::task::JoinHandle<Token> {
     })
 }
 
-/// Its own end and that of the one before reach it together, after somebody else has taken the lock.
+/// The waiter learns of its own end and of its predecessor's at the same time, after another client has taken the lock.
 #[tokio::test]
 async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_turn() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    // Longer than its answers are held here.
+    // Longer than the answers are held here.
     let options = "response-timeout=20s&claim-window=20s";
     let url = format!("{}?{options}", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
     let guard = near.lock("a").await.unwrap();
     let before = etcd.leases().unwrap();
-    let waiting = served(&far);
+    let waiting = take_once(&far);
     waiters(&near, "a", 1).await;
-    // It watches its own key, the one before, and the word of that one's release.
+    // It watches its own key, its predecessor's, and the release notice.
     until("it watches", async || watchers(&etcd) == 6).await;
     proxy.answers(Flow::Hold);
     for lease in etcd.leases().unwrap() {
@@ -102,11 +102,11 @@ async fn a_claim_that_learns_late_of_the_end_of_its_session_does_not_take_its_tu
     assert!(other.is_valid() && !waiting.is_finished());
     let token = other.token();
     other.release().await.unwrap();
-    assert!(soon("its turn", waiting).await.unwrap() > token);
+    assert!(soon("the grant", waiting).await.unwrap() > token);
 }
 
-/// Watches that the server has open: one for mail of each client that has held, one that guards the connection of each that
-/// has claimed, and those of who waits.
+/// The watches that the server has open: one mailbox for each client that has held a lock, one that guards the connection
+/// of each client that has claimed one, and those of waiters.
 fn watchers(etcd: &Etcd) -> u64 {
     etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "")
         .unwrap()
@@ -135,11 +135,11 @@ async fn an_administrator_deletes_a_key() {
     let one = client(&etcd).await;
     let guard = one.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
     etcd.erase().unwrap();
-    // The session lives; the hold does not.
+    // The session is alive; the hold is gone.
     soon("the loss is found by a renewal", guard.lost()).await;
 }
 
-/// No answer to the creating transaction, again and again: nothing is left, and nothing comes back.
+/// The transaction that creates the key has no reply, several times: nothing is left, and nothing comes back.
 #[tokio::test]
 async fn a_lost_answer_leaves_no_orphan() {
     for (layout, prefix) in LAYOUTS {
@@ -147,7 +147,7 @@ async fn a_lost_answer_leaves_no_orphan() {
     }
 }
 
-/// And what the keys of all names here begin with.
+/// The layouts, each with the prefix of all keys here.
 const LAYOUTS: [(&str, &str); 2] = [("fencelock", "fencelock/lock/"), ("concurrency", "a")];
 
 async fn leaves_no_orphan(layout: &str, prefix: &str) {
@@ -158,7 +158,7 @@ async fn leaves_no_orphan(layout: &str, prefix: &str) {
     let far = fencelock::connect(&url).await.unwrap();
     let near = format!("{}?layout={layout}", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
-    // One that stays, so that the session cannot just be ended.
+    // This hold stays, so that the session cannot simply be revoked.
     let stays = far.lock("a-stays").await.unwrap();
     for round in 0..3 {
         let name = format!("a/{round}");
@@ -176,7 +176,7 @@ async fn leaves_no_orphan(layout: &str, prefix: &str) {
     assert_eq!(far.promises().lease, LeaseKind::Session);
 }
 
-/// Waits until the keys of a lock are so many.
+/// Waits until a lock has so many keys.
 async fn keys(etcd: &Etcd, name: &str, count: u64) {
     let prefix = format!("fencelock/lock/{name}/");
     until("the keys are there", async || {
@@ -185,31 +185,30 @@ async fn keys(etcd: &Etcd, name: &str, count: u64) {
     .await;
 }
 
-/// Later than a second request by the other way. Each byte in its time: it is there well before it is called off.
+/// Later than a second request over the other connection, and before the first connection is given up.
 const LATE: Flow = Flow::Delay(Duration::from_secs(2));
 
-/// Two ways to a server, the second closed.
-fn two_ways(etcd: &Etcd) -> (Proxy, Proxy) {
-    let ways = [(); 2].map(|()| Proxy::start(etcd.port(0)).unwrap());
-    let [slow, other] = ways;
+/// Two proxies to a server. The second one refuses connections.
+fn two_proxies(etcd: &Etcd) -> (Proxy, Proxy) {
+    let [slow, other] = [(); 2].map(|()| Proxy::start(etcd.port(0)).unwrap());
     other.refuse(true).unwrap();
     (slow, other)
 }
 
-async fn by_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
+async fn client_of_both(etcd: &Etcd, slow: &Proxy, other: &Proxy) -> Client {
     let ports = [slow.port(), other.port()];
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&ports));
     fencelock::connect(&url).await.unwrap()
 }
 
-/// What the store knows of a grant is what the client believes, whatever became of the first answer.
+/// The client and the store agree on the grant although the first reply was lost.
 #[tokio::test]
 async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let url = format!("{}?response-timeout=300ms", etcd.url_at(&[proxy.port()]));
     let (far, near) = (fencelock::connect(&url).await.unwrap(), client(&etcd).await);
-    // It keeps the session that the reader's key is put in.
+    // It keeps the session of the reader's key alive.
     let stays = far.lock("stays").await.unwrap();
     proxy.answers(Flow::Lose);
     let reader = tokio::spawn({
@@ -232,12 +231,15 @@ async fn a_reader_whose_answer_was_lost_finds_its_key_again() {
     keys(&etcd, "a", 0).await;
 }
 
-/// The first request comes after the second, which took its place: it changes nothing.
+/// The first request arrives after the second one, which replaced it: it changes nothing.
 #[tokio::test]
 async fn a_readers_late_request_does_not_move_its_key() {
     let etcd = Etcd::start().unwrap();
-    let (slow, other) = two_ways(&etcd);
-    let (far, near) = (by_both(&etcd, &slow, &other).await, client(&etcd).await);
+    let (slow, other) = two_proxies(&etcd);
+    let (far, near) = (
+        client_of_both(&etcd, &slow, &other).await,
+        client(&etcd).await,
+    );
     let stays = far.lock("stays").await.unwrap();
     let before = etcd.leases().unwrap();
     other.refuse(false).unwrap();
@@ -261,7 +263,7 @@ async fn a_readers_late_request_does_not_move_its_key() {
     reader.release().await.unwrap();
 }
 
-/// Where the client's next claim has the key of the one before, or another.
+/// In Go's layout the client's next claim has the same key as the one before, in our own another.
 #[tokio::test]
 async fn a_late_release_spares_the_next_claim_of_its_client() {
     for (layout, prefix, method) in [
@@ -269,7 +271,7 @@ async fn a_late_release_spares_the_next_claim_of_its_client() {
         ("fencelock", "fencelock/lock/a/", "DeleteRange"),
     ] {
         let etcd = Etcd::start().unwrap();
-        let (slow, other) = two_ways(&etcd);
+        let (slow, other) = two_proxies(&etcd);
         let url = etcd.url_at(&[slow.port(), other.port()]);
         let url = format!("{url}?response-timeout=300ms&layout={layout}");
         let far = fencelock::connect(&url).await.unwrap();
@@ -281,7 +283,7 @@ async fn a_late_release_spares_the_next_claim_of_its_client() {
         };
         other.refuse(false).unwrap();
         slow.requests(LATE);
-        // Repeated by the other way if it has to be.
+        // Repeated over the other connection if necessary.
         let _ = soon("an answer", first.release()).await;
         until("it is released", async || etcd.keys(prefix).unwrap() == 0).await;
         let next = soon("the lock", far.lock("a")).await.unwrap();
@@ -302,7 +304,7 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let other = client(&etcd).await;
     let guard = near.lock("a").await.unwrap();
     let kept = near.lock("b").await.unwrap();
-    // It waits in the session that the waiter's key is put in.
+    // It waits in the session of the other waiter's key.
     let beside = wait_for(&far, "b");
     waiters(&near, "b", 1).await;
     let error = far.try_lock("a").await.unwrap_err();
@@ -321,22 +323,22 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let second = soon("the second", second).await.unwrap().unwrap();
     second.release().await.unwrap();
     kept.release().await.unwrap();
-    let beside = soon("the one beside it", beside).await.unwrap().unwrap();
+    let beside = soon("the other lock", beside).await.unwrap().unwrap();
     beside.release().await.unwrap();
 }
 
-/// Whoever was told that the lock is taken does not come back for what its first request may have taken since.
+/// A client that was refused does not come back for what its first request may have taken since.
 #[tokio::test]
 async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
     let etcd = Etcd::start().unwrap();
-    let (slow, other) = two_ways(&etcd);
-    // In our own layout the late request fails: the client lifted the base meanwhile, over its next connection.
+    let (slow, other) = two_proxies(&etcd);
+    // In our own layout the late request fails: the client has raised the token base over its next connection.
     let both = etcd.url_at(&[slow.port(), other.port()]);
     let both = format!("{both}?response-timeout=300ms&layout=concurrency");
     let far = fencelock::connect(&both).await.unwrap();
     let near = format!("{}?layout=concurrency", etcd.url());
     let near = fencelock::connect(&near).await.unwrap();
-    // It keeps the session that the request is for.
+    // It keeps the session of the request alive.
     let ttl = Duration::from_secs(3);
     let stays = far.lock("stays").ttl(ttl).await.unwrap();
     let guard = near.lock("a").await.unwrap();
@@ -345,7 +347,7 @@ async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
     let error = far.lock("a").ttl(ttl).attempts(2).await.unwrap_err();
     assert!(matches!(error, Error::Held { .. }), "{error:?}");
     guard.release().await.unwrap();
-    // It takes what is free now, and is found out.
+    // The late request takes the free lock, and its key is found and deleted.
     for count in [0, 1, 0] {
         until("the key is there, or gone", async || {
             etcd.keys("a/").unwrap() == count
@@ -358,7 +360,7 @@ async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_ttl_of_each_claims_own() {
+async fn each_claim_has_its_own_ttl() {
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
     let short = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
@@ -373,15 +375,15 @@ async fn a_ttl_of_each_claims_own() {
     assert!(error.to_string().contains("1s"), "{error}");
     soon("it is renewed", short.prolonged()).await;
     assert!(short.is_valid());
-    assert_eq!(etcd.leases().unwrap().len(), 2, "a session for each");
+    assert_eq!(etcd.leases().unwrap().len(), 2, "one session for each ttl");
     let promises = one.promises();
     assert_eq!(promises.min_ttl, Duration::from_secs(1));
     assert!(promises.clock.contains("whole seconds"), "{promises:?}");
 }
 
-/// Those who give up while nobody answers are not forgotten in line, however long that lasts.
+/// A waiter that gives up while the server does not answer leaves the queue, however long that lasts.
 #[tokio::test]
-async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
+async fn a_waiter_that_gave_up_without_an_answer_leaves_the_queue() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let options = "response-timeout=300ms&claim-window=10s";
@@ -395,7 +397,7 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
     crate::waiters(&near, "a", 1).await;
     proxy.both(Flow::Hold);
     waiting.abort();
-    // Beyond its ttl, for which it is withdrawn again and again; within its session.
+    // Longer than its ttl, for which the client repeats the withdrawal; shorter than its session.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     proxy.both(Flow::Pass);
     proxy.reset();
@@ -410,18 +412,17 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
     .await;
 }
 
-/// What is on a session is told in one answer; no answer is too long.
+/// The server lists the keys of a session in one response, whose length is limited.
 #[tokio::test(flavor = "multi_thread")]
-async fn more_holds_than_one_session_can_tell_of() {
-    // Each key is three times as long as its name.
+async fn more_holds_than_fit_in_one_session() {
+    // A key is three times as long as its name.
     const HOLDS: usize = 3_000;
     let long = "/".repeat(500);
     let etcd = Etcd::start().unwrap();
     let one = client(&etcd).await;
     let hold = |i| {
         let (one, name) = (one.clone(), format!("{long}{i}"));
-        let wish = async move { one.lock(&name).ttl(Duration::from_secs(10)).await };
-        tokio::spawn(wish)
+        tokio::spawn(async move { one.lock(&name).ttl(Duration::from_secs(10)).await })
     };
     let mut guards = Vec::new();
     for hold in (0..HOLDS).map(hold).collect::<Vec<_>>() {

@@ -589,7 +589,7 @@ async fn a_dead_or_silent_primary_is_left_for_a_promoted_replica() {
         }
         replica.promote().unwrap();
         for (strategy, client, last) in clients {
-            let guard = client.lock_for("b", LIMIT).await.unwrap();
+            let guard = client.lock("b").timeout(LIMIT).await.unwrap();
             let token = guard.token();
             assert!(token > last, "{strategy}: {token} after {last}");
             guard.release().await.unwrap();

@@ -135,7 +135,7 @@ async fn an_administrator_ends_the_connections() {
         } else {
             // Told at once, not when the lease is over.
             timeout(ttl / 2, guard.lost()).await.unwrap();
-            let next = two.lock_for(strategy, LIMIT).await.unwrap();
+            let next = two.lock(strategy).timeout(LIMIT).await.unwrap();
             assert!(next.token() > guard.token());
         }
     }
@@ -227,12 +227,12 @@ async fn the_databases_clock_is_another() {
         assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
     }
     clock.forward(hour).unwrap();
-    let next = two.lock_for("a", LIMIT).await.unwrap();
+    let next = two.lock("a").timeout(LIMIT).await.unwrap();
     assert!(next.token() > guard.token());
     let last = next.token();
     next.release().await.unwrap();
     clock.back(2 * hour).unwrap();
-    let again = two.lock_for("a", LIMIT).await.unwrap();
+    let again = two.lock("a").timeout(LIMIT).await.unwrap();
     assert!(again.token() > last);
 }
 
@@ -275,7 +275,7 @@ async fn leases_end_in_time_whatever_the_database_shows() {
         let view = client.look("a").await.unwrap();
         let left = view.holders[0].ttl_left.unwrap();
         assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
-        let next = client.lock_for("a", LIMIT).await.unwrap();
+        let next = client.lock("a").timeout(LIMIT).await.unwrap();
         let waited = begun.elapsed();
         assert!(waited >= ttl, "{waited:?}");
         assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
@@ -469,7 +469,7 @@ async fn the_databases_clock_moves_no_lock_of_a_connection() {
     clock.back(2 * hour).unwrap();
     let last = guard.token();
     guard.release().await.unwrap();
-    let next = two.lock_for("a", LIMIT).await.unwrap();
+    let next = two.lock("a").timeout(LIMIT).await.unwrap();
     assert!(next.token() > last, "{} after {last}", next.token());
 }
 
@@ -514,7 +514,7 @@ async fn a_killed_server_comes_back_under_load() {
         };
         let next = async |name: &str| {
             let client = open(&url).await.unwrap();
-            let guard = client.lock_for(name, LIMIT).await.unwrap();
+            let guard = client.lock(name).timeout(LIMIT).await.unwrap();
             let token = guard.token();
             guard.release().await.unwrap();
             token
@@ -570,7 +570,7 @@ async fn tokens_go_on_above_when_one_process_of_the_server_is_killed() {
                 next.is_some()
             })
             .await;
-            let guard = next.unwrap().lock_for("a", LIMIT).await.unwrap();
+            let guard = next.unwrap().lock("a").timeout(LIMIT).await.unwrap();
             let token = guard.token();
             assert!(token > last, "{strategy}: {token} after {last}");
             last = token;
@@ -897,7 +897,7 @@ async fn a_promoted_replica_goes_on_above() {
         }
         primary.kill9();
         replica.promote().unwrap();
-        let guard = client.lock_for("a", LIMIT).await.unwrap();
+        let guard = client.lock("a").timeout(LIMIT).await.unwrap();
         assert!(guard.token() > last, "{} after {last}", guard.token());
     }
 }
@@ -917,7 +917,7 @@ async fn a_silent_primary_is_left_for_a_promoted_replica() {
         client.lock("a").await.unwrap().release().await.unwrap();
         primary.pause().unwrap();
         replica.promote().unwrap();
-        let guard = client.lock_for("b", LIMIT).await.unwrap();
+        let guard = client.lock("b").timeout(LIMIT).await.unwrap();
         guard.release().await.unwrap();
     }
 }

@@ -9,15 +9,15 @@ use fencelock_testbed::{Ensemble, ZooKeeper};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::{connect, soon, stand};
+use crate::{connect, renewed, soon, wait_in_queue};
 
-/// How long hand-offs may stop when there is a leader again. How long the servers take to elect one is up to them.
+/// How long hand-offs may pause once there is a new leader. The time of the election itself does not count.
 const GAP: Duration = Duration::from_secs(12);
 
-/// A hold: from when to when it was believed, and its token.
+/// A hold: when it began and ended as the client believed, and its token.
 type Stay = (BootInstant, BootInstant, Token);
 
-/// Many who want one lock, and when they had it.
+/// Many clients that take one lock in turn, and when each held it.
 struct Load {
     over: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
@@ -36,17 +36,18 @@ impl Load {
             let (over, turns, stays) = (Arc::clone(&over), Arc::clone(&turns), Arc::clone(&stays));
             tasks.spawn(async move {
                 while !over.load(Ordering::SeqCst) {
-                    let Ok(guard) = client.lock("hot").ttl(Duration::from_secs(10)).await else {
+                    let Ok(guard) = client.lock("contended").ttl(Duration::from_secs(10)).await
+                    else {
                         continue;
                     };
                     let from = Clock::Boot.now();
-                    // Long enough to meet another.
+                    // Long enough to overlap with another hold.
                     tokio::time::sleep(Duration::from_millis(2)).await;
-                    // What is lost meanwhile was held until then.
+                    // A hold that was lost meanwhile ended then.
                     let to = Clock::Boot.now().min(guard.valid_until());
                     stays.lock().unwrap().push((from, to, guard.token()));
                     turns.fetch_add(1, Ordering::SeqCst);
-                    // It may not be answered; then it is repeated behind.
+                    // Without a reply it is repeated in the background.
                     drop(guard.release().await);
                 }
             });
@@ -59,7 +60,7 @@ impl Load {
         }
     }
 
-    /// Waits for so many more turns; how long that took.
+    /// Waits for so many more turns, and returns how long that took.
     async fn turns(&self, more: u64) -> Duration {
         let begun = Instant::now();
         let until = self.turns.load(Ordering::SeqCst) + more;
@@ -77,7 +78,7 @@ impl Load {
         while let Some(ended) = soon("the load ends", self.tasks.join_next()).await {
             ended.unwrap();
         }
-        // Whoever believed to hold was alone.
+        // No two holds overlap.
         let mut stays = self.stays.lock().unwrap().clone();
         stays.sort_unstable();
         for pair in stays.windows(2) {
@@ -98,7 +99,7 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
         .await
         .unwrap();
     // It has moved to a session that survives an election.
-    soon("a renewal", kept.prolonged()).await;
+    renewed(&kept).await;
     let load = Load::start(&url).await;
     load.turns(100).await;
     let leader = ensemble.leader().unwrap();
@@ -106,7 +107,7 @@ async fn through_a_lost_leader(lose: impl AsyncFnOnce(&mut Ensemble, usize)) {
     ensemble.leader_but(Some(leader)).unwrap();
     let gap = load.turns(20).await;
     assert!(gap < GAP, "no hand-offs for {gap:?}");
-    soon("a renewal with the next leader", kept.prolonged()).await;
+    renewed(&kept).await;
     assert!(kept.is_valid(), "the session survived, so does the hold");
     load.turns(100).await;
     load.end().await;
@@ -125,13 +126,13 @@ async fn a_leader_that_is_cut_off_costs_no_hold() {
     through_a_lost_leader(async |ensemble, leader| ensemble.isolate(leader).unwrap()).await;
 }
 
-/// It keeps its connections and says nothing; only those of the servers tell that another is to lead.
+/// It keeps its connections and sends nothing. Only the other servers can tell that a new leader is needed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_hangs_costs_no_hold() {
     through_a_lost_leader(async |ensemble, leader| ensemble.server(leader).pause().unwrap()).await;
 }
 
-/// Its servers are not told that another has the lock; its clock tells it.
+/// Its server does not know that another client has the lock. The holder knows from its clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let ensemble = ZooKeeper::builder().ensemble().unwrap();
@@ -139,8 +140,8 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     let far = connect(&ensemble.server(leader).url()).await;
     let near = connect(&ensemble.server((leader + 1) % 3).url()).await;
     let guard = far.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
-    let waiting = stand(&near, "a", false, 1).await;
-    soon("a renewal", guard.prolonged()).await;
+    let waiting = wait_in_queue(&near, "a", false, 1).await;
+    renewed(&guard).await;
     ensemble.isolate(leader).unwrap();
     let next = soon("the next grant", waiting).await.unwrap();
     assert!(guard.valid_until() < Clock::Boot.now() && !guard.is_valid());
@@ -148,7 +149,7 @@ async fn a_holder_behind_a_leader_that_is_cut_off_knows_first() {
     ensemble.join(leader).unwrap();
     let late = soon("the late release", guard.release()).await;
     assert!(!matches!(late, Ok(Release::Released)), "{late:?}");
-    // Its client is back.
+    // Its client works again.
     let other = soon("another lock", far.lock("b")).await.unwrap();
     other.release().await.unwrap();
     let sequencer = next.sequencer().await.unwrap();
@@ -161,7 +162,7 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     let url = ensemble.url();
     let client = connect(&url).await;
     let guard = client.lock("a").ttl(Duration::from_secs(3)).await.unwrap();
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&guard).await;
     let leader = ensemble.leader().unwrap();
     let dead = [leader, (leader + 1) % 3];
     for server in dead {
@@ -184,23 +185,23 @@ async fn without_a_quorum_holds_are_lost_in_time() {
     next.release().await.unwrap();
 }
 
-/// Each session asks the servers in an order of its own: of many, some ask the one that is down first.
+/// Each session tries the servers in a random order, so some of many try the one that is down first.
 async fn passed_over(lose: impl AsyncFnOnce(&Ensemble, usize)) {
     let ensemble = ZooKeeper::builder().ensemble().unwrap();
-    // A silent one takes longer to find out.
+    // It takes longer to find out that a server is silent.
     let url = format!("{}?connect-timeout=20s", ensemble.url());
     let down = (ensemble.leader().unwrap() + 1) % 3;
     lose(&ensemble, down).await;
     for _ in 0..3 {
         let client = soon("a server that is up", connect(&url)).await;
         // In a session of its own.
-        let wish = client.lock("a").ttl(Duration::from_secs(1));
-        let guard = soon("the lock", wish).await.unwrap();
-        soon("a renewal", guard.prolonged()).await;
+        let acquire = client.lock("a").ttl(Duration::from_secs(1));
+        let guard = soon("the lock", acquire).await.unwrap();
+        renewed(&guard).await;
         assert_eq!(guard.release().await.unwrap(), Release::Released);
-        // And at once, in a session so long that it waits longer for each server.
-        let wish = client.try_lock("a").lock_delay(Duration::from_secs(6));
-        let guard = soon("the lock", wish).await.unwrap();
+        // Then at once, in a longer session, which waits longer for each server.
+        let acquire = client.try_lock("a").lock_delay(Duration::from_secs(6));
+        let guard = soon("the lock", acquire).await.unwrap();
         assert_eq!(guard.release().await.unwrap(), Release::Released);
     }
 }

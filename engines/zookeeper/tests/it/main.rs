@@ -1,15 +1,15 @@
-//! What the list of cases for all engines does not know of: watches, sessions, ensembles.
+//! ZooKeeper's own cases, beside those of all engines: watches, sessions, ensembles.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod alone_hint;
 mod ensemble;
-mod looking;
+mod inspect;
 mod orphans;
-mod quiet;
 mod restore;
+mod rollback_repair;
 mod sessions;
 mod tls;
-mod undone;
 mod watches;
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use fencelock_zookeeper::ZooKeeper;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Longer than anything takes, on a busy machine too.
+/// Longer than anything takes, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 async fn connect(url: &str) -> Client {
@@ -44,7 +44,15 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     .await;
 }
 
-/// Packets that the server has had so far.
+/// Waits for a renewal. A loss fails the test.
+async fn renewed(guard: &Guard) {
+    tokio::select! {
+        why = guard.lost() => panic!("lost: {why}"),
+        _ = soon("a renewal", guard.prolonged()) => {}
+    }
+}
+
+/// How many packets the server has received.
 fn packets(server: &fencelock_testbed::ZooKeeper) -> u64 {
     let text = server.word("mntr").unwrap();
     let line = text
@@ -58,18 +66,23 @@ fn packets(server: &fencelock_testbed::ZooKeeper) -> u64 {
         .unwrap()
 }
 
-/// Waits in a task of its own, and returns when it stands in line as one of so many.
-async fn stand(client: &Client, name: &str, shared: bool, place: usize) -> JoinHandle<Guard> {
+/// Waits for a lock in a task, and returns when the lock has `waiters` waiters.
+async fn wait_in_queue(
+    client: &Client,
+    name: &str,
+    shared: bool,
+    waiters: usize,
+) -> JoinHandle<Guard> {
     let task = tokio::spawn({
         let (client, name) = (client.clone(), name.to_owned());
         async move {
-            let wish = client.lock(&name);
-            let wish = if shared { wish.shared() } else { wish };
-            wish.await.unwrap()
+            let acquire = client.lock(&name);
+            let acquire = if shared { acquire.shared() } else { acquire };
+            acquire.await.unwrap()
         }
     });
-    until("it stands in line", async || {
-        client.look(name).await.unwrap().waiters.len() == place
+    until("it waits", async || {
+        client.look(name).await.unwrap().waiters.len() == waiters
     })
     .await;
     task

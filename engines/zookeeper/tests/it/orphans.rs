@@ -1,4 +1,4 @@
-//! Answers that are lost leave nothing behind while their client lives on.
+//! Lost replies leave no nodes behind while their client lives on.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use fencelock_testbed::{Flow, Proxy, ZooKeeper};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::{connect, soon, stand, until};
+use crate::{connect, soon, until, wait_in_queue};
 
-/// A client by way of a proxy, and one that sees what is there.
+/// A client behind a proxy, and one without.
 async fn far_and_near(server: &ZooKeeper) -> (Proxy, Client, Client) {
     let proxy = Proxy::start(server.port()).unwrap();
     let url = format!(
@@ -19,8 +19,8 @@ async fn far_and_near(server: &ZooKeeper) -> (Proxy, Client, Client) {
     (proxy, connect(&url).await, connect(&server.url()).await)
 }
 
-/// Nobody stands at the name, although all clients and their sessions are there.
-async fn nobody_stands_at(near: &Client, name: &str) {
+/// The queue becomes empty, although all clients and their sessions are alive.
+async fn queue_empties(near: &Client, name: &str) {
     until("nobody holds or waits", async || {
         let view = near.look(name).await.unwrap();
         view.holders.is_empty() && view.waiters.is_empty()
@@ -28,7 +28,7 @@ async fn nobody_stands_at(near: &Client, name: &str) {
     .await;
 }
 
-/// Between any two answers: a node whose making was confirmed is known, also if nothing after that was answered.
+/// Between any two replies: the client knows a node whose creation was confirmed, even if no later reply came.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_at_any_moment_leave_no_node() {
     let server = ZooKeeper::start().unwrap();
@@ -46,10 +46,10 @@ async fn connections_that_are_cut_at_any_moment_leave_no_node() {
             0,
             "round {round}"
         );
-        // It may not be answered; then it goes on behind.
+        // Without a reply it is repeated in the background.
         drop(guard.release().await);
     }
-    nobody_stands_at(&near, "a").await;
+    queue_empties(&near, "a").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,15 +57,15 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
     let other = connect(&server.url()).await;
-    // The node of the name is known from here on: only the claim's own is asked for.
+    // From here on the client knows that the lock's node exists, and creates only the claim's node.
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
     let held = server.children("/a").unwrap();
     proxy.answers(Flow::Lose);
-    let first = stand_unseen(&far, &near).await;
+    let first = wait_unseen(&far, &near).await;
     let mut line = server.children("/a").unwrap();
     line.retain(|node| !held.contains(node));
-    let second = stand(&other, "a", false, 2).await;
+    let second = wait_in_queue(&other, "a", false, 2).await;
     proxy.answers(Flow::Pass);
     proxy.reset();
     guard.release().await.unwrap();
@@ -82,13 +82,13 @@ async fn a_waiter_whose_answer_was_lost_keeps_its_place() {
     first.release().await.unwrap();
     let second = soon("the second", second).await.unwrap();
     second.release().await.unwrap();
-    nobody_stands_at(&near, "a").await;
+    queue_empties(&near, "a").await;
 }
 
-/// Waits over a connection whose answers are lost, and is seen by another client.
-async fn stand_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
+/// Waits over a connection whose replies are lost; another client sees it wait.
+async fn wait_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> {
     let waiting = tokio::spawn(far.lock("a").into_future());
-    until("it stands in line", async || {
+    until("it waits", async || {
         near.look("a").await.unwrap().waiters.len() == 1
     })
     .await;
@@ -96,7 +96,7 @@ async fn stand_unseen(far: &Client, near: &Client) -> JoinHandle<Result<Guard>> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_gave_up_before_its_node_was_confirmed_leaves_none() {
+async fn a_waiter_that_gave_up_before_its_node_was_confirmed_leaves_none() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
     // Its session lives for as long as this hold.
@@ -104,9 +104,9 @@ async fn one_that_gave_up_before_its_node_was_confirmed_leaves_none() {
     far.lock("a").await.unwrap().release().await.unwrap();
     let guard = near.lock("a").await.unwrap();
     proxy.answers(Flow::Lose);
-    let wish = far.lock_for("a", Duration::from_secs(1));
-    let waiting = tokio::spawn(wish.into_future());
-    until("it stands in line", async || {
+    let acquire = far.lock("a").timeout(Duration::from_secs(1));
+    let waiting = tokio::spawn(acquire.into_future());
+    until("it waits", async || {
         near.look("a").await.unwrap().waiters.len() == 1
     })
     .await;
@@ -121,16 +121,16 @@ async fn one_that_gave_up_before_its_node_was_confirmed_leaves_none() {
         near.look("a").await.unwrap().waiters.is_empty()
     })
     .await;
-    // It did not go with its session.
+    // Its node did not go with its session.
     assert!(stays.is_valid() && guard.is_valid());
     stays.release().await.unwrap();
     guard.release().await.unwrap();
-    nobody_stands_at(&near, "a").await;
+    queue_empties(&near, "a").await;
 }
 
-/// Those who give up while nobody answers are not forgotten in line, however long that lasts.
+/// A waiter that gives up while the servers are silent leaves the queue, however long the silence lasts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
+async fn a_waiter_that_gave_up_in_silence_leaves_the_queue() {
     let server = ZooKeeper::start().unwrap();
     let (proxy, far, near) = far_and_near(&server).await;
     let guard = near.lock("a").await.unwrap();
@@ -138,13 +138,14 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
         let far = far.clone();
         async move { far.lock("a").ttl(Duration::from_secs(4)).await }
     });
-    until("it stands in line", async || {
+    until("it waits", async || {
         near.look("a").await.unwrap().waiters.len() == 1
     })
     .await;
     proxy.both(Flow::Hold);
     waiting.abort();
-    // Beyond its ttl, for which it is withdrawn again and again; within its session, which lasts half as long again.
+    // Longer than its ttl, during which it is withdrawn repeatedly, and shorter than its session, which lasts half as long
+    // again.
     sleep(Duration::from_millis(4800)).await;
     proxy.both(Flow::Pass);
     until("it has left", async || {
@@ -159,5 +160,5 @@ async fn a_waiter_that_gave_up_in_silence_leaves_the_line() {
         .release()
         .await
         .unwrap();
-    nobody_stands_at(&near, "a").await;
+    queue_empties(&near, "a").await;
 }

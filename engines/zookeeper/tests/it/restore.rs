@@ -1,4 +1,4 @@
-//! Data that are put back from a backup: tokens go back with them, and a fence keeps out whoever has one of those.
+//! Data restored from a backup: tokens repeat, and a fence refuses a client with a repeated token.
 
 use fencelock::fence::{FenceError, Highest};
 use fencelock_core::Client;

@@ -1,4 +1,4 @@
-//! Sessions that are shorter or longer than holds, and that end.
+//! Sessions that are shorter or longer than holds, and sessions that expire.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use fencelock_testbed::{Flow, Proxy, ZooKeeper};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
-use crate::{connect, soon, stand, until};
+use crate::{connect, renewed, soon, until, wait_in_queue};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
@@ -17,8 +17,8 @@ async fn a_hold_moves_to_a_longer_session_and_keeps_its_place() {
     let guard = one.lock("a").ttl(Duration::from_secs(20)).await.unwrap();
     let young = guard.remaining();
     assert!(young <= Duration::from_secs(1), "{young:?}");
-    let waiter = stand(&two, "a", false, 1).await;
-    soon("the first renewal", guard.prolonged()).await;
+    let waiter = wait_in_queue(&two, "a", false, 1).await;
+    renewed(&guard).await;
     assert!(
         guard.remaining() > Duration::from_secs(15),
         "{:?}",
@@ -49,13 +49,13 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     );
     let guard = one.lock("a").ttl(Duration::from_secs(60)).await.unwrap();
     let begun = Instant::now();
-    let waiter = stand(&two, "a", false, 1).await;
+    let waiter = wait_in_queue(&two, "a", false, 1).await;
     while begun.elapsed() < Duration::from_secs(5) {
-        soon("a renewal", guard.prolonged()).await;
+        renewed(&guard).await;
         assert!(guard.is_valid() && guard.remaining() <= Duration::from_secs(2));
     }
     assert!(!waiter.is_finished());
-    // The time of loss is what was promised, not the ttl.
+    // The hold is lost when the promises say so, not after its ttl.
     server.pause().unwrap();
     let paused = Instant::now();
     soon("the loss", guard.lost()).await;
@@ -76,13 +76,14 @@ async fn a_ttl_beyond_the_servers_sessions_is_kept_up_by_renewals() {
     assert!(error.to_string().contains("maxSessionTimeout"), "{error}");
 }
 
-/// As many holds as a client opens sessions for, no two of one length. Those that are not renewed write nothing, and their
-/// nodes stand for two seconds.
-async fn sixteen_lengths(client: &Client, renew: bool) -> Vec<Guard> {
+/// As many holds as a client opens exact sessions for, each of another length. Without renewal they send nothing, and
+/// their nodes exist for the ttl and a bit more than a second.
+async fn sixteen_lengths(client: &Client, ttl: Duration, renew: bool) -> Vec<Guard> {
     let takes = (0..16).map(|n| {
-        let wish = client.lock(&format!("length-{n}"));
-        let wish = wish.ttl(Duration::from_millis(700)).renew(renew);
-        wish.lock_delay(Duration::from_millis(1300 + 10 * n))
+        let acquire = client.lock(&format!("length-{n}"));
+        let acquire = acquire.ttl(ttl).renew(renew);
+        acquire
+            .lock_delay(Duration::from_millis(1300 + 10 * n))
             .into_future()
     });
     let guards = join_all(takes).await.into_iter();
@@ -93,50 +94,47 @@ async fn sixteen_lengths(client: &Client, renew: bool) -> Vec<Guard> {
 async fn a_hold_longer_than_sixteen_others_goes_on() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
-    let _others = sixteen_lengths(&client, false).await;
+    let _others = sixteen_lengths(&client, Duration::from_millis(700), false).await;
     let ttl = Duration::from_secs(2);
     let guard = client.lock("a").ttl(ttl).await.unwrap();
     let begun = Instant::now();
     while begun.elapsed() < ttl * 2 {
-        tokio::select! {
-            why = guard.lost() => panic!("lost: {why}"),
-            _ = soon("a renewal", guard.prolonged()) => {}
-        }
+        renewed(&guard).await;
         assert!(guard.is_valid());
     }
-    // There is no delay without a session that lasts for it.
+    // A lock-delay needs a session that lasts long enough.
     let delay = Duration::from_secs(9);
     let long = client.lock("b").lock_delay(delay).await.unwrap();
     assert_eq!(long.release().await.unwrap(), Release::Released);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_that_nobody_uses_make_room() {
+async fn unused_sessions_are_closed() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&format!("{}?claim-window=1500ms", server.url())).await;
-    let mut others = sixteen_lengths(&client, true).await;
+    let mut others = sixteen_lengths(&client, Duration::from_secs(2), true).await;
     let used = others.pop().unwrap();
     for other in others {
         other.release().await.unwrap();
     }
     let ttl = Duration::from_secs(4);
     let guard = client.lock("a").ttl(ttl).await.unwrap();
-    soon("the first renewal", guard.prolonged()).await;
-    until("only those in use are there", async || {
+    renewed(&guard).await;
+    until("only the sessions in use are left", async || {
         let text = server.word("mntr").unwrap();
         let mut words = text.split_whitespace();
         words.find(|word| *word == "zk_num_alive_connections");
-        // The line's, two holds', and the one that asks.
+        // The one for waiting, those of two holds, and the one that asks.
         words.next().unwrap().parse::<usize>().unwrap() == 4
     })
     .await;
-    soon("a renewal", used.prolonged()).await;
-    soon("a renewal", guard.prolonged()).await;
+    renewed(&used).await;
+    renewed(&guard).await;
     assert!(used.is_valid() && guard.is_valid());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_ends_in_line_is_not_granted() {
+async fn a_claim_whose_session_expires_in_the_queue_is_not_granted() {
     let server = ZooKeeper::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let near = connect(&server.url()).await;
@@ -147,9 +145,9 @@ async fn a_session_that_ends_in_line_is_not_granted() {
     .await;
     for flow in [Flow::Hold, Flow::Lose] {
         let guard = near.lock("a").await.unwrap();
-        let waiter = stand(&far, "a", false, 1).await;
+        let waiter = wait_in_queue(&far, "a", false, 1).await;
         proxy.both(flow);
-        // Its node goes with its session.
+        // Its node is deleted with its session.
         until("its place is gone", async || {
             near.look("a").await.unwrap().waiters.is_empty()
         })
@@ -173,9 +171,9 @@ async fn a_session_that_ends_in_line_is_not_granted() {
     }
 }
 
-/// It works off what came in meanwhile, and ends sessions, in whatever order.
+/// A server that resumes works off the requests that arrived meanwhile and expires sessions, in any order.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_granted_from_a_place_that_went_while_the_server_hung() {
+async fn no_claim_is_granted_by_a_node_that_went_while_the_server_hung() {
     let server = ZooKeeper::start().unwrap();
     let url = format!("{}?claim-window=1s", server.url());
     let (one, two, near) = (
@@ -185,7 +183,7 @@ async fn nobody_is_granted_from_a_place_that_went_while_the_server_hung() {
     );
     let ttl = Duration::from_millis(700);
     let guard = one.lock("a").ttl(ttl).await.unwrap();
-    let waiter = stand(&two, "a", false, 1).await;
+    let waiter = wait_in_queue(&two, "a", false, 1).await;
     server.pause().unwrap();
     soon("the loss", guard.lost()).await;
     sleep(Duration::from_millis(1500)).await;
@@ -199,7 +197,7 @@ async fn nobody_is_granted_from_a_place_that_went_while_the_server_hung() {
     next.release().await.unwrap();
 }
 
-/// It stood in a session that does not last for its lock-delay, and has left it by the time it holds.
+/// It waited in a session that is too short for its lock-delay, and left that session before it held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_delay_covers_a_holder_that_had_to_wait() {
     let server = ZooKeeper::start().unwrap();
@@ -209,10 +207,10 @@ async fn a_lock_delay_covers_a_holder_that_had_to_wait() {
     let delay = Duration::from_secs(4);
     let before = near.lock("a").await.unwrap();
     let waiting = tokio::spawn(async move {
-        let wish = far.lock("a").ttl(Duration::from_secs(1));
-        wish.lock_delay(delay).await
+        let acquire = far.lock("a").ttl(Duration::from_secs(1));
+        acquire.lock_delay(delay).await
     });
-    until("it stands in line", async || {
+    until("it waits", async || {
         near.look("a").await.unwrap().waiters.len() == 1
     })
     .await;
@@ -234,9 +232,9 @@ async fn a_session_that_ends_while_holding_is_lost_before_the_next_grant() {
     let near = connect(&server.url()).await;
     let far = connect(&format!("zookeeper://127.0.0.1:{}", proxy.port())).await;
     let guard = far.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
-    let waiter = stand(&near, "a", false, 1).await;
-    soon("a renewal", guard.prolonged()).await;
-    // Half open: the servers hear nothing, and the client still takes what they sent before.
+    let waiter = wait_in_queue(&near, "a", false, 1).await;
+    renewed(&guard).await;
+    // Half open: the servers receive nothing, and the client still receives what they sent before.
     proxy.requests(Flow::Lose);
     let next = soon("the next has it", waiter).await.unwrap();
     let granted = Clock::Boot.now();
@@ -276,7 +274,7 @@ async fn nothing_is_left_of_a_client_that_closes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_of_a_name_by_its_last_user() {
+async fn nothing_is_left_of_a_lock_after_its_last_user() {
     let server = ZooKeeper::start().unwrap();
     let (first, last) = (connect(&server.url()).await, connect(&server.url()).await);
     let held = first.lock("a").await.unwrap();
@@ -297,9 +295,9 @@ async fn nothing_is_left_of_a_name_by_its_last_user() {
     assert_eq!(server.children("/").unwrap(), ["zookeeper"]);
 }
 
-/// Whoever dies leaves the node of a name behind: it is a container, which servers delete when it is empty.
+/// A dead client leaves the lock's node behind. It is a container, which the servers delete when it is empty.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_servers_delete_what_the_dead_leave() {
+async fn the_servers_delete_the_lock_nodes_of_dead_clients() {
     let server = ZooKeeper::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let url = format!("zookeeper://127.0.0.1:{}?claim-window=1s", proxy.port());
@@ -309,15 +307,15 @@ async fn the_servers_delete_what_the_dead_leave() {
     assert_eq!(server.children("/").unwrap(), ["a", "zookeeper"]);
     proxy.refuse(true).unwrap();
     proxy.reset();
-    until("the name's node is gone", async || {
+    until("the lock's node is gone", async || {
         server.children("/").unwrap() == before
     })
     .await;
 }
 
-/// What somebody else made to stay is left alone.
+/// A permanent node of another library is not deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_others_made_stay() {
+async fn permanent_nodes_of_others_stay() {
     let server = ZooKeeper::start().unwrap();
     server.make_root("/theirs", None).unwrap();
     let client = connect(&server.url()).await;
@@ -328,9 +326,9 @@ async fn nodes_that_others_made_stay() {
     assert_eq!(server.children("/").unwrap(), ["theirs", "zookeeper"]);
 }
 
-/// Below a node that is open to everybody.
+/// Below a node on which everybody has all rights.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_user_makes_is_that_users_alone() {
+async fn only_the_user_has_rights_on_its_nodes() {
     let server = ZooKeeper::start().unwrap();
     server.make_root("/locks", None).unwrap();
     let address = format!("127.0.0.1:{}", server.port());
@@ -343,9 +341,9 @@ async fn what_a_user_makes_is_that_users_alone() {
     let guard = ann.lock("a").ttl(Duration::from_secs(9)).await.unwrap();
     // Before it moves to a longer session, and after.
     let mut owners = Vec::new();
-    for renewed in [false, true] {
-        if renewed {
-            soon("a renewal", guard.prolonged()).await;
+    for moved in [false, true] {
+        if moved {
+            renewed(&guard).await;
         }
         let refused = soon("an answer", stranger.try_lock("a")).await.unwrap_err();
         assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
@@ -365,7 +363,7 @@ async fn what_a_user_makes_is_that_users_alone() {
     assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
-/// Who joins believes in what the holder answers, and in nothing once it is dead, however long its session lives.
+/// A process that joins relies on the holder's answer. A dead holder does not answer, however long its session lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_holder_does_not_answer_is_not_joined() {
     let server = ZooKeeper::start().unwrap();
@@ -380,13 +378,13 @@ async fn a_hold_whose_holder_does_not_answer_is_not_joined() {
         let joined = soon("joining", near.try_lock("a").owner(&joining)).await;
         let joined = joined.unwrap();
         assert!(joined.joined() && joined.token() == guard.token());
-        // But for the margin, which each takes off what it knows.
+        // Up to the margin that each process subtracts.
         assert!(joined.valid_until() <= guard.valid_until() + ttl / 50);
         // Once before it moves to a longer session, and once after.
-        soon("a renewal", guard.prolonged()).await;
+        renewed(&guard).await;
     }
     proxy.both(Flow::Hold);
-    // Its node stands for as long as its session; nobody vouches for it.
+    // Its node exists as long as its session, but nobody attests the hold.
     let silent = soon("an answer", near.try_lock("a").owner(&joining)).await;
     assert!(
         matches!(silent, Err(Error::Unavailable { .. })),

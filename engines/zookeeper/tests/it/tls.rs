@@ -1,11 +1,11 @@
-//! TLS.
+//! Servers with TLS.
 
 use std::sync::Arc;
 
 use fencelock_core::{Client, Error, StoreUrl};
 use fencelock_testbed::ZooKeeper;
 
-use crate::{connect, soon, stand};
+use crate::{connect, renewed, soon, wait_in_queue};
 
 async fn refused(url: &str) -> Error {
     let opening = fencelock_zookeeper::ZooKeeper::open(StoreUrl::parse(url).unwrap());
@@ -29,15 +29,15 @@ async fn locks_over_tls_exclude_those_without() {
     );
     let (one, two) = (connect(&url).await, connect(&server.url()).await);
     let guard = one.lock("a").await.unwrap();
-    let waiter = stand(&two, "a", false, 1).await;
-    soon("a renewal", guard.prolonged()).await;
+    let waiter = wait_in_queue(&two, "a", false, 1).await;
+    renewed(&guard).await;
     let token = guard.token();
     guard.release().await.unwrap();
     let next = soon("the waiter's turn", waiter).await.unwrap();
     assert!(next.token() > token);
     next.release().await.unwrap();
 
-    // Without TLS to a port that speaks it, with an authority that is not the server's, and with TLS to a plain port.
+    // Without TLS to a port with TLS, with the wrong certificate authority, and with TLS to a port without.
     let stranger = ZooKeeper::builder().tls().start().unwrap();
     let quick = "connect-timeout=2s";
     for url in [

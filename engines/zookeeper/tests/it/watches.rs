@@ -1,10 +1,10 @@
-//! Who watches what, as the server tells.
+//! Which nodes are watched, as the server tells.
 
 use std::collections::BTreeMap;
 
 use fencelock_testbed::ZooKeeper;
 
-use crate::{connect, packets, soon, stand, until};
+use crate::{connect, packets, soon, until, wait_in_queue};
 
 /// How many sessions watch each path.
 fn watches(server: &ZooKeeper) -> BTreeMap<String, usize> {
@@ -24,12 +24,12 @@ fn watches(server: &ZooKeeper) -> BTreeMap<String, usize> {
 async fn a_waiter_watches_its_predecessor_only() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&server.url()).await;
-    let guard = client.lock("hot").await.unwrap();
+    let guard = client.lock("contended").await.unwrap();
     let mut waiters = Vec::new();
     for place in 1..=5 {
-        waiters.push(stand(&connect(&server.url()).await, "hot", false, place).await);
+        waiters.push(wait_in_queue(&connect(&server.url()).await, "contended", false, place).await);
     }
-    let line = server.children("/hot").unwrap();
+    let line = server.children("/contended").unwrap();
     assert_eq!(line.len(), 6);
     until(
         "each is watched by the next, and nothing else is",
@@ -38,7 +38,7 @@ async fn a_waiter_watches_its_predecessor_only() {
             let waited: Vec<_> = seen.values().copied().collect();
             seen.len() == 5
                 && waited == [1; 5]
-                && seen.keys().all(|path| path.starts_with("/hot/_c_"))
+                && seen.keys().all(|path| path.starts_with("/contended/_c_"))
         },
     )
     .await;
@@ -61,11 +61,11 @@ async fn a_waiter_watches_its_predecessor_only() {
 async fn readers_watch_the_last_writer_ahead() {
     let server = ZooKeeper::start().unwrap();
     let client = connect(&server.url()).await;
-    let guard = client.lock("hot").await.unwrap();
-    let writer = stand(&connect(&server.url()).await, "hot", false, 1).await;
+    let guard = client.lock("contended").await.unwrap();
+    let writer = wait_in_queue(&connect(&server.url()).await, "contended", false, 1).await;
     let mut readers = Vec::new();
     for place in 2..=4 {
-        readers.push(stand(&connect(&server.url()).await, "hot", true, place).await);
+        readers.push(wait_in_queue(&connect(&server.url()).await, "contended", true, place).await);
     }
     until(
         "the holder is watched by one, the writer by three",
@@ -85,16 +85,16 @@ async fn readers_watch_the_last_writer_ahead() {
     }
 }
 
-/// What the server is asked for each hand-off down a line of so many clients.
-async fn asked_for_each(clients: usize) -> f64 {
+/// How many packets the server receives per hand-off, in a queue of so many clients.
+async fn packets_per_hand_off(clients: usize) -> f64 {
     let server = ZooKeeper::start().unwrap();
-    // So that few signs of life come between.
+    // So that there are few heartbeats.
     let url = format!("{}?claim-window=60s", server.url());
     let holder = connect(&url).await;
-    let guard = holder.lock("hot").await.unwrap();
+    let guard = holder.lock("contended").await.unwrap();
     let mut waiters = Vec::new();
     for place in 1..=clients {
-        waiters.push(stand(&connect(&url).await, "hot", false, place).await);
+        waiters.push(wait_in_queue(&connect(&url).await, "contended", false, place).await);
     }
     until("all watch", async || watches(&server).len() == clients).await;
     let before = packets(&server);
@@ -107,8 +107,11 @@ async fn asked_for_each(clients: usize) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_for_each_hand_off_do_not_grow_with_the_line() {
-    let (of_16, of_128) = (asked_for_each(16).await, asked_for_each(128).await);
+async fn packets_per_hand_off_do_not_grow_with_the_queue() {
+    let (of_16, of_128) = (
+        packets_per_hand_off(16).await,
+        packets_per_hand_off(128).await,
+    );
     assert!(of_16 < 8.0 && of_128 < 8.0, "{of_16} and {of_128}");
     assert!(of_128 < of_16 + 2.0, "{of_16} and {of_128}");
 }

@@ -44,7 +44,7 @@ async fn several_locks_or_none(ctx: Ctx) {
         "{error:?}"
     );
     let begin = Instant::now();
-    let wish = one.lock_all_for(&names, patience);
+    let wish = one.lock_all(&names).timeout(patience);
     let error = soon("an answer", wish).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
     assert!(begin.elapsed() >= patience);

@@ -214,7 +214,7 @@ async fn a_killed_writer_in_line_does_not_hold_up_readers(ctx: Ctx) {
     let killed = Instant::now();
     // Nothing tells a store that a waiter is dead; it is known by its silence.
     let bound = 3 * ctx.claim_window() + SLACK;
-    let beside = two.lock_for(&name, bound).shared().await.unwrap();
+    let beside = two.lock(&name).timeout(bound).shared().await.unwrap();
     assert!(killed.elapsed() <= bound);
     assert!(reader.is_valid() && beside.is_valid());
     reader.release().await.unwrap();

@@ -263,7 +263,7 @@ async fn know_the_store(client: &Client, name: &str) {
 fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move {
-        let wish = client.lock_for(&name, Duration::from_secs(1));
+        let wish = client.lock(&name).timeout(Duration::from_secs(1));
         wish.ttl(ttl).await
     })
 }

@@ -242,7 +242,7 @@ async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {
         unavailable(&soon("an error", client.try_lock(&name)).await.unwrap_err());
         let patience = Duration::from_secs(1);
         unavailable(
-            &soon("an error", client.lock_for(&name, patience))
+            &soon("an error", client.lock(&name).timeout(patience))
                 .await
                 .unwrap_err(),
         );

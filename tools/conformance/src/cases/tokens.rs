@@ -101,7 +101,7 @@ async fn tokens_increase_over_modes(ctx: Ctx) {
 
 /// Takes the lock with a client that may have to find its server again first.
 async fn token_of(client: &Client, name: &str) -> Token {
-    let wish = client.lock_for(name, Duration::from_secs(12));
+    let wish = client.lock(name).timeout(Duration::from_secs(12));
     let guard = soon("the lock after the restart", wish).await;
     let guard = guard.unwrap_or_else(|error| panic!("no lock after the restart: {error}"));
     let token = guard.token();

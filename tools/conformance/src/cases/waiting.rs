@@ -25,7 +25,7 @@ async fn patience_ends(ctx: Ctx) {
     let patience = Duration::from_secs(1);
     for client in [&two, &one] {
         let begin = Instant::now();
-        let error = soon("the patience ends", client.lock_for(&name, patience))
+        let error = soon("the patience ends", client.lock(&name).timeout(patience))
             .await
             .unwrap_err();
         let Error::TimedOut { name: of, waited } = &error else {
@@ -45,7 +45,7 @@ async fn patience_is_rewarded(ctx: Ctx) {
     let guard = take(&one, &name).await;
     let waiter = {
         let name = name.clone();
-        tokio::spawn(async move { two.lock_for(&name, Duration::from_secs(20)).await })
+        tokio::spawn(async move { two.lock(&name).timeout(Duration::from_secs(20)).await })
     };
     ctx.await_line(&one, &name, 1).await;
     guard.release().await.unwrap();

@@ -72,7 +72,7 @@ async fn take_for(
     who: &'static str,
     ttl: Duration,
 ) -> Result<Guard> {
-    let wish = client.lock_for(LOCK, Duration::from_secs(20)).ttl(ttl);
+    let wish = client.lock(LOCK).timeout(Duration::from_secs(20)).ttl(ttl);
     let guard = wish
         .renew(false)
         .await

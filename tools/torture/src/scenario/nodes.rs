@@ -82,7 +82,7 @@ async fn sentinel_failover() -> Result<Sides> {
     ours.note("-", "the master dies");
     group.await_failover(master)?;
     ours.note("-", "the Sentinels make a replica the master");
-    let second = two.lock_for(LOCK, Duration::from_secs(2)).await;
+    let second = two.lock(LOCK).timeout(Duration::from_secs(2)).await;
     let kept = second.is_err() && first.is_valid();
     ours.note(
         "B",
@@ -184,7 +184,8 @@ impl Five {
         // So that both are connected to all nodes, and all vote.
         for client in [&one, &two] {
             let before = client
-                .lock_for("before", Duration::from_secs(10))
+                .lock("before")
+                .timeout(Duration::from_secs(10))
                 .ttl(MAX_TTL)
                 .await;
             let before = before.map_err(|e| Failure::new(e.to_string()))?;
@@ -295,7 +296,7 @@ async fn redlock_pause() -> Result<Sides> {
         .for_each(|proxy| proxy.answers(Flow::Hold));
     ours.note("1", "asks for the lock; the answers of all nodes are stuck");
     let asking = tokio::spawn({
-        let wish = one.lock_for(LOCK, Duration::from_secs(20)).ttl(MAX_TTL);
+        let wish = one.lock(LOCK).timeout(Duration::from_secs(20)).ttl(MAX_TTL);
         async move { wish.await }
     });
     let held_by_somebody = || five.nodes[0].command::<u64>(&["EXISTS", LOCK]);

@@ -1,0 +1,380 @@
+//! A request for a lock: how it is to be held, and the way from there to a guard.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::engine::Claim;
+use crate::guard::{Guard, Held};
+use crate::runtime::acquire::{Request, acquire};
+use crate::runtime::background::Carried;
+use crate::runtime::caller::{Caller, Heard};
+use crate::runtime::health::Health;
+use crate::runtime::hold::Terms;
+use crate::runtime::place::Patience;
+use crate::runtime::reenter::enter;
+use crate::runtime::state::State;
+use crate::types::{Error, LockName, Mode, Owner, Result, check_text};
+
+/// The lease of a request that names none.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// The pauses between two attempts of an unfair request that names none.
+const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+/// A request for a lock, made by [`Client::lock`](crate::Client::lock) or [`Client::try_lock`](crate::Client::try_lock).
+/// Await it.
+///
+/// # Cancel safety
+/// The future may be dropped at any time: what it began is undone in the background, and neither a lock nor a place in the
+/// queue is left.
+#[derive(Clone, Debug)]
+#[must_use = "a request does nothing until it is awaited"]
+pub struct Acquire {
+    state: Arc<State>,
+    name: Result<LockName, Arc<str>>,
+    mode: Mode,
+    ttl: Duration,
+    lock_delay: Duration,
+    label: Option<Arc<str>>,
+    owner: Option<Owner>,
+    record: bool,
+    terms: Terms,
+    patience: Patience,
+    timeout: Option<Duration>,
+}
+
+impl Acquire {
+    pub(crate) fn new(state: &Arc<State>, name: &str, waits: bool) -> Self {
+        Self {
+            state: Arc::clone(state),
+            // A bad name is kept for the error, which comes when the request is awaited.
+            name: LockName::new(name).map_err(|_| name.into()),
+            mode: Mode::Exclusive,
+            ttl: DEFAULT_TTL,
+            lock_delay: Duration::ZERO,
+            label: None,
+            owner: None,
+            record: false,
+            terms: Terms {
+                renews: true,
+                max_hold: None,
+                healthy: None,
+            },
+            patience: Patience {
+                waits,
+                fair: true,
+                attempts: None,
+                pauses: DEFAULT_PAUSES,
+            },
+            timeout: None,
+        }
+    }
+
+    /// Exclusive mode (the default).
+    pub fn exclusive(self) -> Self {
+        self.mode(Mode::Exclusive)
+    }
+
+    /// Shared mode: other shared holders may hold the lock at the same time.
+    pub fn shared(self) -> Self {
+        self.mode(Mode::Shared)
+    }
+
+    /// A mode given as a value.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Waits at most this long: then [`Error::TimedOut`] if somebody still holds the lock, or [`Error::Unavailable`] if the
+    /// store did not answer last.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The lease: how long the store keeps the lock if its holder dies. It is renewed at a third of that. 30 s by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How much longer the store keeps the lock if its holder vanishes (Chubby's lock-delay). None by default.
+    pub fn lock_delay(mut self, lock_delay: Duration) -> Self {
+        self.lock_delay = lock_delay;
+        self
+    }
+
+    /// A note for people who look at the lock: at most 255 bytes, no control characters.
+    pub fn label(mut self, label: &str) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Does not join the queue, but asks again and again, in no order.
+    pub fn unfair(mut self) -> Self {
+        self.patience.fair = false;
+        self
+    }
+
+    /// Asks at most this often, then gives up with [`Error::Held`]. Does not join the queue, as with [`Acquire::unfair`].
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.patience.attempts = Some(attempts.max(1));
+        self.unfair()
+    }
+
+    /// The shortest and the longest pause between two attempts of an unfair request; each is drawn at random. 5 ms and
+    /// 500 ms by default.
+    pub fn delays(mut self, shortest: Duration, longest: Duration) -> Self {
+        self.patience.pauses = (shortest, longest.max(shortest));
+        self
+    }
+
+    /// On behalf of an owner. If the owner has the lock already, it enters it again, with the same token.
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.owner = Some(owner.clone());
+        self
+    }
+
+    /// The store knows the token as soon as it is granted, so that others can read it.
+    pub fn recorded(mut self) -> Self {
+        self.record = true;
+        self
+    }
+
+    /// Whether the client renews the lease by itself (the default). If not, it ends after the ttl; see also
+    /// [`Guard::refresh`].
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.terms.renews = renew;
+        self
+    }
+
+    /// The longest time to hold: the validity ends then at the latest, and is not renewed beyond. The lock is given back
+    /// then (its lock-delay runs), whatever the holder does.
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.terms.max_hold = Some(most);
+        self
+    }
+
+    /// Renews only while `check` says yes. It is asked before each renewal, at a third of the ttl, and after a no again
+    /// and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its validity, hears
+    /// of it, and the lock is given back (its lock-delay runs) although its guard is still there.
+    ///
+    /// The check must answer at once: all renewals wait for it. A panic in it counts as a no. See
+    /// [`Heartbeat`](crate::Heartbeat) for a check that wants signs of life. It changes nothing for a hold that was joined.
+    pub fn healthy(mut self, check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.terms.healthy = Some(Health(Arc::new(check)));
+        self
+    }
+
+    /// Takes the lock, runs `body` and releases. If the lock is lost before the body has ended, the body is dropped at its
+    /// next await, and the result of a body that runs on is dropped. A panic in it releases the lock, too.
+    ///
+    /// # Errors
+    /// As the request itself, and [`Error::Lost`] if the lock was lost before the body ended. A release that the store did
+    /// not confirm is no error: it goes on in the background.
+    ///
+    /// # Cancel safety
+    /// May be dropped: the body is dropped, and the lock is released in the background.
+    pub async fn with<F, B, T>(self, body: F) -> Result<T>
+    where
+        F: FnOnce(Held) -> B,
+        B: Future<Output = T>,
+    {
+        let held = Held(Arc::new(self.await?));
+        let name = held.name().clone();
+        let body = body(held.clone());
+        let result = tokio::select! {
+            biased;
+            reason = held.lost() => Err(Error::Lost { name, reason }),
+            result = body => match held.is_valid() {
+                true => Ok(result),
+                // Lost in its last step, or while it kept this thread to itself.
+                false => Err(Error::Lost { name, reason: held.lost().await }),
+            },
+        };
+        if let Err(error) = held.0.let_go().await {
+            tracing::debug!(name = %held.name(), %error, "the release goes on in the background");
+        }
+        result
+    }
+
+    /// Refuses what the store does not take, before anything is sent.
+    pub(crate) fn check(&self) -> Result<LockName> {
+        let name = match &self.name {
+            Ok(name) => name.clone(),
+            Err(bad) => return Err(LockName::new(bad).err().unwrap_or(Error::Closed)),
+        };
+        let state = &self.state;
+        let refuse = |what, why: &str| Err(Error::unsupported(&state.engine, what, why));
+        if state.is_closed() {
+            return Err(Error::Closed);
+        }
+        state.check_takes("taking a lock")?;
+        let promises = state.promises();
+        if self.mode == Mode::Shared && !promises.shared {
+            return refuse("shared mode", "it has exclusive locks only");
+        }
+        if matches!(self.mode, Mode::Permit { .. }) && !promises.permits {
+            return refuse("permits", "it has no semaphores");
+        }
+        if !self.lock_delay.is_zero() && !promises.lock_delay {
+            return refuse("a lock-delay", "a lock there ends with its connection");
+        }
+        state.check_ttl(self.ttl, self.lock_delay)?;
+        if let Some(label) = &self.label {
+            check_text("label", label)?;
+        }
+        Ok(name)
+    }
+
+    fn claim(&self, name: LockName) -> Claim {
+        let owner = match &self.owner {
+            Some(owner) => &owner.text,
+            None => &self.state.settings.who,
+        };
+        Claim {
+            mode: self.mode,
+            ttl: self.ttl,
+            lock_delay: self.lock_delay,
+            wait: self.patience.waits && self.patience.fair,
+            record: self.record || self.owner.is_some(),
+            label: self.label.clone(),
+            ..Claim::new(self.state.ids.next(), Arc::clone(owner), name)
+        }
+    }
+
+    async fn acquire(self, caller: Arc<Caller>) -> Result<Guard> {
+        let name = self.check()?;
+        let request = Request {
+            claim: self.claim(name),
+            terms: self.terms,
+            patience: self.patience,
+        };
+        let claim = &request.claim;
+        let span = tracing::debug_span!("lock", name = %claim.name, id = %claim.id);
+        let share = match self.owner {
+            None => {
+                acquire(&self.state, request, &caller)
+                    .instrument(span)
+                    .await
+            }
+            // Boxed, so that the common case stays small.
+            Some(owner) => {
+                let entered = enter(&self.state, request, &owner, &caller);
+                Box::pin(entered.instrument(span)).await
+            }
+        };
+        share.map(Guard::new)
+    }
+}
+
+impl IntoFuture for Acquire {
+    type Output = Result<Guard>;
+    type IntoFuture = Acquiring;
+
+    fn into_future(self) -> Acquiring {
+        let state = Arc::clone(&self.state);
+        let caller = Arc::new(Caller::default());
+        let clock = state.clock;
+        let timeout = self.timeout.map(|timeout| {
+            let ends = clock.now() + timeout;
+            Timeout {
+                alarm: Box::pin(async move { clock.sleep_until(ends).await }),
+                waited: timeout,
+                name: self.name.clone().ok(),
+            }
+        });
+        let acquire = self.acquire(Arc::clone(&caller));
+        Acquiring {
+            carried: Some(state.background.carry(acquire)),
+            caller,
+            state,
+            timeout,
+        }
+    }
+}
+
+/// The future of an [`Acquire`].
+///
+/// # Cancel safety
+/// May be dropped at any time: what it began is undone in the background, and neither a lock nor a place in the queue is
+/// left.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Acquiring {
+    carried: Option<Carried<Result<Guard>>>,
+    caller: Arc<Caller>,
+    state: Arc<State>,
+    timeout: Option<Timeout>,
+}
+
+struct Timeout {
+    alarm: Pin<Box<dyn Future<Output = ()> + Send>>,
+    waited: Duration,
+    name: Option<LockName>,
+}
+
+impl Future for Acquiring {
+    type Output = Result<Guard>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some(carried) = this.carried.as_mut() else {
+            return Poll::Pending;
+        };
+        if let Poll::Ready(result) = Pin::new(carried).poll(cx) {
+            return Poll::Ready(result);
+        }
+        let Some(timeout) = this.timeout.as_mut() else {
+            return Poll::Pending;
+        };
+        std::task::ready!(timeout.alarm.as_mut().poll(cx));
+        let waited = timeout.waited;
+        let Some(name) = timeout.name.take() else {
+            return Poll::Ready(Err(Error::Closed));
+        };
+        let error = this.gave_up(name, waited);
+        this.leave();
+        Poll::Ready(Err(error))
+    }
+}
+
+impl Acquiring {
+    /// What is under way goes on in the background, and is undone there.
+    fn leave(&mut self) {
+        self.caller.leave();
+        self.carried = None;
+    }
+
+    /// Why a request was not granted in time.
+    fn gave_up(&self, name: LockName, waited: Duration) -> Error {
+        let mut heard = self.caller.heard();
+        if matches!(heard, Heard::Nothing) {
+            // It waits behind other tasks of this process, who know more.
+            heard = self.state.queues.heard(&name);
+        }
+        let cause = match heard {
+            Heard::Held => return Error::TimedOut { name, waited },
+            Heard::Failed(cause) => cause,
+            Heard::Nothing => format!("no answer within {waited:?}"),
+        };
+        Error::unavailable(&self.state.engine, format!("taking lock {name}"), cause)
+    }
+}
+
+impl Drop for Acquiring {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl std::fmt::Debug for Acquiring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Acquiring").finish_non_exhaustive()
+    }
+}

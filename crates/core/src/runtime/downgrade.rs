@@ -1,0 +1,82 @@
+//! From exclusive to shared: a new grant of the same claim.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::share::Share;
+use crate::engine::{Claim, Grant, Renewal, Standing};
+use crate::types::{Error, LossReason, Mode, Result};
+
+/// Between two attempts while the store does not answer.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Downgrades an exclusive share. Must not be dropped before its end.
+pub(crate) async fn downgrade(share: Share) -> Result<Share> {
+    let (state, hold) = (&share.state, &share.hold);
+    let name = &hold.claim.name;
+    // Nobody enters for this owner meanwhile.
+    let slot = state.owners.slot(&hold.claim.owner, name);
+    let _entrance = slot.lock().await;
+    if !hold.has_one_guard() {
+        let why = "its owner has entered it more than once; leave first";
+        return Err(Error::invalid("downgrade of", name.as_str(), why));
+    }
+    // In turn with renewals, so that answers come in the order of the requests.
+    let Some(renewing) = state.schedule.reserve(hold).await else {
+        return Err(hold.lost_error());
+    };
+    let grant = place_shared(&share).await?;
+    let token = grant.tokens.first;
+    hold.downgrade(token);
+    let kept = Renewal::Kept {
+        counted_from: grant.counted_from,
+        lease: grant.lease,
+        asked: false,
+    };
+    // A renewal that was kept loses nothing.
+    let _ = state.schedule.note(hold, &kept, &hold.held_claim());
+    renewing.noted();
+    // Tasks of this process wait for an exclusive hold: the next of them goes to the store's queue.
+    state.queues.leave(hold);
+    state
+        .observed
+        .tell(|observer| observer.released(name, share.token));
+    state.report_grant(name, token, None, false);
+    let shared = Share::new(Arc::clone(state), Arc::clone(hold));
+    share.dissolve();
+    Ok(shared)
+}
+
+/// Places the claim in shared mode, again and again while the validity lasts.
+async fn place_shared(share: &Share) -> Result<Grant> {
+    let (state, hold) = (&share.state, &share.hold);
+    let name = &hold.claim.name;
+    let claim = Claim {
+        mode: Mode::Shared,
+        wait: false,
+        reserve: 1,
+        record: true,
+        ..hold.claim.clone()
+    };
+    loop {
+        state.schedule.curtail(hold, claim.ttl);
+        let answer = match hold.is_valid() {
+            true => state.engine.place(&claim).await,
+            false => Ok(Standing::Busy),
+        };
+        match answer {
+            // Valid until now, so that nobody else was granted it in between.
+            Ok(Standing::Held(grant)) if hold.is_valid() => return Ok(grant),
+            Ok(_) => {
+                state.lose(hold, LossReason::Expired);
+                return Err(hold.lost_error());
+            }
+            Err(error) if error.is_retryable() => {
+                tracing::debug!(%name, %error, "a downgrade failed; trying again");
+                let again = state.clock.now() + PAUSE;
+                state.clock.sleep_until(again.min(hold.valid_until())).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}

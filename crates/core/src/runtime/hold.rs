@@ -1,0 +1,347 @@
+//! A grant as the client knows it: until when it may be believed, and whether it was lost.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::health::Health;
+use crate::engine::{Claim, Grant, HeldClaim};
+use crate::types::{BootInstant, Clock, Error, LossReason, Mode, Token, Tokens};
+
+/// A claim that holds. Shared by its guards, the schedule of renewals and the queue.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) claim: Claim,
+    pub(crate) renews: bool,
+    healthy: Option<Health>,
+    /// Its holder was not healthy when a renewal was due, and no renewal has succeeded since.
+    unhealthy: AtomicBool,
+    /// It belongs to another process; this one has only joined it.
+    pub(crate) joined: bool,
+    clock: Clock,
+    tokens: Tokens,
+    /// Validity never goes beyond this (`max_hold`).
+    ends: BootInstant,
+    valid_until: AtomicU64,
+    /// The shortest lease, in nanoseconds, that was asked for without an answer.
+    doubted: AtomicU64,
+    /// Until when the store may keep it after all that it was asked, as far as that can be known.
+    kept_until: AtomicU64,
+    /// How many of the tokens were handed on.
+    handed_on: AtomicU32,
+    /// The token that the store knows; 0 for none.
+    recorded: AtomicU64,
+    /// Whether it may be handed to a waiter of this process: not if it was requested with an end or without renewal, or if
+    /// others are to read its token.
+    plain: bool,
+    /// A sequencer is out, so that the store must keep naming the token in it.
+    sequenced: AtomicBool,
+    asked: AtomicBool,
+    /// It is held in shared mode by now, with this token.
+    downgraded: OnceLock<Token>,
+    /// The claim is being withdrawn, or was.
+    given_back: AtomicBool,
+    lost: OnceLock<LossReason>,
+    /// Guards that share the hold (reentrancy).
+    guards: AtomicUsize,
+    /// Something above changed, or a renewal came to its end.
+    pub(crate) news: Notify,
+}
+
+/// How a grant is to be held.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    /// Whether it is renewed by itself.
+    pub(crate) renews: bool,
+    /// After how long it ends in any case.
+    pub(crate) max_hold: Option<Duration>,
+    /// What must be so for a renewal.
+    pub(crate) healthy: Option<Health>,
+}
+
+impl Terms {
+    /// Nothing but renewals. So a waiter of this process may be handed what another one held.
+    pub(crate) fn are_plain(&self) -> bool {
+        self.renews && self.max_hold.is_none() && self.healthy.is_none()
+    }
+}
+
+/// How much less the client believes than the server keeps: clocks that run up to 1 % apart, and 2 ms of rounding.
+fn drift(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}
+
+/// The end of what a client may believe of a lease.
+pub(crate) fn valid_until(counted_from: BootInstant, lease: Duration) -> BootInstant {
+    counted_from + lease.saturating_sub(drift(lease))
+}
+
+/// A bug on purpose: counts from when the answer came.
+#[cfg(fencelock_planted)]
+fn counted_from(rightly: BootInstant, clock: Clock) -> BootInstant {
+    match crate::planted::is("validity-from-reply") {
+        true => clock.now(),
+        false => rightly,
+    }
+}
+
+impl Hold {
+    pub(crate) fn new(claim: Claim, grant: &Grant, clock: Clock, terms: Terms) -> Self {
+        #[cfg(fencelock_planted)]
+        let grant = &Grant {
+            counted_from: counted_from(grant.counted_from, clock),
+            ..*grant
+        };
+        let never = BootInstant::from_nanos(u64::MAX);
+        let ends = terms.max_hold.map_or(never, |most| clock.now() + most);
+        let valid = valid_until(grant.counted_from, grant.lease).min(ends);
+        let plain = terms.are_plain() && !claim.record;
+        Self {
+            claim,
+            renews: terms.renews,
+            healthy: terms.healthy,
+            unhealthy: AtomicBool::new(false),
+            joined: false,
+            clock,
+            tokens: grant.tokens,
+            ends,
+            valid_until: AtomicU64::new(valid.as_nanos()),
+            doubted: AtomicU64::new(u64::MAX),
+            kept_until: AtomicU64::new((grant.counted_from + grant.lease).as_nanos()),
+            handed_on: AtomicU32::new(0),
+            plain,
+            recorded: AtomicU64::new(match grant.recorded {
+                true => grant.tokens.first.0,
+                false => 0,
+            }),
+            sequenced: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            downgraded: OnceLock::new(),
+            given_back: AtomicBool::new(false),
+            lost: OnceLock::new(),
+            guards: AtomicUsize::new(0),
+            news: Notify::new(),
+        }
+    }
+
+    pub(crate) fn valid_until(&self) -> BootInstant {
+        BootInstant::from_nanos(self.valid_until.load(SeqCst))
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        self.lost.get().is_none() && self.clock.now() < self.valid_until()
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.lost.get() {
+            Some(_) => Duration::ZERO,
+            None => self.valid_until().since(self.clock.now()),
+        }
+    }
+
+    pub(crate) fn lost(&self) -> Option<LossReason> {
+        self.lost.get().copied()
+    }
+
+    /// True the first time.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        let first = self.lost.set(reason).is_ok();
+        self.news.notify_waiters();
+        first
+    }
+
+    /// A renewal took effect. False if that came too late: what is lost stays lost.
+    pub(crate) fn prolong(&self, counted_from: BootInstant, lease: Duration) -> bool {
+        if !self.is_valid() {
+            return false;
+        }
+        #[cfg(fencelock_planted)]
+        let counted_from = self::counted_from(counted_from, self.clock);
+        let valid = valid_until(counted_from, lease).min(self.ends);
+        // Not a maximum: `refresh` may shorten a lease.
+        self.valid_until.store(valid.as_nanos(), SeqCst);
+        self.unhealthy.store(false, SeqCst);
+        self.news.notify_waiters();
+        true
+    }
+
+    /// A renewal for `lease` is about to be sent. From then on the store may keep the lock for no longer than that, whether or
+    /// not an answer comes. True if that is less than was believed.
+    pub(crate) fn curtail(&self, lease: Duration) -> bool {
+        let most = valid_until(self.clock.now(), lease).as_nanos();
+        let less = most < self.valid_until.fetch_min(most, SeqCst);
+        if less {
+            self.news.notify_waiters();
+        }
+        less
+    }
+
+    /// The store was asked to keep it for `lease`.
+    pub(crate) fn note_asked(&self, lease: Duration) {
+        let until = self.clock.now() + lease;
+        self.kept_until.fetch_max(until.as_nanos(), SeqCst);
+    }
+
+    /// Until when the store may keep it, lock-delay aside.
+    pub(crate) fn kept_until(&self) -> BootInstant {
+        BootInstant::from_nanos(self.kept_until.load(SeqCst))
+    }
+
+    /// A renewal for `lease` had no answer. It may still arrive at any time, and cut short a lease that is longer.
+    pub(crate) fn doubt(&self, lease: Duration) {
+        let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
+        self.doubted.fetch_min(nanos, SeqCst);
+    }
+
+    /// How much of the lease of a renewal is sure. A renewal in doubt that arrives later sets its own length from then on; one
+    /// that arrived before no longer matters.
+    pub(crate) fn sure_of(&self, lease: Duration) -> Duration {
+        lease.min(Duration::from_nanos(self.doubted.load(SeqCst)))
+    }
+
+    /// Asks the holder's own health check, if it has one.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let healthy = self.healthy.as_ref().is_none_or(Health::check);
+        if !healthy {
+            self.unhealthy.store(true, SeqCst);
+        }
+        healthy
+    }
+
+    /// Why it is lost now that its validity is over; and whether this client itself ended it, so that it may be given back
+    /// although its guard is still there.
+    pub(crate) fn why_over(&self) -> (LossReason, bool) {
+        if self.valid_until() == self.ends {
+            (LossReason::MaxHold, true)
+        } else if !self.renews {
+            (LossReason::NotRenewed, false)
+        } else if self.unhealthy.load(SeqCst) {
+            (LossReason::Unhealthy, true)
+        } else {
+            (LossReason::Expired, false)
+        }
+    }
+
+    /// The error of a call that needs the hold, which is lost or over.
+    pub(crate) fn lost_error(&self) -> Error {
+        Error::Lost {
+            name: self.claim.name.clone(),
+            reason: self.lost().unwrap_or_else(|| self.why_over().0),
+        }
+    }
+
+    pub(crate) fn ask(&self) {
+        self.asked.store(true, SeqCst);
+        self.news.notify_waiters();
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.load(SeqCst)
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        let present = || Token(self.tokens.first.0 + u64::from(self.handed_on.load(SeqCst)));
+        self.downgraded.get().copied().unwrap_or_else(present)
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        match self.downgraded.get() {
+            Some(_) => Mode::Shared,
+            None => self.claim.mode,
+        }
+    }
+
+    /// It is shared from now on, with a token of its own.
+    pub(crate) fn downgrade(&self, token: Token) {
+        // Only the last guard downgrades, and only once.
+        let _ = self.downgraded.set(token);
+    }
+
+    /// The claim as the store has it, with its present token.
+    pub(crate) fn held_claim(&self) -> HeldClaim {
+        let mut claim = self.claim.clone();
+        claim.mode = self.mode();
+        HeldClaim {
+            claim,
+            token: self.token(),
+        }
+    }
+
+    /// Marks that a sequencer is made; true if the store must be told the token first.
+    pub(crate) fn sequence(&self) -> bool {
+        self.sequenced.store(true, SeqCst);
+        self.recorded.load(SeqCst) != self.token().0
+    }
+
+    /// The store knows `token` now.
+    pub(crate) fn record(&self, token: Token) {
+        self.recorded.store(token.0, SeqCst);
+    }
+
+    /// Whether a waiter of this process with the claim `next` may have this hold instead of one of its own.
+    pub(crate) fn may_hand_on_to(&self, next: &Claim) -> bool {
+        let mine = &self.claim;
+        self.plain
+            && self.handed_on.load(SeqCst) + 1 < self.tokens.count
+            && !self.sequenced.load(SeqCst)
+            && !self.asked.load(SeqCst)
+            && mine.ttl == next.ttl
+            && mine.lock_delay == next.lock_delay
+            && self.mode() == next.mode
+            && mine.label == next.label
+            && mine.owner == next.owner
+            && self.is_valid()
+    }
+
+    /// Moves on to the next token. Only the queue calls this, for one waiter at a time.
+    pub(crate) fn hand_on(&self) {
+        self.handed_on.fetch_add(1, SeqCst);
+    }
+
+    pub(crate) fn add_guard(&self) {
+        self.guards.fetch_add(1, SeqCst);
+    }
+
+    /// Adds a guard unless the last one is gone already.
+    pub(crate) fn add_guard_if_any(&self) -> bool {
+        self.guards
+            .fetch_update(SeqCst, SeqCst, |n| (n > 0).then_some(n + 1))
+            .is_ok()
+    }
+
+    /// True for the one caller that is to withdraw the claim.
+    pub(crate) fn may_give_back(&self) -> bool {
+        !self.given_back.swap(true, SeqCst)
+    }
+
+    /// Whether there is one guard and no more.
+    pub(crate) fn has_one_guard(&self) -> bool {
+        self.guards.load(SeqCst) == 1
+    }
+
+    /// Whether no guard is left.
+    pub(crate) fn has_no_guard(&self) -> bool {
+        self.guards.load(SeqCst) == 0
+    }
+
+    /// True if it was the last guard.
+    pub(crate) fn drop_guard(&self) -> bool {
+        self.guards.fetch_sub(1, SeqCst) == 1
+    }
+
+    /// Waits until `done` says so; looks again at every piece of news.
+    pub(crate) async fn until<T>(&self, mut done: impl FnMut(&Self) -> Option<T>) -> T {
+        loop {
+            let news = self.news.notified();
+            tokio::pin!(news);
+            // Registered before looking, so that nothing between is missed.
+            news.as_mut().enable();
+            if let Some(result) = done(self) {
+                return result;
+            }
+            news.await;
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A hold of another process that this one has joined: never renewed here, asked about again and again, and lost when the
+//! store says so or when nothing was heard of it for as long as it may be believed.
+//!
+//! Between two questions the lock is watched, so that a release by the other process is known soon: by the store's
+//! messages where it sends any, else by looks, a few per second.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::hold::{Hold, valid_until};
+use super::state::State;
+use crate::engine::{Claim, Engine, Grant, HolderView};
+use crate::types::{Clock, LockName, LossReason, Mode, Result};
+
+/// Between two looks at least.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// What an owner in another process holds, if that may be believed.
+pub(crate) async fn attested(
+    state: &State,
+    name: &LockName,
+    owner: &str,
+) -> Result<Option<(HolderView, Grant)>> {
+    let attested = state.engine.inspect().attest(name, owner).await?;
+    let now = state.clock.now();
+    Ok(attested.filter(|(_, grant)| now < valid_until(grant.counted_from, grant.lease)))
+}
+
+/// Watches a joined hold until it is lost or its last guard is gone.
+pub(crate) async fn watch(client: Weak<State>, hold: Arc<Hold>, clock: Clock) {
+    let mut failed = false;
+    loop {
+        // The client may go while its hold is watched: keep the engine alone.
+        let Some(engine) = client.upgrade().map(|state| Arc::clone(&state.engine)) else {
+            return;
+        };
+        let ends = hold.valid_until();
+        let left = hold.remaining();
+        let pause = if failed { left / 10 } else { left / 3 };
+        let next = clock.now() + pause.max(Duration::from_millis(10));
+        tokio::select! {
+            () = hold.until(|hold| hold.has_no_guard().then_some(())) => return,
+            () = clock.sleep_until(next.min(ends)) => {}
+            () = gone(&*engine, &hold.claim) => {}
+        }
+        drop(engine);
+        let Some(state) = client.upgrade() else {
+            return;
+        };
+        let found = tokio::select! {
+            biased;
+            () = hold.until(|hold| hold.has_no_guard().then_some(())) => return,
+            () = clock.sleep_until(ends) => {
+                state.lose(&hold, LossReason::OuterSilent);
+                return;
+            }
+            found = attested(&state, &hold.claim.name, &hold.claim.owner) => found,
+        };
+        failed = found.is_err();
+        match found {
+            Ok(Some((holder, grant)))
+                if holder.claim == Some(hold.claim.id) && holder.mode == hold.claim.mode =>
+            {
+                hold.prolong(grant.counted_from, grant.lease);
+            }
+            Ok(_) => {
+                state.lose(&hold, LossReason::OuterEnded);
+                return;
+            }
+            Err(error) => tracing::debug!(%error, "asking about a joined hold"),
+        }
+    }
+}
+
+/// Returns once a look does not show the claim as a holder. A look that fails shows nothing.
+async fn gone(engine: &dyn Engine, claim: &Claim) {
+    // The highest token at the last look, where a change of it shows that the claim is gone.
+    let mut seen = None;
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        let looked = match seen {
+            None => engine.inspect().look(&claim.name).await,
+            Some(seen) => engine.inspect().watch(&claim.name, seen).await,
+        };
+        seen = match looked {
+            Ok(view) => {
+                let mut holders = view.holders.iter();
+                if !holders.any(|holder| holder.claim == Some(claim.id)) {
+                    return;
+                }
+                match claim.mode {
+                    Mode::Exclusive => Some(view.token()),
+                    // One of several may go and leave the highest token as it is.
+                    Mode::Shared | Mode::Permit { .. } => None,
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "watching a joined hold");
+                None
+            }
+        };
+    }
+}

@@ -1,0 +1,240 @@
+//! The queue inside this process: tasks that want one lock wait here in order and cost the store one waiter.
+//!
+//! For each name at most one of them, the *front*, waits in the store's queue. A grant with a range of tokens is handed on
+//! to the next task here without a round trip, once per token; then the store's queue has its turn.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
+use tokio::sync::oneshot;
+
+use super::caller::{Caller, Heard};
+use super::hold::Hold;
+use crate::engine::Claim;
+use crate::types::LockName;
+
+/// The queues of a client: one for each name that is requested or held exclusively. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Queues(Arc<Mutex<HashMap<LockName, Queue, RandomState>>>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    holder: Option<Arc<Hold>>,
+    /// Whoever waits in the store's queue.
+    front: Option<Arc<Caller>>,
+    waiters: VecDeque<Waiter>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    claim: Claim,
+    /// A hold that is handed on would do.
+    plain: bool,
+    caller: Arc<Caller>,
+    turn: oneshot::Sender<Turn>,
+}
+
+/// What a waiting task is told.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// Place your claim at the store.
+    Front(Front),
+    /// The lock was handed on to you; this hold counts a guard of yours already.
+    HandedOn(Arc<Hold>),
+}
+
+/// Where a task finds itself after entering.
+pub(crate) enum Entered {
+    /// At the front.
+    Front(Front),
+    /// In the queue; the turn comes through this channel.
+    Waiting(oneshot::Receiver<Turn>),
+}
+
+/// The right to wait in the store's queue for a name. Dropping it gives it to the next task here.
+#[derive(Debug)]
+pub(crate) struct Front {
+    queues: Queues,
+    name: LockName,
+    /// Others of this process were here at the same time, so a range of tokens is worth its price.
+    pub(crate) contended: bool,
+    granted: bool,
+}
+
+impl Queues {
+    fn all(&self) -> MutexGuard<'_, HashMap<LockName, Queue, RandomState>> {
+        // No code under this lock can panic halfway.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn front(&self, name: &LockName, contended: bool) -> Front {
+        Front {
+            queues: self.clone(),
+            name: name.clone(),
+            contended,
+            granted: false,
+        }
+    }
+
+    /// Whether this process holds the lock exclusively, as far as it believes.
+    pub(crate) fn holds(&self, name: &LockName) -> bool {
+        let all = self.all();
+        let holder = all.get(name).and_then(|queue| queue.holder.as_ref());
+        holder.is_some_and(|hold| hold.is_valid())
+    }
+
+    /// What the store said last about a lock, as far as this process knows.
+    pub(crate) fn heard(&self, name: &LockName) -> Heard {
+        if self.holds(name) {
+            return Heard::Held;
+        }
+        let front = self.all().get(name).and_then(|queue| queue.front.clone());
+        front.map_or(Heard::Nothing, |front| front.heard())
+    }
+
+    /// Joins the queue for the claim's name. `plain`: a hold that is handed on would do.
+    pub(crate) fn enter(&self, claim: &Claim, plain: bool, caller: &Arc<Caller>) -> Entered {
+        let mut all = self.all();
+        let Some(queue) = all.get_mut(&claim.name) else {
+            let queue = Queue {
+                front: Some(Arc::clone(caller)),
+                ..Queue::default()
+            };
+            all.insert(claim.name.clone(), queue);
+            return Entered::Front(self.front(&claim.name, false));
+        };
+        // Tasks that went away leave their entries; sweep now and then.
+        if queue.waiters.len() % 64 == 63 {
+            queue.waiters.retain(|waiter| !waiter.turn.is_closed());
+        }
+        let (turn, told) = oneshot::channel();
+        let waiter = Waiter {
+            claim: claim.clone(),
+            plain,
+            caller: Arc::clone(caller),
+            turn,
+        };
+        if queue.front.is_none() && queue.waiters.is_empty() && !queue.hands_on_to(&waiter) {
+            queue.front = Some(Arc::clone(caller));
+            return Entered::Front(self.front(&claim.name, true));
+        }
+        queue.waiters.push_back(waiter);
+        Entered::Waiting(told)
+    }
+
+    /// A hold came to its end here. Hands it on if that may be; true if it was handed on, and nothing is left to do.
+    pub(crate) fn leave(&self, hold: &Arc<Hold>) -> bool {
+        loop {
+            let mut all = self.all();
+            let Some(queue) = all.get_mut(&hold.claim.name) else {
+                return false;
+            };
+            if !queue.holder.as_ref().is_some_and(|h| Arc::ptr_eq(h, hold)) {
+                return false;
+            }
+            while queue.waiters.front().is_some_and(|w| w.turn.is_closed()) {
+                queue.waiters.pop_front();
+            }
+            let next = queue.waiters.front();
+            if next.is_some_and(|next| queue.hands_on_to(next))
+                && let Some(next) = queue.waiters.pop_front()
+            {
+                hold.hand_on();
+                hold.add_guard();
+                // With the last token handed on, the next task may go to the store's queue already.
+                let front = queue.next_front(self, &hold.claim.name);
+                drop(all);
+                tell(front);
+                if next.turn.send(Turn::HandedOn(Arc::clone(hold))).is_ok() {
+                    return true;
+                }
+                // It went away just now, and the hold is still to be handed on.
+                hold.drop_guard();
+                continue;
+            }
+            queue.holder = None;
+            let front = queue.next_front(self, &hold.claim.name);
+            if front.is_none() && queue.is_unused() {
+                all.remove(&hold.claim.name);
+            }
+            drop(all);
+            tell(front);
+            return false;
+        }
+    }
+}
+
+impl Queue {
+    fn is_unused(&self) -> bool {
+        self.front.is_none() && self.holder.is_none() && self.waiters.is_empty()
+    }
+
+    /// Whether the present holder may hand its hold on to this waiter. Not past the front, which came before all waiters:
+    /// it waits for a hold of its own because that of the holder would not do.
+    fn hands_on_to(&self, waiter: &Waiter) -> bool {
+        let holder = self.holder.as_ref();
+        waiter.plain
+            && self.front.is_none()
+            && holder.is_some_and(|hold| hold.may_hand_on_to(&waiter.claim))
+    }
+
+    /// Makes the first waiter the front, if there is no front and the holder, if any, hands nothing on to it.
+    fn next_front(&mut self, queues: &Queues, name: &LockName) -> Option<(Waiter, Front)> {
+        while let Some(waiter) = self.waiters.front() {
+            if waiter.turn.is_closed() {
+                self.waiters.pop_front();
+                continue;
+            }
+            if self.front.is_some() || self.hands_on_to(waiter) {
+                return None;
+            }
+            let waiter = self.waiters.pop_front()?;
+            self.front = Some(Arc::clone(&waiter.caller));
+            return Some((waiter, queues.front(name, true)));
+        }
+        None
+    }
+}
+
+/// Tells a task that it is at the front. If it went away, dropping its turn makes the next one the front.
+fn tell(front: Option<(Waiter, Front)>) {
+    if let Some((waiter, front)) = front {
+        let _ = waiter.turn.send(Turn::Front(front));
+    }
+}
+
+impl Front {
+    /// The claim of the front was granted: it becomes the holder, and there is no front.
+    pub(crate) fn granted(mut self, hold: &Arc<Hold>) {
+        self.granted = true;
+        let mut all = self.queues.all();
+        let Some(queue) = all.get_mut(&self.name) else {
+            return;
+        };
+        queue.front = None;
+        queue.holder = Some(Arc::clone(hold));
+        let front = queue.next_front(&self.queues, &self.name);
+        drop(all);
+        tell(front);
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        if self.granted {
+            return;
+        }
+        let mut all = self.queues.all();
+        let Some(queue) = all.get_mut(&self.name) else {
+            return;
+        };
+        queue.front = None;
+        let front = queue.next_front(&self.queues, &self.name);
+        if front.is_none() && queue.is_unused() {
+            all.remove(&self.name);
+        }
+        drop(all);
+        tell(front);
+    }
+}

@@ -1,0 +1,133 @@
+//! The renewer: renews all holds of a client in batches, and tells a holder in time that its grant is lost.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use super::hold::Hold;
+use super::schedule::Renewing;
+use super::state::State;
+use super::withdraw;
+use crate::engine::{Event, EventStream, LeaseKind, Renewal};
+use crate::types::{Clock, LossReason, Result};
+
+/// How many claims go into one call of [`Engine::renew`](crate::Engine::renew).
+const BATCH: usize = 1000;
+
+/// The renewer's task: ends when the client is gone.
+pub(crate) async fn run(client: Weak<State>, clock: Clock) {
+    loop {
+        let Some(state) = client.upgrade() else {
+            return;
+        };
+        let (over, renew, next) = state.schedule.collect();
+        for hold in over {
+            end(&state, &hold);
+        }
+        let (renew, unhealthy): (Vec<_>, Vec<_>) = renew.into_iter().partition(|h| h.is_healthy());
+        for hold in &unhealthy {
+            tracing::warn!(name = %hold.claim.name, "not renewed: its holder is not healthy");
+            state.schedule.put_off(hold);
+        }
+        for batch in renew.chunks(BATCH) {
+            let span = tracing::debug_span!("renew", holds = batch.len());
+            let batch = state.schedule.renewing(batch.to_vec());
+            let renewing = Arc::clone(&state);
+            let work = async move { renew_batch(&renewing, batch).await };
+            state.background.run(work.instrument(span));
+        }
+        // The client may go while this task sleeps: keep the schedule alone.
+        let schedule = Arc::clone(&state.schedule);
+        drop(state);
+        match next {
+            Some(next) => tokio::select! {
+                () = clock.sleep_until(next) => {}
+                () = schedule.moved_forward() => {}
+            },
+            None => schedule.moved_forward().await,
+        }
+    }
+}
+
+/// Listens to what the store reports unasked.
+pub(crate) async fn listen(client: Weak<State>, mut events: EventStream) {
+    while let Some(event) = events.next().await {
+        let Some(state) = client.upgrade() else {
+            return;
+        };
+        match event {
+            Ok(Event::Lost(id)) => {
+                if let Some(hold) = state.schedule.find(id) {
+                    state.lose(&hold, LossReason::TakenAway);
+                }
+            }
+            Ok(Event::Asked(id)) => {
+                if let Some(hold) = state.schedule.find(id) {
+                    hold.ask();
+                }
+            }
+            // Losses are still found by renewal.
+            Err(error) => tracing::debug!(%error, "listening to the store failed"),
+        }
+    }
+}
+
+/// The validity of a hold is over: its guards hear of it. Whoever sees that first calls this.
+pub(crate) fn end(state: &Arc<State>, hold: &Arc<Hold>) {
+    let (reason, ours) = hold.why_over();
+    state.lose(hold, reason);
+    let unnoticed = !hold.renews && state.promises().lease != LeaseKind::Lease;
+    if (ours || unnoticed) && !hold.joined {
+        // Its holder may be stuck, and the store need not find out by itself.
+        let abandon = withdraw::abandon(Arc::clone(state), Arc::clone(hold));
+        state.background.run(abandon);
+    }
+}
+
+async fn renew_batch(state: &Arc<State>, batch: Renewing) {
+    let holds = &batch.holds;
+    let held: Vec<_> = holds.iter().map(|hold| hold.held_claim()).collect();
+    for (hold, held) in holds.iter().zip(&held) {
+        state.schedule.curtail(hold, held.claim.ttl);
+    }
+    let renewals = state.engine.renew(&held).await;
+    let (mut kept, mut lost, mut unknown) = (0, 0, 0);
+    for ((hold, held), renewal) in holds.iter().zip(&held).zip(&renewals) {
+        match renewal {
+            Renewal::Kept { .. } => kept += 1,
+            Renewal::Lost => lost += 1,
+            Renewal::Unknown(_) => unknown += 1,
+        }
+        if let Some(reason) = state.schedule.note(hold, renewal, held) {
+            state.lose(hold, reason);
+        }
+    }
+    batch.noted();
+    state
+        .observed
+        .tell(|observer| observer.renewed(kept, lost, unknown));
+}
+
+/// Renews one hold now, for `ttl` from now on. Must not be dropped before its end.
+pub(crate) async fn renew_now(state: &State, hold: &Arc<Hold>, ttl: Duration) -> Result<()> {
+    // In turn with the other renewals, so that answers come in the order of the requests.
+    let Some(renewing) = state.schedule.reserve(hold).await else {
+        return Err(hold.lost_error());
+    };
+    let mut held = hold.held_claim();
+    held.claim.ttl = ttl;
+    state.schedule.curtail(hold, ttl);
+    let renewal = state.engine.renew(std::slice::from_ref(&held)).await.pop();
+    let renewal =
+        renewal.unwrap_or_else(|| Renewal::Unknown(state.internal("a renewal had no answer")));
+    if let Some(reason) = state.schedule.note(hold, &renewal, &held) {
+        state.lose(hold, reason);
+    }
+    renewing.noted();
+    match renewal {
+        Renewal::Kept { .. } if hold.is_valid() => Ok(()),
+        Renewal::Kept { .. } | Renewal::Lost => Err(hold.lost_error()),
+        Renewal::Unknown(error) => Err(error),
+    }
+}

@@ -1,0 +1,146 @@
+//! The state that all parts of one client share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::background::{Background, Closing};
+use super::hold::Hold;
+use super::observer::{Observed, Observer};
+use super::owners::Owners;
+use super::queue::Queues;
+use super::schedule::Schedule;
+use crate::engine::{Engine, Promises, Purpose};
+use crate::types::{
+    BootInstant, ClaimIds, Clock, Error, LockName, LossReason, Result, Token, in_words,
+};
+
+/// What a client is made with.
+pub(crate) struct Settings {
+    /// The owner text of requests that name no owner.
+    pub(crate) who: Arc<str>,
+    /// How many tokens a contended claim asks for.
+    pub(crate) batch: u32,
+    /// Nothing is taken, and nothing is taken from others.
+    pub(crate) inspect_only: bool,
+    pub(crate) purpose: Purpose,
+}
+
+pub(crate) struct State {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) clock: Clock,
+    pub(crate) ids: ClaimIds,
+    pub(crate) settings: Settings,
+    pub(crate) queues: Queues,
+    pub(crate) schedule: Arc<Schedule>,
+    pub(crate) owners: Owners,
+    pub(crate) closing: Closing,
+    pub(crate) background: Arc<Background>,
+    pub(crate) observed: Observed,
+}
+
+impl State {
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        settings: Settings,
+        observer: Option<Arc<dyn Observer>>,
+        background: Arc<Background>,
+    ) -> Result<Self> {
+        let clock = engine.clock();
+        Ok(Self {
+            engine,
+            clock,
+            ids: ClaimIds::new()?,
+            settings,
+            queues: Queues::default(),
+            schedule: Arc::new(Schedule::new(clock)),
+            owners: Owners::default(),
+            closing: Closing::default(),
+            background,
+            observed: Observed(observer),
+        })
+    }
+
+    pub(crate) fn promises(&self) -> &Promises {
+        self.engine.promises()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing.is_closed()
+    }
+
+    pub(crate) fn internal(&self, why: impl Into<String>) -> Error {
+        let (store, why) = (self.engine.to_string(), why.into());
+        Error::Internal { store, why }
+    }
+
+    /// Refuses what changes the store, if the client was opened to look only.
+    pub(crate) fn check_takes(&self, what: &'static str) -> Result<()> {
+        if !self.settings.inspect_only {
+            return Ok(());
+        }
+        let why = "this client was opened to look only; open another one without inspect_only";
+        Err(Error::unsupported(&self.engine, what, why))
+    }
+
+    /// Refuses a ttl that the store does not take.
+    pub(crate) fn check_ttl(&self, ttl: Duration, lock_delay: Duration) -> Result<()> {
+        let refuse = |why: String| Err(Error::invalid("ttl", format!("{ttl:?}"), why));
+        let (min_ttl, max_ttl) = (self.promises().min_ttl, self.promises().max_ttl);
+        if ttl.is_zero() {
+            return refuse("it must be longer than nothing".to_owned());
+        }
+        if ttl < min_ttl {
+            let min_ttl = in_words(min_ttl);
+            return refuse(format!(
+                "the shortest that {} takes is {min_ttl}",
+                self.engine
+            ));
+        }
+        if ttl.saturating_add(lock_delay) > max_ttl {
+            let max_ttl = in_words(max_ttl);
+            return refuse(format!(
+                "with its lock-delay it is longer than the {max_ttl} that {} takes",
+                self.engine
+            ));
+        }
+        Ok(())
+    }
+
+    /// Notes a loss, once, and lets the next task of this process try.
+    pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
+        if hold.lose(reason) {
+            let (name, token) = (&hold.claim.name, hold.token());
+            tracing::warn!(%name, %token, %reason, "a lock was lost");
+            self.observed
+                .tell(|observer| observer.lost(name, token, reason));
+        }
+        self.queues.leave(hold);
+    }
+
+    /// Reports a grant to the observer. The wait counts from `begun`.
+    pub(crate) fn report_grant(
+        &self,
+        name: &LockName,
+        token: Token,
+        begun: Option<BootInstant>,
+        handed_on: bool,
+    ) {
+        self.observed.tell(|observer| {
+            let waited = begun.map_or(Duration::ZERO, |begun| self.clock.now().since(begun));
+            observer.granted(name, token, waited, handed_on);
+        });
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "State({})", self.engine)
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.background.stop();
+    }
+}

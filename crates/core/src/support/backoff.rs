@@ -1,0 +1,34 @@
+//! Pauses between attempts.
+
+use std::time::Duration;
+
+/// Pauses that grow at random, so that many clients do not try in step with each other (decorrelated jitter: Brooker,
+/// "Exponential backoff and jitter", 2015).
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    shortest: Duration,
+    longest: Duration,
+    last: Duration,
+}
+
+impl Backoff {
+    /// Pauses from `shortest` (1 ms at least) to `longest`.
+    #[must_use]
+    pub fn new(shortest: Duration, longest: Duration) -> Self {
+        // Never no pause at all, which would be a busy loop.
+        let shortest = shortest.max(Duration::from_millis(1));
+        Self {
+            shortest,
+            longest: longest.max(shortest),
+            last: shortest,
+        }
+    }
+
+    /// The next pause: between the shortest and three times the last one.
+    pub fn next_pause(&mut self) -> Duration {
+        let low = self.shortest.as_micros() as u64;
+        let high = (self.last.as_micros() as u64).saturating_mul(3).max(low);
+        self.last = Duration::from_micros(fastrand::u64(low..=high)).min(self.longest);
+        self.last
+    }
+}

@@ -1,0 +1,205 @@
+//! The cluster, through one of its members: found, kept while it answers, and replaced when it does not.
+//!
+//! One member at a time, the first that answers and has a leader. A channel balanced over all members would send every
+//! third request to the one that is cut off.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use etcd_client::Error as Driver;
+use fencelock_core::{Error, Result};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::Config;
+use crate::connection::{Connection, OpenError};
+use crate::error::{RequestError, is_refusal};
+use crate::single_flight::SingleFlight;
+
+/// The pause before members without a leader are asked again.
+const ELECTION: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) config: Config,
+    current: Mutex<Option<Arc<Connection>>>,
+    opening: SingleFlight,
+    closed: AtomicBool,
+    connections: AtomicU64,
+    /// The highest revision that was seen.
+    seen: AtomicI64,
+}
+
+impl Cluster {
+    pub(crate) async fn open(config: Config) -> Result<Self> {
+        let cluster = Self {
+            config,
+            current: Mutex::default(),
+            opening: SingleFlight::default(),
+            closed: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+            seen: AtomicI64::new(0),
+        };
+        let connection = cluster.find(cluster.config.connect_timeout).await?;
+        cluster.note_revision(connection.revision);
+        *cluster.current() = Some(connection);
+        Ok(cluster)
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if let Some(connection) = self.current().take() {
+            connection.give_up();
+        }
+    }
+
+    fn unbroken(&self) -> Option<Arc<Connection>> {
+        let current = self.current();
+        current
+            .as_ref()
+            .filter(|connection| !connection.is_broken())
+            .cloned()
+    }
+
+    /// Whether the connection with this number is no longer in use.
+    pub(crate) fn was_replaced(&self, number: u64) -> bool {
+        self.unbroken().is_none_or(|now| now.number != number)
+    }
+
+    /// The current connection. Connects again if there is none.
+    pub(crate) async fn connection(&self) -> Result<Arc<Connection>> {
+        if let Some(connection) = self.unbroken() {
+            return Ok(connection);
+        }
+        let config = &self.config;
+        let limit = config.connect_timeout.min(config.response_timeout);
+        let opening = self.opening.begin(limit).await;
+        let mut opening = opening.ok_or_else(|| self.no_answer("connecting", limit))?;
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::Closed);
+        }
+        if let Some(connection) = self.unbroken() {
+            return Ok(connection);
+        }
+        opening.inherit(&config.store)?;
+        let found = self.find(limit).await.map_err(|error| match error {
+            // The configuration was right before and may be right again: a cluster that is being rebuilt has no users yet.
+            Error::Config { store, why } => Error::unavailable(store, "connecting again", why),
+            other => other,
+        });
+        let connection = found.inspect_err(|error| opening.fail(error))?;
+        if connection.revision < self.seen() {
+            self.note_restore(connection.revision);
+        }
+        *self.current() = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// The highest revision that was seen. Every later change has a higher one, unless a snapshot was restored.
+    pub(crate) fn seen(&self) -> i64 {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn note_revision(&self, revision: i64) {
+        self.seen.fetch_max(revision, Ordering::SeqCst);
+    }
+
+    /// The revision is lower than one that was seen: a snapshot was restored.
+    pub(crate) fn note_restore(&self, revision: i64) {
+        tracing::warn!(store = %self.config.store, "the cluster's revisions went back: a snapshot was restored");
+        self.seen.store(revision, Ordering::SeqCst);
+    }
+
+    /// Gives a connection up. The next request opens another.
+    fn give_up(&self, connection: &Arc<Connection>) {
+        connection.give_up();
+        let mut current = self.current();
+        if current
+            .as_ref()
+            .is_some_and(|now| Arc::ptr_eq(now, connection))
+        {
+            *current = None;
+        }
+    }
+
+    /// Connects to the first member that answers and has a leader.
+    async fn find(&self, limit: Duration) -> Result<Arc<Connection>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let failed = match timeout(deadline - Instant::now(), self.race()).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(failed)) => failed,
+                Err(_) => return Err(self.no_answer("connecting", limit)),
+            };
+            if !failed.no_leader || Instant::now() + ELECTION >= deadline {
+                return Err(failed.error);
+            }
+            sleep(ELECTION).await;
+        }
+    }
+
+    /// Tries all members at once.
+    async fn race(&self) -> Result<Arc<Connection>, OpenError> {
+        let racing = self.config.endpoints.iter().map(|endpoint| {
+            let number = self.connections.fetch_add(1, Ordering::SeqCst);
+            Connection::open(&self.config, endpoint, number)
+        });
+        let mut racing: FuturesUnordered<_> = racing.collect();
+        let mut worst: Option<OpenError> = None;
+        while let Some(opened) = racing.next().await {
+            let failed = match opened {
+                Ok(connection) => return Ok(Arc::new(connection)),
+                Err(failed) => failed,
+            };
+            // An error that somebody must fix says more than a member that is down.
+            if worst
+                .as_ref()
+                .is_none_or(|worst| worst.error.is_retryable())
+            {
+                worst = Some(failed);
+            }
+        }
+        Err(worst.unwrap_or(OpenError {
+            error: Error::Closed,
+            no_leader: false,
+        }))
+    }
+
+    pub(crate) fn no_answer(&self, action: &str, limit: Duration) -> Error {
+        let cause = format!("no answer within {limit:?}");
+        Error::unavailable(&self.config.store, action, cause)
+    }
+
+    /// Sends one request, and waits for the reply until the timeout.
+    pub(crate) async fn request<T, F>(
+        &self,
+        action: impl Fn() -> String,
+        send: impl FnOnce(Arc<Connection>) -> F,
+    ) -> Result<T, RequestError>
+    where
+        F: Future<Output = Result<T, Driver>>,
+    {
+        let connection = self.connection().await.map_err(RequestError::not_sent)?;
+        let limit = self.config.response_timeout;
+        match timeout(limit, send(Arc::clone(&connection))).await {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(error)) => {
+                if !is_refusal(&error) {
+                    self.give_up(&connection);
+                }
+                let store = &self.config.store;
+                Err(RequestError::from_driver(store, &action(), &error))
+            }
+            Err(_) => {
+                self.give_up(&connection);
+                let error = self.no_answer(&action(), limit);
+                Err(RequestError::no_reply(error))
+            }
+        }
+    }
+}

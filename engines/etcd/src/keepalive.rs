@@ -1,0 +1,216 @@
+//! The life of a session: begun, kept alive, compared with what the store has, and ended.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::Claim;
+use fencelock_core::{BootInstant, Clock, Result};
+
+use crate::error::RequestError;
+use crate::layout::is_release_notice;
+use crate::session::{Class, Hold, Pin, Session};
+use crate::state::State;
+
+/// When the release of an expired hold is tried again.
+const RETRY: Duration = Duration::from_millis(500);
+
+impl State {
+    /// A session of this class for a claim, begun if there is none.
+    pub(crate) async fn session(self: &Arc<Self>, class: Class, claim: &Claim) -> Result<Arc<Pin>> {
+        let bytes = self.layout().max_key_len(&claim.name);
+        if let Some(pin) = self.sessions.usable(class, bytes) {
+            return Ok(pin);
+        }
+        if class.is_for_one() {
+            return Ok(self.begin_session(class, bytes).await?);
+        }
+        let limit = self.cluster.config.response_timeout;
+        let opening = self.sessions.opening.begin(limit).await;
+        let mut opening =
+            opening.ok_or_else(|| self.cluster.no_answer("beginning a session", limit))?;
+        if let Some(pin) = self.sessions.usable(class, bytes) {
+            return Ok(pin);
+        }
+        opening.inherit(&self.cluster.config.store)?;
+        let begun = self.begin_session(class, bytes).await;
+        Ok(begun.inspect_err(|failed| opening.fail(&failed.error))?)
+    }
+
+    async fn begin_session(
+        self: &Arc<Self>,
+        class: Class,
+        bytes: usize,
+    ) -> Result<Arc<Pin>, RequestError> {
+        let connection = self.cluster.connection().await;
+        let connection = connection.map_err(RequestError::not_sent)?.number;
+        let sent = Clock::Boot.now();
+        let lease = self.cluster.grant_lease(class.lease_seconds()).await?;
+        let session = Session::new(class, lease, sent, connection);
+        let pin = session.pin(bytes);
+        self.sessions.insert(&session);
+        self.spawn(keep_alive(Arc::clone(self), session));
+        Ok(pin)
+    }
+
+    /// Makes sure that the session was alive, and the keys of its holds there, at some time after `since`.
+    pub(crate) async fn check(
+        &self,
+        session: &Arc<Session>,
+        since: BootInstant,
+    ) -> Result<(), RequestError> {
+        let _checking = session.checking.lock().await;
+        if session.status().audited >= since || session.has_ended() {
+            return Ok(());
+        }
+        let sent = Clock::Boot.now();
+        let kept = self.cluster.keep_alive(session.lease);
+        let (kept, audited) = futures_util::future::join(kept, self.audit(session, sent)).await;
+        match kept {
+            Ok(()) => {
+                session.status().confirmed = sent;
+                audited?;
+                session.status().audited = sent;
+                if let Err(failed) = self.sweep(session).await {
+                    tracing::debug!(error = %failed.error, "looking for keys without a claim; trying again");
+                }
+                Ok(())
+            }
+            Err(failed) if failed.lease_expired => {
+                self.end(session);
+                Ok(())
+            }
+            Err(failed) => Err(failed),
+        }
+    }
+
+    /// Compares the keys on the lease with the holds of the session.
+    async fn audit(&self, session: &Arc<Session>, sent: BootInstant) -> Result<(), RequestError> {
+        let (holds, retired) = {
+            let status = session.status();
+            (status.holds.clone(), status.retired)
+        };
+        if holds.is_empty() && !retired {
+            return Ok(());
+        }
+        let Some(keys) = self.cluster.lease_keys(session.lease).await? else {
+            return Ok(());
+        };
+        let found: HashSet<&Vec<u8>> = keys.iter().collect();
+        let earlier = holds.iter().filter(|(_, hold)| hold.since < sent);
+        for (id, hold) in earlier.filter(|(_, hold)| !found.contains(&hold.key)) {
+            // The leader answers about leases without asking the others, and may be behind: the quorum decides.
+            let exists = self.cluster.exists(&hold.key, hold.revision).await?;
+            if !exists && session.forget_hold(*id) {
+                self.lost(*id);
+            }
+        }
+        if retired {
+            for key in keys.iter().filter(|key| !self.has_claim(key)) {
+                // A claim in another session may have this key by now.
+                self.cluster.delete_on_lease(key, session.lease).await?;
+                self.entries().remove_withdrawn(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes keys that have no claim, once over each connection. What happened before a connection was opened is not known:
+    /// a snapshot that was restored brings back the keys of claims that ended long ago.
+    async fn sweep(&self, session: &Arc<Session>) -> Result<(), RequestError> {
+        let connection = self.cluster.connection().await;
+        let connection = connection.map_err(RequestError::not_sent)?.number;
+        if session.status().swept == connection {
+            return Ok(());
+        }
+        if let Some(keys) = self.cluster.lease_keys(session.lease).await? {
+            let held: Vec<Vec<u8>> = {
+                let status = session.status();
+                status.holds.values().map(|hold| hold.key.clone()).collect()
+            };
+            let is_left_over = |key: &&Vec<u8>| {
+                // A claim has its entry before it is sent.
+                !held.contains(key) && !is_release_notice(key) && !self.has_claim(key)
+            };
+            for key in keys.iter().filter(is_left_over) {
+                self.cluster.delete_on_lease(key, session.lease).await?;
+            }
+        }
+        session.status().swept = connection;
+        Ok(())
+    }
+
+    /// The session has ended: reports the loss of its holds.
+    fn end(&self, session: &Arc<Session>) {
+        self.sessions.remove(session);
+        for id in session.end() {
+            self.lost(id);
+        }
+        if session.status().in_doubt {
+            self.entries().remove_settled();
+        }
+    }
+
+    /// Releases the holds that were not renewed in time.
+    async fn reap(&self, session: &Arc<Session>) {
+        let now = Clock::Boot.now();
+        let expired: Vec<_> = {
+            let mut status = session.status();
+            let expired = status.holds.extract_if(|_, hold| hold.until <= now);
+            expired.collect()
+        };
+        for (id, hold) in expired {
+            let deleted = self.cluster.delete_created(&hold.key, hold.revision).await;
+            if let Err(failed) = deleted {
+                tracing::debug!(error = %failed.error, "releasing an expired hold; trying again");
+                let until = Clock::Boot.now() + RETRY;
+                let hold = Hold { until, ..hold };
+                session.status().holds.entry(id).or_insert(hold);
+            }
+        }
+    }
+
+    /// Revokes a session if it is empty.
+    async fn revoke(&self, session: &Arc<Session>) {
+        if !session.close() {
+            return;
+        }
+        match self.cluster.revoke_lease(session.lease).await {
+            Ok(()) => self.end(session),
+            Err(failed) if failed.lease_expired => self.end(session),
+            Err(failed) => {
+                tracing::debug!(error = %failed.error, "revoking a session; trying again")
+            }
+        }
+    }
+}
+
+/// A session's background task: keeps it alive while it is needed, and then revokes it.
+async fn keep_alive(state: Arc<State>, session: Arc<Session>) {
+    let mut failed = false;
+    loop {
+        tokio::select! {
+            () = Clock::Boot.sleep_until(session.next_wake_up(failed)) => {}
+            () = session.ended_or_done() => {}
+        }
+        state.reap(&session).await;
+        if session.has_ended() {
+            break;
+        }
+        let now = Clock::Boot.now();
+        if session.is_done(now) {
+            state.revoke(&session).await;
+            failed = true;
+            continue;
+        }
+        failed = false;
+        if session.must_be_prolonged(now) {
+            let checked = state.check(&session, now).await;
+            if let Err(error) = &checked {
+                tracing::debug!(error = %error.error, "keeping a session alive; trying again");
+            }
+            failed = checked.is_err();
+        }
+    }
+    state.end(&session);
+}

@@ -1,0 +1,228 @@
+//! The token base: the number that tokens are counted from.
+//!
+//! A token is the create revision of the claim's key times 16, plus the base, which is stored at `fencelock/base`. When
+//! somebody restores a snapshot, revisions go back, and the stored base with them. Therefore each client raises the base over
+//! each of its connections, before its first claim there, until the next token is at least the time in microseconds. Tokens
+//! never run far ahead of the time, so the tokens after a restore are above those from before it.
+//!
+//! The driver reconnects silently, so each connection has a watch whose end shows that it broke.
+//!
+//! The transaction that puts a claim compares the base. A client that knows an old base is told the new one. The base is
+//! only ever raised.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
+use fencelock_core::{BootInstant, Clock, Error, Result, Token};
+
+use crate::cluster::Cluster;
+use crate::connection::Connection;
+use crate::layout::{BASE, Layout};
+use crate::single_flight::SingleFlight;
+use crate::stored::TOKENS_PER_REVISION;
+
+/// By how many microseconds the next token may be below the time. Every restore takes longer, and clients that start
+/// together do not all raise the base, one after the other.
+const TOLERANCE: u64 = 100_000;
+
+/// For how long the base is trusted over a connection whose end is not watched. Raising the base makes the claims fail that are under
+/// way, so this is longer than a claim takes on a busy machine.
+const UNGUARDED: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(crate) struct TokenBase {
+    known: Mutex<Option<Known>>,
+    raising: SingleFlight,
+    /// The highest token that this client has seen.
+    highest: AtomicU64,
+}
+
+/// The base as it was read last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    base: u64,
+    /// The connection over which it was raised.
+    connection: u64,
+    raised_at: BootInstant,
+}
+
+/// What a claim must come after to be trusted. See [`TokenBase::before_claim`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BeforeClaim {
+    /// The connection over which the base was raised. `None` in Go's layout.
+    pub(crate) connection: Option<u64>,
+    /// The highest revision that was seen.
+    pub(crate) revision: i64,
+}
+
+impl TokenBase {
+    fn known(&self) -> MutexGuard<'_, Option<Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The base, if it can be trusted over this connection.
+    fn trusted(&self, connection: &Connection) -> Option<u64> {
+        let known = (*self.known()).filter(|known| known.connection == connection.number)?;
+        let fresh = || Clock::Boot.now() < known.raised_at + UNGUARDED;
+        (connection.is_guarded() || fresh()).then_some(known.base)
+    }
+
+    /// Notes the token of a claim.
+    pub(crate) fn note_token(&self, token: Token) {
+        self.highest.fetch_max(token.get(), Ordering::SeqCst);
+    }
+
+    /// What a claim that is sent with the known base must come after.
+    pub(crate) fn before_claim(&self, cluster: &Cluster) -> BeforeClaim {
+        let known = *self.known();
+        BeforeClaim {
+            connection: known.map(|known| known.connection),
+            revision: cluster.seen(),
+        }
+    }
+
+    pub(crate) fn number(&self) -> Option<u64> {
+        (*self.known()).map(|known| known.base)
+    }
+
+    /// Forgets the base: it may be wrong.
+    pub(crate) fn forget(&self) {
+        *self.known() = None;
+    }
+
+    /// Whether a request found another base than it was sent with. Notes the new one.
+    pub(crate) fn has_changed(&self, used: Option<u64>, found: Option<u64>) -> bool {
+        let Some(used) = used.filter(|_| used != found) else {
+            return false;
+        };
+        let mut known = self.known();
+        *known = match (*known, found) {
+            // Another client has raised it.
+            (Some(known), Some(found)) if found > used => Some(Known {
+                base: found,
+                ..known
+            }),
+            _ => None,
+        };
+        true
+    }
+
+    /// The base, raised over the current connection. `None` in Go's layout.
+    pub(crate) async fn current(&self, cluster: &Cluster) -> Result<Option<u64>> {
+        if cluster.config.layout == Layout::Concurrency {
+            return Ok(None);
+        }
+        let connection = cluster.connection().await?;
+        if let Some(base) = self.trusted(&connection) {
+            return Ok(Some(base));
+        }
+        let limit = cluster.config.response_timeout;
+        let raising = self.raising.begin(limit).await;
+        let mut raising = raising.ok_or_else(|| cluster.no_answer(READING, limit))?;
+        let connection = cluster.connection().await?;
+        if let Some(base) = self.trusted(&connection) {
+            return Ok(Some(base));
+        }
+        raising.inherit(&cluster.config.store)?;
+        let raised = self.raise_over(cluster, &connection).await;
+        raised.inspect_err(|error| raising.fail(error)).map(Some)
+    }
+
+    async fn raise_over(&self, cluster: &Cluster, connection: &Connection) -> Result<u64> {
+        self.forget();
+        if !connection.is_guarded() {
+            connection.guard(cluster.config.response_timeout).await;
+        }
+        loop {
+            let raised_at = Clock::Boot.now();
+            if let Some(base) = self.raise(cluster).await? {
+                *self.known() = Some(Known {
+                    base,
+                    connection: connection.number,
+                    raised_at,
+                });
+                return Ok(base);
+            }
+        }
+    }
+
+    /// Raises the base if necessary. `None` if another client changed it meanwhile.
+    async fn raise(&self, cluster: &Cluster) -> Result<Option<u64>> {
+        let got = cluster
+            .get(|| READING.into(), BASE, GetOptions::new())
+            .await?;
+        let stored = match got.kvs().first() {
+            Some(kv) => Some(number_in(kv).ok_or_else(|| {
+                let why = format!(
+                    "the key {BASE} is damaged, or of a newer version; it must hold a number"
+                );
+                Error::config(&cluster.config.store, why)
+            })?),
+            None => None,
+        };
+        let revision = got.header().map_or(0, |header| header.revision());
+        let counted = (revision.unsigned_abs() + 1) * u64::from(TOKENS_PER_REVISION);
+        let lowest = self.highest.load(Ordering::SeqCst) + 1;
+        let next = stored.map_or(0, |base| base + counted);
+        if stored.is_some() && next >= now().saturating_sub(TOLERANCE).max(lowest) {
+            return Ok(stored);
+        }
+        let base = now().max(lowest).saturating_sub(counted);
+        let base = base.max(stored.unwrap_or(0));
+        let unchanged = match stored {
+            Some(stored) => Compare::value(BASE, CompareOp::Equal, stored.to_string()),
+            None => Compare::create_revision(BASE, CompareOp::Equal, 0),
+        };
+        let raise =
+            Txn::new()
+                .when([unchanged])
+                .and_then([TxnOp::put(BASE, base.to_string(), None)]);
+        let raised = cluster
+            .txn(|| "raising the token base".into(), raise)
+            .await?;
+        Ok(raised.succeeded().then_some(base))
+    }
+}
+
+const READING: &str = "reading the token base";
+
+/// The time in microseconds.
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// The token base as its key has it. `None` if the value is not a number.
+pub(crate) fn number_in(kv: &KeyValue) -> Option<u64> {
+    kv.value_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_higher_base_is_taken_over_and_a_lower_one_is_not() {
+        let base = TokenBase::default();
+        let known = |base| {
+            let raised_at = BootInstant::from_nanos(7);
+            Some(Known {
+                base,
+                connection: 1,
+                raised_at,
+            })
+        };
+        *base.known() = known(50);
+        assert!(!base.has_changed(Some(50), Some(50)));
+        assert!(!base.has_changed(None, Some(50)));
+        assert!(base.has_changed(Some(50), Some(60)));
+        assert_eq!(*base.known(), known(60));
+        for found in [Some(40), None] {
+            *base.known() = known(50);
+            assert!(base.has_changed(Some(50), found));
+            assert_eq!(*base.known(), None);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! With Go's layout, `etcdctl lock` and this client exclude each other.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use fencelock::{Client, Error};
+use fencelock_testbed::Etcd;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use crate::{soon, until, wait_for};
+
+async fn go(etcd: &Etcd) -> Client {
+    let url = format!("{}?layout=concurrency", etcd.url());
+    fencelock::connect(&url).await.unwrap()
+}
+
+/// Holds the lock until it is killed. Prints its key once it holds.
+fn etcdctl_lock(etcd: &Etcd, name: &str) -> Child {
+    Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args([
+            "--endpoints",
+            &format!("127.0.0.1:{}", etcd.port(0)),
+            "lock",
+            "--ttl",
+            "3",
+            name,
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("etcdctl is installed (Debian: etcd-client)")
+}
+
+/// Waits until it holds. Returns its key, and its output: if that were closed, its next line would kill it.
+async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
+    let stdout = child.stdout.take().unwrap();
+    let mut lines = BufReader::new(stdout).lines();
+    let key = soon("etcdctl has the lock", lines.next_line()).await;
+    (key.unwrap().unwrap(), lines)
+}
+
+#[tokio::test]
+async fn etcdctl_and_we_exclude_each_other() {
+    let etcd = Etcd::start().unwrap();
+    let us = go(&etcd).await;
+    let guard = us.lock("jobs/nightly").await.unwrap();
+    let mut them = etcdctl_lock(&etcd, "jobs/nightly");
+    until("etcdctl waits", async || {
+        us.look("jobs/nightly").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    assert_eq!(us.list("jobs/").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    let (key, _output) = holds(&mut them).await;
+    assert!(key.starts_with("jobs/nightly/"), "{key}");
+    assert!(matches!(
+        us.try_lock("jobs/nightly").await,
+        Err(Error::Held { .. })
+    ));
+    let view = us.look("jobs/nightly").await.unwrap();
+    assert_eq!((view.holders.len(), view.holders[0].claim), (1, None));
+    let theirs = view.token().unwrap();
+    let waiting = wait_for(&us, "jobs/nightly");
+    until("we wait", async || {
+        us.look("jobs/nightly").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    // Killed: its session ends after three seconds.
+    them.kill().await.unwrap();
+    let guard = soon("we have it", waiting).await.unwrap().unwrap();
+    assert!(guard.token() > theirs);
+    guard.release().await.unwrap();
+    until("nothing is left", async || {
+        us.list("").await.unwrap().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_claims_of_one_client_are_two() {
+    let etcd = Etcd::start().unwrap();
+    let us = go(&etcd).await;
+    let guard = us.lock("a").await.unwrap();
+    let error = us.try_lock("a").await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    let unfair = us
+        .lock("a")
+        .timeout(Duration::from_millis(300))
+        .unfair()
+        .await
+        .unwrap_err();
+    assert!(matches!(unfair, Error::TimedOut { .. }), "{unfair:?}");
+    assert!(guard.is_valid());
+    let error = us.lock("b").shared().await.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    // As in Go, a lock lies within another.
+    let inner = us.lock("c/d").await.unwrap();
+    assert!(matches!(us.try_lock("c").await, Err(Error::Held { .. })));
+    inner.release().await.unwrap();
+    assert!(guard.sequencer().await.is_ok());
+}

@@ -1,0 +1,223 @@
+//! How many requests the server gets.
+
+use std::time::{Duration, Instant};
+
+use fencelock::{Client, Error};
+use fencelock_testbed::Etcd;
+
+use crate::{client, soon, until, wait_for, waiters};
+
+/// The requests that the server got so far. All watches of a client are one stream, so its messages are counted.
+fn requests(etcd: &Etcd) -> u64 {
+    let of = |service: &str| {
+        let label = format!("grpc_service=\"etcdserverpb.{service}\"");
+        etcd.counter(0, "grpc_server_msg_received_total", &label)
+            .unwrap()
+    };
+    of("KV") + of("Watch")
+}
+
+/// The events that the server has sent to watchers so far.
+fn events(etcd: &Etcd) -> u64 {
+    etcd.counter(0, "etcd_debugging_mvcc_events_total", "")
+        .unwrap()
+}
+
+/// Waits until so many watches are open, and their clients ask nothing more: each client that has held a lock has one for its
+/// mailbox and one that guards its connection.
+async fn watching(etcd: &Etcd, count: u64) {
+    until("the watches are open", async || {
+        let open = etcd.counter(0, "etcd_debugging_mvcc_watcher_total", "");
+        open.unwrap() == count
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+}
+
+#[tokio::test]
+async fn one_transaction_takes_and_one_releases() {
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    // The first lock begins the session and the mailbox, and raises the token base.
+    one.lock("warm").await.unwrap().release().await.unwrap();
+    watching(&etcd, 2).await;
+    let before = requests(&etcd);
+    for i in 0..50 {
+        one.lock(&format!("a/{i}"))
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    assert_eq!(requests(&etcd) - before, 100);
+    assert_eq!(etcd.leases().unwrap().len(), 1, "one session for all");
+}
+
+/// After a client found a lock taken, it reads the queue at once the next time, until the lock was free for a while.
+#[tokio::test]
+async fn a_taken_lock_costs_one_more_request_only_once() {
+    let etcd = Etcd::start().unwrap();
+    let (holder, other) = (client(&etcd).await, client(&etcd).await);
+    other.lock("warm").await.unwrap().release().await.unwrap();
+    let guard = holder.lock("a").await.unwrap();
+    watching(&etcd, 4).await;
+    let before = requests(&etcd);
+    for asked in [2, 3, 4] {
+        let error = other.try_lock("a").await.unwrap_err();
+        assert!(matches!(error, Error::Held { .. }), "{error:?}");
+        assert_eq!(requests(&etcd) - before, asked);
+    }
+    guard.release().await.unwrap();
+    let before = requests(&etcd);
+    for _ in 0..20 {
+        other.try_lock("a").await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(requests(&etcd) - before, 40);
+}
+
+/// All wait, then each holds the lock once. Returns requests and time for each hand-off.
+async fn drain(etcd: &Etcd, count: usize) -> (f64, Duration) {
+    let holder = client(etcd).await;
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..count {
+        clients.push(client(etcd).await);
+    }
+    let guard = holder.lock("contended").await.unwrap();
+    let waiting: Vec<_> = clients
+        .iter()
+        .map(|client| wait_for(client, "contended"))
+        .collect();
+    waiters(&holder, "contended", count).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (before, begun) = (requests(etcd), Instant::now());
+    guard.release().await.unwrap();
+    for task in waiting {
+        tokio::spawn(async move { task.await.unwrap().unwrap().release().await.unwrap() });
+    }
+    until("the queue is empty", async || {
+        etcd.keys("fencelock/lock/").unwrap() == 0
+    })
+    .await;
+    let each = (requests(etcd) - before) as f64 / count as f64;
+    (each, begun.elapsed() / u32::try_from(count).unwrap())
+}
+
+#[tokio::test]
+async fn requests_for_each_hand_off_do_not_grow_with_the_queue() {
+    let etcd = Etcd::start().unwrap();
+    let (of_16, _) = drain(&etcd, 16).await;
+    let (of_128, time) = drain(&etcd, 128).await;
+    println!("{of_16} and {of_128} requests, {time:?}");
+    // A release, a mailbox and the end of the watches for each client; and the requests of the test itself.
+    assert!(of_16 < 9.0 && of_128 < 9.0, "{of_16} and {of_128} requests");
+    assert!(of_128 < of_16 + 2.0, "{of_16} and {of_128} requests");
+    assert!(
+        time < Duration::from_millis(70),
+        "{time:?} for each hand-off"
+    );
+}
+
+/// The server serves a watch that begins at an earlier revision only every 100 ms, which the first half measures. Our
+/// waiters are notified at once.
+#[tokio::test]
+async fn no_watch_begins_in_history() {
+    const TIMES: u32 = 15;
+    let etcd = Etcd::start().unwrap();
+    let mut bare = etcd_client::Client::connect([etcd.url().replace("etcd://", "http://")], None)
+        .await
+        .unwrap();
+    let mut from_history = Vec::new();
+    for _ in 0..TIMES {
+        let put = bare.put("bare", "", None).await.unwrap();
+        let revision = put.header().unwrap().revision();
+        let options = etcd_client::WatchOptions::new().with_start_revision(revision);
+        let mut watch = bare.watch("bare", Some(options)).await.unwrap();
+        let begun = Instant::now();
+        while watch.message().await.unwrap().unwrap().events().is_empty() {}
+        from_history.push(begun.elapsed());
+    }
+    let (one, two) = (client(&etcd).await, client(&etcd).await);
+    let mut ours = Vec::new();
+    for _ in 0..TIMES {
+        let guard = one.lock("a").await.unwrap();
+        let waiting = wait_for(&two, "a");
+        waiters(&one, "a", 1).await;
+        let begun = Instant::now();
+        guard.release().await.unwrap();
+        let next = soon("a grant", waiting).await.unwrap().unwrap();
+        ours.push(begun.elapsed());
+        next.release().await.unwrap();
+    }
+    from_history.sort();
+    ours.sort();
+    // A busy machine may delay three of them.
+    let (slow, fast) = (from_history[from_history.len() / 2], ours[ours.len() - 4]);
+    println!("{fast:?}, and {slow:?} from history");
+    assert!(fast < slow / 2, "{fast:?}, and {slow:?} from history");
+}
+
+#[tokio::test]
+async fn waiting_costs_nothing_while_others_are_busy() {
+    let etcd = Etcd::start().unwrap();
+    let (holder, waiter, busy) = (
+        client(&etcd).await,
+        client(&etcd).await,
+        client(&etcd).await,
+    );
+    let guard = holder.lock("a").await.unwrap();
+    let waiting = wait_for(&waiter, "a");
+    waiters(&holder, "a", 1).await;
+    busy.lock("warm").await.unwrap().release().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let (asked, sent) = (requests(&etcd), events(&etcd));
+    for i in 0..100 {
+        // Names that are similar to the one that is waited for.
+        let name = ["a/b", "ab", "b"][i % 3];
+        busy.lock(name).await.unwrap().release().await.unwrap();
+    }
+    let asked = requests(&etcd) - asked;
+    assert!(
+        (200..=203).contains(&asked),
+        "{asked} requests for 100 pairs"
+    );
+    assert_eq!(events(&etcd) - sent, 0, "events of other names");
+    guard.release().await.unwrap();
+    let _ = soon("the grant", waiting).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn no_lock_lies_within_another() {
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let mut guards = Vec::new();
+    for name in ["/a/b", "/a", "/ab", "/a/", "a", "a%2Fb", "a/b"] {
+        guards.push(soon(name, one.try_lock(name)).await.unwrap());
+    }
+    assert_eq!(one.list("/a").await.unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn one_keepalive_serves_all_holds() {
+    const HOLDS: usize = 200;
+    let etcd = Etcd::start().unwrap();
+    let one = client(&etcd).await;
+    let mut guards = Vec::new();
+    for i in 0..HOLDS {
+        let request = one.lock(&format!("a/{i}")).ttl(Duration::from_secs(3));
+        guards.push(request.await.unwrap());
+    }
+    let with_leases = |etcd: &Etcd| {
+        let label = "grpc_service=\"etcdserverpb.Lease\"";
+        etcd.counter(0, "grpc_server_started_total", label).unwrap() + requests(etcd)
+    };
+    soon("a renewal", guards[HOLDS - 1].prolonged()).await;
+    let (before, begun) = (with_leases(&etcd), Instant::now());
+    for _ in 0..3 {
+        soon("a renewal", guards[0].prolonged()).await;
+    }
+    let asked = with_leases(&etcd) - before;
+    // About two for each renewal of the session, however many holds it has.
+    assert!(asked < 30, "{asked} requests in {:?}", begun.elapsed());
+    assert!(guards.iter().all(fencelock::Guard::is_valid));
+}

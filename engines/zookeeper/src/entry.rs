@@ -1,0 +1,113 @@
+//! The client's state of one claim.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use fencelock_core::engine::Claim;
+use fencelock_core::{BootInstant, ClaimId, LockName, Token};
+
+use crate::connection::{Connection, Session};
+use crate::lock_node::LockNode;
+use crate::session::ManagedSession;
+use crate::stored::ClaimData;
+
+/// One claim, from before its node is created until after it is deleted.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: ClaimId,
+    pub(crate) name: LockName,
+    pub(crate) lock_node: Arc<LockNode>,
+    known: Mutex<Known>,
+}
+
+/// What the client knows of a claim.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    /// The session that its node belongs to.
+    pub(crate) managed: Arc<ManagedSession>,
+    pub(crate) session: Arc<Session>,
+    /// The session that its node may still belong to, while a move to another session has no reply.
+    pub(crate) moved_from: Option<(Arc<ManagedSession>, Arc<Session>)>,
+    pub(crate) node: Option<Node>,
+    /// A request had no reply: what follows from it must be read before anything else is done.
+    pub(crate) uncertain: bool,
+    pub(crate) held: bool,
+    /// Its lease has ended, or its node is being deleted.
+    pub(crate) ended: bool,
+    /// When its node is deleted unless the hold is renewed.
+    pub(crate) ends_at: BootInstant,
+    pub(crate) lock_delay: Duration,
+    pub(crate) first: Token,
+    /// The token that its node names.
+    pub(crate) recorded: Token,
+    pub(crate) count: u32,
+    /// Whether another client asked for the lock.
+    pub(crate) asked: bool,
+    /// The number of the last ping (see `attest.rs`).
+    pub(crate) ping: Option<u64>,
+    /// The paths of the nodes of which one must go before the claim may hold.
+    pub(crate) waits_for: Vec<String>,
+    /// The connection over which its node is watched.
+    pub(crate) watched: Weak<Connection>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Without the path.
+    pub(crate) name: String,
+    /// The transaction that created it, or that created the node which it replaced.
+    pub(crate) czxid: i64,
+    pub(crate) version: i32,
+}
+
+impl Entry {
+    pub(crate) fn new(
+        claim: &Claim,
+        lock_node: Arc<LockNode>,
+        managed: Arc<ManagedSession>,
+        session: Arc<Session>,
+    ) -> Self {
+        let known = Known {
+            managed,
+            session,
+            moved_from: None,
+            node: None,
+            uncertain: false,
+            held: false,
+            ended: false,
+            ends_at: BootInstant::from_nanos(u64::MAX),
+            lock_delay: claim.lock_delay,
+            first: Token(0),
+            recorded: Token(0),
+            count: 1,
+            asked: false,
+            ping: None,
+            waits_for: Vec::new(),
+            watched: Weak::new(),
+        };
+        Self {
+            id: claim.id,
+            name: claim.name.clone(),
+            lock_node,
+            known: Mutex::new(known),
+        }
+    }
+
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        // Every change under this lock is complete before anything can panic.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// The data that the holder writes into its node.
+    pub(crate) fn data(&self, claim: &Claim, token: Token) -> ClaimData {
+        ClaimData {
+            tokens: Some((self.first, token)),
+            asked: self.asked,
+            // This write fires the watch on the node, and the ping is answered then.
+            ping: self.ping,
+            ..ClaimData::of(claim, self.count)
+        }
+    }
+}
