@@ -7,8 +7,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::engine;
 use crate::report::Section;
 use crate::stats::{or_dash, rate, time};

@@ -6,8 +6,8 @@ use std::time::Duration;
 use fencelock::{Clock, Result};
 use serde_json::{Value, json};
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::{Contender, Who, engine};
 use crate::report::Section;
 use crate::stats::{median, or_dash, percentile, rate, time};

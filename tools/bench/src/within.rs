@@ -9,10 +9,11 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::engine;
+use crate::pairs;
 use crate::report::Section;
 use crate::stats::{median, or_dash, paired_ratio, rate};
-use crate::{Bench, pairs};
 
 /// Measures, with what one worker of the bare client does uncontended beside it.
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {

@@ -7,7 +7,6 @@
 //! | `go UNTIL` (nanoseconds of the boot clock) | `waiting` once all its tasks have asked |
 //! | | one line for each acquisition, or `pairs COUNT`; then `end` |
 
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -17,18 +16,9 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinSet;
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::{Bench, Relaunch};
 use crate::contender::{Contender, Who};
-
-/// How to start this program again as a worker: what it ends up calling is [`run_worker`].
-#[derive(Clone, Debug)]
-pub struct Relaunch {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub args: Vec<String>,
-}
 
 /// What a worker's tasks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

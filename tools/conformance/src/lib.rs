@@ -18,6 +18,7 @@ mod pool;
 mod remote;
 mod subject;
 pub mod subjects;
+mod wait;
 
 pub use case::{Case, Needs};
 pub use ctx::Ctx;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fencelock_testbed::{Process, Worker};
 use serde_json::{Value, json};
 
-use crate::ctx::soon;
+use crate::wait::soon;
 
 /// A process of its own with one client. Killed when dropped.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// For how long it is given to take a free lock when it is not to wait: it has no such option of its own.
 const AT_ONCE: Duration = Duration::from_secs(1);

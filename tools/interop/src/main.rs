@@ -10,16 +10,16 @@
 //! ```
 
 mod etcdctl;
+mod failure;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use etcdctl::Etcdctl;
+use failure::Failure;
 use fencelock::{Client, Error, Guard, Release};
 use rslock::{LockError, LockManager};
 use rustix::time::{ClockId, clock_gettime};
-
-type Failure = Box<dyn std::error::Error>;
 
 enum Lock {
     Fencelock {

@@ -1,22 +1,22 @@
-//! Redis servers with replicas: a master watched by Sentinels, and a Cluster. Who leads may change.
+//! Redis servers with replicas: a master watched by Sentinels, and a Cluster.
 
 use std::time::Duration;
 
 use fencelock_testbed::{Redis, RedisCluster, RedisSentinel, Result};
 
-use crate::beds::{Bed, FORGOTTEN_LINE, TWO_HOLDERS, keys_left, kill_clients, unknown};
-use crate::harm::Harm;
+use super::store::{STALE_QUEUE, TWO_HOLDERS, TestStore, keys_left, kill_clients, unknown};
+use crate::fault::FaultKind;
 use crate::history::Rule;
 
-/// In milliseconds; how long both kinds take to find a new master is part of it.
+/// In milliseconds, with the time that both kinds take to promote a new master.
 const WINDOW: u64 = 8000;
 
-/// After so long without an answer the Sentinels replace a master. So that a busy machine has none replaced that nobody
-/// harmed, they are patient until one is killed.
+/// After this time without an answer the Sentinels replace a master. It is long until a master is killed, so that a busy
+/// machine causes no fail-over.
 const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_millis(500);
 
-/// `address-map` for servers that are reached by other ports than their own.
+/// The option `address-map` for servers behind proxies.
 fn address_map(servers: &[Redis], ports: &[u16]) -> Option<String> {
     let pairs = servers.iter().map(Redis::port).zip(ports);
     let pairs: Vec<String> = pairs
@@ -30,19 +30,19 @@ struct Watched {
     group: RedisSentinel,
     /// Whether every grant waits for both replicas.
     waits: bool,
-    /// Who was killed as the master.
+    /// The killed master.
     dead: Option<usize>,
 }
 
-pub(super) fn start_sentinel() -> Result<Box<dyn Bed>> {
+pub(super) fn start_sentinel() -> Result<Box<dyn TestStore>> {
     watched(true)
 }
 
-pub(super) fn start_sentinel_async() -> Result<Box<dyn Bed>> {
+pub(super) fn start_sentinel_async() -> Result<Box<dyn TestStore>> {
     watched(false)
 }
 
-fn watched(waits: bool) -> Result<Box<dyn Bed>> {
+fn watched(waits: bool) -> Result<Box<dyn TestStore>> {
     let group = RedisSentinel::builder()
         .append_only("always")
         .down_after(PATIENT)
@@ -69,7 +69,7 @@ impl Watched {
     }
 }
 
-impl Bed for Watched {
+impl TestStore for Watched {
     fn name(&self) -> &'static str {
         match self.waits {
             true => "sentinel",
@@ -90,25 +90,25 @@ impl Bed for Watched {
         }
     }
 
-    fn harms(&self) -> Vec<Harm> {
+    fn faults(&self) -> Vec<FaultKind> {
         vec![
-            Harm::Pause,
-            Harm::Restart,
-            Harm::KillLeader,
-            Harm::SwitchOver,
-            Harm::KillConnections,
+            FaultKind::Pause,
+            FaultKind::Restart,
+            FaultKind::KillLeader,
+            FaultKind::SwitchOver,
+            FaultKind::KillConnections,
         ]
     }
 
-    fn begin(&mut self, harm: Harm, node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.group.servers()[node].pause(),
-            Harm::Restart => {
+    fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.group.servers()[node].pause(),
+            FaultKind::Restart => {
                 self.group.servers()[node].kill9();
                 Ok(())
             }
-            Harm::KillLeader => {
-                // While the Sentinels disagree there is none.
+            FaultKind::KillLeader => {
+                // No master while the Sentinels disagree.
                 self.dead = self.group.master().ok();
                 if let Some(dead) = self.dead {
                     self.group.servers()[dead].kill9();
@@ -116,23 +116,23 @@ impl Bed for Watched {
                 }
                 Ok(())
             }
-            Harm::SwitchOver => {
+            FaultKind::SwitchOver => {
                 let failover = ["SENTINEL", "FAILOVER", "main"];
-                // Refused while one is under way, or with no replica that could take over.
+                // Refused during another fail-over, or without a replica that could take over.
                 drop(self.group.sentinels()[0].command::<()>(&failover));
                 Ok(())
             }
-            Harm::KillConnections => kill_clients(&self.group.servers()[node]),
+            FaultKind::KillConnections => kill_clients(&self.group.servers()[node]),
             other => Err(unknown(self, other)),
         }
     }
 
-    fn heal(&mut self, harm: Harm, node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.group.servers()[node].resume(),
-            // As its configuration says, which the Sentinels rewrote if it was the master.
-            Harm::Restart => self.group.servers_mut()[node].restart(),
-            Harm::KillLeader => match self.dead.take() {
+    fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.group.servers()[node].resume(),
+            // With its configuration, which the Sentinels have rewritten if it was the master.
+            FaultKind::Restart => self.group.servers_mut()[node].restart(),
+            FaultKind::KillLeader => match self.dead.take() {
                 Some(dead) => {
                     self.group.await_failover(dead)?;
                     self.be(PATIENT)?;
@@ -140,15 +140,15 @@ impl Bed for Watched {
                 }
                 None => Ok(()),
             },
-            Harm::SwitchOver | Harm::KillConnections => Ok(()),
+            FaultKind::SwitchOver | FaultKind::KillConnections => Ok(()),
             other => Err(unknown(self, other)),
         }
     }
 
-    fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
-        match harm {
-            Harm::KillConnections => (Vec::new(), ""),
-            _ if harm.whom() == crate::Whom::Server && !self.waits => (
+    fn excuses(&self, kind: FaultKind) -> (Vec<Rule>, &'static str) {
+        match kind {
+            FaultKind::KillConnections => (Vec::new(), ""),
+            _ if kind.whom() == crate::Whom::Server && !self.waits => (
                 TWO_HOLDERS.into(),
                 "without replicas=N a new master may not have got the last grants",
             ),
@@ -161,7 +161,7 @@ impl Bed for Watched {
     }
 
     fn forgets_after(&self) -> u64 {
-        FORGOTTEN_LINE
+        STALE_QUEUE
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
@@ -173,15 +173,15 @@ impl Bed for Watched {
 
 struct Sharded(RedisCluster);
 
-/// After so many milliseconds a master that does not answer is replaced.
+/// The time in milliseconds after which a silent master is replaced.
 const NODE_TIMEOUT: u32 = 1000;
 
-pub(super) fn start_cluster() -> Result<Box<dyn Bed>> {
+pub(super) fn start_cluster() -> Result<Box<dyn TestStore>> {
     let cluster = RedisCluster::start(3, 1, NODE_TIMEOUT, Some("always"))?;
     Ok(Box::new(Sharded(cluster)))
 }
 
-impl Bed for Sharded {
+impl TestStore for Sharded {
     fn name(&self) -> &'static str {
         "cluster"
     }
@@ -198,32 +198,36 @@ impl Bed for Sharded {
         }
     }
 
-    fn harms(&self) -> Vec<Harm> {
-        vec![Harm::Pause, Harm::Restart, Harm::KillConnections]
+    fn faults(&self) -> Vec<FaultKind> {
+        vec![
+            FaultKind::Pause,
+            FaultKind::Restart,
+            FaultKind::KillConnections,
+        ]
     }
 
-    fn begin(&mut self, harm: Harm, node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.0.nodes()[node].pause(),
-            Harm::Restart => {
+    fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.0.nodes()[node].pause(),
+            FaultKind::Restart => {
                 self.0.nodes()[node].kill9();
                 Ok(())
             }
-            Harm::KillConnections => kill_clients(&self.0.nodes()[node]),
+            FaultKind::KillConnections => kill_clients(&self.0.nodes()[node]),
             other => Err(unknown(self, other)),
         }
     }
 
-    fn heal(&mut self, harm: Harm, node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.0.nodes()[node].resume(),
-            Harm::Restart => self.0.nodes_mut()[node].restart(),
-            Harm::KillConnections => Ok(()),
+    fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.0.nodes()[node].resume(),
+            FaultKind::Restart => self.0.nodes_mut()[node].restart(),
+            FaultKind::KillConnections => Ok(()),
             other => Err(unknown(self, other)),
         }
     }
 
-    fn excuses(&self, _harm: Harm) -> (Vec<Rule>, &'static str) {
+    fn excuses(&self, _harm: FaultKind) -> (Vec<Rule>, &'static str) {
         (Vec::new(), "")
     }
 
@@ -232,11 +236,11 @@ impl Bed for Sharded {
     }
 
     fn forgets_after(&self) -> u64 {
-        FORGOTTEN_LINE
+        STALE_QUEUE
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // A replica has what its master has, and may be late with what that deletes: the callers ask again.
+        // A replica may be late with deletions; the caller retries.
         keys_left(self.0.nodes(), |key| key.starts_with("fencelock:counter:{"))
     }
 }

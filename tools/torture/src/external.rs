@@ -1,10 +1,10 @@
-//! Somebody's own store: nothing is done to its servers, and each worker has a way of its own to them.
+//! A store that was not started here: its servers have no faults, and each worker has proxies of its own before them.
 
 use std::net::ToSocketAddrs;
 
 use fencelock_testbed::{Failure, Proxy, Result};
 
-/// The stores whose hosts are all that their clients connect to, with their ports.
+/// The schemes whose clients connect only to the hosts in the URL, with their default ports.
 const PORTS: &[(&str, u16)] = &[
     ("redis", 6379),
     ("valkey", 6379),
@@ -17,9 +17,9 @@ const PORTS: &[(&str, u16)] = &[
     ("postgresql", 5432),
 ];
 
-/// A way to the store with a proxy before each host: the URL to use, and the proxies. Without proxies if the clients hear
-/// of servers from others (Sentinel, Cluster), or check whom they talk to (TLS).
-pub(crate) fn way(url: &str) -> Result<(String, Vec<Proxy>)> {
+/// A route to the store with a proxy before each host: the URL to use, and the proxies. No proxies for clients that learn
+/// the servers from others (Sentinel, Cluster) or that verify the server's name (TLS).
+pub(crate) fn route(url: &str) -> Result<(String, Vec<Proxy>)> {
     let mut proxies = Vec::new();
     let mut hosts = Vec::new();
     let Some(Parts {
@@ -41,7 +41,7 @@ pub(crate) fn way(url: &str) -> Result<(String, Vec<Proxy>)> {
     Ok((format!("{before}{}{after}", hosts.join(",")), proxies))
 }
 
-/// A URL around its hosts.
+/// The parts of a URL before and after its hosts.
 #[derive(Debug, PartialEq, Eq)]
 struct Parts<'a> {
     before: &'a str,
@@ -61,7 +61,7 @@ fn parts<'a>(url: &'a str) -> Option<Parts<'a>> {
     if after.contains("tls-ca=") || own_credentials || hosts.is_empty() {
         return None;
     }
-    // To another machine these have TLS, and check whom they talk to.
+    // To another machine these use TLS, and verify the server's name.
     let database = ["mysql", "mariadb", "postgres", "postgresql"].contains(&scheme);
     if database
         && !["tls=off", "sslmode=disable"]

@@ -1,20 +1,20 @@
-//! What may be done to a store and to its clients.
+//! The kinds of faults.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Harm {
+pub enum FaultKind {
     /// SIGSTOP of a server, SIGCONT later.
     Pause,
-    /// kill -9 of a server, and a start with what it had on disk.
+    /// kill -9 of a server, and a start with its data on disk.
     Restart,
-    /// kill -9 of a server, and a start with nothing.
+    /// kill -9 of a server, and a start without data.
     RestartEmpty,
-    /// kill -9 of the node that leads, and a start later.
+    /// kill -9 of the leader, and a start later.
     KillLeader,
-    /// A planned change of the node that leads.
+    /// A planned change of the leader.
     SwitchOver,
     /// A server is cut off from the other servers; its clients still reach it.
     CutOff,
@@ -24,27 +24,27 @@ pub enum Harm {
     ClockBack,
     /// The administrator ends every connection.
     KillConnections,
-    /// Between one worker and the store nothing passes for a while; then what was kept arrives.
+    /// The connections of one worker are held for a while; then the bytes arrive.
     Hold,
-    /// Between one worker and the store everything is lost for a while, and the connections are dead then.
+    /// The connections of one worker lose everything for a while, and are then reset.
     Partition,
-    /// Requests of one worker are lost, and answers still on their way arrive.
+    /// The requests of one worker are lost. Answers that are in flight arrive.
     LoseRequests,
-    /// Requests of one worker take effect, and their answers are lost.
+    /// The requests of one worker take effect. Their answers are lost.
     LoseAnswers,
-    /// Everything between one worker and the store is late.
+    /// The connections of one worker are slow.
     Delay,
     /// The connections of one worker are reset.
     Reset,
-    /// SIGSTOP of a worker past its leases.
+    /// SIGSTOP of a worker, possibly past its leases.
     PauseClient,
     /// kill -9 of a worker; another one takes its place.
     KillClient,
-    /// In one worker, between the core and the engine: requests lost, answers lost, both late.
+    /// In one worker, between the core and the engine: requests and answers are lost or late.
     Calls,
 }
 
-impl Harm {
+impl FaultKind {
     /// All of them.
     pub const ALL: [Self; 18] = [
         Self::Pause,
@@ -92,7 +92,7 @@ impl Harm {
         }
     }
 
-    /// Who suffers it.
+    /// Its target.
     #[must_use]
     pub const fn whom(self) -> Whom {
         match self {
@@ -116,28 +116,28 @@ impl Harm {
     }
 }
 
-/// Who suffers a fault.
+/// The target of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom {
     /// A server that was started here.
     Server,
-    /// The way between a worker and the store.
+    /// The network between a worker and the store.
     Network,
     /// A worker.
     Client,
 }
 
-impl fmt::Display for Harm {
+impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Harm {
+impl FromStr for FaultKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|harm| harm.as_str() == text);
+        let found = Self::ALL.into_iter().find(|kind| kind.as_str() == text);
         found.ok_or_else(|| {
             let all = Self::ALL.map(Self::as_str).join(", ");
             format!("{text:?} is no fault; there are {all}")

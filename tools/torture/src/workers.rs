@@ -10,11 +10,11 @@ use fencelock_testbed::{Failure, Result, Worker};
 
 use crate::Relaunch;
 use crate::record::Record;
-use crate::worker::{Job, Said};
+use crate::worker::{Event, Job};
 
 /// All workers. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     slots: Arc<Vec<Mutex<Slot>>>,
     relaunch: Relaunch,
     record: Record,
@@ -33,7 +33,7 @@ struct Running {
     killed: Arc<Mutex<Option<u64>>>,
 }
 
-impl Crew {
+impl Workers {
     pub(crate) fn new(jobs: Vec<Job>, relaunch: Relaunch, record: Record) -> Self {
         let slot = |job| Mutex::new(Slot { job, running: None });
         let slots = Arc::new(jobs.into_iter().map(slot).collect());
@@ -54,7 +54,7 @@ impl Crew {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a worker in a place that has none.
+    /// Starts a worker in a slot that has none.
     pub(crate) fn start(&self, index: usize) -> Result<()> {
         let mut slot = self.slot(index);
         let mut command = Command::new(&self.relaunch.program);
@@ -70,10 +70,10 @@ impl Crew {
         let read = move || {
             while let Some(line) = lines.blocking_recv() {
                 match serde_json::from_str(&line) {
-                    // Nobody may be waiting for it.
-                    Ok(Said::Ready) => drop(tell.send(())),
+                    // Fails if `await_ready` has already given up.
+                    Ok(Event::Ready) => drop(tell.send(())),
                     Ok(said) => record.parts().note(number, life, said),
-                    // The last line of a process that was killed may be half a line.
+                    // The last line of a killed process may be incomplete.
                     Err(_) => {}
                 }
             }
@@ -91,14 +91,14 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits until a worker has begun.
+    /// Waits until a worker is ready.
     pub(crate) fn await_ready(&self, index: usize, limit: Duration) -> Result<()> {
         let slot = self.slot(index);
         let running = slot
             .running
             .as_ref()
             .ok_or_else(|| Failure::new("no worker"))?;
-        let what = format!("start worker {index} (its own words are above)");
+        let what = format!("start worker {index} (its error is above)");
         running.ready.recv_timeout(limit).map_err(Failure::to(what))
     }
 
@@ -121,7 +121,7 @@ impl Crew {
         }
     }
 
-    /// Kills a worker, and takes in what it had said.
+    /// Kills a worker, and reads the rest of its output.
     pub(crate) fn kill(&self, index: usize) {
         let running = {
             let mut slot = self.slot(index);
@@ -129,18 +129,18 @@ impl Crew {
             slot.running.take()
         };
         let Some(running) = running else { return };
-        // Before the signal is sent: from then on it may believe nothing, and is not said to.
+        // Noted before the signal is sent: from this instant on the worker does not count as a holder.
         let now = Clock::Boot.now().as_nanos();
         *running
             .killed
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(now);
         running.worker.process().kill9();
-        // The reader ends with the output. It never panics.
+        // The reader ends with the output.
         drop(running.reader.join());
     }
 
-    /// Lets every worker finish what it does, and waits for their ends.
+    /// Lets every worker finish, and waits for the ends of all.
     pub(crate) fn finish(&self, limit: Duration) {
         for index in 0..self.len() {
             if let Err(error) = self.tell(index, "stop") {

@@ -1,17 +1,17 @@
-//! Database servers. Their leases are on the database's clock.
+//! Database servers. Their leases follow the database's clock.
 
 use std::sync::Arc;
 
 use fencelock_testbed::{ClockShim, MariaDb, Postgres, Result};
 
-use crate::beds::{Bed, TWO_HOLDERS, jump, of_connections, unknown};
-use crate::harm::Harm;
+use super::store::{TWO_HOLDERS, TestStore, jump, of_connections, unknown};
+use crate::fault::FaultKind;
 use crate::history::Rule;
 
-/// Rows that expire, by the database's clock. The other strategies' locks hang on connections.
+/// The strategy with leases. The locks of the other strategies are bound to connections.
 const LEASE: &str = "lease";
 
-/// What both kinds of server can do.
+/// What both kinds of server have in common.
 trait Server: Send {
     fn port(&self) -> u16;
     fn url_at(&self, port: u16) -> String;
@@ -19,9 +19,9 @@ trait Server: Send {
     fn resume(&self) -> Result<()>;
     fn kill9(&self);
     fn restart(&mut self) -> Result<()>;
-    /// The same with nothing of what it had.
+    /// The same without its data.
     fn restart_empty(&mut self) -> Result<()>;
-    /// Ends every connection but its own.
+    /// Ends every connection except its own.
     fn kill_connections(&self) -> Result<()>;
 }
 
@@ -32,33 +32,33 @@ struct Database<S> {
     strategy: &'static str,
 }
 
-pub(super) fn start_mariadb() -> Result<Box<dyn Bed>> {
+pub(super) fn start_mariadb() -> Result<Box<dyn TestStore>> {
     mariadb("mysql", LEASE)
 }
 
-pub(super) fn start_get_lock() -> Result<Box<dyn Bed>> {
+pub(super) fn start_get_lock() -> Result<Box<dyn TestStore>> {
     mariadb("mysql-get-lock", "get-lock")
 }
 
-pub(super) fn start_mysql_for_update() -> Result<Box<dyn Bed>> {
+pub(super) fn start_mysql_for_update() -> Result<Box<dyn TestStore>> {
     mariadb("mysql-for-update", "for-update")
 }
 
-pub(super) fn start_postgres() -> Result<Box<dyn Bed>> {
+pub(super) fn start_postgres() -> Result<Box<dyn TestStore>> {
     postgres("postgres", LEASE)
 }
 
-pub(super) fn start_advisory() -> Result<Box<dyn Bed>> {
+pub(super) fn start_advisory() -> Result<Box<dyn TestStore>> {
     postgres("postgres-advisory", "advisory")
 }
 
-fn mariadb(name: &'static str, strategy: &'static str) -> Result<Box<dyn Bed>> {
+fn mariadb(name: &'static str, strategy: &'static str) -> Result<Box<dyn TestStore>> {
     let clock = ClockShim::new()?;
     let server = MariaDb::builder().clock(&clock).start()?;
     Ok(database(name, server, clock, strategy))
 }
 
-fn postgres(name: &'static str, strategy: &'static str) -> Result<Box<dyn Bed>> {
+fn postgres(name: &'static str, strategy: &'static str) -> Result<Box<dyn TestStore>> {
     let clock = ClockShim::new()?;
     let server = Postgres::builder().clock(&clock).start()?;
     Ok(database(name, server, clock, strategy))
@@ -69,7 +69,7 @@ fn database<S: Server + 'static>(
     server: S,
     clock: Arc<ClockShim>,
     strategy: &'static str,
-) -> Box<dyn Bed> {
+) -> Box<dyn TestStore> {
     Box::new(Database {
         name,
         server,
@@ -110,7 +110,7 @@ impl Server for MariaDb {
     fn kill_connections(&self) -> Result<()> {
         let others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'";
         for id in self.sql(others)?.lines() {
-            // It may have ended by itself meanwhile.
+            // The connection may have ended already.
             drop(self.sql(&format!("KILL {id}")));
         }
         Ok(())
@@ -153,7 +153,7 @@ impl Server for Postgres {
     }
 }
 
-impl<S: Server> Bed for Database<S> {
+impl<S: Server> TestStore for Database<S> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -167,45 +167,45 @@ impl<S: Server> Bed for Database<S> {
         format!("{url}?strategy={}", self.strategy)
     }
 
-    fn harms(&self) -> Vec<Harm> {
+    fn faults(&self) -> Vec<FaultKind> {
         vec![
-            Harm::Pause,
-            Harm::Restart,
-            Harm::RestartEmpty,
-            Harm::KillConnections,
-            Harm::ClockForward,
+            FaultKind::Pause,
+            FaultKind::Restart,
+            FaultKind::RestartEmpty,
+            FaultKind::KillConnections,
+            FaultKind::ClockForward,
         ]
     }
 
-    fn begin(&mut self, harm: Harm, _node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.server.pause(),
-            Harm::Restart | Harm::RestartEmpty => {
+    fn begin(&mut self, kind: FaultKind, _node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.server.pause(),
+            FaultKind::Restart | FaultKind::RestartEmpty => {
                 self.server.kill9();
                 Ok(())
             }
-            Harm::KillConnections => self.server.kill_connections(),
-            Harm::ClockForward => jump(&self.clock, true),
+            FaultKind::KillConnections => self.server.kill_connections(),
+            FaultKind::ClockForward => jump(&self.clock, true),
             other => Err(unknown(self, other)),
         }
     }
 
-    fn heal(&mut self, harm: Harm, _node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.server.resume(),
-            Harm::Restart => self.server.restart(),
-            Harm::RestartEmpty => self.server.restart_empty(),
-            Harm::KillConnections => Ok(()),
-            Harm::ClockForward => jump(&self.clock, false),
+    fn heal(&mut self, kind: FaultKind, _node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.server.resume(),
+            FaultKind::Restart => self.server.restart(),
+            FaultKind::RestartEmpty => self.server.restart_empty(),
+            FaultKind::KillConnections => Ok(()),
+            FaultKind::ClockForward => jump(&self.clock, false),
             other => Err(unknown(self, other)),
         }
     }
 
-    fn excuses(&self, harm: Harm) -> (Vec<Rule>, &'static str) {
-        match harm {
-            Harm::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
-            _ if self.strategy != LEASE => of_connections(harm),
-            Harm::ClockForward => (
+    fn excuses(&self, kind: FaultKind) -> (Vec<Rule>, &'static str) {
+        match kind {
+            FaultKind::RestartEmpty => (TWO_HOLDERS.into(), "the server forgot every lock"),
+            _ if self.strategy != LEASE => of_connections(kind),
+            FaultKind::ClockForward => (
                 TWO_HOLDERS.into(),
                 "its clock must not be set forward while a lock is held",
             ),
@@ -218,7 +218,7 @@ impl<S: Server> Bed for Database<S> {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // The listing of locks, which is asked of every store, tells what is held.
+        // `list`, which is called for every store, sees what is held.
         Ok(Vec::new())
     }
 }

@@ -2,23 +2,23 @@
 
 use fencelock_testbed::{Ensemble, Result, ZooKeeper};
 
-use crate::beds::{Bed, loopback, unknown};
-use crate::harm::Harm;
+use super::store::{TestStore, loopback, unknown};
+use crate::fault::FaultKind;
 use crate::history::Rule;
 
 struct Three {
     ensemble: Ensemble,
-    /// Who was killed as the leader.
+    /// The killed leader.
     dead: Option<usize>,
 }
 
-pub(super) fn start() -> Result<Box<dyn Bed>> {
+pub(super) fn start() -> Result<Box<dyn TestStore>> {
     let ensemble = ZooKeeper::builder().ensemble()?;
     let dead = None;
     Ok(Box::new(Three { ensemble, dead }))
 }
 
-impl Bed for Three {
+impl TestStore for Three {
     fn name(&self) -> &'static str {
         "zookeeper"
     }
@@ -31,20 +31,25 @@ impl Bed for Three {
         format!("zookeeper://{}", loopback(ports))
     }
 
-    fn harms(&self) -> Vec<Harm> {
-        vec![Harm::Pause, Harm::Restart, Harm::KillLeader, Harm::CutOff]
+    fn faults(&self) -> Vec<FaultKind> {
+        vec![
+            FaultKind::Pause,
+            FaultKind::Restart,
+            FaultKind::KillLeader,
+            FaultKind::CutOff,
+        ]
     }
 
-    fn begin(&mut self, harm: Harm, node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.ensemble.server(node).pause(),
-            Harm::CutOff => self.ensemble.isolate(node),
-            Harm::Restart => {
+    fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.ensemble.server(node).pause(),
+            FaultKind::CutOff => self.ensemble.isolate(node),
+            FaultKind::Restart => {
                 self.ensemble.kill9(node);
                 Ok(())
             }
-            Harm::KillLeader => {
-                // Between two leaders there is none to kill.
+            FaultKind::KillLeader => {
+                // No leader at this moment.
                 let leads = |at: &usize| {
                     let mode = self.ensemble.server(*at).mode();
                     mode.as_deref() == Some("leader")
@@ -58,12 +63,12 @@ impl Bed for Three {
         }
     }
 
-    fn heal(&mut self, harm: Harm, node: usize) -> Result<()> {
-        match harm {
-            Harm::Pause => self.ensemble.server(node).resume(),
-            Harm::CutOff => self.ensemble.join(node),
-            Harm::Restart => self.ensemble.restart(node),
-            Harm::KillLeader => match self.dead.take() {
+    fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Pause => self.ensemble.server(node).resume(),
+            FaultKind::CutOff => self.ensemble.join(node),
+            FaultKind::Restart => self.ensemble.restart(node),
+            FaultKind::KillLeader => match self.dead.take() {
                 Some(dead) => self.ensemble.restart(dead),
                 None => Ok(()),
             },
@@ -71,7 +76,7 @@ impl Bed for Three {
         }
     }
 
-    fn excuses(&self, _harm: Harm) -> (Vec<Rule>, &'static str) {
+    fn excuses(&self, _harm: FaultKind) -> (Vec<Rule>, &'static str) {
         (Vec::new(), "")
     }
 
@@ -80,7 +85,7 @@ impl Bed for Three {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        // The listing of locks, which is asked of every store, tells what is held; empty parents vanish by themselves.
+        // `list`, which is called for every store, sees what is held. The server removes empty parents.
         Ok(Vec::new())
     }
 }

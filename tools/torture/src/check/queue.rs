@@ -1,9 +1,10 @@
-//! Those who wait: in order, in time, and again after the last fault.
+//! Waiters are served in order, in time, and again after the last fault.
 
-use crate::check::{Violation, calm, millis, of_name, waits};
+use super::queries::{calm, millis, of_name, waits};
+use super::violation::Violation;
 use crate::history::{Claimed, End, History, Rule};
 
-/// With how many grants to others a wait in vain counts as starvation.
+/// A wait without success counts as starvation after this many grants to others.
 const PASSED_OVER: usize = 50;
 
 pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
@@ -11,7 +12,7 @@ pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
     starvation(history, name, found);
 }
 
-/// Of two claims in line the one that stood there before the other was sent must be granted first.
+/// Of two queued claims, the one that was queued before the other was sent must be granted first.
 fn order(history: &History, name: u32, found: &mut Vec<Violation>) {
     let of_this = |claim: &&Claimed| claim.name == name && !claim.shared;
     let mut claims: Vec<_> = history
@@ -23,8 +24,8 @@ fn order(history: &History, name: u32, found: &mut Vec<Violation>) {
             Some((claim, at, token))
         })
         .collect();
-    // In the order of grants, from the last to the first: each must not have stood before a claim that was granted
-    // earlier was sent. So of the earlier ones the latest `placed` counts.
+    // In the order of grants: a claim must not have been queued before a claim was sent that was granted earlier. So the
+    // latest `placed` of the earlier grants counts.
     claims.sort_by_key(|(_, _, token)| *token);
     let mut latest: Option<(&Claimed, u64)> = None;
     for (claim, at, token) in claims {
@@ -39,7 +40,7 @@ fn order(history: &History, name: u32, found: &mut Vec<Violation>) {
                 name: Some(name),
                 attempts: attempts_of(history, &[other, claim]),
                 what: format!(
-                    "worker {} was served before worker {} (token {token}), which had stood in line for {} when it came",
+                    "worker {} was served before worker {} (token {token}), which had been queued for {} when the first was sent",
                     other.worker,
                     claim.worker,
                     millis(other.placed - stood)
@@ -61,7 +62,7 @@ fn attempts_of(history: &History, claims: &[&Claimed]) -> Vec<usize> {
     claims.iter().filter_map(|claim| is_of(claim)).collect()
 }
 
-/// Whoever waited in vain in peace, while others were served again and again.
+/// A task waited without success and without faults, while others were granted the lock again and again.
 fn starvation(history: &History, name: u32, found: &mut Vec<Violation>) {
     let mut grants: Vec<u64> = of_name(history, name)
         .filter_map(|(_, attempt)| attempt.granted)
@@ -85,7 +86,7 @@ fn starvation(history: &History, name: u32, found: &mut Vec<Violation>) {
                 name: Some(name),
                 attempts: vec![index],
                 what: format!(
-                    "{} waited for {} in vain while others were granted {} {others} times",
+                    "{} waited for {} without success while others were granted {} {others} times",
                     attempt.who(),
                     millis(over.saturating_sub(attempt.asked)),
                     history.names[name as usize],
@@ -96,15 +97,15 @@ fn starvation(history: &History, name: u32, found: &mut Vec<Violation>) {
     }
 }
 
-/// How long it took after each fault until a lock was granted for which somebody waited; after the last fault there is a
-/// limit. Returns the longest.
+/// How long it took after each fault until a lock was granted that a task waited for. After the last fault there is a
+/// limit. Returns the longest time.
 pub(super) fn progress(history: &History, found: &mut Vec<Violation>) -> u64 {
     let mut longest = 0;
     let mut ends: Vec<u64> = history.faults.iter().map(|fault| fault.to).collect();
     ends.sort_unstable();
     let healed = ends.last().copied().unwrap_or(history.began);
     ends.retain(|end| {
-        // Only those after which there was peace for a moment.
+        // Only ends at which no other fault was active.
         !history.faults.iter().any(|f| f.from <= *end && *end < f.to)
     });
     if ends.last() != Some(&healed) {
@@ -129,7 +130,7 @@ pub(super) fn progress(history: &History, found: &mut Vec<Violation>) -> u64 {
             let at = grants.partition_point(|at| *at <= end);
             let next = grants.get(at).copied();
             let until = next.unwrap_or(history.ended);
-            // The one who had waited longest of those who did when it ended.
+            // The task that had waited longest when the fault ended.
             let waiter = waiting
                 .iter()
                 .find(|(_, from, to)| *from <= end && end < *to);
