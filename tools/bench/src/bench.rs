@@ -30,9 +30,9 @@ pub(crate) struct Bench<'a> {
     pub(crate) args: &'a Args,
     pub(crate) url: &'a str,
     pub(crate) relaunch: &'a Relaunch,
-    /// What the names of all its locks begin with.
+    /// The prefix of the names of all its locks.
     pub(crate) run: String,
-    /// Whether waiters are told, so that a thousand connections make sense.
+    /// Whether the store notifies waiters, so that a thousand connections make sense.
     pub(crate) pushes: bool,
 }
 
@@ -47,7 +47,7 @@ impl Bench<'_> {
         Ok(engine(self.url)? != "memory")
     }
 
-    /// Whether each waiter is to have a client of its own: first not, then so if that makes sense.
+    /// Whether each waiter has a client of its own: first shared clients, then own clients if that makes sense.
     pub(crate) fn clients(&self) -> Result<Vec<bool>> {
         Ok(if self.pushes {
             vec![false, true]
@@ -91,7 +91,7 @@ impl Bench<'_> {
         Ok(cfg!(feature = "redis") && engine(self.url)? == "redis")
     }
 
-    /// How many commands clients send within `period`; only where [`Bench::counts`].
+    /// The number of commands that clients send within `period`, if [`Bench::counts`].
     pub(crate) async fn commands_within(&self, period: Duration) -> Result<u64> {
         #[cfg(feature = "redis")]
         return crate::bare::redis::BareRedis::open(self.url)

@@ -1,7 +1,7 @@
-//! Measures a store through this library, always beside what the engine's own bare client does with the same server in
-//! the same run: machines are noisy, ratios less so.
+//! Measures a store through this library, and the engine's bare client on the same server in the same run: on a noisy
+//! machine the ratio is more reliable than the numbers.
 //!
-//! The command's `bench` and this crate's own binary call [`run`]; worker processes end up in [`run_worker`].
+//! `fencelock bench` and this crate's own binary call [`command`]; worker processes call [`run_worker`].
 
 mod args;
 mod bare;
@@ -27,8 +27,8 @@ use fencelock::{Result, StoreUrl, Wake};
 use crate::bench::Bench;
 use crate::contender::engine;
 
-/// All that a command needs: measures what `args` asks for on the store that `url` names and prints it, or does the work
-/// of a worker process. `subcommand` is what this program must be started with to end up here again.
+/// Runs the command: measures the store at `url` and prints the results, or runs a worker process. `subcommand` are the
+/// arguments with which this program calls this function again.
 ///
 /// # Errors
 /// As [`run`].
@@ -55,11 +55,10 @@ pub async fn command(args: &Args, url: &str, subcommand: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Measures all that `args` asks for on the store that `url` names, and passes on each table as soon as it is there.
+/// Measures the store at `url`, and passes each table to `show` as soon as it is complete.
 ///
 /// # Errors
-/// Whatever the store says, and [`fencelock::Error::Internal`] if something cannot be measured, or if a lock turned out
-/// to be none.
+/// Errors of the store, and [`fencelock::Error::Internal`] if a measurement fails or a lock does not exclude.
 pub async fn run(
     args: &Args,
     url: &str,
@@ -115,7 +114,7 @@ async fn remove_baseline(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// The URL with its file named, so that the baseline can lie beside it also where the store is the default file.
+/// The URL with the path of its file, even for the default file, since the baseline's file is next to it.
 fn named(url: &str, store: &str) -> Result<String> {
     let parts = StoreUrl::parse(url)?;
     if parts.scheme != "sqlite" || !parts.path.is_empty() {
