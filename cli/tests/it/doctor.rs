@@ -288,7 +288,7 @@ fn a_mariadb_whose_replica_is_not_waited_for() {
     let alone = Bed::on(primary.url()).run(&["doctor"]);
     assert_eq!(alone.code, 0, "{alone:?}");
     let replica = primary.replica().unwrap();
-    says(&primary.url(), 1, &["follows without being waited for"]);
+    says(&primary.url(), 1, &["does not wait for its replica"]);
     replica
         .sql("SET GLOBAL rpl_semi_sync_slave_enabled = ON; STOP SLAVE; START SLAVE")
         .unwrap();
@@ -337,7 +337,7 @@ fn a_postgres_that_may_forget() {
     kept.psql("lock", of_all).unwrap();
     says(&poor, 1, &["has no EXECUTE on fencelock_let_go"]);
     let replica = kept.replica().unwrap();
-    says(&kept.url(), 1, &["streams without being waited for"]);
+    says(&kept.url(), 1, &["a replica streams, and the server does not wait for it"]);
     drop(replica);
     let standbys = "ALTER SYSTEM SET synchronous_standby_names = 'x'";
     kept.psql("lock", standbys).unwrap();
