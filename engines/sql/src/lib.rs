@@ -16,7 +16,6 @@ pub mod tls;
 use fencelock_core::Error;
 use fencelock_core::engine::Renewal;
 
-
 /// Why a store that was opened for inspection grants nothing.
 #[cfg(feature = "server")]
 const INSPECT_ONLY: &str = "the store was opened to look at it only";
