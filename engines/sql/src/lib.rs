@@ -11,12 +11,16 @@ pub mod poll;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "server")]
+mod settings;
+#[cfg(feature = "server")]
 pub mod tls;
 
 use fencelock_core::Error;
 use fencelock_core::engine::Renewal;
 
 pub use poll as naps;
+#[cfg(feature = "server")]
+pub use settings::Settings;
 
 /// Why a store that was opened for inspection grants nothing.
 #[cfg(feature = "server")]

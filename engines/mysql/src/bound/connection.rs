@@ -246,7 +246,7 @@ impl BoundLocks {
             .next()
             .map(mysql_async::from_row_opt::<(String, Vec<u8>)>);
         let (login, database) = match row {
-            Some(Ok(told)) => told,
+            Some(Ok(row)) => row,
             _ => return Err(session.give_up("no answer to a SELECT")),
         };
         (session.login, session.database) = (login, database);
