@@ -18,7 +18,6 @@ pub mod tls;
 use fencelock_core::Error;
 use fencelock_core::engine::Renewal;
 
-pub use poll as naps;
 #[cfg(feature = "server")]
 pub use settings::Settings;
 
