@@ -7,6 +7,8 @@
 #[cfg(feature = "server")]
 pub mod bound;
 pub mod lease;
+#[cfg(feature = "server")]
+mod page;
 pub mod poll;
 #[cfg(feature = "server")]
 pub mod server;
@@ -18,6 +20,8 @@ pub mod tls;
 use fencelock_core::Error;
 use fencelock_core::engine::Renewal;
 
+#[cfg(feature = "server")]
+pub use page::page_of;
 #[cfg(feature = "server")]
 pub use settings::Settings;
 
