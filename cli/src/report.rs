@@ -67,9 +67,9 @@ impl Report {
     fn lines(&self) -> Vec<(&'static str, String)> {
         let promises = &self.promises;
         let waiters = match (promises.order, promises.wake) {
-            (Order::Fifo, Wake::Push) => "first come, first served; the store notifies them",
+            (Order::Fifo, Wake::Push) => "first come, first served; a message wakes the next one",
             (Order::Fifo, Wake::Poll) => "first come, first served; they poll the store",
-            (Order::Unordered, Wake::Push) => "in no order; the store notifies them",
+            (Order::Unordered, Wake::Push) => "in no order; a message wakes them",
             (Order::Unordered, Wake::Poll) => "in no order; they poll the store",
         };
         let lock_delay = if promises.lock_delay { "yes" } else { "no" };

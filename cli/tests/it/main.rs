@@ -13,6 +13,7 @@ mod etcd;
 mod exit_codes;
 mod fixture;
 mod hold;
+mod house;
 mod inputs;
 mod inspect;
 #[cfg(feature = "redis")]
@@ -24,6 +25,7 @@ mod other_user;
 mod passwords;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod readme;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]

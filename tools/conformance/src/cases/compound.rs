@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock::engine::Evict;
-use fencelock::{Error, Order, Promises, Release};
+use fencelock::{Client, Error, Order, Promises, Release};
 use tokio::time::{Instant, sleep};
 
 use crate::case::{Case, case};
@@ -18,6 +18,7 @@ pub(super) static CASES: &[Case] = &[
     case!(permits_are_counted).promised(permits),
     case!(permits_are_served_in_order).promised(fifo_permits),
     case!(permits_keep_exclusive_out).promised(permits),
+    case!(permits_that_name_different_numbers_keep_each_other_out).promised(permits),
     case!(permits_are_renewed_and_expire_one_by_one).promised(permits),
     case!(candidates_lead_one_after_the_other),
     case!(a_killed_leader_is_succeeded).processes(),
@@ -44,8 +45,8 @@ async fn several_locks_or_none(ctx: Ctx) {
         "{error:?}"
     );
     let begin = Instant::now();
-    let wish = one.lock_all(&names).timeout(patience);
-    let error = soon("an answer", wish).await.unwrap_err();
+    let request = one.lock_all(&names).timeout(patience);
+    let error = soon("an answer", request).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
     assert!(begin.elapsed() >= patience);
     for free in &names[..2] {
@@ -111,9 +112,9 @@ async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
     // A holder that the store cannot notify learns it within the ttl.
-    let wish = one.lock_all(&names);
-    let wish = wish.each(|wish| wish.ttl(Duration::from_secs(3)).recorded());
-    let all = soon("all of them", wish).await.unwrap();
+    let request = one.lock_all(&names);
+    let request = request.each(|request| request.ttl(Duration::from_secs(3)).recorded());
+    let all = soon("all of them", request).await.unwrap();
     let token = all.token(&names[1]).unwrap();
     assert!(two.evict(&names[1], token, Evict::Release).await.unwrap());
     let (lost, _) = soon("the loss", all.lost()).await;
@@ -187,7 +188,7 @@ async fn permits_are_served_in_order(ctx: Ctx) {
     let mut held = std::collections::VecDeque::from([first, second]);
     for task in waiting {
         held.pop_front().unwrap().release().await.unwrap();
-        let next = got("the first in line is served", task).await;
+        let next = got("the first in the queue is served", task).await;
         assert!(next.token() > last);
         last = next.token();
         held.push_back(next);
@@ -222,6 +223,34 @@ async fn permits_keep_exclusive_out(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
+/// Neither number would be kept if they held together.
+async fn permits_that_name_different_numbers_keep_each_other_out(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let semaphore = |client: &Client, permits| client.semaphore(&name, permits).unwrap();
+    for (held, other) in [(1, 3), (3, 1)] {
+        let (held, other) = (semaphore(&one, held), semaphore(&two, other));
+        let permit = soon("a free permit", held.acquire()).await.unwrap();
+        let refused = soon("an answer", other.try_acquire()).await;
+        assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+        permit.release().await.unwrap();
+    }
+    // A waiter with another number waits for the last of the permits.
+    let of_three = semaphore(&one, 3);
+    let first = soon("a free permit", of_three.acquire()).await.unwrap();
+    let second = soon("a free permit", of_three.acquire()).await.unwrap();
+    let waiting = tokio::spawn(semaphore(&two, 2).acquire().into_future());
+    first.release().await.unwrap();
+    not_for("a permit beside one of three", ctx.ttl(150), async {
+        while !waiting.is_finished() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    second.release().await.unwrap();
+    got("the permit", waiting).await.release().await.unwrap();
+    ctx.await_nothing_left().await;
+}
+
 async fn permits_are_renewed_and_expire_one_by_one(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let ttl = ctx.ttl(300);
@@ -250,8 +279,8 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let voter = ctx.client().await.election(&name);
     let mut leaders = voter.observe();
-    let nobody = soon("who leads at first", leaders.next()).await.unwrap();
-    assert_eq!(nobody, None);
+    let none = soon("who leads at first", leaders.next()).await.unwrap();
+    assert_eq!(none, None);
     let first = soon("to lead", one.election(&name).campaign("http://one"));
     let first = first.await.unwrap();
     let seen = soon("the first leader is seen", leaders.next())
@@ -277,8 +306,8 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     };
     assert_eq!((&*seen.value, seen.token), ("two, later", second.token()));
     drop(second);
-    let nobody = soon("that nobody leads is seen", leaders.next()).await;
-    assert_eq!(nobody.unwrap(), None);
+    let none = soon("no leader is seen", leaders.next()).await;
+    assert_eq!(none.unwrap(), None);
     ctx.await_nothing_left().await;
 }
 
@@ -290,7 +319,7 @@ async fn a_killed_leader_is_succeeded(ctx: Ctx) {
     let next = tokio::spawn(election.campaign("the next").into_future());
     ctx.await_queued(&client, &name, 1).await;
     leader.process().kill9();
-    let next = soon("somebody leads", next).await.unwrap().unwrap();
+    let next = soon("a leader is elected", next).await.unwrap().unwrap();
     assert!(next.token().get() > held["token"].as_u64().unwrap());
     let seen = election.leader().await.unwrap().unwrap();
     assert_eq!((&*seen.value, seen.token), ("the next", next.token()));

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -98,6 +99,11 @@ impl WrongEngine {
                 if let Mode::Permit { of } = claim.mode {
                     let of = of.saturating_add(1);
                     claim.mode = Mode::Permit { of };
+                }
+            }
+            Mutant::AdmitsUnequalPermits => {
+                if let Mode::Permit { of } = &mut claim.mode {
+                    *of = NonZeroU32::MAX;
                 }
             }
             Mutant::KnowsItsOwnClaimsOnly => {

@@ -31,6 +31,7 @@ pub(crate) enum Mutant {
     ListsByPattern,
     DowngradesInNameOnly,
     GrantsOnePermitMore,
+    AdmitsUnequalPermits,
     ReleasesAllPermits,
     KnowsItsOwnClaimsOnly,
     ShortensByPlacing,
@@ -114,6 +115,10 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
     (
         Mutant::GrantsOnePermitMore,
         &["permits_are_counted", "permits_are_served_in_order"],
+    ),
+    (
+        Mutant::AdmitsUnequalPermits,
+        &["permits_that_name_different_numbers_keep_each_other_out"],
     ),
     (Mutant::ReleasesAllPermits, &["permits_are_counted"]),
     (
