@@ -293,7 +293,7 @@ fn a_mariadb_whose_replica_is_not_waited_for() {
     let alone = Fixture::on(primary.url()).run(&["doctor"]);
     assert_eq!(alone.code, 0, "{alone:?}");
     let replica = primary.replica().unwrap();
-    reports(&primary.url(), 1, &["follows without being waited for"]);
+    reports(&primary.url(), 1, &["does not wait for its replica"]);
     replica
         .sql("SET GLOBAL rpl_semi_sync_slave_enabled = ON; STOP SLAVE; START SLAVE")
         .unwrap();
@@ -342,7 +342,11 @@ fn a_postgres_that_may_forget() {
     kept.psql("lock", of_all).unwrap();
     reports(&poor, 1, &["has no EXECUTE on fencelock_let_go"]);
     let replica = kept.replica().unwrap();
-    reports(&kept.url(), 1, &["streams without being waited for"]);
+    reports(
+        &kept.url(),
+        1,
+        &["a replica streams, and the server does not wait for it"],
+    );
     drop(replica);
     let standbys = "ALTER SYSTEM SET synchronous_standby_names = 'x'";
     kept.psql("lock", standbys).unwrap();

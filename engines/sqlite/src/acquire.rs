@@ -189,7 +189,7 @@ fn join_queue(
         }
         // The row had expired and was just deleted. The claim has its old ticket again.
     }
-    let last = rows.line.last().map_or(0, |last| last.ticket);
+    let last = rows.queue.last().map_or(0, |last| last.ticket);
     let sql = "INSERT INTO waiters (name, ticket, claim, mode, expiry, owner, bell, label) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let values = params![

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::{ClaimId, LockName};
-use fencelock_sql::naps::longer;
+use fencelock_sql::poll::longer;
 use tokio::sync::Notify;
 
 /// After this time a waiter polls for the first time, because its wake-up may have been lost.

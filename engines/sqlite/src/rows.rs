@@ -24,8 +24,8 @@ pub(crate) fn read(connection: &Connection, name: &LockName) -> Sql<Rows> {
         })
     })?;
     let holders = holders.collect::<Sql<Vec<_>>>()?;
-    let line = read_queue(connection, name)?;
-    Ok(Rows { holders, line })
+    let queue = read_queue(connection, name)?;
+    Ok(Rows { holders, queue })
 }
 
 fn read_queue(connection: &Connection, name: &LockName) -> Sql<Vec<Waiter>> {
@@ -51,7 +51,7 @@ pub(crate) fn leave_queue(
     claim: ClaimId,
     rows: &Rows,
 ) -> Sql<bool> {
-    let Some(waiter) = rows.line.iter().find(|waiter| waiter.claim == claim) else {
+    let Some(waiter) = rows.queue.iter().find(|waiter| waiter.claim == claim) else {
         return Ok(false);
     };
     transaction.entries.remove_waiting(claim);
@@ -82,7 +82,7 @@ pub(crate) fn delete_expired(
     name: &LockName,
     rows: &Rows,
 ) -> Sql<()> {
-    if !rows.has_dead(transaction.now) {
+    if !rows.has_expired(transaction.now) {
         return Ok(());
     }
     let values = params![name.as_str(), instant_value(transaction.now)];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fencelock_core::engine::{Claim, Event, Grant, Place};
 use fencelock_core::{ClaimId, Clock, LockName, Result};
 use fencelock_sql::lease::Step;
-use fencelock_sql::naps::jitter;
+use fencelock_sql::poll::jitter;
 use rusqlite::{OptionalExtension, params};
 use tokio::sync::mpsc;
 
