@@ -25,8 +25,8 @@ async fn the_longest_hold_ends_in_time(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let most = Duration::from_millis(400);
     let begin = Instant::now();
-    let wish = one.lock(&name).max_hold(most);
-    let guard = soon("the lock", wish).await.unwrap();
+    let request = one.lock(&name).max_hold(most);
+    let guard = soon("the lock", request).await.unwrap();
     let waiter = wait_for(&two, &name);
     let why = soon("its end", guard.lost()).await;
     assert_eq!(why, LossReason::MaxHold);
@@ -45,9 +45,9 @@ async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
     let ttl = ctx.ttl(300);
     let healthy = Arc::new(AtomicBool::new(true));
     let asked = Arc::clone(&healthy);
-    let wish = one.lock(&name).ttl(ttl);
-    let wish = wish.healthy(move || asked.load(Ordering::SeqCst));
-    let guard = soon("the lock", wish).await.unwrap();
+    let request = one.lock(&name).ttl(ttl);
+    let request = request.healthy(move || asked.load(Ordering::SeqCst));
+    let guard = soon("the lock", request).await.unwrap();
     let other = take(&one, &format!("{name}/other")).await;
     not_for("a loss while it is healthy", ttl * 3, guard.lost()).await;
     healthy.store(false, Ordering::SeqCst);
@@ -68,8 +68,8 @@ async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
 async fn an_unhealthy_holder_leaves_its_lock_delay(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let delay = Duration::from_millis(800);
-    let wish = one.lock(&name).ttl(ctx.ttl(300)).lock_delay(delay);
-    let guard = soon("the lock", wish.healthy(|| false)).await.unwrap();
+    let request = one.lock(&name).ttl(ctx.ttl(300)).lock_delay(delay);
+    let guard = soon("the lock", request.healthy(|| false)).await.unwrap();
     let waiter = wait_for(&two, &name);
     let ends = guard.valid_until();
     soon("the loss", guard.lost()).await;
