@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::process::Child;
 use std::time::Duration;
 
-use fencelock::{BootInstant, Client, Clock, Guard, Release};
+use fencelock::{BootInstant, Client, Clock, Guard, Release, in_words};
 use rustix::process::{
     Pid, Signal, getpgrp, kill_current_process_group, kill_process, kill_process_group,
 };
@@ -42,6 +42,7 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Exit {
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
     let session = session::take(&args.taking, &times, &args.name, store, &mut signals).await?;
     let Session { client, guard } = session;
+    let free_at = times.at_least.map(|least| Clock::Boot.now() + least);
     let verbose = args.taking.verbose;
     if verbose {
         let how = if guard.joined() { "joined" } else { "held" };
@@ -66,7 +67,7 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Exit {
             over.exit
         }
     };
-    let_go(&client, guard, outcome, verbose).await
+    let_go(&client, guard, outcome, free_at, verbose).await
 }
 
 /// The words of the command.
@@ -126,8 +127,15 @@ pub(crate) fn grace(kill_after: Duration, lease: Duration) -> Duration {
     kill_after.min(lease / 3)
 }
 
-/// Gives the lock back. The outcome of the command stands, unless the store says that the lock was not held any more.
-async fn let_go(client: &Client, guard: Guard, outcome: Exit, verbose: bool) -> Exit {
+/// Gives the lock back; others get it from `free_at` on (`--at-least`). The outcome of the command stands, unless the store
+/// says that the lock was not held any more.
+async fn let_go(
+    client: &Client,
+    guard: Guard,
+    outcome: Exit,
+    free_at: Option<BootInstant>,
+    verbose: bool,
+) -> Exit {
     let (name, until) = (guard.name().clone(), guard.valid_until());
     let own = !guard.joined();
     // After a loss there is nothing to wait for.
@@ -152,7 +160,12 @@ async fn let_go(client: &Client, guard: Guard, outcome: Exit, verbose: bool) -> 
         }
         Ok(Ok(_)) => {
             if verbose && own {
-                say(&format!("lock {name} is released"));
+                let left = free_at.map_or(Duration::ZERO, |at| at.since(Clock::Boot.now()));
+                let stays = match left.is_zero() {
+                    true => String::new(),
+                    false => format!(", and stays taken for another {}", in_words(left)),
+                };
+                say(&format!("lock {name} is released{stays}"));
             }
             outcome
         }

@@ -121,6 +121,9 @@ async fn wish(
     };
     wish = wish.ttl(times.ttl).lock_delay(times.lock_delay);
     wish = wish.owner(&owner).recorded();
+    if let Some(least) = times.at_least {
+        wish = wish.at_least(least);
+    }
     if taking.shared {
         wish = wish.shared();
     }
