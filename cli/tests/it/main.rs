@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod bed;
 #[cfg(feature = "redis")]
 mod cluster;
 mod codes;
@@ -12,6 +11,7 @@ mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod exit_codes;
+mod fixture;
 mod hold;
 mod house;
 mod inputs;
