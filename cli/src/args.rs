@@ -7,18 +7,18 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use fencelock::{Error, parse_duration};
 
-/// The lease if the command line names none.
+/// The default of `--ttl`.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// From SIGTERM to SIGKILL if the command line says nothing.
+/// The default of `--kill-after`.
 const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// A distributed lock with fencing tokens, on the servers you already run.
 #[derive(Debug, Parser)]
 #[command(name = "fencelock", version, arg_required_else_help = false)]
 pub(crate) struct Cli {
-    /// Where the locks are: sqlite:PATH, redis://HOST:PORT, memory: [default: $FENCELOCK_STORE, else sqlite:, a file of
-    /// this user's]
+    /// The URL of the store, such as sqlite:PATH or redis://HOST:PORT [default: $FENCELOCK_STORE, else sqlite:, a file
+    /// of the current user]
     #[arg(long, value_name = "URL", global = true, hide_default_value = true)]
     pub(crate) store: Option<String>,
 
@@ -34,31 +34,31 @@ pub(crate) enum Command {
                                 fencelock run [OPTIONS] NAME -c 'SHELL STRING'"
     )]
     Run(Run),
-    /// Hold a lock until standard input ends or a signal comes
+    /// Hold a lock until standard input ends or a signal arrives
     Hold(Hold),
-    /// Tell who holds a lock and who waits for it
+    /// Show who holds a lock and who waits for it
     Show(Show),
     /// List the locks that are held
     Ls(Ls),
-    /// Exit with 0 while the very grant of a sequencer is held, with 1 when not
+    /// Exit with 0 if the grant of a sequencer is still held, else with 1
     Check(Check),
-    /// Take a lock from its holder, or ask the holder to let go
+    /// Release a lock by force, or ask its holder to release it
     Release(Release),
-    /// Tell what the store can promise, what is wrong with it, and what to change
+    /// Report what the store promises, what is wrong with its configuration, and what to change
     Doctor(Doctor),
-    /// Measure the store beside its bare client
+    /// Measure the store, with its plain client library for comparison
     Bench(fencelock_bench::Args),
-    /// Put a store under faults and check what its clients believed
+    /// Inject faults into a store and check what its clients believed
     #[cfg(feature = "torture")]
     Torture(fencelock_torture::Args),
-    /// Put a store under faults and check what its clients believed (not in this build)
+    /// Inject faults into a store and check what its clients believed (not in this build)
     #[cfg(not(feature = "torture"))]
     Torture {
-        /// Whatever it is given
+        /// Any arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
         words: Vec<OsString>,
     },
-    /// Print the statements that make a store's tables, for a user who may not
+    /// Print the SQL that creates a store's tables, to be run by a user who may create tables
     Schema {
         /// The kind of database: postgres, mysql
         kind: String,
@@ -72,10 +72,10 @@ pub(crate) enum Command {
     Man,
 }
 
-/// What `run` and `hold` share.
+/// The options that `run` and `hold` share.
 #[derive(Args, Debug)]
-pub(crate) struct Taking {
-    /// Fail at once when the lock is held
+pub(crate) struct AcquireOptions {
+    /// Fail at once if the lock is held
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
 
@@ -83,51 +83,51 @@ pub(crate) struct Taking {
     #[arg(short = 'w', long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) wait: Option<String>,
 
-    /// Take the lock beside other shared holders
+    /// Acquire the lock in shared mode, together with other shared holders
     #[arg(short = 's', long, conflicts_with = "exclusive")]
     pub(crate) shared: bool,
 
-    /// Take the lock alone (the default)
+    /// Acquire the lock in exclusive mode (the default)
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,
 
-    /// The exit code for a lock that is held
+    /// The exit code if the lock is held by another
     #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::code::HELD)]
     pub(crate) conflict_exit_code: u8,
 
-    /// How long the store keeps the lock if this holder dies [default: 30s]
+    /// How long the store keeps the lock without a renewal, as when this process dies [default: 30s]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) ttl: Option<String>,
 
-    /// For how much longer the store keeps it if this holder vanishes [default: 0]
+    /// How much longer the store keeps the lock when the lease ends without a release [default: 0]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) lock_delay: Option<String>,
 
-    /// Hold for this long at most, then stop
+    /// Hold the lock for at most this long, then end
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) max_hold: Option<String>,
 
-    /// From SIGTERM to SIGKILL when the command must end [default: 5s; always before the lease ends]
+    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; at most until the lease ends]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) kill_after: Option<String>,
 
-    /// Take no place in line, but ask again and again
+    /// Do not queue, but try again and again
     #[arg(long)]
     pub(crate) unfair: bool,
 
-    /// A note for whoever looks at the lock
+    /// A note, shown with the lock by `show` and `ls`
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
-    /// What the lock is for; with correctness, warn of what the store cannot promise
+    /// What the lock is for; correctness warns about what the store cannot promise
     #[arg(long, value_enum, default_value_t = Purpose::Efficiency)]
     pub(crate) purpose: Purpose,
 
-    /// Say nothing while waiting, and nothing when the lock is held by another
+    /// Print nothing while waiting, and nothing if the lock is held by another
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
-    /// Say what is done
+    /// Print what happens
     #[arg(short, long)]
     pub(crate) verbose: bool,
 }
@@ -135,12 +135,12 @@ pub(crate) struct Taking {
 #[derive(Args, Debug)]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) taking: Taking,
+    pub(crate) options: AcquireOptions,
 
-    /// The lock
+    /// The name of the lock
     pub(crate) name: String,
 
-    /// Run this string with $SHELL -c instead of a command
+    /// Run this string with `$SHELL -c` instead of a command
     #[arg(short = 'c', long = "command", value_name = "SHELL STRING")]
     pub(crate) shell: Option<OsString>,
 
@@ -157,15 +157,15 @@ pub(crate) struct Run {
 #[derive(Args, Debug)]
 pub(crate) struct Hold {
     #[command(flatten)]
-    pub(crate) taking: Taking,
+    pub(crate) options: AcquireOptions,
 
-    /// The lock
+    /// The name of the lock
     pub(crate) name: String,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Show {
-    /// The lock
+    /// The name of the lock
     pub(crate) name: String,
 
     /// Print one JSON object
@@ -186,21 +186,21 @@ pub(crate) struct Ls {
 
 #[derive(Args, Debug)]
 pub(crate) struct Check {
-    /// As printed by `fencelock hold`, or $FENCELOCK_SEQUENCER
+    /// The sequencer: printed by `fencelock hold`, set as $FENCELOCK_SEQUENCER by `fencelock run`
     pub(crate) sequencer: String,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Release {
-    /// The lock
+    /// The name of the lock
     pub(crate) name: String,
 
-    /// The holder's fencing token; a holder with another one is left alone. A library's grant may be for several tokens,
-    /// for tasks of its process that have the lock in turn; each of them means the whole grant
+    /// The holder's fencing token; a holder with another token keeps the lock. A grant of the library may cover several
+    /// tokens, for tasks of one process that hold the lock in turn; each of these tokens stands for the whole grant
     #[arg(long, value_name = "N")]
     pub(crate) token: u64,
 
-    /// Ask the holder to let go instead of taking the lock away
+    /// Ask the holder to release the lock instead of releasing it by force
     #[arg(long)]
     pub(crate) ask: bool,
 }
@@ -219,7 +219,7 @@ pub(crate) struct Doctor {
 /// What a lock is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Purpose {
-    /// A rare double run costs only money
+    /// A rare double run only wastes work
     Efficiency,
     /// A double run does damage
     Correctness,
@@ -234,7 +234,7 @@ impl From<Purpose> for fencelock::Purpose {
     }
 }
 
-/// For how long to wait for a lock.
+/// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     None,
@@ -242,7 +242,7 @@ pub(crate) enum Patience {
     Endless,
 }
 
-/// The durations of [`Taking`].
+/// The durations of [`AcquireOptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     pub(crate) patience: Patience,
@@ -252,7 +252,7 @@ pub(crate) struct Times {
     pub(crate) kill_after: Duration,
 }
 
-impl Taking {
+impl AcquireOptions {
     /// Reads the durations.
     pub(crate) fn times(&self) -> Result<Times, Error> {
         let ttl = duration("--ttl", self.ttl.as_deref())?;
@@ -303,24 +303,24 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn clap_accepts_the_definition() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn what_follows_the_name_is_the_command() {
+    fn the_words_after_the_name_are_the_command() {
         let with = run("-n x -- ls -l --store a").unwrap();
         assert_eq!(with.command, ["ls", "-l", "--store", "a"]);
         let without = run("x ls -l -n").unwrap();
         assert_eq!(without.command, ["ls", "-l", "-n"]);
-        assert!(!without.taking.nonblock);
+        assert!(!without.options.nonblock);
         assert_eq!(run("x -c true").unwrap().shell, Some("true".into()));
         assert!(run("x").is_err());
         assert!(run("x -c true -- true").is_err());
     }
 
     #[test]
-    fn the_store_stands_before_or_after() {
+    fn the_store_may_stand_before_or_after_the_subcommand() {
         for line in ["--store a: run x true", "run --store a: x -- true"] {
             let words = ["fencelock"].into_iter().chain(line.split(' '));
             let cli = Cli::try_parse_from(words).unwrap();
@@ -330,11 +330,11 @@ mod tests {
 
     #[test]
     fn times_are_read_and_checked() {
-        let times = run("-w 2 --ttl 1500ms x true").unwrap().taking.times();
+        let times = run("-w 2 --ttl 1500ms x true").unwrap().options.times();
         let times = times.unwrap();
         assert_eq!(times.patience, Patience::Until(Duration::from_secs(2)));
         assert_eq!(times.ttl, Duration::from_millis(1500));
-        let times = run("-w 0 x true").unwrap().taking.times().unwrap();
+        let times = run("-w 0 x true").unwrap().options.times().unwrap();
         assert_eq!(times.patience, Patience::None);
         assert_eq!(times.ttl, DEFAULT_TTL);
         for bad in [
@@ -344,7 +344,7 @@ mod tests {
             "-w -5",
             "--lock-delay x",
         ] {
-            let times = run(&format!("{bad} x true")).unwrap().taking.times();
+            let times = run(&format!("{bad} x true")).unwrap().options.times();
             let error = times.unwrap_err().to_string();
             let input = bad.split(' ').next_back().unwrap();
             assert!(error.contains(input), "{error}");

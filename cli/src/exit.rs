@@ -9,63 +9,63 @@ use fencelock::Error;
 pub(crate) mod code {
     /// Done.
     pub(crate) const DONE: u8 = 0;
-    /// The lock is held by another (another code with `-E`), or the answer is no.
+    /// The lock is held by another (`-E` changes this code), or the answer is no.
     pub(crate) const HELD: u8 = 1;
-    /// A command line, a name or a duration that cannot be used.
+    /// Bad usage: the command line, a name or a duration.
     pub(crate) const USAGE: u8 = 64;
     /// The store does not answer.
     pub(crate) const UNAVAILABLE: u8 = 69;
-    /// A bug, or an operating system that refuses the ordinary.
+    /// A bug, or a failure of the operating system.
     pub(crate) const INTERNAL: u8 = 70;
     /// The lock was lost, or `--max-hold` is over.
     pub(crate) const LOST: u8 = 75;
     /// The store refuses this user.
     pub(crate) const REFUSED: u8 = 77;
-    /// A store URL or a configuration that cannot be used.
+    /// A bad store URL or configuration.
     pub(crate) const CONFIG: u8 = 78;
     /// The command cannot be started.
     pub(crate) const NOT_STARTED: u8 = 126;
     /// The command is not found.
     pub(crate) const NOT_FOUND: u8 = 127;
-    /// Added to the number of a signal.
+    /// The base to which the number of a signal is added.
     pub(crate) const SIGNAL: u8 = 128;
 }
 
-/// An end that is not the wanted one.
+/// A failure: the exit code and the message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
-    /// Empty if nothing is left to say.
+    /// Empty for no message.
     text: String,
 }
 
-/// What a subcommand comes to: its exit code.
+/// The exit code of a subcommand, or its failure.
 pub(crate) type Outcome = Result<u8, Failure>;
 
 impl Failure {
-    /// A failure with a code of [`code`] and one line for the person who reads it.
+    /// A failure with a code of [`code`] and a message of one line.
     pub(crate) fn new(code: u8, text: impl Display) -> Self {
         let text = one_line(&text.to_string());
         Self { code, text }
     }
 
-    /// A command line that cannot be used.
+    /// Bad usage.
     pub(crate) fn usage(text: impl Display) -> Self {
         Self::new(code::USAGE, text)
     }
 
-    /// Something that must not happen.
+    /// An internal error.
     pub(crate) fn internal(what: &str, error: impl Display) -> Self {
         Self::new(code::INTERNAL, format!("{what}: {error}"))
     }
 
-    /// An end that needs no words.
+    /// A failure without a message.
     pub(crate) fn silent(code: u8) -> Self {
         let text = String::new();
         Self { code, text }
     }
 
-    /// The same with another code where the lock is held by another, and without words where `quiet`.
+    /// If the lock is held by another: the same failure with the code `conflict`, and without a message if `quiet`.
     pub(crate) fn conflict(mut self, conflict: u8, quiet: bool) -> Self {
         if self.code == code::HELD {
             self.code = conflict;
@@ -76,7 +76,7 @@ impl Failure {
         self
     }
 
-    /// Says it on standard error, and gives the exit code.
+    /// Prints the message on standard error, and returns the exit code.
     pub(crate) fn report(&self) -> u8 {
         if !self.text.is_empty() {
             say(&self.text);
@@ -104,13 +104,13 @@ fn code_of(error: &Error) -> u8 {
     }
 }
 
-/// One line on standard error.
+/// Prints one line on standard error.
 pub(crate) fn say(text: &str) {
-    // Without a standard error there is nobody to be told.
+    // Fails if standard error is closed. There is nowhere to report that.
     let _ = writeln!(io::stderr(), "fencelock: {}", one_line(text));
 }
 
-/// Text on standard output. A reader who has seen enough and left is no failure.
+/// Prints text on standard output. A reader that has closed the pipe is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let written = write_out(text);
     match written {
@@ -119,14 +119,14 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Text on standard output, at once.
+/// Writes text to standard output and flushes it.
 pub(crate) fn write_out(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// The text without line breaks and other control characters, which could also come from a store.
+/// The text without line breaks and other control characters, which may also come from a store.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.trim_end().chars() {

@@ -1,4 +1,4 @@
-//! `show`, `ls`, `check` and `release`: looking at locks that others hold, and taking them away.
+//! `show`, `ls`, `check` and `release`: locks that other processes hold.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
@@ -9,11 +9,11 @@ use fencelock::{LockName, Sequencer, Token, in_words};
 use crate::args::{Check, Ls, Patience, Purpose, Release, Show};
 use crate::exit::{Failure, Outcome, code, one_line, print};
 use crate::json;
-use crate::session;
+use crate::store;
 
 pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
     LockName::new(&args.name)?;
-    let client = session::open_to_look(store).await?;
+    let client = store::open_to_inspect(store).await?;
     let view = client.look(&args.name).await?;
     print(&if args.json {
         json::view(&view) + "\n"
@@ -24,10 +24,10 @@ pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
 }
 
 pub(crate) async fn ls(args: Ls, store: Option<String>) -> Outcome {
-    let client = session::open_to_look(store).await?;
+    let client = store::open_to_inspect(store).await?;
     let held = client.list(&args.prefix).await?;
     if held.is_empty() && !args.json && io::stdout().is_terminal() {
-        // For a person; a program gets no line for no lock.
+        // A program that reads the output gets nothing instead.
         print(&match args.prefix.as_str() {
             "" => "no lock is held\n".to_owned(),
             prefix => format!("no lock whose name begins with {prefix:?} is held\n"),
@@ -45,30 +45,30 @@ pub(crate) async fn ls(args: Ls, store: Option<String>) -> Outcome {
 
 pub(crate) async fn check(args: Check, store: Option<String>) -> Outcome {
     let sequencer: Sequencer = args.sequencer.parse()?;
-    let client = session::open_to_look(store).await?;
+    let client = store::open_to_inspect(store).await?;
     if client.check(&sequencer).await? {
         return Ok(code::DONE);
     }
     let Sequencer { name, token, .. } = sequencer;
-    let why = format!("lock {name} is not held by that grant any more (token {token})");
+    let why = format!("lock {name} is no longer held by that grant (token {token})");
     Err(Failure::new(code::HELD, why))
 }
 
 pub(crate) async fn release(args: Release, store: Option<String>) -> Outcome {
     LockName::new(&args.name)?;
-    let client = session::open(store, Purpose::Efficiency, Patience::Endless).await?;
+    let client = store::open(store, Purpose::Efficiency, Patience::Endless).await?;
     let (name, token) = (&args.name, args.token);
     let how = if args.ask { Evict::Ask } else { Evict::Release };
     if client.evict(name, Token(token), how).await? {
         return Ok(code::DONE);
     }
     let why = format!(
-        "lock {name} is not held with token {token}; `fencelock show {name}` tells which token holds"
+        "lock {name} is not held with token {token}; `fencelock show {name}` prints the token of the holder"
     );
     Err(Failure::new(code::HELD, why))
 }
 
-/// A lock in a line for each holder and waiter.
+/// One line for each holder and waiter of a lock.
 fn describe(view: &LockView) -> String {
     let name = one_line(view.name.as_str());
     if view.holders.is_empty() && view.waiters.is_empty() {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiters_are_told_with_their_labels() {
+    fn waiters_are_shown_with_their_labels() {
         let mut view = LockView::free(LockName::new("a").unwrap());
         let waiter = |owner: &str, label: Option<&str>| WaiterView {
             owner: owner.to_owned(),
@@ -126,8 +126,8 @@ mod tests {
             label: label.map(str::to_owned),
         };
         view.waiters = vec![waiter("me", Some("by\thand")), waiter("you", None)];
-        let told =
+        let expected =
             "a: waiting, place 1: exclusive, me (by hand)\na: waiting, place 2: exclusive, you\n";
-        assert_eq!(describe(&view), told);
+        assert_eq!(describe(&view), expected);
     }
 }

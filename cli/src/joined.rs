@@ -1,68 +1,60 @@
-//! `run` within a `run` of the same lock: the command joins the hold and stays in the outer process group, whose guard
-//! process ends it with all the rest.
+//! `run` inside a `run` of the same lock: the command joins the hold and stays in the outer process group, which the
+//! outer supervisor process ends as a whole.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use fencelock::{Clock, Guard};
+use fencelock::{BootInstant, Clock, Guard};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::args::Times;
-use crate::exit::{Failure, Outcome as Exit, code};
-use crate::run::{ENDED, grace, lost, not_started};
+use crate::command::{ENDED, grace, held_too_long, lost, not_started};
+use crate::exit::{Failure, Outcome};
 use crate::signals::Signals;
 use crate::terminal::{Terminal, unshielded};
-use crate::wire::Outcome;
+use crate::wire::ChildExit;
 
 pub(crate) async fn run(
     guard: &Guard,
     times: &Times,
-    command: &[OsString],
+    words: &[OsString],
     environment: &[(&'static str, String)],
     signals: &mut Signals,
-) -> Exit {
-    let Some((program, arguments)) = command.split_first() else {
-        return Err(Failure::usage("the command is missing"));
-    };
-    let environment = environment.iter().map(|(key, value)| (key, value));
-    let mut child = Command::new(program);
-    child.args(arguments).envs(environment);
-    let spawned = unshielded(|| child.spawn());
-    let mut child = spawned.map_err(|error| not_started(command, &error))?;
+) -> Outcome {
+    let mut child = start(words, environment)?;
     let pid = child.id().and_then(|id| i32::try_from(id).ok());
     let pid = pid.and_then(Pid::from_raw);
-    // Not after it was waited for: its id may then be another's.
+    // Called only before the child is reaped: its id may be reused after that.
     let signal = |signal| {
         if let Some(pid) = pid {
             let _ = kill_process(pid, signal);
         }
     };
     let begun = Clock::Boot.now();
-    let mut ended_because = None;
+    let mut failure = None;
     let near_end = near_end(guard, times);
     tokio::pin!(near_end);
     let status = loop {
         tokio::select! {
             biased;
             status = child.wait() => break status,
-            why = guard.lost(), if ended_because.is_none() => {
-                ended_because = Some(lost(guard, &why.to_string(), ENDED));
+            why = guard.lost(), if failure.is_none() => {
+                failure = Some(lost(guard, &why.to_string(), ENDED));
                 signal(Signal::KILL);
             }
-            () = &mut near_end, if ended_because.is_none() => {
+            () = &mut near_end, if failure.is_none() => {
                 let why = "the outer command could not renew it in time";
-                ended_because = Some(lost(guard, why, ENDED));
+                failure = Some(lost(guard, why, ENDED));
                 signal(Signal::TERM);
             }
-            () = over(begun, times.max_hold), if ended_because.is_none() => {
-                let text = format!("lock {}: --max-hold is over; the command was ended", guard.name());
-                ended_because = Some(Failure::new(code::LOST, text));
+            () = max_hold_over(begun, times.max_hold), if failure.is_none() => {
+                failure = Some(held_too_long(guard, ENDED));
                 signal(Signal::TERM);
             }
-            () = tokio::time::sleep(times.kill_after), if ended_because.is_some() => signal(Signal::KILL),
+            () = tokio::time::sleep(times.kill_after), if failure.is_some() => signal(Signal::KILL),
             number = signals.next() => {
                 if let Some(received) = Signal::from_named_raw(number)
                     && !came_from_terminal(received)
@@ -73,20 +65,30 @@ pub(crate) async fn run(
         }
     };
     let status = status.map_err(|error| Failure::internal("waiting for the command", error))?;
-    match ended_because {
+    match failure {
         Some(failure) => Err(failure),
-        None => Ok(outcome(status).code()),
+        None => Ok(child_exit(status).code()),
     }
 }
 
-/// Whether the command got this signal as well, being in the same process group.
+fn start(words: &[OsString], environment: &[(&'static str, String)]) -> Result<Child, Failure> {
+    let Some((program, arguments)) = words.split_first() else {
+        return Err(Failure::usage("the command is missing"));
+    };
+    let environment = environment.iter().map(|(key, value)| (key, value));
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment);
+    unshielded(|| command.spawn()).map_err(|error| not_started(words, &error))
+}
+
+/// Whether the terminal has sent this signal to the command as well, since both are in the same process group.
 fn came_from_terminal(signal: Signal) -> bool {
     let keys = [Signal::INT, Signal::QUIT, Signal::WINCH];
     keys.contains(&signal) && Terminal::open().is_some_and(|terminal| terminal.is_ours())
 }
 
-/// Returns when of the validity only the time is left that the command needs to end. The lease is the outer command's, and
-/// may be far shorter than one that this command line names: it is as long as was ever left of it.
+/// Returns when only the time that the command needs to end is left of the validity. The lease belongs to the outer
+/// command and may be far shorter than the ttl on this command line: its length is the longest time that was ever left.
 async fn near_end(guard: &Guard, times: &Times) {
     let mut lease = Duration::ZERO;
     loop {
@@ -100,17 +102,17 @@ async fn near_end(guard: &Guard, times: &Times) {
     }
 }
 
-async fn over(begun: fencelock::BootInstant, max_hold: Option<Duration>) {
+async fn max_hold_over(begun: BootInstant, max_hold: Option<Duration>) {
     match max_hold {
         Some(most) => Clock::Boot.sleep_until(begun + most).await,
         None => std::future::pending().await,
     }
 }
 
-fn outcome(status: ExitStatus) -> Outcome {
+fn child_exit(status: ExitStatus) -> ChildExit {
     let byte = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
     match (status.code(), status.signal()) {
-        (Some(code), _) => Outcome::Code(byte(code)),
-        (None, signal) => Outcome::Signal(byte(signal.unwrap_or(0))),
+        (Some(code), _) => ChildExit::Code(byte(code)),
+        (None, signal) => ChildExit::Signal(byte(signal.unwrap_or(0))),
     }
 }

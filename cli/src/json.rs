@@ -1,4 +1,4 @@
-//! The JSON that scripts read: stable names, in the order in which they are documented.
+//! The JSON that scripts read: stable names, in the documented order.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) fn lost(reason: &str) -> String {
     object(&[("lost", true.into()), ("reason", reason.into())])
 }
 
-/// What `hold` prints when somebody asks for the lock.
+/// What `hold` prints when another client asks for the lock.
 pub(crate) fn asked() -> String {
     object(&[("asked", true.into())])
 }
@@ -40,7 +40,7 @@ pub(crate) fn view(view: &LockView) -> String {
     format!("{{{begin},\"holders\":{holders},\"waiters\":{waiters}}}")
 }
 
-/// An array of what is JSON already.
+/// An array of items that are JSON already.
 pub(crate) fn array(items: &[String]) -> String {
     format!("[{}]", items.join(","))
 }

@@ -1,19 +1,26 @@
 //! The `fencelock` command.
 
+mod acquire;
 mod args;
+mod command;
+mod descriptor;
 mod doctor;
+mod environment;
 mod exit;
 mod group;
-mod guard;
 mod hold;
 mod inspect;
+mod job;
 mod joined;
 mod json;
 mod launch;
 mod manual;
+mod progress;
+mod report;
 mod run;
-mod session;
 mod signals;
+mod store;
+mod supervisor;
 mod terminal;
 mod wire;
 
@@ -31,21 +38,20 @@ use crate::exit::{Failure, Outcome, code, print, say};
 fn main() {
     panic::set_hook(Box::new(|info| {
         if is_closed_pipe(info) {
-            // What prints on its own, as the benchmark does, has no other way to stop. A reader who has left is no failure.
+            // `println!`, which the benchmark uses, can only panic. A reader that has closed the pipe is no failure.
             exit(code::DONE.into());
         }
-        // A panic is a bug; it ends with the code for one, in one line.
         say(&format!("internal error: {info}"));
     }));
     let code = panic::catch_unwind(|| match start() {
         Ok(code) => code,
         Err(failure) => failure.report(),
     });
-    // What the runtime still has to do is not waited for: it can be no more than a thread that reads.
+    // Exits without waiting for other threads: at most one that reads standard input is left.
     exit(code.unwrap_or(code::INTERNAL).into());
 }
 
-/// Whether a panic says that nobody reads standard output any more.
+/// Whether the panic is about standard output that was closed by its reader.
 fn is_closed_pipe(info: &panic::PanicHookInfo<'_>) -> bool {
     info.payload().downcast_ref::<String>().is_some_and(|text| {
         text.starts_with("failed printing to stdout") && text.contains("Broken pipe")
@@ -54,11 +60,10 @@ fn is_closed_pipe(info: &panic::PanicHookInfo<'_>) -> bool {
 
 fn start() -> Outcome {
     let mut words = std::env::args_os().skip(1).peekable();
-    if words.next_if(|word| word == guard::WORD).is_some() {
-        let guarded = guard::main(words);
-        return guarded
+    if words.next_if(|word| word == supervisor::WORD).is_some() {
+        return supervisor::main(words)
             .map(|()| code::DONE)
-            .map_err(|error| Failure::internal("the guard process", error));
+            .map_err(|error| Failure::internal("the supervisor process", error));
     }
     if words.next_if(|word| word == launch::WORD).is_some() {
         return launch::main(words);
@@ -93,27 +98,27 @@ fn schema(kind: &str) -> Outcome {
     let Some(schema) = fencelock::schema(kind) else {
         let known = fencelock::schemas();
         let known = match known.is_empty() {
-            true => "this build knows none".to_owned(),
-            false => format!("this build knows {}", known.join(", ")),
+            true => "this build has none".to_owned(),
+            false => format!("this build has them for {}", known.join(", ")),
         };
         return Err(Failure::usage(format!(
-            "no statements for {:?}; {known}",
+            "no schema for {:?}; {known}",
             StoreUrl::redacted(kind)
         )));
     };
-    exit::print(&schema)?;
+    print(&schema)?;
     Ok(code::DONE)
 }
 
 async fn bench(args: fencelock_bench::Args, store: Option<String>) -> Outcome {
-    fencelock_bench::command(&args, &session::store_url(store), &["bench"]).await?;
+    fencelock_bench::command(&args, &store::store_url(store), &["bench"]).await?;
     Ok(code::DONE)
 }
 
 #[cfg(feature = "torture")]
 async fn torture(args: fencelock_torture::Args, store: Option<String>) -> Outcome {
     use fencelock_torture::Failed;
-    let store = session::store_url(store);
+    let store = store::store_url(store);
     match fencelock_torture::command(&args, &store, &["torture"]).await {
         Ok(true) => Ok(code::DONE),
         Ok(false) => Ok(code::HELD),
@@ -124,15 +129,15 @@ async fn torture(args: fencelock_torture::Args, store: Option<String>) -> Outcom
 }
 
 fn block_on(work: impl Future<Output = Outcome>) -> Outcome {
-    // Before any thread is started, so that all have it.
+    // Before any thread is started, so that every thread inherits it.
     terminal::shield().map_err(|error| Failure::internal("blocking a signal", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::internal("starting the async runtime", error))?;
     let outcome = runtime.block_on(async {
-        // Whoever started this may ignore word of children, and then none could be waited for. Listening ends that, here and
-        // in what is started from here.
+        // The parent process may have set SIGCHLD to be ignored, and then no child can be waited for. A handler resets
+        // that, also for the processes that are started here.
         let _children = signal(SignalKind::child())
             .map_err(|error| Failure::internal("listening for the end of children", error))?;
         work.await
@@ -141,7 +146,7 @@ fn block_on(work: impl Future<Output = Outcome>) -> Outcome {
     outcome
 }
 
-/// What the parser has to say: help as it is, an error in one line.
+/// Prints the parser's help as it is, and its errors in one line.
 fn usage(error: &clap::Error) -> Outcome {
     if matches!(
         error.kind(),
@@ -152,14 +157,14 @@ fn usage(error: &clap::Error) -> Outcome {
     }
     let mut text = error.render().to_string();
     for (_, value) in error.context() {
-        // A store's URL in the wrong place may have a password in it.
+        // The value may be a store URL in the wrong place, with a password in it.
         if let ContextValue::String(word) = value
             && word.contains('@')
         {
             text = text.replace(word, &StoreUrl::redacted(word));
         }
     }
-    // The first paragraph is the error; the usage and hints come after it.
+    // The first paragraph is the error. The usage and hints follow.
     let first = text.split("\n\n").next().unwrap_or(&text);
     let what = first.strip_prefix("error: ").unwrap_or(first);
     let what = what.split_whitespace().collect::<Vec<_>>().join(" ");

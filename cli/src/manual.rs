@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use crate::args::Cli;
 use crate::exit::{Failure, Outcome, code, print};
 
-/// What the manual says beyond the options.
+/// The part of the manual page that is not generated from the options.
 const MORE: &str = include_str!("manual.roff");
 
 pub(crate) fn completions(shell: Shell) -> Outcome {
@@ -25,7 +25,7 @@ pub(crate) fn man() -> Outcome {
     Ok(code::DONE)
 }
 
-/// One page: the command, then a section for each subcommand.
+/// The manual page: the command, then a section for each subcommand.
 fn page() -> io::Result<Vec<u8>> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();

@@ -1,20 +1,20 @@
-//! The signals that others send to this process.
+//! The signals that this process receives.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Signals to this process, one at a time. SIGTSTP is not among them: its ordinary work, to stop this process, is what
-/// is wanted.
+/// The signals to this process, one at a time. SIGTSTP is not among them: its default action, to stop this process, is
+/// the right one.
 #[derive(Debug)]
 pub(crate) struct Signals(mpsc::UnboundedReceiver<i32>);
 
 impl Signals {
-    /// Listens from now on. What this process was started to ignore (as by `nohup`) stays ignored, here and in the
-    /// command.
+    /// Listens from now on. A signal that was ignored when this process started (as `nohup` does) stays ignored, here and
+    /// in the command.
     pub(crate) fn listen() -> io::Result<Self> {
-        let (tell, heard) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded_channel();
         let ignored = ignored();
         for kind in [
             SignalKind::hangup(),
@@ -31,23 +31,23 @@ impl Signals {
                 continue;
             }
             let mut arrivals = signal(kind)?;
-            let tell = tell.clone();
+            let sender = sender.clone();
             tokio::spawn(async move {
                 while arrivals.recv().await.is_some() {
-                    if tell.send(number).is_err() {
+                    if sender.send(number).is_err() {
                         return;
                     }
                 }
             });
         }
-        Ok(Self(heard))
+        Ok(Self(receiver))
     }
 
-    /// The next signal's number.
+    /// The number of the next signal.
     pub(crate) async fn next(&mut self) -> i32 {
         match self.0.recv().await {
             Some(number) => number,
-            // All are ignored: none ever comes.
+            // All signals are ignored.
             None => std::future::pending().await,
         }
     }
@@ -67,7 +67,7 @@ impl Signals {
     }
 }
 
-/// The signals that this process ignores, a bit each. Empty where the system does not tell.
+/// The signals that this process ignores, one bit each. 0 on systems without `/proc`.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! The terminal that a shell gave to this job, and that the command gets while it runs.
+//! The controlling terminal: the shell gives it to this job, and this job to the command while it runs.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,13 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 pub(crate) struct Terminal(File);
 
 impl Terminal {
-    /// The terminal that controls this session, if one does.
+    /// The controlling terminal, if there is one.
     pub(crate) fn open() -> Option<Self> {
         let tty = File::options().read(true).write(true).open("/dev/tty");
         tty.ok().map(Self)
     }
 
-    /// Whether this process's job is in the foreground.
+    /// Whether this job is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_of(getpgrp())
     }
@@ -30,23 +30,23 @@ impl Terminal {
 
     /// Brings a process group to the foreground. SIGTTOU must be blocked (see [`shield`]).
     pub(crate) fn give(&self, group: Pid) {
-        // It fails if the group is gone already, or the terminal is; there is nothing to be done then.
+        // Fails only if the group or the terminal is gone. Then nothing needs to be done.
         let _ = tcsetpgrp(&self.0, group);
     }
 
-    /// Brings this process's job to the foreground. SIGTTOU must be blocked (see [`shield`]).
+    /// Brings this job to the foreground. SIGTTOU must be blocked (see [`shield`]).
     pub(crate) fn take_back(&self) {
         self.give(getpgrp());
     }
 }
 
-/// Blocks the signal that would stop a job in the background for handing the terminal on, or for writing to it, in this
-/// thread and those that it starts. Commands are to be started [`unshielded`].
+/// Blocks SIGTTOU in this thread and in the threads that it starts. The signal would stop a job in the background that
+/// hands the terminal over or writes to it. Commands must be started [`unshielded`].
 pub(crate) fn shield() -> io::Result<()> {
     Ok(sigttou().thread_block()?)
 }
 
-/// Starts something that is not to inherit the [`shield`].
+/// Starts a process that does not inherit the [`shield`].
 pub(crate) fn unshielded<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     sigttou().thread_unblock()?;
     let started = start();

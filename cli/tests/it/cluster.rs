@@ -2,17 +2,17 @@
 
 use fencelock_testbed::{Port, Redis, RedisCluster};
 
-use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
+use crate::fixture::Fixture;
 
 #[test]
 fn every_code() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
     let nobody = Port::free().unwrap();
     let nodes = cluster.nodes();
-    // Once before, so that the scripts are at each lock's node: what falls silent cannot ask for them.
+    // Loads the scripts on each lock's node: a silent node cannot report that it misses them.
     for name in ["a", "b", "c"] {
-        let ran = Bed::on(cluster.url()).run(&["run", name, "--", "true"]);
+        let ran = Fixture::on(cluster.url()).run(&["run", name, "--", "true"]);
         assert_eq!(ran.code, 0, "{}", ran.err);
     }
     all(&Described {

@@ -1,20 +1,20 @@
-//! Exclusion covers the command: whatever becomes of `run`, its command is gone before the next one is granted.
+//! Exclusion covers the command: whatever happens to `run`, its command is gone before the lock is granted again.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::bed::{Bed, Running, group, lives, only_child, send, until};
+use crate::fixture::{Fixture, Running, group, lives, only_child, send, until};
 
-/// Does not listen to SIGTERM, has a child that does not either, and tells its process id.
+/// Ignores SIGTERM, has a child that ignores it too, and prints its process id.
 const DEAF: &str = "trap '' TERM; sleep 60 & echo $$; while :; do sleep 0.01; done";
 
-/// Says whether anybody of the process group `$0` lives. Who is dead and not yet buried does not.
-const AUTOPSY: &str = "ps -eo pgid=,stat= | grep -q \"^ *$0 [^Z]\" && echo lives || echo gone";
+/// Prints whether a process of the group `$0` runs. Processes that have ended and are not reaped do not count.
+const LIVENESS: &str = "ps -eo pgid=,stat= | grep -q \"^ *$0 [^Z]\" && echo lives || echo gone";
 
-/// A command that does not listen, under a lease of this length.
-fn deaf(bed: &Bed, ttl: &str) -> (Running, i32) {
-    let mut running = bed.start(&["run", "--ttl", ttl, "a", "-c", DEAF]);
+/// Starts a command that ignores SIGTERM, under a lease of this length.
+fn deaf(fixture: &Fixture, ttl: &str) -> (Running, i32) {
+    let mut running = fixture.start(&["run", "--ttl", ttl, "a", "-c", DEAF]);
     let command = running.line().parse().unwrap();
     until("its child runs", || group(command).len() >= 2);
     (running, command)
@@ -22,11 +22,11 @@ fn deaf(bed: &Bed, ttl: &str) -> (Running, i32) {
 
 #[test]
 fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
-    let bed = Bed::new();
-    let (running, command) = deaf(&bed, "2s");
-    let guard = only_child(running.pid());
-    let next = bed.start(&["run", "a", "--", "sh", "-c", AUTOPSY, &command.to_string()]);
-    bed.await_waiters("a", 1);
+    let fixture = Fixture::new();
+    let (running, command) = deaf(&fixture, "2s");
+    let supervisor = only_child(running.pid());
+    let next = fixture.start(&["run", "a", "--", "sh", "-c", LIVENESS, &command.to_string()]);
+    fixture.await_waiters("a", 1);
     let killed = Instant::now();
     running.signal(Signal::KILL);
     until("the group is gone", || group(command).is_empty());
@@ -35,7 +35,7 @@ fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
         "{:?}",
         killed.elapsed()
     );
-    until("the guard is gone", || !lives(guard));
+    until("the supervisor is gone", || !lives(supervisor));
     let next = next.end();
     assert_eq!((next.code, next.out.as_str()), (0, "gone\n"));
     assert!(
@@ -48,35 +48,35 @@ fn kill_9_of_run_ends_the_group_before_the_lease_ends() {
 
 #[test]
 fn kill_9_of_run_leaves_time_to_clean_up() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let script = "trap 'echo cleaned > note; exit' TERM; echo up; while :; do sleep 0.01; done";
-    let mut running = bed.start(&["run", "a", "-c", script]);
+    let mut running = fixture.start(&["run", "a", "-c", script]);
     assert_eq!(running.line(), "up");
     running.signal(Signal::KILL);
-    until("it has cleaned up", || bed.read("note") == "cleaned\n");
+    until("it has cleaned up", || fixture.read("note") == "cleaned\n");
 }
 
 #[test]
-fn kill_9_of_the_guard_ends_the_group_at_once() {
-    let bed = Bed::new();
-    let (running, command) = deaf(&bed, "30s");
+fn kill_9_of_the_supervisor_ends_the_group_at_once() {
+    let fixture = Fixture::new();
+    let (running, command) = deaf(&fixture, "30s");
     send(only_child(running.pid()), Signal::KILL);
     until("the group is gone", || group(command).is_empty());
     let ran = running.end();
     assert_eq!(ran.code, 70, "{}", ran.err);
-    assert!(ran.err.contains("guard"), "{}", ran.err);
-    assert_eq!(bed.run(&["run", "-n", "a", "true"]).code, 0);
+    assert!(ran.err.contains("supervisor"), "{}", ran.err);
+    assert_eq!(fixture.run(&["run", "-n", "a", "true"]).code, 0);
 }
 
 #[test]
-fn kill_9_of_run_and_guard_together_ends_the_command() {
-    let bed = Bed::new();
-    let (running, command) = deaf(&bed, "30s");
-    let guard = only_child(running.pid());
-    // Stopped first, so that neither can do anything about the other's death.
+fn kill_9_of_run_and_supervisor_together_ends_the_command() {
+    let fixture = Fixture::new();
+    let (running, command) = deaf(&fixture, "30s");
+    let supervisor = only_child(running.pid());
+    // Stopped first, so that neither can react to the end of the other.
     for signal in [Signal::STOP, Signal::KILL] {
         running.signal(signal);
-        send(guard, signal);
+        send(supervisor, signal);
     }
     until("the command is gone", || !lives(command));
     for left in group(command) {
@@ -85,11 +85,11 @@ fn kill_9_of_run_and_guard_together_ends_the_command() {
 }
 
 #[test]
-fn the_guard_takes_no_notice_of_signals() {
-    let bed = Bed::new();
-    let mut running = bed.start(&["run", "a", "-c", "echo up; cat"]);
+fn the_supervisor_ignores_signals() {
+    let fixture = Fixture::new();
+    let mut running = fixture.start(&["run", "a", "-c", "echo up; cat"]);
     assert_eq!(running.line(), "up");
-    let guard = only_child(running.pid());
+    let supervisor = only_child(running.pid());
     for signal in [
         Signal::TERM,
         Signal::INT,
@@ -98,7 +98,7 @@ fn the_guard_takes_no_notice_of_signals() {
         Signal::USR1,
         Signal::TSTP,
     ] {
-        send(guard, signal);
+        send(supervisor, signal);
     }
     running.type_in("still here\n");
     assert_eq!(running.line(), "still here");
@@ -108,10 +108,10 @@ fn the_guard_takes_no_notice_of_signals() {
 
 #[test]
 fn a_stopped_run_loses_its_command_at_the_deadline() {
-    let bed = Bed::new();
-    let (mut running, command) = deaf(&bed, "1s");
-    let next = bed.start(&["run", "a", "--", "sh", "-c", AUTOPSY, &command.to_string()]);
-    bed.await_waiters("a", 1);
+    let fixture = Fixture::new();
+    let (mut running, command) = deaf(&fixture, "1s");
+    let next = fixture.start(&["run", "a", "--", "sh", "-c", LIVENESS, &command.to_string()]);
+    fixture.await_waiters("a", 1);
     let stopped = Instant::now();
     running.signal(Signal::STOP);
     until("the group is gone", || group(command).is_empty());
@@ -137,14 +137,14 @@ fn a_stopped_run_loses_its_command_at_the_deadline() {
 
 #[test]
 fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let script = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.01; done";
-    let mut running = bed.start(&["run", "--ttl", "1s", "a", "-c", script]);
+    let mut running = fixture.start(&["run", "--ttl", "1s", "a", "-c", script]);
     assert_eq!(running.line(), "up");
     let stopped = Instant::now();
     running.signal(Signal::STOP);
     assert_eq!(running.line(), "asked");
-    // The last renewal was a third of the ttl ago at most, and the grace is a third of it.
+    // The last renewal was at most a third of the ttl ago, and the grace is a third of it.
     let asked = stopped.elapsed();
     assert!(asked > Duration::from_millis(250), "{asked:?}");
     assert!(asked < Duration::from_millis(900), "{asked:?}");
@@ -154,20 +154,20 @@ fn a_stopped_run_gets_its_command_asked_before_the_deadline() {
 
 #[test]
 fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let script = "trap '' TERM; echo tick >> ticks; echo $$; while :; do echo tick >> ticks; sleep 0.01; done";
-    let mut running = bed.start(&["run", "--ttl", "500ms", "a", "-c", script]);
+    let mut running = fixture.start(&["run", "--ttl", "500ms", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
-    let guard = only_child(running.pid());
+    let supervisor = only_child(running.pid());
     let send_all = |signal| {
         running.signal(signal);
-        send(guard, signal);
-        // The guard may have been quicker.
+        send(supervisor, signal);
+        // The supervisor may have ended it already.
         let _ = kill_process_group(Pid::from_raw(command).unwrap(), signal);
     };
     send_all(Signal::STOP);
-    // The lease of those who are stopped runs out, and another is granted.
-    let next = bed.run(&["run", "a", "--", "cat", "ticks"]);
+    // The lease of the stopped processes ends, and the lock is granted again.
+    let next = fixture.run(&["run", "a", "--", "cat", "ticks"]);
     assert_eq!(next.code, 0);
     let begun = Instant::now();
     send_all(Signal::CONT);
@@ -179,31 +179,31 @@ fn after_a_stop_of_everything_past_the_lease_the_command_is_killed_at_once() {
         "{:?}",
         begun.elapsed()
     );
-    // Before it was killed it had time for its step under way at most.
-    let ticks = bed.read("ticks").lines().count() - next.out.lines().count();
+    // It had at most the time for the step that it was in.
+    let ticks = fixture.read("ticks").lines().count() - next.out.lines().count();
     assert!(ticks <= 2, "{ticks} steps after the lease");
 }
 
 #[test]
-fn a_stopped_guard_is_no_way_out() {
-    let bed = Bed::new();
-    let (running, command) = deaf(&bed, "30s");
-    let guard = only_child(running.pid());
-    send(guard, Signal::STOP);
-    // Somebody takes the lock away: the store tells `run` at its next look, the guard hears nothing.
-    let token = bed.show("a")["token"].to_string();
-    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+fn run_kills_the_command_of_a_stopped_supervisor() {
+    let fixture = Fixture::new();
+    let (running, command) = deaf(&fixture, "30s");
+    let supervisor = only_child(running.pid());
+    send(supervisor, Signal::STOP);
+    // An eviction: `run` sees it at its next renewal, but the stopped supervisor gets no order.
+    let token = fixture.show("a")["token"].to_string();
+    assert_eq!(fixture.run(&["release", "a", "--token", &token]).code, 0);
     until("the group is gone", || group(command).is_empty());
     assert_eq!(running.end().code, 75);
-    until("the guard is gone", || !lives(guard));
+    until("the supervisor is gone", || !lives(supervisor));
 }
 
 #[test]
 fn a_lock_that_is_taken_away_ends_the_command() {
-    let bed = Bed::new();
-    let (running, command) = deaf(&bed, "1s");
-    let token = bed.show("a")["token"].to_string();
-    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+    let fixture = Fixture::new();
+    let (running, command) = deaf(&fixture, "1s");
+    let token = fixture.show("a")["token"].to_string();
+    assert_eq!(fixture.run(&["release", "a", "--token", &token]).code, 0);
     until("the group is gone", || group(command).is_empty());
     let ran = running.end();
     assert_eq!(ran.code, 75, "{}", ran.err);
@@ -212,25 +212,26 @@ fn a_lock_that_is_taken_away_ends_the_command() {
 
 #[test]
 fn a_lock_that_is_asked_for_gets_the_command_asked() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let script = "trap 'echo asked; exit 9' TERM; echo up; while :; do sleep 0.01; done";
-    let mut running = bed.start(&["run", "--ttl", "1s", "a", "-c", script]);
+    let mut running = fixture.start(&["run", "--ttl", "1s", "a", "-c", script]);
     assert_eq!(running.line(), "up");
-    let token = bed.show("a")["token"].to_string();
+    let token = fixture.show("a")["token"].to_string();
     assert_eq!(
-        bed.run(&["release", "a", "--token", &token, "--ask"]).code,
+        fixture
+            .run(&["release", "a", "--token", &token, "--ask"])
+            .code,
         0
     );
     assert_eq!(running.line(), "asked");
     let ran = running.end();
     assert_eq!(ran.code, 9);
-    // Its user is told why.
     assert!(ran.err.contains("release --ask"), "{}", ran.err);
 }
 
 #[test]
-fn a_lock_delay_keeps_the_next_one_out_after_a_death() {
-    let bed = Bed::new();
+fn a_lock_delay_keeps_the_next_claim_out_after_a_kill() {
+    let fixture = Fixture::new();
     let words = [
         "run",
         "--ttl",
@@ -241,12 +242,12 @@ fn a_lock_delay_keeps_the_next_one_out_after_a_death() {
         "-c",
         "echo up; sleep 60",
     ];
-    let mut running = bed.start(&words);
+    let mut running = fixture.start(&words);
     assert_eq!(running.line(), "up");
     let killed = Instant::now();
     running.signal(Signal::KILL);
-    assert_eq!(bed.run(&["run", "a", "true"]).code, 0);
+    assert_eq!(fixture.run(&["run", "a", "true"]).code, 0);
     let waited = killed.elapsed();
-    // The last renewal was a third of the ttl ago at most.
+    // The last renewal was at most a third of the ttl ago.
     assert!(waited > Duration::from_millis(850), "{waited:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::bed::{Bed, finish};
+use crate::fixture::{Fixture, finish};
 
 const PAGE: &str = include_str!("../../../docs/fencing.md");
 
@@ -14,16 +14,16 @@ fn the_examples_of_the_page_on_fencing_run() {
         .collect();
     assert_eq!(blocks.len(), 5);
     for block in blocks {
-        let bed = Bed::new();
+        let fixture = Fixture::new();
         let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
         let path = std::env::var("PATH").unwrap();
         let path = format!("{}:{path}", here.parent().unwrap().display());
         let mut command = Command::new("bash");
         command
             .args(["-euo", "pipefail", "-c", block])
-            .current_dir(bed.path(""))
+            .current_dir(fixture.path(""))
             .env_remove("FENCELOCK_OWNER")
-            .env("FENCELOCK_STORE", bed.store())
+            .env("FENCELOCK_STORE", fixture.store())
             .env("SHELL", "/bin/sh")
             .env("PATH", path)
             .stdin(Stdio::null())

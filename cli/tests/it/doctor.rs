@@ -1,8 +1,8 @@
-//! `doctor`: what it says, and its exit codes.
+//! `doctor`: its report and its exit codes.
 
-use crate::bed::Bed;
+use crate::fixture::Fixture;
 
-/// What `doctor` says of a store, and with which exit code.
+/// Checks the exit code and parts of the report.
 #[cfg(any(
     feature = "redis",
     feature = "etcd",
@@ -10,17 +10,17 @@ use crate::bed::Bed;
     feature = "mysql",
     feature = "postgres"
 ))]
-fn says(url: &str, code: i32, told: &[&str]) {
-    let said = Bed::on(url.to_owned()).run(&["doctor"]);
-    assert_eq!(said.code, code, "{said:?}");
-    for told in told {
-        assert!(said.out.contains(told), "{told:?} is not in {said:?}");
+fn reports(url: &str, code: i32, parts: &[&str]) {
+    let report = Fixture::on(url.to_owned()).run(&["doctor"]);
+    assert_eq!(report.code, code, "{report:?}");
+    for part in parts {
+        assert!(report.out.contains(part), "{part:?} is not in {report:?}");
     }
 }
 
-/// The same while the server's clock jumps forward again and again.
+/// The same while the clock of the server jumps forward repeatedly.
 #[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
-fn says_that_it_jumps(url: &str, clock: &fencelock_testbed::ClockShim) {
+fn reports_clock_jumps(url: &str, clock: &fencelock_testbed::ClockShim) {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
@@ -32,101 +32,106 @@ fn says_that_it_jumps(url: &str, clock: &fencelock_testbed::ClockShim) {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        let said = Bed::on(url.to_owned()).run(&["doctor"]);
+        let report = Fixture::on(url.to_owned()).run(&["doctor"]);
         watched.store(true, Ordering::SeqCst);
-        assert_eq!(said.code, 1, "{said:?}");
-        assert!(said.out.contains(" jumped forward by "), "{said:?}");
+        assert_eq!(report.code, 1, "{report:?}");
+        assert!(report.out.contains(" jumped forward by "), "{report:?}");
     });
 }
 
 #[test]
-fn a_file_of_this_machine_is_fit() {
-    let bed = Bed::new();
-    let told = bed.run(&["doctor"]);
-    assert_eq!(told.code, 0, "{told:?}");
-    assert!(told.out.contains("first come, first served"), "{told:?}");
-    assert!(told.out.contains("for correctness: nothing"), "{told:?}");
-    assert!(told.out.contains(" 50ms to 100 years\n"), "{told:?}");
+fn a_local_file_is_fine() {
+    let fixture = Fixture::new();
+    let report = fixture.run(&["doctor"]);
+    assert_eq!(report.code, 0, "{report:?}");
+    assert!(
+        report.out.contains("first come, first served"),
+        "{report:?}"
+    );
+    assert!(
+        report.out.contains("for correctness: nothing"),
+        "{report:?}"
+    );
+    assert!(report.out.contains(" 50ms to 100 years\n"), "{report:?}");
     let json: serde_json::Value =
-        serde_json::from_str(&bed.run(&["doctor", "--json"]).out).unwrap();
+        serde_json::from_str(&fixture.run(&["doctor", "--json"]).out).unwrap();
     assert_eq!(json["engine"], "sqlite");
     assert_eq!(json["fine"], true);
 }
 
 #[test]
-fn a_store_that_cannot_be_asked_is_no_diagnosis() {
-    let bed = Bed::new();
-    let told = bed.run(&[
+fn an_unreachable_store_has_no_report() {
+    let fixture = Fixture::new();
+    let report = fixture.run(&[
         "doctor",
         "--store",
         "redis://127.0.0.1:1?connect-timeout=300ms",
     ]);
-    assert_eq!(told.code, 69, "{told:?}");
-    let told = bed.run(&["doctor", "--store", "gopher:x"]);
-    assert_eq!(told.code, 78, "{told:?}");
+    assert_eq!(report.code, 69, "{report:?}");
+    let report = fixture.run(&["doctor", "--store", "gopher:x"]);
+    assert_eq!(report.code, 78, "{report:?}");
 }
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_redis_that_may_forget_is_told_so() {
+fn a_redis_that_may_forget() {
     let mut redis = fencelock_testbed::Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
-    let told = bed.run(&["doctor"]);
-    assert_eq!(told.code, 1, "{told:?}");
+    let fixture = Fixture::on(redis.url());
+    let report = fixture.run(&["doctor"]);
+    assert_eq!(report.code, 1, "{report:?}");
     assert!(
-        told.out.contains("a restart of the server forgets"),
-        "{told:?}"
+        report.out.contains("a restart of the server forgets"),
+        "{report:?}"
     );
     assert!(
-        told.out.contains("change: CONFIG SET appendonly yes"),
-        "{told:?}"
+        report.out.contains("change: CONFIG SET appendonly yes"),
+        "{report:?}"
     );
-    // For what only costs money it is good enough.
-    let told = bed.run(&["doctor", "--purpose", "efficiency"]);
-    assert_eq!(told.code, 0, "{told:?}");
-    let told = bed.run(&["doctor", "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    let report = fixture.run(&["doctor", "--purpose", "efficiency"]);
+    assert_eq!(report.code, 0, "{report:?}");
+    let report = fixture.run(&["doctor", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&report.out).unwrap();
     assert_eq!(json["fine"], false);
     assert_eq!(json["findings"][0]["purpose"], "correctness");
     assert_eq!(json["promises"]["durability"], "volatile");
 
-    // What is set ends with the process.
+    // A setting that is not stored ends with the process.
     redis
         .command::<()>(&["CONFIG", "SET", "appendonly", "yes"])
         .unwrap();
     redis
         .command::<()>(&["CONFIG", "SET", "appendfsync", "always"])
         .unwrap();
-    let told = bed.run(&["doctor"]);
-    assert_eq!(told.code, 1, "{told:?}");
-    assert!(told.out.contains("until its next start"), "{told:?}");
-    assert!(told.out.contains("change: CONFIG REWRITE"), "{told:?}");
-    // Somebody who mended it hears so: the server is asked as it is, not as it was.
+    let report = fixture.run(&["doctor"]);
+    assert_eq!(report.code, 1, "{report:?}");
+    assert!(report.out.contains("until its next start"), "{report:?}");
+    assert!(report.out.contains("change: CONFIG REWRITE"), "{report:?}");
+    // Stored, it is no longer a finding.
     redis.command::<()>(&["CONFIG", "REWRITE"]).unwrap();
-    let told = bed.run(&["doctor"]);
-    assert_eq!(told.code, 0, "{told:?}");
-    // And it is so: the lock outlives the server.
-    let mut held = bed.start(&["hold", "a"]);
+    let report = fixture.run(&["doctor"]);
+    assert_eq!(report.code, 0, "{report:?}");
+    // The lock survives a restart of the server.
+    let mut held = fixture.start(&["hold", "a"]);
     held.json();
     redis.restart().unwrap();
-    let told = bed.run(&["run", "-n", "a", "--", "true"]);
-    assert_eq!(told.code, 1, "{told:?}");
+    let report = fixture.run(&["run", "-n", "a", "--", "true"]);
+    assert_eq!(report.code, 1, "{report:?}");
     held.end();
-    let told = bed.run(&["doctor"]);
-    assert_eq!(told.code, 0, "{told:?}");
-    // What evicts keys is in the way again.
+    let report = fixture.run(&["doctor"]);
+    assert_eq!(report.code, 0, "{report:?}");
+    // Eviction of keys is a finding again.
     redis
         .command::<()>(&["CONFIG", "SET", "maxmemory", "100mb"])
         .unwrap();
     redis
         .command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
         .unwrap();
-    let told = bed.run(&["doctor"]);
-    assert_eq!(told.code, 1, "{told:?}");
-    assert!(told.out.contains("noeviction"), "{told:?}");
+    let report = fixture.run(&["doctor"]);
+    assert_eq!(report.code, 1, "{report:?}");
+    assert!(report.out.contains("noeviction"), "{report:?}");
 }
 
-/// The state of a server as it is: its clock, its rights, how long it has run.
+/// The state of the server: its clock, the rights of the user, its uptime.
 #[cfg(feature = "redis")]
 #[test]
 fn a_redis_with_a_wrong_clock_and_few_rights() {
@@ -142,7 +147,7 @@ fn a_redis_with_a_wrong_clock_and_few_rights() {
         .start()
         .unwrap();
     let url = format!("redis://ann:secret@127.0.0.1:{}", redis.port());
-    says(
+    reports(
         &url,
         1,
         &[
@@ -152,7 +157,7 @@ fn a_redis_with_a_wrong_clock_and_few_rights() {
             "and may have forgotten locks",
         ],
     );
-    says_that_it_jumps(&url, &clock);
+    reports_clock_jumps(&url, &clock);
 }
 
 #[cfg(feature = "redis")]
@@ -161,8 +166,8 @@ fn a_master_that_may_be_cut_off_from_its_replicas() {
     let group = fencelock_testbed::RedisSentinel::builder();
     let group = group.append_only("always").start().unwrap();
     let forgets = "after a fail-over to one of them the last grants may be forgotten";
-    says(&group.url(), 1, &[forgets, "min-replicas-to-write is 0"]);
-    says(
+    reports(&group.url(), 1, &[forgets, "min-replicas-to-write is 0"]);
+    reports(
         &format!("{}&replicas=2", group.url()),
         0,
         &["for correctness: nothing"],
@@ -183,7 +188,7 @@ fn redlock_nodes_without_a_vote() {
         .map(|node| format!("127.0.0.1:{}", node.port()))
         .collect();
     let url = format!("redlock://{}?max-ttl=1h", hosts.join(","));
-    says(
+    reports(
         &url,
         1,
         &[
@@ -192,9 +197,9 @@ fn redlock_nodes_without_a_vote() {
         ],
     );
     nodes[3].restart_empty().unwrap();
-    says(&url, 1, &[&format!("{} does not vote", hosts[3])]);
+    reports(&url, 1, &[&format!("{} does not vote", hosts[3])]);
     nodes[3].kill9();
-    says(&url, 1, &[&format!("{} does not vote", hosts[3])]);
+    reports(&url, 1, &[&format!("{} does not vote", hosts[3])]);
 }
 
 #[cfg(feature = "redis")]
@@ -203,17 +208,17 @@ fn a_redlock_node_whose_clock_jumps() {
     use fencelock_testbed::Redlock;
 
     let nodes = Redlock::start_with_clocks(3).unwrap();
-    says_that_it_jumps(&nodes.url(), &nodes.clocks()[1]);
+    reports_clock_jumps(&nodes.url(), &nodes.clocks()[1]);
 }
 
 #[cfg(feature = "etcd")]
 #[test]
 fn etcd_members_and_versions() {
     let etcd = fencelock_testbed::Etcd::start().unwrap();
-    says(&etcd.url(), 1, &["the cluster has one member"]);
+    reports(&etcd.url(), 1, &["the cluster has one member"]);
     let etcd = fencelock_testbed::Etcd::cluster(3).start().unwrap();
     let one = etcd.url_at(&[etcd.port(0)]);
-    says(&one, 1, &["the URL names one of 3 members"]);
+    reports(&one, 1, &["the URL names one of 3 members"]);
 }
 
 #[cfg(feature = "zookeeper")]
@@ -224,7 +229,7 @@ fn zookeeper_servers_and_sessions() {
     let server = fencelock_testbed::ZooKeeper::builder();
     let short = server.sessions(Duration::from_secs(1), Duration::from_secs(9));
     let server = short.start().unwrap();
-    says(&server.url(), 1, &["stands alone", "maxSessionTimeout"]);
+    reports(&server.url(), 1, &["stands alone", "maxSessionTimeout"]);
 }
 
 #[cfg(feature = "mysql")]
@@ -238,11 +243,11 @@ fn a_mariadb_that_may_forget() {
     let server = MariaDb::builder()
         .clock(&clock)
         .flag("innodb-flush-log-at-trx-commit=0")
-        // Connections set these for themselves.
+        // Each connection overrides these.
         .flag("wait-timeout=20")
         .flag("transaction-isolation=SERIALIZABLE");
     let server = server.start().unwrap();
-    let makes = Bed::on(server.url()).run(&["run", "a", "true"]);
+    let makes = Fixture::on(server.url()).run(&["run", "a", "true"]);
     assert_eq!(makes.code, 0, "{makes:?}");
     server
         .sql(
@@ -255,7 +260,7 @@ fn a_mariadb_that_may_forget() {
         .unwrap();
     clock.back(Duration::from_secs(3600)).unwrap();
     let poor = format!("mysql://poor@127.0.0.1:{}/lock", server.port());
-    says(
+    reports(
         &poor,
         1,
         &[
@@ -263,12 +268,12 @@ fn a_mariadb_that_may_forget() {
             "may not UPDATE on `fencelock_locks`",
             "may not DELETE on `fencelock_waiters`",
             "s behind this machine's",
-            "for efficiency: 2 in the way",
+            "for efficiency: 2 findings",
         ],
     );
-    says_that_it_jumps(&server.url(), &clock);
+    reports_clock_jumps(&server.url(), &clock);
     for strategy in ["get-lock", "for-update"] {
-        says(
+        reports(
             &format!("{}?strategy={strategy}", server.url()),
             1,
             &["with the connection of its client", "this machine's"],
@@ -285,10 +290,10 @@ fn a_mariadb_whose_replica_is_not_waited_for() {
         .flag("sync-binlog=1")
         .start()
         .unwrap();
-    let alone = Bed::on(primary.url()).run(&["doctor"]);
+    let alone = Fixture::on(primary.url()).run(&["doctor"]);
     assert_eq!(alone.code, 0, "{alone:?}");
     let replica = primary.replica().unwrap();
-    says(&primary.url(), 1, &["follows without being waited for"]);
+    reports(&primary.url(), 1, &["does not wait for its replica"]);
     replica
         .sql("SET GLOBAL rpl_semi_sync_slave_enabled = ON; STOP SLAVE; START SLAVE")
         .unwrap();
@@ -296,11 +301,11 @@ fn a_mariadb_whose_replica_is_not_waited_for() {
     primary
         .sql("SET GLOBAL rpl_semi_sync_master_enabled = ON")
         .unwrap();
-    says(&primary.url(), 1, &["after 10s without a replica's answer"]);
+    reports(&primary.url(), 1, &["after 10s without a replica's answer"]);
     primary
         .sql("SET GLOBAL rpl_semi_sync_master_timeout = 86400000")
         .unwrap();
-    says(&primary.url(), 0, &["for correctness: nothing"]);
+    reports(&primary.url(), 0, &["for correctness: nothing"]);
 }
 
 #[cfg(feature = "postgres")]
@@ -310,19 +315,19 @@ fn a_postgres_that_may_forget() {
 
     let clock = ClockShim::new().unwrap();
     let server = Postgres::builder().clock(&clock).start().unwrap();
-    says(&server.url(), 1, &["fsync is off"]);
-    says_that_it_jumps(&server.url(), &clock);
+    reports(&server.url(), 1, &["fsync is off"]);
+    reports_clock_jumps(&server.url(), &clock);
     let kept = Postgres::builder()
         .config("fsync", "on")
         .config("full_page_writes", "on")
-        // Connections set these for themselves.
+        // Each connection overrides these.
         .config("idle_session_timeout", "20s")
         .config("default_transaction_isolation", "serializable")
         .start()
         .unwrap();
-    says(&kept.url(), 0, &["for correctness: nothing"]);
-    // The doctor made no tables; who takes a lock does.
-    let ran = Bed::on(kept.url()).run(&["run", "a", "--", "true"]);
+    reports(&kept.url(), 0, &["for correctness: nothing"]);
+    // `doctor` creates no tables; a client that acquires a lock does.
+    let ran = Fixture::on(kept.url()).run(&["run", "a", "--", "true"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     let of_poor = "\
         CREATE ROLE poor LOGIN; GRANT SELECT, UPDATE ON fencelock_store TO poor; \
@@ -331,18 +336,22 @@ fn a_postgres_that_may_forget() {
         GRANT SELECT, INSERT, UPDATE ON fencelock_waiters TO poor";
     kept.psql("lock", of_poor).unwrap();
     let poor = format!("postgres://poor@127.0.0.1:{}/lock", kept.port());
-    says(&poor, 1, &["has no DELETE on fencelock_waiters"]);
+    reports(&poor, 1, &["has no DELETE on fencelock_waiters"]);
     let of_all = "GRANT DELETE ON fencelock_waiters TO poor; \
         REVOKE EXECUTE ON FUNCTION fencelock_let_go FROM PUBLIC";
     kept.psql("lock", of_all).unwrap();
-    says(&poor, 1, &["has no EXECUTE on fencelock_let_go"]);
+    reports(&poor, 1, &["has no EXECUTE on fencelock_let_go"]);
     let replica = kept.replica().unwrap();
-    says(&kept.url(), 1, &["streams without being waited for"]);
+    reports(
+        &kept.url(),
+        1,
+        &["a replica streams, and the server does not wait for it"],
+    );
     drop(replica);
     let standbys = "ALTER SYSTEM SET synchronous_standby_names = 'x'";
     kept.psql("lock", standbys).unwrap();
     kept.psql("lock", "ALTER SYSTEM SET synchronous_commit = 'local'")
         .unwrap();
     kept.psql("lock", "SELECT pg_reload_conf()").unwrap();
-    says(&kept.url(), 1, &["synchronous_commit is local"]);
+    reports(&kept.url(), 1, &["synchronous_commit is local"]);
 }

@@ -2,9 +2,9 @@
 
 use fencelock_testbed::{Etcd, Port};
 
-#[cfg(feature = "tls")]
-use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
+#[cfg(feature = "tls")]
+use crate::fixture::Fixture;
 
 #[test]
 fn every_code() {
@@ -26,16 +26,16 @@ fn every_code() {
     });
 }
 
-/// Somebody left the `s` out.
+/// The URL says `etcd` where the server speaks TLS.
 #[cfg(feature = "tls")]
 #[test]
 fn a_plain_client_is_told_that_the_port_speaks_tls() {
     let etcd = Etcd::builder().tls().start().unwrap();
-    let bed = Bed::on(format!("etcd://127.0.0.1:{}", etcd.port(0)));
-    let ran = bed.run(&["run", "a", "--", "echo", "ran"]);
+    let fixture = Fixture::on(format!("etcd://127.0.0.1:{}", etcd.port(0)));
+    let ran = fixture.run(&["run", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (78, ""), "{}", ran.err);
     assert!(ran.err.contains("etcds://"), "{}", ran.err);
-    let bed = Bed::on(etcd.url());
-    let ran = bed.run(&["run", "a", "--", "echo", "ran"]);
+    let fixture = Fixture::on(etcd.url());
+    let ran = fixture.run(&["run", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
 }

@@ -1,28 +1,28 @@
-//! Every exit code of `fencelock run`, against whatever store is described. The tests of each engine call [`all`].
+//! Every exit code of `fencelock run`, on any store. The tests of each engine call [`all`].
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::bed::{Bed, Ran, group, until};
+use crate::fixture::{Fixture, Ran, group, until};
 
-/// A store, and its ways to fail.
+/// A store, and how it can fail.
 pub(crate) struct Described<'a> {
     /// Its URL.
     pub(crate) url: String,
     /// A URL of this engine that cannot be used, and a word that says why.
     pub(crate) bad: (String, &'static str),
-    /// What only a store behind a server has.
+    /// Only for a store that is a server.
     pub(crate) server: Option<Server<'a>>,
 }
 
-/// The server behind a store, and its ways to fail.
+/// The server of a store, and how it can fail.
 pub(crate) struct Server<'a> {
-    /// A URL of this engine at which nobody answers. `connect-timeout=500ms` stands in it.
+    /// A URL of this engine without a server, with `connect-timeout=500ms`.
     pub(crate) dead: String,
-    /// A URL with a password that the server refuses: one that has the word `secret` in it.
+    /// A URL with a wrong password that contains the word `secret`.
     pub(crate) wrong_password: String,
-    /// Makes the server fall silent: connections stay, and nothing is answered.
+    /// Makes the server silent: connections stay open, and no request is answered.
     pub(crate) silence: &'a dyn Fn(),
     /// Ends that.
     pub(crate) speak: &'a dyn Fn(),
@@ -30,55 +30,55 @@ pub(crate) struct Server<'a> {
     pub(crate) kill: &'a dyn Fn(),
 }
 
-/// Runs through all of them. The server is dead afterwards.
+/// Checks all of them. The server is dead afterwards.
 pub(crate) fn all(store: &Described<'_>) {
-    let bed = Bed::on(store.url.clone());
-    the_commands_own(&bed);
-    not_started(&bed);
-    held(&bed);
-    bad_input(&bed);
-    ended_while_waiting(&bed);
-    max_hold(&bed);
-    refuses(&Bed::on(store.bad.0.clone()), 78, store.bad.1);
+    let fixture = Fixture::on(store.url.clone());
+    the_commands_own(&fixture);
+    not_started(&fixture);
+    held(&fixture);
+    bad_input(&fixture);
+    ended_while_waiting(&fixture);
+    max_hold(&fixture);
+    refuses(&Fixture::on(store.bad.0.clone()), 78, store.bad.1);
     let Some(server) = &store.server else {
         return;
     };
     let begun = Instant::now();
-    refuses(&Bed::on(server.dead.clone()), 69, "127.0.0.1");
+    refuses(&Fixture::on(server.dead.clone()), 69, "127.0.0.1");
     in_time(begun);
-    let wrong = Bed::on(server.wrong_password.clone());
+    let wrong = Fixture::on(server.wrong_password.clone());
     let ran = refuses(&wrong, 77, "refuses");
     assert!(!ran.err.contains("secret"), "{}", ran.err);
-    lost_to_silence(&bed, server);
-    dead_while_waiting(&bed, server);
+    lost_to_silence(&fixture, server);
+    dead_while_waiting(&fixture, server);
 }
 
-/// The command's own code, and 128 and the signal that ended it.
-fn the_commands_own(bed: &Bed) {
+/// The command's own code, and 128 + the signal that ended it.
+fn the_commands_own(fixture: &Fixture) {
     for code in [0, 1, 3, 75, 255] {
-        let ran = bed.run(&["run", "a", "--", "sh", "-c", &format!("exit {code}")]);
+        let ran = fixture.run(&["run", "a", "--", "sh", "-c", &format!("exit {code}")]);
         assert_eq!((ran.code, ran.err.as_str()), (code, ""));
     }
     for (signal, code) in [("TERM", 143), ("KILL", 137), ("INT", 130)] {
-        let ran = bed.run(&["run", "a", "-c", &format!("kill -{signal} $$; sleep 60")]);
+        let ran = fixture.run(&["run", "a", "-c", &format!("kill -{signal} $$; sleep 60")]);
         assert_eq!((ran.code, ran.err.as_str()), (code, ""), "{signal}");
     }
 }
 
 /// 126 and 127.
-fn not_started(bed: &Bed) {
+fn not_started(fixture: &Fixture) {
     for (command, code) in [("no-such-command", 127), ("/etc/passwd", 126)] {
-        let ran = bed.run(&["run", "a", "--", command]);
+        let ran = fixture.run(&["run", "a", "--", command]);
         assert_eq!(ran.code, code, "{}", ran.err);
         assert!(ran.err.contains(command), "{}", ran.err);
     }
-    // Neither leaves the lock behind.
-    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 0);
+    // Both have released the lock.
+    assert_eq!(fixture.run(&["run", "-n", "a", "--", "true"]).code, 0);
 }
 
-/// 1, or what was asked for.
-fn held(bed: &Bed) {
-    let mut holder = bed.start(&["hold", "a"]);
+/// 1, or the code of `-E`.
+fn held(fixture: &Fixture) {
+    let mut holder = fixture.start(&["hold", "a"]);
     holder.line();
     for (options, code) in [
         (&["-n"][..], 1),
@@ -89,64 +89,64 @@ fn held(bed: &Bed) {
         (&["-w", "0.2", "-E", "0"], 0),
     ] {
         let words = [&["run"], options, &["a", "--", "echo", "ran"]].concat();
-        let ran = bed.run(&words);
+        let ran = fixture.run(&words);
         let what = format!("{options:?}: {}", ran.err);
         assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{what}");
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
         assert!(ran.err.contains("lock a is"), "{}", ran.err);
     }
-    let ran = bed.run(&["run", "-nq", "a", "--", "echo", "ran"]);
+    let ran = fixture.run(&["run", "-nq", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (1, "", ""));
     assert!(holder.runs());
-    // Nobody who gave up stands in line still.
-    bed.await_waiters("a", 0);
+    // No claim that gave up is still queued.
+    fixture.await_waiters("a", 0);
     assert_eq!(holder.end().code, 0);
-    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 0);
+    assert_eq!(fixture.run(&["run", "-n", "a", "--", "true"]).code, 0);
 }
 
 /// 64.
-fn bad_input(bed: &Bed) {
+fn bad_input(fixture: &Fixture) {
     refuses_words(
-        bed,
+        fixture,
         &["run", "--ttl", "0", "a", "--", "echo", "ran"],
         64,
         "ttl",
     );
-    refuses_words(bed, &["run", "", "--", "echo", "ran"], 64, "lock name");
+    refuses_words(fixture, &["run", "", "--", "echo", "ran"], 64, "lock name");
 }
 
-/// 75 where the time to hold is over.
-/// 128 and the signal.
-fn ended_while_waiting(bed: &Bed) {
-    let mut holder = bed.start(&["hold", "a"]);
+/// 128 + the signal.
+fn ended_while_waiting(fixture: &Fixture) {
+    let mut holder = fixture.start(&["hold", "a"]);
     holder.line();
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let waiter = bed.start(&["run", "a", "--", "echo", "ran"]);
-        bed.await_waiters("a", 1);
+        let waiter = fixture.start(&["run", "a", "--", "echo", "ran"]);
+        fixture.await_waiters("a", 1);
         waiter.signal(signal);
         let ran = waiter.end();
         let what = format!("{signal:?}: {}", ran.err);
         assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{what}");
-        bed.await_waiters("a", 0);
+        fixture.await_waiters("a", 0);
     }
     assert_eq!(holder.end().code, 0);
 }
 
-fn max_hold(bed: &Bed) {
+/// 75 when `--max-hold` is over.
+fn max_hold(fixture: &Fixture) {
     let script = "trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; done";
-    let ran = bed.run(&["run", "--max-hold", "300ms", "a", "-c", script]);
+    let ran = fixture.run(&["run", "--max-hold", "300ms", "a", "-c", script]);
     assert_eq!((ran.code, ran.out.as_str()), (75, "asked\n"), "{}", ran.err);
     assert!(ran.err.contains("--max-hold"), "{}", ran.err);
 }
 
 /// 75 where the lock is lost; 69 where the store is silent at open; and the command's own code where only the release
 /// is not confirmed.
-fn lost_to_silence(bed: &Bed, server: &Server<'_>) {
+fn lost_to_silence(fixture: &Fixture, server: &Server<'_>) {
     let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done";
-    let mut running = bed.start(&["run", "--ttl", "2s", "a", "-c", script]);
+    let mut running = fixture.start(&["run", "--ttl", "2s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     // Long enough to end before it is lost. Whether the server then finds its release or not, this soon it is over.
-    let mut releasing = bed.start(&["run", "--ttl", "12s", "b", "-c", "echo up; cat; exit 7"]);
+    let mut releasing = fixture.start(&["run", "--ttl", "12s", "b", "-c", "echo up; cat; exit 7"]);
     assert_eq!(releasing.line(), "up");
     (server.silence)();
     let begun = Instant::now();
@@ -165,35 +165,44 @@ fn lost_to_silence(bed: &Bed, server: &Server<'_>) {
         ran.err
     );
     in_time(begun);
-    let between = if bed.store().contains('?') { '&' } else { '?' };
-    let silent = format!("{}{between}connect-timeout=500ms", bed.store());
+    let between = if fixture.store().contains('?') {
+        '&'
+    } else {
+        '?'
+    };
+    let silent = format!("{}{between}connect-timeout=500ms", fixture.store());
     let begun = Instant::now();
-    refuses(&Bed::on(silent), 69, "127.0.0.1");
+    refuses(&Fixture::on(silent), 69, "127.0.0.1");
     in_time(begun);
     (server.speak)();
     until("the store is back", || {
-        bed.run(&["run", "-w", "5", "b", "--", "true"]).code == 0
+        fixture.run(&["run", "-w", "5", "b", "--", "true"]).code == 0
     });
 }
 
-/// 69 where the store is dead at the end of the wait.
-fn dead_while_waiting(bed: &Bed, server: &Server<'_>) {
-    let mut hold = bed.start(&["hold", "c"]);
+/// 69 if the store is dead at the end of the wait.
+fn dead_while_waiting(fixture: &Fixture, server: &Server<'_>) {
+    let mut hold = fixture.start(&["hold", "c"]);
     hold.line();
-    let waiter = bed.start(&["run", "-w", "2", "c", "--", "echo", "ran"]);
-    bed.await_waiters("c", 1);
+    let waiter = fixture.start(&["run", "-w", "2", "c", "--", "echo", "ran"]);
+    fixture.await_waiters("c", 1);
     (server.kill)();
     let ran = waiter.end();
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
 }
 
 /// Ends with `code` and one line that has `word` in it, and nothing was run.
-fn refuses(bed: &Bed, code: i32, word: &str) -> Ran {
-    refuses_words(bed, &["run", "-n", "a", "--", "echo", "ran"], code, word)
+fn refuses(fixture: &Fixture, code: i32, word: &str) -> Ran {
+    refuses_words(
+        fixture,
+        &["run", "-n", "a", "--", "echo", "ran"],
+        code,
+        word,
+    )
 }
 
-fn refuses_words(bed: &Bed, words: &[&str], code: i32, word: &str) -> Ran {
-    let ran = bed.run(words);
+fn refuses_words(fixture: &Fixture, words: &[&str], code: i32, word: &str) -> Ran {
+    let ran = fixture.run(words);
     assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{}", ran.err);
     assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
     assert!(ran.err.starts_with("fencelock: "), "{}", ran.err);

@@ -1,11 +1,11 @@
-//! `hold`: for scripts that do their work outside.
+//! `hold`, for scripts that do the work themselves.
 
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, until};
+use crate::fixture::{Fixture, until};
 
 fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<&str> = value
@@ -20,8 +20,8 @@ fn keys(value: &Value) -> Vec<&str> {
 
 #[test]
 fn it_prints_the_grant_and_releases_when_its_input_ends() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--ttl", "20s", "a b"]);
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--ttl", "20s", "a b"]);
     let granted = hold.json();
     assert_eq!(
         keys(&granted),
@@ -34,36 +34,36 @@ fn it_prints_the_grant_and_releases_when_its_input_ends() {
     assert_eq!(granted["ttl_ms"], 20_000);
     let sequencer = granted["sequencer"].as_str().unwrap();
     assert!(sequencer.starts_with(&format!("fl1:x:{}:", granted["token"])));
-    assert_eq!(bed.run(&["check", sequencer]).code, 0);
-    // What is written to it is of no interest, only the end is.
+    assert_eq!(fixture.run(&["check", sequencer]).code, 0);
+    // Its input is ignored; only the end counts.
     hold.type_in("anything\n");
-    assert_eq!(bed.show("a b")["token"], granted["token"]);
+    assert_eq!(fixture.show("a b")["token"], granted["token"]);
     hold.end_input();
     let ran = hold.end();
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, "", ""));
-    assert_eq!(bed.run(&["check", sequencer]).code, 1);
-    assert!(bed.show("a b")["token"].is_null());
+    assert_eq!(fixture.run(&["check", sequencer]).code, 1);
+    assert!(fixture.show("a b")["token"].is_null());
 }
 
 #[test]
 fn it_releases_on_a_signal() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mut hold = bed.start(&["hold", "a"]);
+        let mut hold = fixture.start(&["hold", "a"]);
         hold.line();
         hold.signal(signal);
         until("it has ended", || !hold.runs());
         assert_eq!(hold.end().code, 0);
-        assert!(bed.show("a")["token"].is_null());
+        assert!(fixture.show("a")["token"].is_null());
     }
 }
 
 #[test]
-fn it_tells_of_a_loss() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--ttl", "1s", "a"]);
+fn it_reports_a_loss() {
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--ttl", "1s", "a"]);
     let token = hold.json()["token"].to_string();
-    assert_eq!(bed.run(&["release", "a", "--token", &token]).code, 0);
+    assert_eq!(fixture.run(&["release", "a", "--token", &token]).code, 0);
     let lost = hold.json();
     assert_eq!(keys(&lost), ["lost", "reason"]);
     assert_eq!(lost["lost"], true);
@@ -73,78 +73,80 @@ fn it_tells_of_a_loss() {
 }
 
 #[test]
-fn it_tells_of_a_loss_after_a_stop() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--ttl", "500ms", "a"]);
+fn it_reports_a_loss_after_a_stop() {
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--ttl", "500ms", "a"]);
     let first = hold.json()["token"].as_u64().unwrap();
     hold.signal(Signal::STOP);
-    let mut next = bed.start(&["hold", "a"]);
+    let mut next = fixture.start(&["hold", "a"]);
     assert!(next.json()["token"].as_u64().unwrap() > first);
     hold.signal(Signal::CONT);
     assert_eq!(hold.json()["lost"], true);
     until("it has ended", || !hold.runs());
     assert_eq!(hold.end().code, 75);
-    // The next one was left alone.
-    assert_eq!(bed.show("a")["holders"].as_array().unwrap().len(), 1);
+    // The next holder is not affected.
+    assert_eq!(fixture.show("a")["holders"].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn it_stays_as_long_as_it_is_wanted() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--ttl", "300ms", "a"]);
+fn it_holds_beyond_its_first_lease() {
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--ttl", "300ms", "a"]);
     let token = &hold.json()["token"];
     std::thread::sleep(Duration::from_millis(1200));
-    assert_eq!(&bed.show("a")["token"], token);
+    assert_eq!(&fixture.show("a")["token"], token);
     assert_eq!(hold.end().code, 0);
 }
 
 #[test]
 fn it_ends_after_max_hold() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--max-hold", "200ms", "a"]);
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--max-hold", "200ms", "a"]);
     hold.line();
     let lost = hold.json();
     assert_eq!(lost["lost"], true);
     assert!(lost["reason"].as_str().unwrap().contains("--max-hold"));
     until("it has ended", || !hold.runs());
     assert_eq!(hold.end().code, 75);
-    assert!(bed.show("a")["token"].is_null());
+    assert!(fixture.show("a")["token"].is_null());
 }
 
 #[test]
-fn it_tells_when_it_is_asked_for() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--ttl", "1s", "a"]);
+fn it_reports_a_request_to_release() {
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--ttl", "1s", "a"]);
     let token = hold.json()["token"].to_string();
     assert_eq!(
-        bed.run(&["release", "a", "--token", &token, "--ask"]).code,
+        fixture
+            .run(&["release", "a", "--token", &token, "--ask"])
+            .code,
         0
     );
     assert_eq!(hold.json(), json!({"asked": true}));
-    // To let go is for its user to decide.
-    assert_eq!(bed.show("a")["token"].to_string(), token);
+    // Its user decides whether to release.
+    assert_eq!(fixture.show("a")["token"].to_string(), token);
     assert_eq!(hold.end().code, 0);
 }
 
 #[test]
 fn without_a_reader_it_does_not_hold() {
-    let bed = Bed::new();
-    let mut command = bed.command(&["hold", "a"]);
+    let fixture = Fixture::new();
+    let mut command = fixture.command(&["hold", "a"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     command.stdout(writer);
-    let ran = crate::bed::finish(command);
+    let ran = crate::fixture::finish(command);
     assert_eq!(ran.code, 70, "{}", ran.err);
-    assert!(bed.show("a")["token"].is_null());
+    assert!(fixture.show("a")["token"].is_null());
 }
 
 #[cfg(feature = "redis")]
 #[test]
-fn it_tells_of_a_loss_that_only_the_release_finds() {
+fn it_reports_a_loss_that_only_the_release_finds() {
     let redis = fencelock_testbed::Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
-    // It asks again only after ten seconds, and nobody tells it of this.
-    let mut hold = bed.start(&["hold", "--ttl", "30s", "a"]);
+    let fixture = Fixture::on(redis.url());
+    // It renews only after ten seconds, and nothing notifies it of the deletion.
+    let mut hold = fixture.start(&["hold", "--ttl", "30s", "a"]);
     hold.line();
     redis.command::<()>(&["DEL", "a"]).unwrap();
     hold.end_input();

@@ -1,10 +1,10 @@
-//! Bad input: one line that names it, the right code, and nothing is run or changed.
+//! Bad input: one line that names it, the right code, and no effect.
 
-use crate::bed::{Bed, finish};
+use crate::fixture::{Fixture, finish};
 
 /// Fails with `code` and one line that holds every one of `parts`.
-fn refuses(bed: &Bed, words: &[&str], code: i32, parts: &[&str]) {
-    let ran = bed.run(words);
+fn refuses(fixture: &Fixture, words: &[&str], code: i32, parts: &[&str]) {
+    let ran = fixture.run(words);
     assert_eq!(
         (ran.code, ran.out.as_str()),
         (code, ""),
@@ -24,7 +24,7 @@ fn refuses(bed: &Bed, words: &[&str], code: i32, parts: &[&str]) {
 
 #[test]
 fn names() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let long = "n".repeat(513);
     for subcommand in [
         &["run"][..],
@@ -38,14 +38,19 @@ fn names() {
             &[]
         };
         let words = |name| [subcommand, &[name], rest].concat();
-        refuses(&bed, &words(""), 64, &["lock name \"\"", "empty"]);
-        refuses(&bed, &words(&long), 64, &["lock name", "513 bytes", "512"]);
-        refuses(&bed, &words("a\nb"), 64, &["lock name", "U+000A"]);
+        refuses(&fixture, &words(""), 64, &["lock name \"\"", "empty"]);
+        refuses(
+            &fixture,
+            &words(&long),
+            64,
+            &["lock name", "513 bytes", "512"],
+        );
+        refuses(&fixture, &words("a\nb"), 64, &["lock name", "U+000A"]);
     }
-    // The longest that may be, and odd ones.
+    // The longest name, and unusual ones.
     for name in [&"n".repeat(512), "a b/c", "ä{}:*?\"'$", "--odd"] {
         assert_eq!(
-            bed.run(&["run", "-n", "--", name, "true"]).code,
+            fixture.run(&["run", "-n", "--", name, "true"]).code,
             0,
             "{name}"
         );
@@ -54,7 +59,7 @@ fn names() {
 
 #[test]
 fn durations() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     for option in [
         "--ttl",
         "--wait",
@@ -64,39 +69,42 @@ fn durations() {
     ] {
         for bad in ["-1s", "x", "1w", ""] {
             let words = ["run", option, bad, "a", "--", "echo", "ran"];
-            refuses(&bed, &words, 64, &[option, &format!("{bad:?}")]);
+            refuses(&fixture, &words, 64, &[option, &format!("{bad:?}")]);
         }
     }
     refuses(
-        &bed,
+        &fixture,
         &["run", "--ttl", "0", "a", "echo"],
         64,
         &["--ttl \"0\""],
     );
     refuses(
-        &bed,
+        &fixture,
         &["run", "--ttl", "0s", "a", "echo"],
         64,
         &["--ttl \"0s\""],
     );
     refuses(
-        &bed,
+        &fixture,
         &["run", "--ttl", "99999d", "a", "echo"],
         64,
         &["99999d"],
     );
     refuses(
-        &bed,
+        &fixture,
         &["run", "--ttl", "1us", "a", "echo"],
         64,
         &["--ttl \"1us\""],
     );
-    assert_eq!(bed.run(&["run", "--lock-delay", "0", "a", "true"]).code, 0);
+    assert_eq!(
+        fixture.run(&["run", "--lock-delay", "0", "a", "true"]).code,
+        0
+    );
 }
 
 #[test]
 fn command_lines() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     for words in [
         &[][..],
         &["frobnicate"],
@@ -118,29 +126,29 @@ fn command_lines() {
         &["check", "nonsense"],
         &["ls", "a", "b"],
     ] {
-        refuses(&bed, words, 64, &[]);
+        refuses(&fixture, words, 64, &[]);
     }
     refuses(
-        &bed,
+        &fixture,
         &["run", "--bogus", "a", "true"],
         64,
         &["--bogus", "--help"],
     );
     refuses(
-        &bed,
+        &fixture,
         &["run", "--label", "a\tb", "a", "true"],
         64,
         &["label"],
     );
     refuses(
-        &bed,
+        &fixture,
         &["run", "--label", &"l".repeat(256), "a", "true"],
         64,
         &["label", "256"],
     );
     // Not UTF-8.
     use std::os::unix::ffi::OsStrExt;
-    let mut command = bed.command(&["run", "-n"]);
+    let mut command = fixture.command(&["run", "-n"]);
     command
         .arg(std::ffi::OsStr::from_bytes(b"\xff"))
         .arg("true");
@@ -150,10 +158,10 @@ fn command_lines() {
 
 #[test]
 fn stores() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let refuses = |url: &str, code, parts: &[&str]| {
         for words in [&["show", "a"][..], &["run", "a", "--", "echo", "ran"]] {
-            let mut command = bed.command(words);
+            let mut command = fixture.command(words);
             command.env("FENCELOCK_STORE", url);
             let ran = finish(command);
             assert_eq!(
@@ -174,6 +182,6 @@ fn stores() {
     };
     refuses("mongodb://host", 78, &["mongodb", "sqlite"]);
     refuses("nonsense", 78, &["nonsense", "sqlite:PATH"]);
-    refuses(&format!("{}?bogus=1", bed.store()), 78, &["bogus"]);
+    refuses(&format!("{}?bogus=1", fixture.store()), 78, &["bogus"]);
     refuses("memory:x", 78, &["memory"]);
 }

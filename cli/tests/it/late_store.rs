@@ -1,26 +1,26 @@
-//! A store that is not there yet when a command starts.
+//! A store that starts after the command.
 
 use std::time::{Duration, Instant};
 
 use fencelock_testbed::Redis;
 
-use crate::bed::{Bed, Running, until};
+use crate::fixture::{Fixture, Running, until};
 
 #[test]
-fn it_is_met_within_connect_timeout() {
+fn the_command_connects_within_connect_timeout() {
     let mut redis = Redis::start().unwrap();
     redis.kill9();
-    let bed = Bed::on(redis.url());
+    let fixture = Fixture::on(redis.url());
     let begun = Instant::now();
     let commands = [
         &["run", "-n", "a", "--", "echo", "ran"][..],
         &["run", "-w", "60s", "b", "--", "echo", "ran"],
         &["show", "c"],
     ];
-    let running = commands.map(|words| Running::start(bed.command(words)));
+    let running = commands.map(|words| Running::start(fixture.command(words)));
     std::thread::sleep(Duration::from_secs(1));
     redis.restart_empty().unwrap();
-    // Else the machine is too busy for this test to mean anything: give up in its own words.
+    // On a machine that is too busy the test means nothing.
     let took = begun.elapsed();
     assert!(
         took < Duration::from_secs(4),
@@ -33,17 +33,17 @@ fn it_is_met_within_connect_timeout() {
 }
 
 #[test]
-fn who_waits_for_less_gives_up_sooner() {
+fn a_shorter_wait_gives_up_sooner() {
     let redis = Redis::start().unwrap();
     redis.kill9();
-    let bed = Bed::on(format!("{}?connect-timeout=1h", redis.url()));
+    let fixture = Fixture::on(format!("{}?connect-timeout=1h", redis.url()));
     let begun = Instant::now();
-    let ran = bed.run(&["run", "-w", "400ms", "a", "--", "echo", "ran"]);
+    let ran = fixture.run(&["run", "-w", "400ms", "a", "--", "echo", "ran"]);
     let took = begun.elapsed();
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{ran:?}");
     assert!(took >= Duration::from_millis(300), "{took:?}");
-    // And a signal ends the waiting.
-    let mut waiting = bed.start(&["run", "a", "--", "echo", "ran"]);
+    // A signal ends the wait.
+    let mut waiting = fixture.start(&["run", "a", "--", "echo", "ran"]);
     std::thread::sleep(Duration::from_millis(100));
     assert!(waiting.runs());
     waiting.signal(rustix::process::Signal::TERM);

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod bed;
 #[cfg(feature = "redis")]
 mod cluster;
 mod codes;
@@ -12,7 +11,9 @@ mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod exit_codes;
+mod fixture;
 mod hold;
+mod house;
 mod inputs;
 mod inspect;
 #[cfg(feature = "redis")]
@@ -24,6 +25,7 @@ mod other_user;
 mod passwords;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod readme;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]

@@ -2,8 +2,8 @@
 
 use fencelock_testbed::{MariaDb, Port};
 
-use crate::bed::Bed;
 use crate::exit_codes::{self, Described, Server};
+use crate::fixture::Fixture;
 
 fn every_code(strategy: &str) {
     let server = MariaDb::builder().password("right-secret").start().unwrap();
@@ -42,9 +42,9 @@ fn every_code_with_get_lock() {
     every_code("get-lock");
 }
 
-/// The tables of all strategies, made by somebody who may; and least rights for the rest.
+/// A user with enough rights creates the tables of all strategies. The other users have the least rights.
 #[test]
-fn schema_is_for_those_who_may() {
+fn schema_prints_what_a_user_without_rights_needs() {
     let server = MariaDb::start().unwrap();
     server
         .sql("CREATE USER 'poor'@'%'; CREATE DATABASE theirs; GRANT SELECT ON theirs.* TO 'poor'@'%'")
@@ -54,19 +54,19 @@ fn schema_is_for_those_who_may() {
         format!("mysql://poor@127.0.0.1:{port}/theirs?strategy={strategy}")
     };
     for strategy in ["lease", "for-update", "get-lock"] {
-        let refused = Bed::on(url(strategy)).run(&["run", "a", "true"]);
+        let refused = Fixture::on(url(strategy)).run(&["run", "a", "true"]);
         assert_eq!(refused.code, 77, "{strategy}: {}", refused.err);
         assert!(refused.err.contains("CREATE"), "{}", refused.err);
     }
-    let bed = Bed::on(url("lease"));
-    let schema = bed.run(&["schema", "mysql"]);
+    let fixture = Fixture::on(url("lease"));
+    let schema = fixture.run(&["schema", "mysql"]);
     assert_eq!(schema.code, 0, "{}", schema.err);
     server.sql(&format!("USE theirs; {}", schema.out)).unwrap();
     server
         .sql("GRANT INSERT, UPDATE, DELETE ON theirs.* TO 'poor'@'%'")
         .unwrap();
     for strategy in ["lease", "for-update", "get-lock"] {
-        let ran = Bed::on(url(strategy)).run(&["run", "a", "true"]);
+        let ran = Fixture::on(url(strategy)).run(&["run", "a", "true"]);
         assert_eq!(ran.code, 0, "{strategy}: {}", ran.err);
     }
 }
@@ -74,19 +74,19 @@ fn schema_is_for_those_who_may() {
 #[test]
 fn run_and_hold_and_show() {
     let server = MariaDb::start().unwrap();
-    let bed = Bed::on(server.url());
-    let mut hold = bed.start(&["hold", "a"]);
+    let fixture = Fixture::on(server.url());
+    let mut hold = fixture.start(&["hold", "a"]);
     let granted = hold.json();
-    assert_eq!(bed.show("a")["token"], granted["token"]);
+    assert_eq!(fixture.show("a")["token"], granted["token"]);
     let sequencer = granted["sequencer"].as_str().unwrap();
-    assert_eq!(bed.run(&["check", sequencer]).code, 0);
-    let waiter = bed.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
-    bed.await_waiters("a", 1);
+    assert_eq!(fixture.run(&["check", sequencer]).code, 0);
+    let waiter = fixture.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
+    fixture.await_waiters("a", 1);
     assert_eq!(hold.end().code, 0);
     let ran = waiter.end();
     assert_eq!(ran.code, 0, "{}", ran.err);
     let token: u64 = ran.out.trim().parse().unwrap();
     assert!(token > granted["token"].as_u64().unwrap());
-    assert!(bed.show("a")["token"].is_null());
-    assert_eq!(bed.run(&["check", sequencer]).code, 1);
+    assert!(fixture.show("a")["token"].is_null());
+    assert_eq!(fixture.run(&["check", sequencer]).code, 1);
 }

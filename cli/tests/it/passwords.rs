@@ -1,9 +1,9 @@
-//! No output shows a password, however the store's URL is written.
+//! No output shows a password, whatever form the store's URL has.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::bed::{Bed, Ran, finish};
+use crate::fixture::{Fixture, Ran, finish};
 
 const SCHEMES: [&str; 14] = [
     "memory",
@@ -22,9 +22,9 @@ const SCHEMES: [&str; 14] = [
     "x",
 ];
 
-/// A `fencelock` with this store, named one way or the other.
-fn with_store(bed: &Bed, url: &str, words: &[&str], by_option: bool) -> Ran {
-    let mut command = bed.command(words);
+/// A `fencelock` with this store, by option or by environment.
+fn with_store(fixture: &Fixture, url: &str, words: &[&str], by_option: bool) -> Ran {
+    let mut command = fixture.command(words);
     match by_option {
         true => command.args(["--store", url]),
         false => command.env("FENCELOCK_STORE", url),
@@ -40,8 +40,8 @@ fn hides(ran: &Ran, url: &str, secret: &str) {
 }
 
 #[test]
-fn that_make_no_url_are_not_quoted() {
-    let bed = Bed::new();
+fn in_a_bad_url_are_not_quoted() {
+    let fixture = Fixture::new();
     for (i, scheme) in SCHEMES.iter().enumerate() {
         for url in [
             format!("{scheme}://u:hunt/hunter2@h"),
@@ -50,7 +50,7 @@ fn that_make_no_url_are_not_quoted() {
             format!("{scheme}://u@127.0.0.1:1/0?password=hunter2&connect-timeout=50ms"),
         ] {
             hides(
-                &with_store(&bed, &url, &["show", "a"], i % 2 == 0),
+                &with_store(&fixture, &url, &["show", "a"], i % 2 == 0),
                 &url,
                 "hunter2",
             );
@@ -64,14 +64,14 @@ fn that_make_no_url_are_not_quoted() {
         "//u:hunter2@h",
     ] {
         for words in [&words[..], &["doctor"], &["ls"], &["hold", "a"], &["bench"]] {
-            hides(&with_store(&bed, url, words, false), url, "hunter2");
+            hides(&with_store(&fixture, url, words, false), url, "hunter2");
         }
     }
 }
 
 #[test]
-fn that_stand_in_the_wrong_place_are_not_quoted() {
-    let bed = Bed::new();
+fn in_the_wrong_place_are_not_quoted() {
+    let fixture = Fixture::new();
     let url = "redis://u:hunter2@h";
     for words in [
         &[url][..],
@@ -79,14 +79,14 @@ fn that_stand_in_the_wrong_place_are_not_quoted() {
         &["doctor", url],
         &["ls", "a", url],
     ] {
-        hides(&bed.run(words), url, "hunter2");
+        hides(&fixture.run(words), url, "hunter2");
     }
 }
 
-/// Whatever a password is made of: it need not be encoded, and what is before it need not be a URL.
+/// Any password: it may be unencoded, and the text before it may be no URL.
 #[test]
 fn of_any_kind_are_not_printed() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let urls = (
         prop::sample::select(&SCHEMES[..]),
         "(://|://|:/|:|//|)",
@@ -109,7 +109,7 @@ fn of_any_kind_are_not_printed() {
             let url =
                 format!("{scheme}{slashes}{user}:{begin}{secret}{end}@{hosts}{path}?{options}");
             hides(
-                &with_store(&bed, &url, &["show", "a"], by_option),
+                &with_store(&fixture, &url, &["show", "a"], by_option),
                 &url,
                 &secret,
             );

@@ -1,9 +1,9 @@
-//! The command on PostgreSQL: every exit code with each strategy, and tables that somebody else made.
+//! The command on PostgreSQL: every exit code with each strategy, and tables that another user created.
 
 use fencelock_testbed::{Port, Postgres};
 
-use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
+use crate::fixture::Fixture;
 
 fn every_code(strategy: &str) {
     let server = Postgres::builder().password("right").start().unwrap();
@@ -37,35 +37,36 @@ fn every_code_with_advisory_locks() {
     every_code("advisory");
 }
 
-/// Without the right to make tables the error names it; after somebody ran what `schema` prints, all is well.
+/// Without the right to create tables the error names that right. It works after another user has run the output of
+/// `schema`.
 #[test]
-fn schema_is_for_those_who_may() {
+fn schema_prints_what_a_user_without_rights_needs() {
     let server = Postgres::start().unwrap();
     server.psql("lock", "CREATE ROLE poor LOGIN").unwrap();
-    let bed = Bed::on(format!("postgres://poor@127.0.0.1:{}/lock", server.port()));
-    let refused = bed.run(&["run", "a", "true"]);
+    let fixture = Fixture::on(format!("postgres://poor@127.0.0.1:{}/lock", server.port()));
+    let refused = fixture.run(&["run", "a", "true"]);
     assert_eq!(refused.code, 77, "{}", refused.err);
     assert!(
         refused.err.contains("CREATE") && refused.err.contains("fencelock schema postgres"),
         "{}",
         refused.err
     );
-    let schema = bed.run(&["schema", "postgres"]);
+    let schema = fixture.run(&["schema", "postgres"]);
     assert_eq!(schema.code, 0, "{}", schema.err);
     server.psql("lock", &schema.out).unwrap();
-    let refused = bed.run(&["run", "a", "true"]);
+    let refused = fixture.run(&["run", "a", "true"]);
     assert_eq!(refused.code, 77, "{}", refused.err);
     assert!(refused.err.contains("fencelock_store"), "{}", refused.err);
     let grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON fencelock_store, fencelock_bound, fencelock_locks, \
                  fencelock_holders, fencelock_waiters TO poor; GRANT USAGE, SELECT, UPDATE ON fencelock_tokens TO poor";
     server.psql("lock", grant).unwrap();
     for strategy in ["lease", "advisory"] {
-        let bed = Bed::on(format!(
+        let fixture = Fixture::on(format!(
             "postgres://poor@127.0.0.1:{}/lock?strategy={strategy}",
             server.port()
         ));
-        let ran = bed.run(&["run", "a", "true"]);
+        let ran = fixture.run(&["run", "a", "true"]);
         assert_eq!(ran.code, 0, "{strategy}: {}", ran.err);
     }
-    assert_eq!(bed.run(&["schema", "abacus"]).code, 64);
+    assert_eq!(fixture.run(&["schema", "abacus"]).code, 64);
 }

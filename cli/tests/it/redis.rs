@@ -1,11 +1,11 @@
-//! The command on a Redis server: its ways to fail, and a server that hangs.
+//! The command on a Redis server: every exit code, and a server that hangs.
 
 use std::time::{Duration, Instant};
 
 use fencelock_testbed::{Port, Redis};
 
-use crate::bed::{Bed, group, until};
 use crate::exit_codes::{Described, Server, all};
+use crate::fixture::{Fixture, group, until};
 
 #[test]
 fn every_code() {
@@ -30,36 +30,37 @@ fn every_code() {
 #[test]
 fn run_and_hold_and_show() {
     let redis = Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
-    let mut hold = bed.start(&["hold", "a"]);
+    let fixture = Fixture::on(redis.url());
+    let mut hold = fixture.start(&["hold", "a"]);
     let granted = hold.json();
-    assert_eq!(bed.show("a")["token"], granted["token"]);
+    assert_eq!(fixture.show("a")["token"], granted["token"]);
     assert_eq!(
-        bed.run(&["check", granted["sequencer"].as_str().unwrap()])
+        fixture
+            .run(&["check", granted["sequencer"].as_str().unwrap()])
             .code,
         0
     );
-    let waiter = bed.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
-    bed.await_waiters("a", 1);
+    let waiter = fixture.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
+    fixture.await_waiters("a", 1);
     assert_eq!(hold.end().code, 0);
     let ran = waiter.end();
     assert_eq!(ran.code, 0);
     let token: u64 = ran.out.trim().parse().unwrap();
     assert!(token > granted["token"].as_u64().unwrap());
-    assert!(bed.show("a")["token"].is_null());
+    assert!(fixture.show("a")["token"].is_null());
 }
 
 #[test]
-fn one_after_another_none_is_asked_to_end() {
+fn a_waiter_gets_a_whole_lease_before_its_command_starts() {
     let redis = Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
-    let mut hold = bed.start(&["hold", "a"]);
+    let fixture = Fixture::on(redis.url());
+    let mut hold = fixture.start(&["hold", "a"]);
     hold.line();
     let script = "trap 'echo asked' TERM; sleep 0.05; echo $FENCELOCK_TOKEN";
     let all: Vec<_> = (0..10)
         .map(|i| {
-            let waiter = bed.start(&["run", "a", "-c", script]);
-            bed.await_waiters("a", i + 1);
+            let waiter = fixture.start(&["run", "a", "-c", script]);
+            fixture.await_waiters("a", i + 1);
             waiter
         })
         .collect();
@@ -75,10 +76,10 @@ fn one_after_another_none_is_asked_to_end() {
 }
 
 #[test]
-fn a_ttl_beyond_the_stores_is_refused() {
+fn a_ttl_above_the_maximum_is_refused() {
     let redis = Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
-    let ran = bed.run(&["run", "--ttl", "36000d", "a", "--", "echo", "ran"]);
+    let fixture = Fixture::on(redis.url());
+    let ran = fixture.run(&["run", "--ttl", "36000d", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (64, ""), "{}", ran.err);
     assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
     assert!(ran.err.contains("ttl"), "{}", ran.err);
@@ -88,27 +89,27 @@ fn a_ttl_beyond_the_stores_is_refused() {
 #[test]
 fn a_wrong_password_is_77_and_never_shown() {
     let redis = Redis::builder().password("right-secret").start().unwrap();
-    let bed = Bed::on(format!("redis://:wrong-secret@127.0.0.1:{}", redis.port()));
+    let fixture = Fixture::on(format!("redis://:wrong-secret@127.0.0.1:{}", redis.port()));
     for words in [&["hold", "a"][..], &["show", "a"]] {
-        let ran = bed.run(words);
+        let ran = fixture.run(words);
         assert_eq!((ran.code, ran.out.as_str()), (77, ""), "{}", ran.err);
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
         assert!(!ran.err.contains("secret"), "{}", ran.err);
     }
-    let bed = Bed::on(redis.url());
-    let mut hold = bed.start(&["hold", "a"]);
+    let fixture = Fixture::on(redis.url());
+    let mut hold = fixture.start(&["hold", "a"]);
     hold.line();
-    let listed = bed.run(&["ls"]);
+    let listed = fixture.run(&["ls"]);
     assert_eq!(listed.code, 0);
     assert!(!listed.out.contains("secret"), "{}", listed.out);
 }
 
 #[test]
-fn a_hung_store_gets_the_command_asked_in_time_and_killed_at_the_end() {
+fn a_hung_store_ends_the_command_in_time() {
     let redis = Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
+    let fixture = Fixture::on(redis.url());
     let script = "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done";
-    let mut running = bed.start(&["run", "--ttl", "3s", "a", "-c", script]);
+    let mut running = fixture.start(&["run", "--ttl", "3s", "a", "-c", script]);
     let command: i32 = running.line().parse().unwrap();
     let hung = Instant::now();
     redis.pause().unwrap();
@@ -137,12 +138,12 @@ fn a_hung_store_gets_the_command_asked_in_time_and_killed_at_the_end() {
 }
 
 #[test]
-fn correctness_is_warned_of_what_the_store_cannot_promise() {
+fn purpose_correctness_warns_about_what_the_store_cannot_promise() {
     let redis = Redis::start().unwrap();
-    let bed = Bed::on(redis.url());
-    let ran = bed.run(&["run", "--purpose", "correctness", "a", "--", "echo", "ran"]);
+    let fixture = Fixture::on(redis.url());
+    let ran = fixture.run(&["run", "--purpose", "correctness", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"));
     assert!(ran.err.contains("fencelock: warning: "), "{}", ran.err);
-    let ran = bed.run(&["run", "--purpose", "efficiency", "a", "--", "echo", "ran"]);
+    let ran = fixture.run(&["run", "--purpose", "efficiency", "a", "--", "echo", "ran"]);
     assert_eq!((ran.out.as_str(), ran.err.as_str()), ("ran\n", ""));
 }

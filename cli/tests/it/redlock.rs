@@ -1,9 +1,9 @@
-//! The command on independent Redis servers of which a majority decides.
+//! The command on Redlock: a majority of independent Redis servers.
 
 use fencelock_testbed::{Port, Redis, Redlock};
 
-use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
+use crate::fixture::Fixture;
 
 #[test]
 fn every_code() {
@@ -11,7 +11,7 @@ fn every_code() {
     let nobody: Vec<Port> = (0..3).map(|_| Port::free().unwrap()).collect();
     let dead = |i: usize| format!("127.0.0.1:{}", nobody[i].number());
     let each = |harm: fn(&Redis)| group.nodes().iter().for_each(harm);
-    // An answer within 50 ms would be asked too much of a machine that runs other tests, too.
+    // A node may need more than 50 ms to answer while other tests run on the machine.
     let url = format!("{}?node-timeout=250ms", group.url());
     all(&Described {
         url: url.clone(),
@@ -31,17 +31,17 @@ fn every_code() {
     });
 }
 
-/// Two of five may be dead; three may not, and nodes that are new do not vote yet: each error names them.
+/// Two of five nodes may be dead, three may not. New nodes do not vote yet. Each error names the nodes.
 #[test]
 fn too_few_nodes_are_named() {
     let group = Redlock::start(5).unwrap();
-    let bed = Bed::on(format!("{}?node-timeout=250ms", group.url()));
+    let fixture = Fixture::on(format!("{}?node-timeout=250ms", group.url()));
     let port = |i: usize| group.nodes()[i].port().to_string();
     group.nodes()[0].kill9();
     group.nodes()[3].kill9();
-    let ran = bed.run(&["run", "-n", "a", "--", "echo", "ran"]);
+    let ran = fixture.run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
-    let told = bed.run(&["doctor", "--purpose", "efficiency"]);
+    let told = fixture.run(&["doctor", "--purpose", "efficiency"]);
     assert_eq!(told.code, 1, "{told:?}");
     for (node, dead) in [true, false, false, true, false].into_iter().enumerate() {
         let silent = format!("{} does not vote", port(node));
@@ -49,7 +49,7 @@ fn too_few_nodes_are_named() {
     }
     assert!(told.out.contains("share 1 machines"), "{told:?}");
     group.nodes()[4].kill9();
-    let ran = bed.run(&["run", "-n", "a", "--", "echo", "ran"]);
+    let ran = fixture.run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
     for dead in [0, 3, 4] {
         assert!(ran.err.contains(&port(dead)), "{}", ran.err);
@@ -60,7 +60,7 @@ fn too_few_nodes_are_named() {
         .iter()
         .map(|node| format!("127.0.0.1:{}", node.port()));
     let url = format!("redlock://{}", hosts.collect::<Vec<_>>().join(","));
-    let ran = Bed::on(url).run(&["run", "-n", "a", "--", "echo", "ran"]);
+    let ran = Fixture::on(url).run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
     assert!(ran.err.contains("it votes in"), "{}", ran.err);
 }

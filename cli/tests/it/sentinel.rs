@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fencelock_testbed::{Port, RedisSentinel};
 
-use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
+use crate::fixture::Fixture;
 
 #[test]
 fn every_code() {
@@ -13,8 +13,8 @@ fn every_code() {
     let builder = RedisSentinel::builder().down_after(Duration::from_secs(120));
     let group = builder.start().unwrap();
     let nobody = Port::free().unwrap();
-    // Two replicas never are three.
-    let many = Bed::on(format!("{}&replicas=3", group.url()));
+    // With two replicas, three never confirm.
+    let many = Fixture::on(format!("{}&replicas=3", group.url()));
     let ran = many.run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);
     assert!(ran.err.contains("2 of 3 replicas"), "{}", ran.err);
@@ -35,19 +35,19 @@ fn every_code() {
     });
 }
 
-/// The command goes on through a fail-over, and the lock is still held by it after.
+/// The command runs through a fail-over, and still holds the lock afterwards.
 #[test]
 fn a_command_survives_a_failover() {
     let group = RedisSentinel::start().unwrap();
-    let bed = Bed::on(format!("{}&replicas=1", group.url()));
-    let mut hold = bed.start(&["hold", "--ttl", "20s", "a"]);
+    let fixture = Fixture::on(format!("{}&replicas=1", group.url()));
+    let mut hold = fixture.start(&["hold", "--ttl", "20s", "a"]);
     let token = hold.json()["token"].clone();
     group.servers()[0].kill9();
     group.await_failover(0).unwrap();
-    assert_eq!(bed.show("a")["token"], token);
+    assert_eq!(fixture.show("a")["token"], token);
     assert!(hold.runs());
-    // As many replicas as are left.
-    let ran = bed.run(&["run", "-w", "20", "b", "--", "echo", "ran"]);
+    // The number of replicas that are left.
+    let ran = fixture.run(&["run", "-w", "20", "b", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
     assert_eq!(hold.end().code, 0);
 }

@@ -1,4 +1,4 @@
-//! `run` in an interactive shell on a real terminal: Ctrl-C, Ctrl-Z, fg, bg, and the line for those who wait.
+//! `run` in an interactive shell on a real terminal: Ctrl-C, Ctrl-Z, fg, bg, and the line that is shown while it waits.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,22 +9,22 @@ use std::time::Instant;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::bed::{Bed, PATIENCE, group, processes, until};
+use crate::fixture::{Fixture, TIMEOUT, group, processes, until};
 
-// A command that is to hear from the terminal starts no others: a shell that has just called vfork cannot be stopped
-// while its child is, and dash forgets a Ctrl-C of that moment.
+// A command that gets signals from the terminal starts no other commands: a shell that has just called vfork cannot be
+// stopped while its child is stopped, and dash loses a Ctrl-C at that moment.
 
 /// A shell with job control on a terminal of its own; killed when dropped.
 struct Shell {
     child: Child,
     keyboard: File,
     screen: Receiver<Vec<u8>>,
-    /// Everything that was on the screen since the last [`Shell::see`].
+    /// What the screen has shown since the last [`Shell::see`].
     seen: String,
 }
 
 impl Shell {
-    fn on(bed: &Bed) -> Self {
+    fn on(fixture: &Fixture) -> Self {
         let keyboard =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keyboard).unwrap();
@@ -43,9 +43,9 @@ impl Shell {
                 "--noprofile",
                 "-i",
             ])
-            .current_dir(bed.path("."))
+            .current_dir(fixture.path("."))
             .env_remove("FENCELOCK_OWNER")
-            .env("FENCELOCK_STORE", bed.store())
+            .env("FENCELOCK_STORE", fixture.store())
             .env("FL", env!("CARGO_BIN_EXE_fencelock"))
             .env("PS1", "ready> ")
             .env("PS2", "")
@@ -57,11 +57,11 @@ impl Shell {
         drop(command);
         let keyboard = File::from(keyboard);
         let mut master = keyboard.try_clone().unwrap();
-        let (tell, screen) = channel();
+        let (sender, screen) = channel();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(read @ 1..) = master.read(&mut buffer) {
-                if tell.send(buffer[..read].to_vec()).is_err() {
+                if sender.send(buffer[..read].to_vec()).is_err() {
                     return;
                 }
             }
@@ -73,7 +73,7 @@ impl Shell {
             seen: String::new(),
         };
         shell.see("ready> ");
-        // What is typed is not to be taken for what is printed.
+        // Without echo, what is typed does not look like output.
         shell.type_in("stty -echo cols 120\n");
         shell.see("ready> ");
         shell
@@ -91,11 +91,11 @@ impl Shell {
                 let rest = self.seen.split_off(at + wanted.len());
                 return std::mem::replace(&mut self.seen, rest);
             }
-            let left = PATIENCE.saturating_sub(begun.elapsed());
+            let left = TIMEOUT.saturating_sub(begun.elapsed());
             match self.screen.recv_timeout(left) {
                 Ok(bytes) => self.seen += &String::from_utf8_lossy(&bytes),
                 Err(_) => panic!(
-                    "{wanted:?} does not come; the screen shows {:?}; there are\n{}",
+                    "{wanted:?} does not appear; the screen shows {:?}; processes:\n{}",
                     self.seen,
                     self.session()
                 ),
@@ -103,12 +103,12 @@ impl Shell {
         }
     }
 
-    /// Its processes, for a person.
+    /// Its processes, for the message of a failed test.
     fn session(&self) -> String {
         let mut ps = Command::new("ps");
         ps.args(["-o", "pid,ppid,pgid,tpgid,stat,wchan:20,args", "--sid"]);
         ps.arg(self.child.id().to_string()).stdout(Stdio::piped());
-        crate::bed::finish(ps).out
+        crate::fixture::finish(ps).out
     }
 
     /// The number after `what` on the screen.
@@ -125,7 +125,7 @@ impl Drop for Shell {
     }
 }
 
-/// Says its process id and repeats what is typed.
+/// Prints its process id and repeats what is typed.
 const ECHO: &str = "$FL run --ttl 10s a -- sh -c 'echo pid=$$; while read word; do echo heard-$word; done'; echo code=$?\n";
 
 fn state(pid: i32) -> char {
@@ -135,8 +135,8 @@ fn state(pid: i32) -> char {
 
 #[test]
 fn ctrl_c_ends_the_command_and_gives_the_terminal_back() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     shell.type_in("$FL run a -- sh -c 'echo pid=$$; exec sleep 60'; echo code=$?\n");
     let command = shell.number("pid=");
     shell.type_in("\x03");
@@ -145,17 +145,17 @@ fn ctrl_c_ends_the_command_and_gives_the_terminal_back() {
     // The shell has its terminal again.
     shell.type_in("echo back\n");
     shell.see("back");
-    assert!(bed.show("a")["token"].is_null());
+    assert!(fixture.show("a")["token"].is_null());
 }
 
 #[test]
-fn ctrl_c_while_waiting_leaves_the_line() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--label", "nightly", "a"]);
+fn ctrl_c_while_waiting_leaves_the_queue() {
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--label", "nightly", "a"]);
     let owner = hold.json()["owner"].as_str().unwrap().to_owned();
-    let mut shell = Shell::on(&bed);
+    let mut shell = Shell::on(&fixture);
     shell.type_in("$FL run a -- echo ran; echo code=$?\n");
-    // One line that tells who, since when, and which place.
+    // The line shows the holder, since when, and the place in the queue.
     let line = shell.see("(nightly)");
     let who = owner.split('#').next().unwrap();
     assert!(
@@ -167,16 +167,15 @@ fn ctrl_c_while_waiting_leaves_the_line() {
     let rest = shell.see("code=");
     assert!(rest.contains("\r\x1b[K"), "{rest:?}");
     assert_eq!(shell.see("\n").trim(), "130");
-    bed.await_waiters("a", 0);
-    // Quiet is quiet.
+    fixture.await_waiters("a", 0);
     shell.type_in("$FL run -q -w 1 a -- echo ran; echo code=$?\n");
     assert!(!shell.see("code=").contains("waiting"));
 }
 
 #[test]
 fn the_command_has_the_terminal() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     shell.type_in(ECHO);
     shell.number("pid=");
     shell.type_in("one\n");
@@ -189,8 +188,8 @@ fn the_command_has_the_terminal() {
 
 #[test]
 fn it_reads_the_terminal_from_its_first_moment() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     for i in 0..30 {
         shell.type_in(&format!("$FL run a -- head -n 1; echo code=$?\nword{i}\n"));
         shell.see(&format!("word{i}"));
@@ -200,15 +199,15 @@ fn it_reads_the_terminal_from_its_first_moment() {
 
 #[test]
 fn ctrl_z_stops_both_and_fg_resumes_both() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     shell.type_in(ECHO);
     let command = shell.number("pid=");
     for _ in 0..3 {
         shell.type_in("\x1a");
         shell.see("Stopped");
         assert_eq!(state(command), 'T');
-        // The shell has the terminal meanwhile.
+        // The shell has the terminal in between.
         shell.type_in("echo back\n");
         shell.see("back");
         shell.type_in("fg\n");
@@ -216,23 +215,23 @@ fn ctrl_z_stops_both_and_fg_resumes_both() {
         shell.see("heard-one");
     }
     shell.type_in("\x03");
-    // In a stopped list bash goes on with what comes after.
+    // After a stop, bash has already continued with the rest of the list, so the exit code is not printed.
     until("the command is gone", || group(command).is_empty());
     shell.type_in("echo back\n");
     shell.see("back");
 }
 
 #[test]
-fn fg_after_the_lease_finds_the_command_dead() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+fn fg_after_the_lease_finds_that_the_command_was_killed() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     shell.type_in("$FL run --ttl 500ms a -- sh -c 'trap \"\" TERM; echo pid=$$; exec sleep 60'\n");
     let command = shell.number("pid=");
     shell.type_in("\x1a");
     shell.see("Stopped");
     until("the command is gone", || group(command).is_empty());
-    // Another one can have it by then.
-    assert_eq!(bed.run(&["run", "a", "true"]).code, 0);
+    // Another client can acquire the lock by then.
+    assert_eq!(fixture.run(&["run", "a", "true"]).code, 0);
     shell.type_in("fg; echo code=$?\n");
     let said = shell.see("code=");
     assert!(said.contains("lock a was lost"), "{said:?}");
@@ -241,10 +240,13 @@ fn fg_after_the_lease_finds_the_command_dead() {
 
 #[test]
 fn bg_resumes_it_without_the_terminal() {
-    let bed = Bed::new();
-    let made = Command::new("mkfifo").arg(bed.path("go")).status().unwrap();
+    let fixture = Fixture::new();
+    let made = Command::new("mkfifo")
+        .arg(fixture.path("go"))
+        .status()
+        .unwrap();
     assert!(made.success());
-    let mut shell = Shell::on(&bed);
+    let mut shell = Shell::on(&fixture);
     shell.type_in("$FL run a -- sh -c 'echo pid=$$; read word < go; echo went'\n");
     let command = shell.number("pid=");
     shell.type_in("\x1a");
@@ -260,8 +262,8 @@ fn bg_resumes_it_without_the_terminal() {
 
 #[test]
 fn a_job_in_the_background_that_reads_is_stopped_until_fg() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     shell.type_in("$FL run a -- sh -c 'echo pid=$$; read word; echo heard-$word' & echo started\n");
     let command = shell.number("pid=");
     until("the shell knows that its job is stopped", || {
@@ -278,10 +280,10 @@ fn a_job_in_the_background_that_reads_is_stopped_until_fg() {
 }
 
 #[test]
-fn a_stop_that_nobody_could_end_is_none() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
-    // Its job is orphaned: the shell that could continue it is not of its session.
+fn a_stop_that_no_process_could_end_is_ignored() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
+    // The job is orphaned: the shell that could continue it is in another session.
     shell.type_in(
         "script -qec \"$FL run a -- sh -c 'echo pid=\\$\\$; read word; echo heard-\\$word'\" /dev/null; echo code=$?\n",
     );
@@ -293,14 +295,13 @@ fn a_stop_that_nobody_could_end_is_none() {
 }
 
 #[test]
-fn a_person_is_told_that_nothing_is_held() {
-    let bed = Bed::new();
-    let mut shell = Shell::on(&bed);
+fn ls_on_a_terminal_says_that_nothing_is_held() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::on(&fixture);
     shell.type_in("$FL ls\n");
     shell.see("no lock is held");
     shell.type_in("$FL ls job/\n");
     shell.see("begins with \"job/\"");
-    // A program that reads it gets no line.
     shell.type_in("$FL ls | wc -c | sed s/^/bytes:/\n");
     assert_eq!(shell.number("bytes:"), 0);
 }

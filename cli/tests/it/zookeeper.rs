@@ -1,9 +1,9 @@
-//! The command on a ZooKeeper server: every exit code, and a hold that goes from one to the next.
+//! The command on a ZooKeeper server: every exit code, and a hand-off.
 
 use fencelock_testbed::{Port, ZooKeeper};
 
-use crate::bed::Bed;
 use crate::exit_codes::{Described, Server, all};
+use crate::fixture::Fixture;
 
 #[test]
 fn every_exit_code() {
@@ -38,20 +38,20 @@ fn every_exit_code() {
 #[test]
 fn run_and_hold_and_show() {
     let server = ZooKeeper::start().unwrap();
-    let bed = Bed::on(format!("{}/locks", server.url()));
-    let mut hold = bed.start(&["hold", "a"]);
+    let fixture = Fixture::on(format!("{}/locks", server.url()));
+    let mut hold = fixture.start(&["hold", "a"]);
     let granted = hold.json();
-    assert_eq!(bed.show("a")["token"], granted["token"]);
+    assert_eq!(fixture.show("a")["token"], granted["token"]);
     let sequencer = granted["sequencer"].as_str().unwrap();
-    assert_eq!(bed.run(&["check", sequencer]).code, 0);
-    let waiter = bed.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
-    bed.await_waiters("a", 1);
+    assert_eq!(fixture.run(&["check", sequencer]).code, 0);
+    let waiter = fixture.start(&["run", "a", "-c", "echo $FENCELOCK_TOKEN"]);
+    fixture.await_waiters("a", 1);
     assert_eq!(hold.end().code, 0);
     let ran = waiter.end();
     assert_eq!(ran.code, 0, "{}", ran.err);
     let token: u64 = ran.out.trim().parse().unwrap();
     assert!(token > granted["token"].as_u64().unwrap());
-    assert_eq!(bed.run(&["check", sequencer]).code, 1);
-    // Whoever ends tidies up behind itself.
+    assert_eq!(fixture.run(&["check", sequencer]).code, 1);
+    // A client deletes its nodes when it ends.
     assert_eq!(server.count_below("/locks", None).unwrap(), 0);
 }

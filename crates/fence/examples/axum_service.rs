@@ -1,4 +1,4 @@
-//! A service that refuses who is late: axum behind the layer, which reads the header `Fencelock-Sequencer`.
+//! A service that refuses late holders: axum behind the layer, which reads the header `Fencelock-Sequencer`.
 //!
 //! `cargo run -p fencelock-fence --features http --example axum_service`
 
@@ -29,13 +29,13 @@ impl Ledger for Service {
         stream.read_to_string(&mut answer).await?;
         match answer.starts_with("HTTP/1.1 200 ") {
             true => Ok(()),
-            // 412, and a body of application/problem+json.
+            // 412 with a body of application/problem+json.
             false => Err(answer.replace("\r\n", " | ").into()),
         }
     }
 }
 
-/// Serves on a port of its own, and says where.
+/// Serves on a free port. Returns the address.
 async fn serve() -> Result<String> {
     let write = async |body: String| println!("The service writes: {body}");
     let service = Router::new()
@@ -49,10 +49,10 @@ async fn serve() -> Result<String> {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // The sleeper is told where the service is; the process of the successor runs it.
+    // The process of the successor runs the service. The sleeper gets its address.
     let address = match story::place() {
         Ok(address) => address,
         Err(_) => serve().await?,
     };
-    story::tell(&Service(address.clone()), &address).await
+    story::run(&Service(address.clone()), &address).await
 }

@@ -1,4 +1,4 @@
-//! A transaction in etcd that lets nobody pass who is late, and carries the holder's writes.
+//! A transaction in etcd that refuses late holders, and contains the holder's writes.
 //!
 //! `cargo run -p fencelock-fence --features etcd --example etcd_transaction -- 127.0.0.1:2379`
 
@@ -24,5 +24,5 @@ impl Ledger for Cluster {
 async fn main() -> Result<()> {
     let place = story::place()?;
     let client = Client::connect([&*place], None).await?;
-    story::tell(&Cluster(client.kv_client()), &place).await
+    story::run(&Cluster(client.kv_client()), &place).await
 }

@@ -1,4 +1,4 @@
-//! A file that refuses who is late: the marks are a file beside it, on the disk before a holder passes.
+//! A file that refuses late holders: the marks are in a file beside it, and on the disk before a holder passes.
 //!
 //! `cargo run -p fencelock-fence --example files -- DIRECTORY`
 
@@ -15,7 +15,7 @@ struct Files(PathBuf);
 
 impl Ledger for Files {
     async fn write(&self, holder: &Sequencer, text: &str) -> Result<()> {
-        // Opened for each write, since another process writes here, too. One that has the file to itself keeps it open.
+        // Opened for each write, because another process writes here, too. A process that is alone keeps the file open.
         let fence = Highest::open(self.0.join("marks"))?;
         fence.write(holder, || fs::write(self.0.join("ledger"), text))??;
         Ok(())
@@ -25,5 +25,5 @@ impl Ledger for Files {
 #[tokio::main]
 async fn main() -> Result<()> {
     let place = story::place()?;
-    story::tell(&Files(place.clone().into()), &place).await
+    story::run(&Files(place.clone().into()), &place).await
 }

@@ -1,4 +1,4 @@
-//! A transaction in MySQL or MariaDB that lets nobody pass who is late, and then writes whatever it likes.
+//! A transaction in MySQL or MariaDB that refuses late holders, and then writes as many rows as it needs.
 //!
 //! `cargo run -p fencelock-fence --features mysql --example mysql_transaction -- mysql://app@127.0.0.1:3306/app`
 
@@ -29,7 +29,7 @@ impl Database {
 
 impl Ledger for Database {
     async fn write(&self, holder: &Sequencer, text: &str) -> Result<()> {
-        // Rolled back if it is dropped, as it is when the fence refuses the holder.
+        // Rolled back when it is dropped, which happens if the fence refuses the holder.
         let mut transaction = self.pool.start_transaction(TxOpts::default()).await?;
         mysql::pass(&mut transaction, &self.fence, holder).await?;
         let write = "REPLACE INTO fenced_ledger VALUES (7, ?)";
@@ -43,7 +43,7 @@ impl Ledger for Database {
 async fn main() -> Result<()> {
     let place = story::place()?;
     let database = Database::open(&place).await?;
-    let told = story::tell(&database, &place).await;
+    let result = story::run(&database, &place).await;
     database.pool.disconnect().await?;
-    told
+    result
 }

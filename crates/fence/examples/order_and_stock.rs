@@ -1,9 +1,9 @@
-//! An order takes from the stock exactly once, however often it is sent: the outcome is kept in the transaction that writes.
+//! An order is carried out exactly once, however often it is sent: the transaction that writes also stores the outcome.
 //!
 //! `cargo run -p fencelock-fence --features sqlite --example order_and_stock -- shop.db order-1 3`
 //!
-//! Run it twice: the second answer is the first one's. With `KILL_AT=STEP` it dies by `kill -9` at that step, of those that
-//! it prints; run it again then, with the same order.
+//! Run it twice: both answers are the same. With `KILL_AT=STEP` it kills itself with `kill -9` at that step (it prints its
+//! steps). Then run it again with the same order.
 
 use std::error::Error;
 use std::process::Command;
@@ -23,7 +23,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// Opens the shop; a new one has 100 apples.
+    /// Opens the shop. A new one has 100 apples.
     fn open(path: &str) -> Result<Self> {
         let database = Connection::open(path)?;
         database.busy_timeout(Duration::from_secs(5))?;
@@ -44,7 +44,7 @@ impl Shop {
         })
     }
 
-    /// Takes from the stock and writes the order, or answers as the first time.
+    /// Takes from the stock and writes the order, or returns the first answer.
     fn order(&mut self, holder: &Sequencer, operation: &Operation, apples: u32) -> Result<String> {
         let immediate = TransactionBehavior::Immediate;
         let transaction = self.database.transaction_with_behavior(immediate)?;
@@ -71,7 +71,7 @@ impl Shop {
     }
 }
 
-/// Says how far this process has come, and dies there if that is asked of it.
+/// Prints the step, and kills this process if `KILL_AT` names it.
 fn step(name: &str) -> Result<()> {
     println!("step: {name}");
     if env::var("KILL_AT").as_deref() == Ok(name) {
@@ -92,7 +92,7 @@ async fn main() -> Result<()> {
     let mut shop = Shop::open(&path)?;
     let client = fencelock::connect(&format!("sqlite:{path}.locks")).await?;
     step("opened")?;
-    // If this process is killed the next one waits for as long.
+    // If this process is killed, the next one waits for this long.
     let guard = client.lock("shop").ttl(Duration::from_secs(2)).await?;
     step("locked")?;
     let operation = Operation::new(&id)?.fingerprint(&format!("{apples} apples"))?;

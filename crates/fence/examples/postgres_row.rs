@@ -1,4 +1,4 @@
-//! A row in PostgreSQL that refuses who is late: the marks are columns of it, the check is part of the `UPDATE`.
+//! A row in PostgreSQL that refuses late holders: the marks are columns of the row, and the check is part of the `UPDATE`.
 //!
 //! `cargo run -p fencelock-fence --features postgres --example postgres_row -- postgres://app@localhost/app`
 
@@ -35,7 +35,7 @@ impl Ledger for Database {
         if self.client.execute(&update, &[&text]).await? > 0 {
             return Ok(());
         }
-        // Nothing was changed: who has been here?
+        // No row was changed: find out who won.
         let select = self.fence.select("id = 7");
         let found = self.client.query_opt(&select, &[]).await?;
         let marks = found.map(|row| (row.get(0), row.get(1), row.get(2)));
@@ -46,5 +46,5 @@ impl Ledger for Database {
 #[tokio::main]
 async fn main() -> Result<()> {
     let place = story::place()?;
-    story::tell(&Database::open(&place).await?, &place).await
+    story::run(&Database::open(&place).await?, &place).await
 }

@@ -1,4 +1,4 @@
-//! A script on Redis or Valkey that lets nobody pass who is late, and runs the holder's commands in the same step.
+//! A script on Redis or Valkey that refuses late holders, and runs the holder's commands in the same step.
 //!
 //! `cargo run -p fencelock-fence --features redis --example redis_script -- redis://127.0.0.1:6379`
 
@@ -14,7 +14,7 @@ struct Server(MultiplexedConnection);
 
 impl Ledger for Server {
     async fn write(&self, holder: &Sequencer, text: &str) -> Result<()> {
-        // In a Cluster both keys must be in one slot; their tag sees to that.
+        // In a Cluster both keys must be in one slot, so they have the same hash tag.
         let fence = RedisFence::new("{ledger}:fence");
         let mut set = cmd("SET");
         set.arg("{ledger}:entry").arg(text);
@@ -34,5 +34,5 @@ async fn main() -> Result<()> {
     let place = story::place()?;
     let client = Client::open(&*place)?;
     let connection = client.get_multiplexed_async_connection().await?;
-    story::tell(&Server(connection), &place).await
+    story::run(&Server(connection), &place).await
 }

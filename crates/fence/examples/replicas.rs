@@ -1,4 +1,4 @@
-//! Three replicas, of which one is away: a holder marks a majority of them, and then writes on a majority.
+//! Three replicas, one of them down: a holder marks a majority, and then writes to a majority.
 //!
 //! `cargo run -p fencelock-fence --example replicas -- DIRECTORY`
 
@@ -12,7 +12,7 @@ use fencelock::Sequencer;
 use fencelock_fence::{FenceError, Highest, Quorum, Replica};
 use story::{Ledger, Result};
 
-/// A directory, where a replica elsewhere would be asked over the network.
+/// A directory. A real replica would be on another machine.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -28,7 +28,7 @@ impl Replica<String> for Directory {
     }
 
     async fn write(&self, holder: &Sequencer, text: &String) -> Result<(), FenceError> {
-        // With the token, by which readers know the latest of what they find.
+        // With the token, by which readers find the latest value.
         let entry = format!("{} {text}", holder.token);
         let write = || fs::write(self.0.join("ledger"), entry);
         let written = self.marks()?.write(holder, write)?;
@@ -56,5 +56,5 @@ async fn main() -> Result<()> {
         fs::create_dir_all(there)?;
     }
     let replicas = Quorum::new(directories.map(Directory));
-    story::tell(&Replicas(replicas), &place).await
+    story::run(&Replicas(replicas), &place).await
 }

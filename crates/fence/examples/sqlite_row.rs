@@ -1,4 +1,4 @@
-//! A row in SQLite that refuses who is late: the marks are columns of it, the check is part of the `UPDATE`.
+//! A row in SQLite that refuses late holders: the marks are columns of the row, and the check is part of the `UPDATE`.
 //!
 //! `cargo run -p fencelock-fence --features sqlite --example sqlite_row -- app.db`
 
@@ -36,7 +36,7 @@ impl Ledger for Database {
         if self.connection.execute(&update, [text])? > 0 {
             return Ok(());
         }
-        // Nothing was changed: who has been here?
+        // No row was changed: find out who won.
         let marks = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
         let select = self.fence.select("id = 7");
         let found = self.connection.query_row(&select, [], marks).optional()?;
@@ -47,5 +47,5 @@ impl Ledger for Database {
 #[tokio::main]
 async fn main() -> Result<()> {
     let place = story::place()?;
-    story::tell(&Database::open(&place)?, &place).await
+    story::run(&Database::open(&place)?, &place).await
 }

@@ -1,4 +1,4 @@
-//! A multi in ZooKeeper that lets nobody pass who is late, and carries the holder's writes.
+//! A multi in ZooKeeper that refuses late holders, and contains the holder's writes.
 //!
 //! `cargo run -p fencelock-fence --features zookeeper --example zookeeper_multi -- 127.0.0.1:2181`
 
@@ -15,7 +15,7 @@ struct Nodes(Client);
 
 impl Nodes {
     async fn open(address: &str) -> Result<Self> {
-        // Long, so that the sleeper's session is not over when it wakes up.
+        // Long, so that the sleeper's session has not ended when it wakes up.
         let connector = Client::connector().with_session_timeout(Duration::from_secs(30));
         let client = connector.connect(address).await?;
         let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -41,5 +41,5 @@ impl Ledger for Nodes {
 #[tokio::main]
 async fn main() -> Result<()> {
     let place = story::place()?;
-    story::tell(&Nodes::open(&place).await?, &place).await
+    story::run(&Nodes::open(&place).await?, &place).await
 }

@@ -1,31 +1,32 @@
-//! Why a fence did not let a write through.
+//! Why a fence refused a write.
 
 use fencelock_core::{Cause, Mode, Sequencer, Token};
 
 /// A [`Result`](std::result::Result) with [`FenceError`].
 pub type Result<T, E = FenceError> = std::result::Result<T, E>;
 
-/// Why a fence did not let a write through. In every case but [`FenceError::Write`] nothing was written.
+/// Why a fence refused a write. Nothing was written, except perhaps after [`FenceError::Write`] and
+/// [`FenceError::TooFew`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
-    /// A later holder has been here.
+    /// A later holder has passed the fence.
     #[error(transparent)]
     Stale(#[from] Box<Stale>),
 
-    /// The resource did not answer, or answered with an error. What was asked of it may have been done all the same.
-    #[error("fence at {resource}: could not {action}: {cause}; mend that, and try again")]
+    /// The resource did not answer, or answered with an error. The request may have taken effect.
+    #[error("fence at {resource}: could not {action}: {cause}; repair that, and try again")]
     Write {
         /// The resource.
         resource: String,
-        /// What was asked of it.
+        /// The request.
         action: &'static str,
-        /// What happened.
+        /// The cause.
         #[source]
         cause: Cause,
     },
 
-    /// What the fence has stored cannot be understood. Nobody passes until it is mended.
+    /// The stored marks cannot be understood. No holder passes until they are repaired.
     #[error("fence at {resource}: {why}")]
     Damaged {
         /// The resource.
@@ -34,54 +35,54 @@ pub enum FenceError {
         why: String,
     },
 
-    /// The file of a fence is another process's.
+    /// Another process has the file of the fence open.
     #[error(
-        "fence at {resource}: another process has it open; end that one, or give each process a file of its own"
+        "fence at {resource}: another process has it open; end that process, or give each process its own file"
     )]
     InUse {
         /// The file.
         resource: String,
     },
 
-    /// There is nothing there that could be written to, or there was nothing when it was tried.
-    #[error("fence at {resource}: there was no such row to write to; insert it, and try again")]
+    /// There is no row to write to, or there was none when the write ran.
+    #[error("fence at {resource}: there is no such row to write to; insert it, and try again")]
     NoRow {
-        /// Where.
+        /// The table.
         resource: String,
     },
 
-    /// The id of an operation came with another fingerprint before.
+    /// The id of an operation was used before with another fingerprint.
     #[error(
-        "fence at {resource}: operation {id:?} was another one before; choose an id of its own for each operation"
+        "fence at {resource}: the id {id:?} belongs to another operation; choose a new id for each operation"
     )]
     AnotherOperation {
         /// The table of operations.
         resource: String,
-        /// The operation's id.
+        /// The id.
         id: String,
     },
 
-    /// Too few replicas took part. Some may have done what was asked.
+    /// Too few replicas succeeded. Some may have been marked or written.
     #[error(
-        "{done} of {of} replicas could {action}, and {needed} must; bring more of them back, and try again; the first failure: \
+        "{done} of {of} replicas could {action}, and {needed} must; repair the others, and try again; the first failure: \
          {first}"
     )]
     TooFew {
-        /// What was asked: "be marked", "be written".
+        /// What they were to do: "be marked" or "be written".
         action: &'static str,
-        /// How many did it.
+        /// How many succeeded.
         done: usize,
-        /// How many must.
+        /// How many must succeed.
         needed: usize,
         /// How many there are.
         of: usize,
-        /// What the first of the others failed with.
+        /// The first failure.
         first: Box<FenceError>,
     },
 }
 
 impl FenceError {
-    /// The refusal, if it is one: also where a majority of replicas was out of reach because of it.
+    /// The refusal, if the error is one.
     #[must_use]
     pub fn stale(&self) -> Option<&Stale> {
         match self {
@@ -121,18 +122,18 @@ impl FenceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "token {} of lock {} is stale: token {won} has been here ({})", 
-    late.token, late.name, beside(late.mode)
+    late.token, late.name, reason(late.mode)
 )]
 pub struct Stale {
-    /// Who was refused.
+    /// The sequencer of the refused holder.
     pub late: Sequencer,
     /// The token that won.
     pub won: Token,
 }
 
-fn beside(mode: Mode) -> &'static str {
+fn reason(mode: Mode) -> &'static str {
     match mode {
-        Mode::Exclusive => "an exclusive holder passes no later holder",
+        Mode::Exclusive => "an exclusive holder does not pass after a later holder",
         Mode::Shared | Mode::Permit { .. } => "it was exclusive",
     }
 }

@@ -1,4 +1,4 @@
-//! A fence in etcd: a transaction that compares the marks' revision and carries the holder's writes.
+//! A fence in etcd: a transaction that compares the revision of the marks and contains the holder's writes.
 
 use etcd_client::{Compare, CompareOp, GetOptions, KvClient, Txn, TxnOp, TxnOpResponse};
 use fencelock_core::Sequencer;
@@ -6,7 +6,7 @@ use fencelock_core::Sequencer;
 use crate::error::{FenceError, Result};
 use crate::marks::Marks;
 
-/// A fence at one key. The marks are its value, and live beside the data.
+/// A fence at one key. The marks are its value.
 #[derive(Clone, Debug)]
 pub struct EtcdFence {
     key: String,
@@ -20,14 +20,15 @@ impl EtcdFence {
         Self { key }
     }
 
-    /// Runs `writes` if the holder passes, in one step with the marks. With no writes it only raises them. Answers what the
-    /// writes answered.
+    /// Runs `writes` in one step with the marks, if the holder passes. Without writes it only raises the marks. Returns the
+    /// responses to the writes.
     ///
-    /// One read and one transaction; more only while other holders pass at the same time.
+    /// It takes one read and one transaction, and more only if other holders pass at the same time.
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for etcd's errors; if
-    /// the answer was lost, the writes may have taken effect. [`FenceError::Damaged`] if something else is at the key.
+    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for errors of etcd;
+    /// if the response was lost, the writes may have taken effect. [`FenceError::Damaged`] if the key has another value than
+    /// marks.
     ///
     /// # Cancel safety
     /// If dropped, the writes may take effect.

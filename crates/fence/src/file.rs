@@ -1,5 +1,5 @@
-//! Marks in a file: one line for each change, appended and synced before anybody is told; written anew when it is opened,
-//! and when most lines are old.
+//! Marks in a file. Each change appends a line, which is synced before the holder passes. The file is rewritten when it is
+//! opened, and when most of its lines are out of date.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -12,36 +12,36 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use crate::error::{FenceError, Result};
 use crate::marks::Marks;
 
-/// What the header of every version begins with.
+/// The start of the header in every version.
 const FORMAT: &str = "fencelock marks ";
 const HEADER: &str = "fencelock marks 1\n";
-/// So many lines more than names before the file is rewritten.
+/// The file is rewritten when it has so many lines more than twice the names.
 const SPARE_LINES: usize = 4096;
 
-/// The open file; nobody else has it while this lives.
+/// The open file. No other process has it open meanwhile.
 #[derive(Debug)]
 pub(crate) struct MarksFile {
     path: PathBuf,
     file: File,
-    /// Held locked. Not the file itself, which is replaced by another one when it is rewritten.
+    /// Locked. It is a file of its own, because rewriting replaces the file of marks.
     lock: File,
-    /// Where the last whole line ends.
+    /// The end of the last complete line.
     good: u64,
     lines: usize,
-    /// A write failed half-way and could not be undone, or a sync failed: what the disk has is unknown.
+    /// A write failed and could not be undone, or a sync failed: the content of the disk is unknown.
     broken: bool,
 }
 
 impl MarksFile {
-    /// Opens or creates it. With `wait`, for as long as another process has it.
+    /// Opens or creates the file. With `wait` it waits while another process has it open.
     ///
-    /// What it says is written anew before anybody goes by it: a line that is read may still be on its way to the disk,
-    /// from a process that died before it was synced, or may have failed to get there.
+    /// The file is rewritten before its marks are used: a line that can be read may not be on the disk yet, if a process ended
+    /// before it synced the line, or if the sync failed.
     pub(crate) fn open(path: &Path, wait: bool) -> Result<(Self, HashMap<LockName, Marks>)> {
         let at = |action| move |cause: io::Error| failed(path, action, cause);
         let path = &resolved(path).map_err(at("find"))?;
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            let why = "it is no regular file; name another one";
+            let why = "it is not a regular file; name another one";
             return Err(FenceError::damaged(path.display().to_string(), why));
         }
         let lock = Self::lock(path, wait)?;
@@ -50,7 +50,7 @@ impl MarksFile {
             read => read.map_err(at("read"))?,
         };
         let marks = read(path, &text)?;
-        let (file, good) = write_anew(path, marks.iter()).map_err(at("write"))?;
+        let (file, good) = replace(path, marks.iter()).map_err(at("write"))?;
         sync_directory(path).map_err(at("sync"))?;
         let this = Self {
             path: path.clone(),
@@ -84,14 +84,14 @@ impl MarksFile {
                 },
             };
             locked.map_err(|cause| failed(&beside, "lock", cause))?;
-            // It may have been deleted since it was opened, and then keeps nobody out.
+            // If it was deleted after it was opened, it keeps no other process out.
             if is_at(&lock, &beside).map_err(|cause| failed(&beside, "find", cause))? {
                 return Ok(lock);
             }
         }
     }
 
-    /// Whether the path still names the files that this process has. Another process may have others in their place, and
+    /// Whether the paths still name the files of this process. Otherwise another process may have created new ones, and may
     /// be the fence by now.
     pub(crate) fn check_place(&self) -> Result<()> {
         let at = |action| move |cause: io::Error| failed(&self.path, action, cause);
@@ -106,7 +106,8 @@ impl MarksFile {
         Err(FenceError::damaged(self.path.display().to_string(), why))
     }
 
-    /// Writes the marks of one name. They are on the disk when this returns `Ok`; after an error nobody may pass by them.
+    /// Writes the marks of one name. They are on the disk when this returns `Ok`. After an error no holder may pass with
+    /// them.
     pub(crate) fn append(
         &mut self,
         name: &LockName,
@@ -114,27 +115,27 @@ impl MarksFile {
         all: &HashMap<LockName, Marks>,
     ) -> Result<()> {
         if self.broken {
-            let why = "a write failed or the file was taken away, and what is on the disk is unknown; open it again";
+            let why = "a write failed or the file was replaced, and the content of the disk is unknown; open it again";
             return Err(FenceError::damaged(self.path.display().to_string(), why));
         }
         let line = line(name, marks);
         let written = self.file.write_all(line.as_bytes());
         if let Err(cause) = written {
-            // Not even half a line may stay before the next.
+            // No part of the line may stay before the next one.
             let undone = self.file.set_len(self.good);
             let undone = undone.and_then(|()| self.file.seek(SeekFrom::Start(self.good)));
             self.broken = undone.is_err();
             return Err(failed(&self.path, "write", cause));
         }
         if let Err(cause) = self.file.sync_data() {
-            // The system may have thrown the pages away, and says so only once.
+            // The system may have dropped the pages, and reports that only once.
             self.broken = true;
             return Err(failed(&self.path, "sync", cause));
         }
         self.good += line.len() as u64;
         self.lines += 1;
-        // Afterwards, so that a process that takes the place of this one later reads the line; and before it is rewritten, which
-        // would put it in the place of another's.
+        // After the write, so that a process that replaces this one later reads the line. Before rewriting, which would
+        // replace the file of another process.
         if let Err(error) = self.check_place() {
             self.broken = true;
             return Err(error);
@@ -145,26 +146,25 @@ impl MarksFile {
         Ok(())
     }
 
-    /// A fresh file with one line for each name takes the place of this one. If it cannot be made, this one stays.
+    /// Replaces the file with a new one that has one line for each name. If that fails, the file stays.
     fn rewrite(&mut self, name: &LockName, marks: Marks, all: &HashMap<LockName, Marks>) {
         let others = all.iter().filter(|(other, _)| *other != name);
-        match write_anew(&self.path, others.chain([(name, &marks)])) {
+        match replace(&self.path, others.chain([(name, &marks)])) {
             Ok((file, good)) => {
                 (self.file, self.good) = (file, good);
                 self.lines = all.len().max(1);
-                // Without it a crash may bring the old file back, and what is appended from now on would be missing.
+                // Without the sync, a crash may bring the old file back, without the lines that are appended from now on.
                 self.broken = sync_directory(&self.path).is_err();
             }
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "the marks cannot be rewritten; they are appended to");
+                tracing::warn!(file = %self.path.display(), %error, "the file of marks cannot be rewritten; it grows");
                 self.lines = 0;
             }
         }
     }
 }
 
-/// The file itself where `path` is a link to it: however it is called it has one lock, and keeps its place when it is
-/// written anew.
+/// The path without symbolic links: so the file has one lock, and a link stays a link when the file is replaced.
 fn resolved(path: &Path) -> io::Result<PathBuf> {
     match (fs::canonicalize(path), path.file_name()) {
         (Err(error), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
@@ -178,7 +178,7 @@ fn lock_of(path: &Path) -> PathBuf {
     with_suffix(path, ".lock")
 }
 
-/// Whether a path names this file.
+/// Whether the path names this file.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -189,7 +189,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Elsewhere a file has no number to tell it by.
+/// Files have no identity on other systems.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)
@@ -198,27 +198,27 @@ fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
 fn read(path: &Path, text: &[u8]) -> Result<HashMap<LockName, Marks>> {
     let damaged = |why: &str| Err(FenceError::damaged(path.display().to_string(), why));
     let mut marks = HashMap::new();
-    // A header that is not whole was never synced, so nobody was told anything yet.
+    // An incomplete header was never synced, so no holder has passed yet.
     if HEADER.as_bytes().starts_with(text) {
         return Ok(marks);
     }
     let Some(mut rest) = text.strip_prefix(HEADER.as_bytes()) else {
         return damaged(match text.starts_with(FORMAT.as_bytes()) {
-            true => "it is of another version than 1; use the fencelock that made it",
-            false => "it does not begin as a file of marks does; name another one",
+            true => "it has another version than 1; use the fencelock that created it",
+            false => "it is not a file of marks; name another one",
         });
     };
     let mut line = 1;
-    // What has no newline was being written in a crash.
+    // A line without a newline was being written when a process crashed.
     while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
         line += 1;
         match parse(&rest[..end]) {
             Some((name, of_name)) => marks.insert(name, of_name),
-            // The last line may be half of one, with a newline that was on the disk before: it was never synced.
+            // The last line may be incomplete, with a newline that was on the disk before. It was never synced.
             None if rest.len() == end + 1 => break,
             None => {
                 return damaged(&format!(
-                    "line {line} is damaged; restore the file, or make a new one once every holder of now is gone"
+                    "line {line} is damaged; restore the file, or create a new one when all present holders have ended"
                 ));
             }
         };
@@ -227,14 +227,14 @@ fn read(path: &Path, text: &[u8]) -> Result<HashMap<LockName, Marks>> {
     Ok(marks)
 }
 
-/// Puts a synced file with these marks in the place of the one at `path`; its directory is still to be synced. Answers
-/// the open file and its length.
-fn write_anew<'a>(
+/// Replaces the file at `path` with a synced one that has these marks. The caller syncs the directory. Returns the open
+/// file and its length.
+fn replace<'a>(
     path: &Path,
     marks: impl Iterator<Item = (&'a LockName, &'a Marks)>,
 ) -> io::Result<(File, u64)> {
-    let fresh = with_suffix(path, ".new");
-    let mut file = File::create(&fresh)?;
+    let new = with_suffix(path, ".new");
+    let mut file = File::create(&new)?;
     inherit(&file, path);
     let mut text = HEADER.to_owned();
     for (name, marks) in marks {
@@ -242,24 +242,24 @@ fn write_anew<'a>(
     }
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&fresh, path)?;
+    fs::rename(&new, path)?;
     Ok((file, text.len() as u64))
 }
 
-/// The owner and the rights of the file that `fresh` takes the place of, as far as this process may give them.
-fn inherit(fresh: &File, path: &Path) {
+/// Gives `new` the owner and the permissions of the file that it replaces, if this process may.
+fn inherit(new: &File, path: &Path) {
     let Ok(old) = fs::metadata(path) else {
         return;
     };
     #[cfg(unix)]
     {
         use std::os::unix::fs::{MetadataExt, fchown};
-        if let Err(error) = fchown(fresh, Some(old.uid()), Some(old.gid())) {
-            tracing::debug!(file = %path.display(), %error, "the owner of the marks");
+        if let Err(error) = fchown(new, Some(old.uid()), Some(old.gid())) {
+            tracing::debug!(file = %path.display(), %error, "the owner of the file could not be kept");
         }
     }
-    if let Err(error) = fresh.set_permissions(old.permissions()) {
-        tracing::debug!(file = %path.display(), %error, "the rights of the marks");
+    if let Err(error) = new.set_permissions(old.permissions()) {
+        tracing::debug!(file = %path.display(), %error, "the permissions of the file could not be kept");
     }
 }
 
@@ -304,7 +304,7 @@ fn parse(line: &[u8]) -> Option<(LockName, Marks)> {
     Some((LockName::new(&name).ok()?, marks.parse().ok()?))
 }
 
-/// FNV-1a: tells half a line from a whole one.
+/// FNV-1a. It detects incomplete lines.
 fn checksum(bytes: &[u8]) -> u64 {
     let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)

@@ -1,22 +1,22 @@
 //! A fence in this process, with or without a file.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fencelock_core::{LockName, Mode, Sequencer};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use crate::error::{FenceError, Result};
 use crate::file::MarksFile;
+use crate::gates::Gates;
 use crate::marks::Marks;
 
-/// Remembers the highest tokens of each lock, and lets a holder pass by the rule of [`Marks`]. Cheap to clone; all clones
+/// Remembers the highest tokens of each lock, and lets a holder pass by the rule of [`Marks`]. Cheap to clone: all clones
 /// are one fence.
 ///
-/// In memory it protects what dies with the process. With a file ([`Highest::open`]) it remembers over a restart: a mark is
-/// on the disk (`fsync`) before its holder passes. A few dozen bytes are kept for each lock that was ever seen.
+/// In memory it protects a resource that ends with the process. With a file ([`Highest::open`]) it remembers over a restart:
+/// a mark is on the disk (`fsync`) before its holder passes. It keeps a few dozen bytes for each lock that it has ever seen.
 ///
 /// ```
 /// # use fencelock_fence::Highest;
@@ -35,14 +35,15 @@ use crate::marks::Marks;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Highest {
-    shared: Arc<Shared>,
+    state: Arc<State>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct State {
     memory: Mutex<Memory>,
-    /// Whether `memory` may be locked for as long as a disk takes.
+    /// Whether `memory` may stay locked for as long as the disk takes.
     on_disk: bool,
+    /// For each lock, the holders that have passed and still write.
     gates: Mutex<Gates<LockName, RwLock<()>>>,
 }
 
@@ -52,68 +53,52 @@ struct Memory {
     file: Option<MarksFile>,
 }
 
-/// A gate for each key (here a lock: who has passed and is still writing), which lives for as long as somebody has it.
-#[derive(Debug)]
-pub(crate) struct Gates<K, G> {
-    gates: HashMap<K, Weak<G>>,
-    /// How many gates there may be before the next sweep.
-    sweep_at: usize,
-}
-
-impl<K, G> Default for Gates<K, G> {
-    fn default() -> Self {
-        let (gates, sweep_at) = (HashMap::new(), 0);
-        Self { gates, sweep_at }
-    }
-}
-
-/// A holder that has passed and may write until this is dropped: no holder that excludes it passes meanwhile.
+/// A holder that has passed, and may write until this is dropped. No holder that excludes it passes meanwhile.
 #[derive(Debug)]
 #[must_use = "write first, then drop it"]
 pub struct Pass {
     _gate: Gate,
 }
 
-/// What keeps those out who are excluded, until it is dropped.
+/// Keeps excluded holders out until it is dropped.
 #[derive(Debug)]
 pub(crate) enum Gate {
-    Alone { _guard: OwnedRwLockWriteGuard<()> },
-    Beside { _guard: OwnedRwLockReadGuard<()> },
+    Exclusive { _guard: OwnedRwLockWriteGuard<()> },
+    Shared { _guard: OwnedRwLockReadGuard<()> },
 }
 
 impl Highest {
-    /// A fence that forgets everything with the process, for a resource that does so, too.
+    /// A fence that ends with the process, for a resource that does so, too.
     #[must_use]
     pub fn in_memory() -> Self {
         Self::with(Memory::default())
     }
 
     fn with(memory: Memory) -> Self {
-        let shared = Shared {
+        let state = State {
             on_disk: memory.file.is_some(),
             memory: Mutex::new(memory),
             gates: Mutex::default(),
         };
-        let shared = Arc::new(shared);
-        Self { shared }
+        let state = Arc::new(state);
+        Self { state }
     }
 
-    /// A fence that remembers in a file, which is made if there is none. Waits while another process has it open: the
-    /// file, and `PATH.lock` beside it, belong to one process at a time. If one of the two is deleted or replaced meanwhile,
-    /// nobody passes any more ([`FenceError::Damaged`]) until it is opened again.
+    /// A fence that remembers in a file, which is created if there is none. Waits while another process has it open: the
+    /// file, and `PATH.lock` beside it, belong to one process at a time. If one of the two is deleted or replaced, no holder
+    /// passes any more ([`FenceError::Damaged`]) until the file is opened again.
     ///
     /// # Errors
-    /// [`FenceError::Write`] if the file cannot be opened or written,
-    /// [`FenceError::Damaged`] if it is no file of marks, or a line that was once synced is
-    /// damaged. A last line that was being written in a crash is none, and is cut off.
+    /// [`FenceError::Write`] if the file cannot be opened or written, [`FenceError::Damaged`] if it is not a file of marks,
+    /// or if a line that was synced is damaged. An incomplete last line, from a crash during a write, is cut off.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         MarksFile::open(path.as_ref(), true).map(Self::opened)
     }
 
-    /// As [`Highest::open`], but does not wait.
+    /// As [`Highest::open`], without waiting.
     ///
     /// # Errors
-    /// As there, and [`FenceError::InUse`] if another process has it open.
+    /// As [`Highest::open`], and [`FenceError::InUse`] if another process has the file open.
     pub fn try_open(path: impl AsRef<Path>) -> Result<Self> {
         MarksFile::open(path.as_ref(), false).map(Self::opened)
     }
@@ -124,62 +109,61 @@ impl Highest {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        // The marks in memory are raised last, after whatever can panic.
-        let memory = self.shared.memory.lock();
+        // The marks in memory are raised last, after everything that can panic.
+        let memory = self.state.memory.lock();
         memory.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks a holder and runs `write` in one step: nobody who excludes it passes before `write` has returned. The mark
+    /// Checks a holder and runs `write` in one step: no holder that excludes it passes before `write` has returned. The mark
     /// stays raised whatever `write` does.
     ///
-    /// Blocks the thread while others write, and for the disk. In async code use [`Highest::enter`].
+    /// Blocks the thread while excluded holders write, and for the disk. In async code use [`Highest::enter`].
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if the holder was superseded, and the file's errors. `write` has not
-    /// run then.
+    /// [`FenceError::Stale`] if the holder was superseded, and errors of the file. Then `write` has not run.
     pub fn write<T>(&self, sequencer: &Sequencer, write: impl FnOnce() -> T) -> Result<T> {
         let _gate = block_on(self.gate(sequencer));
         self.mark(sequencer)?;
         Ok(write())
     }
 
-    /// Checks a holder, which may write until the [`Pass`] is dropped.
+    /// Checks a holder. It may write until the [`Pass`] is dropped.
     ///
-    /// A file is written on one of the runtime's threads for what blocks; outside a tokio runtime, on this one.
+    /// A file is written on a blocking thread of the tokio runtime, or on this thread if there is no runtime.
     ///
     /// # Errors
     /// As [`Highest::write`].
     ///
     /// # Cancel safety
-    /// May be dropped; the mark may be raised by then.
+    /// May be dropped. The mark may be raised by then.
     pub async fn enter(&self, sequencer: &Sequencer) -> Result<Pass> {
         let gate = self.gate(sequencer).await;
         self.pass(gate, sequencer).await
     }
 
-    /// Waits until nobody writes who excludes this holder, and keeps those out from now on.
+    /// Waits until no holder that excludes this one writes, and keeps such holders out from now on.
     pub(crate) async fn gate(&self, sequencer: &Sequencer) -> Gate {
-        let gates = self.shared.gates.lock();
+        let gates = self.state.gates.lock();
         let gate = gates
             .unwrap_or_else(PoisonError::into_inner)
             .of(&sequencer.name);
         match sequencer.mode {
-            Mode::Exclusive => Gate::Alone {
+            Mode::Exclusive => Gate::Exclusive {
                 _guard: gate.write_owned().await,
             },
-            Mode::Shared | Mode::Permit { .. } => Gate::Beside {
+            Mode::Shared | Mode::Permit { .. } => Gate::Shared {
                 _guard: gate.read_owned().await,
             },
         }
     }
 
-    /// Checks a holder that is at its gate.
+    /// Checks a holder that has its gate.
     pub(crate) async fn pass(&self, gate: Gate, sequencer: &Sequencer) -> Result<Pass> {
         self.without_blocking(sequencer, Self::mark).await?;
         Ok(Pass { _gate: gate })
     }
 
-    /// Checks a holder and remembers nothing of it.
+    /// Checks a holder without raising the marks.
     #[cfg(feature = "http")]
     pub(crate) async fn judge(&self, sequencer: &Sequencer) -> Result<()> {
         let judge = |this: &Self, sequencer: &Sequencer| {
@@ -194,7 +178,7 @@ impl Highest {
         sequencer: &Sequencer,
         work: impl FnOnce(&Self, &Sequencer) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let runtime = match self.shared.on_disk {
+        let runtime = match self.state.on_disk {
             true => tokio::runtime::Handle::try_current().ok(),
             false => None,
         };
@@ -214,8 +198,8 @@ impl Highest {
             })
     }
 
-    /// Raises the marks and lets nothing be written: whoever is superseded by this holder is refused from now on. What is
-    /// written after this call, and not by [`Highest::write`], is not one step with it.
+    /// Raises the marks: holders that this one supersedes are refused from now on. A write after this call is not one step
+    /// with the check; use [`Highest::write`] for that.
     ///
     /// # Errors
     /// As [`Highest::write`].
@@ -225,7 +209,7 @@ impl Highest {
         let before = marks.get(&sequencer.name).copied().unwrap_or_default();
         let after = before.judge(sequencer)?;
         if after == before {
-            // Another process may have let a later holder pass.
+            // Another process may use the file by now, and may have let a later holder pass.
             return file.as_ref().map_or(Ok(()), MarksFile::check_place);
         }
         if let Some(file) = file {
@@ -235,29 +219,14 @@ impl Highest {
         Ok(())
     }
 
-    /// The marks of a lock; the lowest if it was never seen.
+    /// The marks of a lock. All are 0 if it was never seen.
     #[must_use]
     pub fn marks(&self, name: &LockName) -> Marks {
         self.memory().marks.get(name).copied().unwrap_or_default()
     }
 }
 
-impl<K: Clone + Eq + Hash, G: Default> Gates<K, G> {
-    pub(crate) fn of(&mut self, key: &K) -> Arc<G> {
-        if let Some(gate) = self.gates.get(key).and_then(Weak::upgrade) {
-            return gate;
-        }
-        if self.gates.len() >= self.sweep_at {
-            self.gates.retain(|_, gate| gate.strong_count() > 0);
-            self.sweep_at = 2 * self.gates.len() + 64;
-        }
-        let gate = Arc::default();
-        self.gates.insert(key.clone(), Arc::downgrade(&gate));
-        gate
-    }
-}
-
-/// Runs a future to its end on this thread, without a runtime.
+/// Runs a future on this thread, without a runtime.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {

@@ -1,21 +1,21 @@
-//! A fence before an HTTP service: a tower layer that reads the header `Fencelock-Sequencer` and refuses who is late, with
+//! A fence before an HTTP service: a tower layer that reads the header `Fencelock-Sequencer` and refuses late holders, with
 //! 412 and an `application/problem+json` body (RFC 9457).
 //!
 //! | the request | the answer |
 //! | --- | --- |
 //! | has a sequencer that passes | the service's |
-//! | `GET`, `HEAD`, `OPTIONS` or `TRACE` without one | the service's, unless [`FenceLayer::always`] |
-//! | any other without one | 428 |
-//! | has more than one, or one that cannot be read | 400 |
-//! | has one of another lock, of a superseded holder, or of one that holds no more ([`FenceLayer::ask`]) | 412 |
-//! | cannot be judged: the store does not answer, the marks cannot be written | 503 |
-//! | waits too long for an earlier one to be finished ([`FenceLayer::wait_at_most`]) | 503 with `Retry-After` |
-//! | is one that the service panics over | 500 |
+//! | is `GET`, `HEAD`, `OPTIONS` or `TRACE`, without a sequencer | the service's, unless [`FenceLayer::always`] |
+//! | has another method, and no sequencer | 428 |
+//! | has more than one sequencer, or an invalid one | 400 |
+//! | has a sequencer of another lock, of a superseded holder, or of one that no longer holds ([`FenceLayer::ask`]) | 412 |
+//! | cannot be judged: the store does not answer, or the marks cannot be written | 503 |
+//! | waits too long for an earlier request ([`FenceLayer::wait_at_most`]) | 503 with `Retry-After` |
+//! | makes the service panic | 500 |
 //! | has an `Idempotency-Key` that was answered before ([`FenceLayer::answer_once`]) | the first answer |
 //!
-//! A request that has passed is handled to its end, in a task of its own, also when its client disconnects or a timeout
-//! outside of the layer drops it: its write may be on its way, and the next holder is kept out until it is over. So the layer
-//! needs a tokio runtime, with its clock on.
+//! A request that has passed is handled to its end in a task of its own, even if its client disconnects or a timeout outside
+//! of the layer drops it: its write may be in flight, and the next holder must wait for its end. So the layer needs a tokio
+//! runtime with its timer enabled.
 
 use std::fmt;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use crate::highest::{Highest, Pass};
-use answers::{Answer, Mine, Turn};
+use answers::{Answer, FirstAttempt, Lookup};
 use problem::Problem;
 
 mod answers;
@@ -41,19 +41,19 @@ mod problem;
 
 pub use answers::{Answers, KEY_HEADER};
 
-/// The header that a holder sends its sequencer in.
+/// The header for the sequencer of the holder.
 pub const HEADER: &str = "fencelock-sequencer";
 
-/// How long a request waits for an earlier one unless it is said.
+/// The default of [`FenceLayer::wait_at_most`].
 const WAIT: Duration = Duration::from_secs(10);
 
 type LockOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-/// Puts a fence before a service. Cheap to clone; all clones, and all services made with them, are one fence.
+/// Puts a fence before a service. Cheap to clone: all clones, and all services made with them, are one fence.
 ///
-/// A holder's request has the service to itself, as far as holders of the same lock go, until the service has answered (with
-/// the head of its answer), whether or not somebody is there still to hear it: the check and the write are one step. Shared
-/// holders and permits come in beside each other.
+/// Until the service has answered a request (with the head of its response), requests of other holders of the same lock
+/// wait, even if the client has disconnected. So the check and the write are one step. Shared holders and permits do not
+/// wait for each other.
 ///
 /// ```
 /// use axum::Router;
@@ -83,15 +83,15 @@ struct Fence {
 }
 
 impl FenceLayer {
-    /// A fence for a service that one lock protects. It remembers in memory; see [`FenceLayer::remember`].
+    /// A fence for a service that one lock protects. It keeps its marks in memory; see [`FenceLayer::remember`].
     #[must_use]
     pub fn for_lock(name: &str) -> Self {
         let name = name.to_owned();
         Self::for_lock_of(move |_| Some(name.clone()))
     }
 
-    /// A fence for a service whose parts have locks of their own: `lock_of` names the one for a request; `None` for what
-    /// no lock protects.
+    /// A fence for a service that several locks protect. `lock_of` returns the lock for a request, and `None` for a request
+    /// that needs no lock.
     pub fn for_lock_of(lock_of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         let fence = Arc::new(Fence {
             lock_of: Arc::new(lock_of),
@@ -111,42 +111,42 @@ impl FenceLayer {
         Self { fence }
     }
 
-    /// Remembers the highest tokens there, such as in a file.
+    /// Keeps the marks here, for example in a file.
     #[must_use]
     pub fn remember(self, highest: Highest) -> Self {
         self.with(|fence| fence.highest = highest)
     }
 
-    /// Also asks the lock's store whether that very grant is held now (Chubby's CheckSequencer), which costs a round trip
-    /// for each request: it refuses a holder that lost its lock before anybody came after it, and a sequencer that nobody
-    /// was ever granted.
+    /// Also asks the store of the lock whether exactly this grant is held now (Chubby's CheckSequencer). This costs a round
+    /// trip for each request. It refuses a holder that lost its lock before the next one was granted, and a sequencer that
+    /// was never granted.
     #[must_use]
     pub fn ask(self, client: Client) -> Self {
         self.with(|fence| fence.client = Some(client))
     }
 
-    /// Wants a sequencer with reads, too.
+    /// Requires a sequencer for reads, too.
     #[must_use]
     pub fn always(self) -> Self {
         self.with(|fence| fence.always = true)
     }
 
-    /// How long a request waits while an earlier one, which it must not overtake, is still being handled: 10 seconds unless
-    /// this is said. After that it is answered with 503 and `Retry-After`. The earlier one is never ended for it: a handler
-    /// that may hang (for a body that does not come, for a database) needs a timeout of its own, which knows what it wrote.
+    /// How long a request waits while an earlier one, which it must not overtake, is being handled. The default is 10 seconds.
+    /// After that it is answered with 503 and `Retry-After`. The earlier request is never ended: a handler that may hang
+    /// (waiting for a body or a database) needs a timeout of its own, because only the handler knows what it wrote.
     #[must_use]
     pub fn wait_at_most(self, limit: Duration) -> Self {
         self.with(|fence| fence.wait = limit)
     }
 
-    /// Answers a request that has the same `Idempotency-Key` as one before with the first one's answer (and the header
-    /// `Idempotent-Replayed: true`), without troubling the service: also when its holder was superseded meanwhile. Keys are
-    /// counted for each lock by itself. Requests that only read, and those without a key, are handled each time.
+    /// Answers a request with the same `Idempotency-Key` as an earlier one with the first answer (and the header
+    /// `Idempotent-Replayed: true`), without calling the service, even if its holder was superseded meanwhile. Keys are
+    /// counted for each lock separately. Requests that only read, and those without a key, are handled each time.
     ///
-    /// While the first is being handled, the others wait, for [`FenceLayer::wait_at_most`], and are then answered with 409.
-    /// A key that comes with another method or target is refused with 422; the bodies are not compared. Every answer is kept,
-    /// also that a handler panicked, but for 429 and 503, by which a service says that it has done nothing. An answer with a
-    /// key is read whole before it is sent, and may have 1 MiB.
+    /// While the first request is being handled, the others wait for [`FenceLayer::wait_at_most`], and are then answered with
+    /// 409. A key with another method or target is refused with 422; the bodies are not compared. Every answer is kept, even
+    /// that a handler panicked. Only 429 and 503 are not kept, because they say that the service has done nothing. An answer
+    /// with a key is read completely before it is sent, and may have up to 1 MiB.
     #[must_use]
     pub fn answer_once(self, answers: Answers) -> Self {
         self.with(|fence| fence.answers = Some(answers))
@@ -208,7 +208,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready goes along, and a clone of it stays.
+        // The ready service handles this request, and a clone of it stays.
         let ready = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, ready);
         let fence = Arc::clone(&self.fence);
@@ -216,23 +216,23 @@ where
             let (parts, body) = request.into_parts();
             let verdict = fence.judge(&parts).await;
             let request = Request::from_parts(parts, body);
-            let (pass, mine) = match verdict {
+            let (pass, first) = match verdict {
                 Ok(Verdict::Free) => return inner.call(request).await,
-                Ok(Verdict::Passed(pass, mine)) => (pass, mine),
+                Ok(Verdict::Passed(pass, first)) => (pass, first),
                 Ok(Verdict::Done(answer)) => return Ok(answer.again()),
                 Err(problem) => return Ok(problem.into_response()),
             };
-            // In a task of its own: this future is dropped when the client disconnects, and the handler's write may be on
-            // its way by then. The gate opens after it.
+            // In a task of its own: when the client disconnects, this future is dropped, and the handler's write may be in
+            // flight. The gate opens after it.
             let handle = async move {
                 let _pass = pass;
                 inner.call(request).await
             };
             let handler = tokio::spawn(handle.in_current_span());
-            match mine {
+            match first {
                 None => answer_of(handler).await,
-                Some(mine) => {
-                    let kept = tokio::spawn(keep(handler, mine).in_current_span());
+                Some(first) => {
+                    let kept = tokio::spawn(keep(handler, first).in_current_span());
                     kept.await.unwrap_or_else(|_| Ok(failed()))
                 }
             }
@@ -244,7 +244,7 @@ where
 async fn answer_of<R: From<Vec<u8>>, E>(
     handler: JoinHandle<Result<Response<R>, E>>,
 ) -> Result<Response<R>, E> {
-    // Why it failed is told by the panic's own message.
+    // The panic has printed its own message.
     handler.await.unwrap_or_else(|_| Ok(failed()))
 }
 
@@ -252,32 +252,32 @@ fn failed<R: From<Vec<u8>>>() -> Response<R> {
     Problem::failed().into_response()
 }
 
-/// Keeps what the service answers for those who ask again, whoever hears it now.
+/// Keeps the answer of the service for repeated requests, even if the client has disconnected.
 async fn keep<R, E>(
     handler: JoinHandle<Result<Response<R>, E>>,
-    mine: Mine,
+    first: FirstAttempt,
 ) -> Result<Response<R>, E>
 where
     R: Body + From<Vec<u8>>,
     R::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     match handler.await {
-        Ok(Ok(response)) => Ok(mine.keep(Some(response)).await),
+        Ok(Ok(response)) => Ok(first.keep(Some(response)).await),
         Ok(Err(error)) => {
-            mine.keep::<R>(None).await;
+            first.keep::<R>(None).await;
             Err(error)
         }
-        Err(_) => Ok(mine.keep(None).await),
+        Err(_) => Ok(first.keep(None).await),
     }
 }
 
-/// What is to be done with a request.
+/// What to do with a request.
 enum Verdict {
-    /// No lock protects what it does.
+    /// It needs no lock.
     Free,
-    /// It may go on. The pass keeps others out; the place is where its answer is to be kept.
-    Passed(Pass, Option<Mine>),
-    /// It was done before.
+    /// The service handles it. The pass keeps other holders out. The first attempt of an operation keeps its answer.
+    Passed(Pass, Option<FirstAttempt>),
+    /// Its operation was done before.
     Done(Answer),
 }
 
@@ -289,17 +289,17 @@ impl Fence {
         let Some(sequencer) = self.sequencer(parts, &lock)? else {
             return Ok(Verdict::Free);
         };
-        // Before the gate: what was done was done, whoever holds the lock by now.
-        let mine = match self.turn(parts, &sequencer).await? {
-            Some(Turn::Done(answer)) => return Ok(Verdict::Done(answer)),
-            Some(Turn::Mine(mine)) => Some(mine),
+        // Before the gate: an operation that was done is answered whoever holds the lock now.
+        let first = match self.look_up(parts, &sequencer).await? {
+            Some(Lookup::Done(answer)) => return Ok(Verdict::Done(answer)),
+            Some(Lookup::First(first)) => Some(first),
             None => None,
         };
         let pass = self.pass(&sequencer).await?;
-        Ok(Verdict::Passed(pass, mine))
+        Ok(Verdict::Passed(pass, first))
     }
 
-    /// Whose request it is; `None` for a read that needs no holder.
+    /// The sequencer of the request; `None` for a read that needs none.
     fn sequencer(&self, parts: &Parts, lock: &str) -> Result<Option<Sequencer>, Problem> {
         let mut sent = parts.headers.get_all(HEADER).iter();
         let sequencer = match (sent.next(), sent.next()) {
@@ -314,27 +314,31 @@ impl Fence {
         }
     }
 
-    /// Whether its operation was done; `None` if it names none.
-    async fn turn(&self, parts: &Parts, sequencer: &Sequencer) -> Result<Option<Turn>, Problem> {
+    /// Whether the operation of the request was done; `None` if it names none.
+    async fn look_up(
+        &self,
+        parts: &Parts,
+        sequencer: &Sequencer,
+    ) -> Result<Option<Lookup>, Problem> {
         let Some(answers) = self.answers.as_ref().filter(|_| !is_read(&parts.method)) else {
             return Ok(None);
         };
         let Some(operation) = answers::operation(&parts.headers)? else {
             return Ok(None);
         };
-        let turn = answers.turn(&sequencer.name, &operation, parts, self.wait);
-        turn.await.map(Some)
+        let found = answers.look_up(&sequencer.name, &operation, parts, self.wait);
+        found.await.map(Some)
     }
 
-    /// Lets a holder in once nobody is in there who excludes it; what it gets then keeps others out.
+    /// Lets a holder pass when no holder that excludes it has a request in the service.
     async fn pass(&self, sequencer: &Sequencer) -> Result<Pass, Problem> {
         let lock = sequencer.name.as_str();
         let refuse = |error| Problem::refusal(sequencer, &error);
         let gate = tokio::time::timeout(self.wait, self.highest.gate(sequencer)).await;
         let gate = gate.map_err(|_| Problem::busy(lock, self.wait))?;
         if let Some(client) = &self.client {
-            // At the gate, so that the answer is as fresh as it can be; and before anything is remembered, so that a
-            // sequencer that nobody was granted keeps nobody out.
+            // After waiting for the gate, so that the answer is fresh. Before raising the marks, so that a sequencer that was
+            // never granted keeps no holder out.
             self.highest.judge(sequencer).await.map_err(refuse)?;
             match client.check(sequencer).await {
                 Ok(true) => {}

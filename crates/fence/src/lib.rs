@@ -1,9 +1,9 @@
-//! Fences: the check at the resource, which refuses a holder that was superseded.
+//! Fences: the check at the resource, which refuses a holder that was superseded by a later one.
 //!
 //! A lease cannot stop a process that was paused in the middle of a write. So each grant of a lock has a token that is
-//! higher than that of every grant before, the holder sends it along as a [`Sequencer`](fencelock_core::Sequencer), and the
-//! resource remembers the highest that it has seen and refuses lower ones. The check must be **one step with the write**,
-//! or a higher token may come in between; every fence here is made so.
+//! higher than the tokens of all earlier grants. The holder sends it with each write, as a
+//! [`Sequencer`](fencelock_core::Sequencer). The resource remembers the highest token that it has seen and refuses lower
+//! ones. The check must be **one step with the write**, or a higher token may come in between. Every fence here ensures that.
 //!
 //! | resource | fence |
 //! | --- | --- |
@@ -16,17 +16,18 @@
 //! | N replicas | [`Quorum`]: mark on a majority, then write on a majority |
 //!
 //! # The rule
-//! A fence keeps two marks: the highest token of an exclusive holder, and the highest of any. An exclusive holder passes
-//! above both, or equal to the top from the same claim. Shared holders and permits pass above the first, beside each
-//! other, and raise only the second. See [`Marks`].
+//! A fence keeps two marks: the highest token of any exclusive holder, and the highest token of any holder (the top). An
+//! exclusive holder passes if its token is above the top, or if it is the top and of the same claim. A shared holder or a
+//! permit passes if its token is above the first mark; it raises only the top. See [`Marks`].
 //!
-//! A sequencer is not signed: whoever can reach the resource can make one up. A fence protects against holders that are
-//! late, not against holders that lie.
+//! A sequencer is not signed: every client of the resource can invent one. A fence protects against holders that are late,
+//! not against holders that lie.
 
 mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 mod file;
+mod gates;
 mod highest;
 #[cfg(feature = "http")]
 pub mod http;

@@ -7,24 +7,24 @@ use fencelock_core::{ClaimId, Mode, Sequencer, Token};
 
 use crate::error::Stale;
 
-/// What a fence remembers of one lock: two marks, and whose the higher one is.
+/// What a fence remembers of one lock: two marks, and the claim of the top.
 ///
 /// As text: `fm1:<exclusive>:<top>:<claim, 32 hex digits, or ->`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// The highest token of an exclusive holder; 0 for none.
+    /// The highest token of any exclusive holder; 0 if there was none.
     pub exclusive: u64,
-    /// The highest token of any holder; 0 for none.
+    /// The highest token of any holder; 0 if there was none.
     pub top: u64,
-    /// Whose the top is.
+    /// The claim that has the top.
     pub claim: Option<ClaimId>,
 }
 
 impl Marks {
-    /// Whether a holder passes, and the marks after that.
+    /// Whether a holder passes. Returns the marks after that.
     ///
     /// # Errors
-    /// [`Stale`] if it was superseded; the marks stay as they are.
+    /// [`Stale`] if the holder was superseded. Then the marks do not change.
     pub fn judge(&self, sequencer: &Sequencer) -> Result<Self, Box<Stale>> {
         let (token, claim) = (sequencer.token.get(), Some(sequencer.claim));
         let above = Self {
@@ -70,12 +70,13 @@ impl FromStr for Marks {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("{text:?} is no fence's mark; look who writes there, or restore it");
+        let bad =
+            || format!("{text:?} is not the mark of a fence; find out who wrote it, or restore it");
         let rest = match text.split_once(':') {
             Some(("fm1", rest)) => rest,
             Some((version, _)) if version.starts_with("fm") => {
                 return Err(format!(
-                    "{text:?} is of a newer version than fm1; use a newer fencelock"
+                    "{text:?} has a newer version than fm1; use a newer fencelock"
                 ));
             }
             _ => return Err(bad()),

@@ -1,4 +1,4 @@
-//! A resource that is kept in several places.
+//! A resource on several replicas.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,50 +11,50 @@ use tokio::task::JoinSet;
 
 use crate::error::{FenceError, Result};
 
-/// One of the places: it keeps marks by the rule of [`Marks`](crate::Marks), and remembers them over a restart.
+/// One replica. It keeps marks by the rule of [`Marks`](crate::Marks), and remembers them over a restart.
 ///
-/// A [`Quorum`] calls it one call at a time, in order, so that two writes of one holder come in order; the next waits for
-/// the end of the one before, so give each a time limit. What was given up must not arrive later than what comes next:
-/// close the connection that it went over.
+/// A [`Quorum`] makes one call at a time to a replica, so that two writes of one holder come in order. The next call waits for
+/// the end of the one before, so give each call a time limit. A request that was given up must not arrive after the next
+/// one: close its connection.
 #[async_trait]
 pub trait Replica<W>: Send + Sync + 'static {
-    /// Raises the marks if the holder passes; writes nothing.
+    /// Raises the marks if the holder passes. Writes nothing else.
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if it was superseded.
+    /// [`FenceError::Stale`] if the holder was superseded.
     async fn mark(&self, sequencer: &Sequencer) -> Result<()>;
 
     /// Raises the marks and writes, in one step, if the holder passes.
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if it was superseded.
+    /// [`FenceError::Stale`] if the holder was superseded.
     async fn write(&self, sequencer: &Sequencer, write: &W) -> Result<()>;
 }
 
-/// A resource on N replicas: a holder **marks a majority first**, and writes on a majority then.
+/// A resource on N replicas. A holder **first marks a majority**, and then writes to a majority.
 ///
-/// Two majorities have a replica in common. So once [`Quorum::mark`] has returned, no write of an earlier holder succeeds
+/// Two majorities have a replica in common. So after [`Quorum::mark`] has returned, no write of an earlier holder succeeds
 /// any more. Each replica keeps the token of a write beside the value; readers ask a majority and take the value with the
 /// highest token.
 ///
-/// A write that is refused, or that reaches too few, may still have changed a minority of the replicas, and one that is on
-/// its way may do so later. So a new holder marks, reads from a majority, and **writes back what it goes by**, changed or
-/// not: then nobody after it reads what it did not see.
+/// A write that is refused, or that reaches too few replicas, may have changed a minority of them. A write in flight may do
+/// so later. So a new holder marks, reads from a majority, and **writes back the value that it relies on**, even if it does
+/// not change it. Then no later holder reads a value that this one did not see.
 ///
-/// One holder's own writes are to be awaited one after the other: its token orders it against other holders, not against
-/// itself.
+/// Await the writes of one holder one after the other: the token orders them against other holders, not against each
+/// other.
 #[derive(Debug)]
 pub struct Quorum<R> {
     replicas: Vec<Arc<R>>,
     turns: Vec<Turn>,
 }
 
-/// The end of what a replica was asked last.
+/// The end of the last call to a replica.
 #[derive(Debug, Default)]
 struct Turn(Mutex<Option<oneshot::Receiver<()>>>);
 
 impl Turn {
-    /// The end of what is to be waited for, and what is to be dropped at the end of what comes now.
+    /// Returns the end of the call to wait for, and what the next call drops at its own end.
     fn take(&self) -> (Option<oneshot::Receiver<()>>, oneshot::Sender<()>) {
         let (done, end) = oneshot::channel();
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,10 +62,10 @@ impl Turn {
     }
 }
 
-type Asking = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+type Call = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 impl<R> Quorum<R> {
-    /// A resource on these replicas, each of which must be another one.
+    /// A resource on these replicas, which must be different ones.
     pub fn new(replicas: impl IntoIterator<Item = R>) -> Self {
         let replicas: Vec<_> = replicas.into_iter().map(Arc::new).collect();
         let turns = replicas.iter().map(|_| Turn::default()).collect();
@@ -84,33 +84,33 @@ impl<R> Quorum<R> {
         &self.replicas
     }
 
-    /// Raises the marks on a majority: no earlier holder's write succeeds any more. Then read, and write back what you go
-    /// by. Needs a tokio runtime.
+    /// Raises the marks on a majority. After that no write of an earlier holder succeeds. Then read, and write back the value
+    /// that you rely on. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`FenceError::Stale`] if a replica has seen a later holder, [`FenceError::TooFew`] if too few replicas answer.
     ///
     /// # Cancel safety
-    /// May be dropped; some replicas may be marked by then. What was sent is not recalled.
+    /// May be dropped. Some replicas may be marked by then, and requests in flight still take effect.
     pub async fn mark<W>(&self, sequencer: &Sequencer) -> Result<()>
     where
         R: Replica<W>,
     {
-        self.ask("be marked", |replica| {
+        self.call_all("be marked", |replica| {
             let sequencer = sequencer.clone();
             Box::pin(async move { replica.mark(&sequencer).await })
         })
         .await
     }
 
-    /// Marks a majority, then writes on a majority. All replicas are asked; it returns as soon as a majority has written,
-    /// or cannot any more. Needs a tokio runtime.
+    /// Marks a majority, then writes to a majority. The requests go to all replicas. It returns when a majority has written,
+    /// or when that has become impossible. Needs a tokio runtime.
     ///
     /// # Errors
     /// As [`Quorum::mark`].
     ///
     /// # Cancel safety
-    /// May be dropped; some replicas may be written by then. What was sent is not recalled.
+    /// May be dropped. Some replicas may be written by then, and requests in flight still take effect.
     pub async fn write<W>(&self, sequencer: &Sequencer, write: W) -> Result<()>
     where
         R: Replica<W>,
@@ -118,37 +118,37 @@ impl<R> Quorum<R> {
     {
         self.mark::<W>(sequencer).await?;
         let write = Arc::new(write);
-        self.ask("be written", |replica| {
+        self.call_all("be written", |replica| {
             let (sequencer, write) = (sequencer.clone(), Arc::clone(&write));
             Box::pin(async move { replica.write(&sequencer, &write).await })
         })
         .await
     }
 
-    /// Asks all of them; a majority must say yes.
-    async fn ask(&self, action: &'static str, ask: impl Fn(Arc<R>) -> Asking) -> Result<()> {
+    /// Calls all replicas. A majority must succeed.
+    async fn call_all(&self, action: &'static str, call: impl Fn(Arc<R>) -> Call) -> Result<()> {
         let (of, needed) = (self.replicas.len(), self.majority());
-        let (tell, mut told) = mpsc::unbounded_channel();
-        let mut asking = JoinSet::new();
+        let (results, mut received) = mpsc::unbounded_channel();
+        let mut calls = JoinSet::new();
         for (replica, turn) in self.replicas.iter().zip(&self.turns) {
-            let (asked, tell) = (ask(Arc::clone(replica)), tell.clone());
+            let (call, results) = (call(Arc::clone(replica)), results.clone());
             let (before, done) = turn.take();
-            asking.spawn(async move {
+            calls.spawn(async move {
                 if let Some(before) = before {
-                    // An error, as its other end is dropped.
+                    // Always an error, because the other end is dropped.
                     let _ = before.await;
                 }
-                // Nobody listens once it is decided.
-                drop(tell.send(asked.await));
+                // Nobody receives it after the decision.
+                drop(results.send(call.await));
                 drop(done);
             });
         }
-        drop(tell);
-        // Those that are slow still do their part.
-        asking.detach_all();
+        drop(results);
+        // Slow replicas still do their part.
+        calls.detach_all();
         let (mut done, mut failures) = (0, Vec::new());
         while done < needed && failures.len() + needed <= of {
-            match told.recv().await {
+            match received.recv().await {
                 Some(Ok(())) => done += 1,
                 Some(Err(failure)) => failures.push(failure),
                 // A replica panicked.
@@ -158,7 +158,7 @@ impl<R> Quorum<R> {
         if done >= needed {
             return Ok(());
         }
-        // What matters most is who won, by the highest token that was heard of.
+        // A refusal matters most, and of several the one with the highest token.
         let won = |failure: &FenceError| failure.stale().map(|stale| stale.won);
         let highest =
             (0..failures.len()).max_by_key(|at| (won(&failures[*at]), std::cmp::Reverse(*at)));

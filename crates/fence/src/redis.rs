@@ -1,7 +1,7 @@
 //! A fence in Redis or Valkey: a script that checks the marks and runs the holder's commands in one step.
 //!
-//! The marks are a key of their own, without an end. They must live as long as the data: in the same database, with the same
-//! persistence, and with `maxmemory-policy noeviction`, or the server may forget who was here.
+//! The marks are a key of their own, which does not expire. They must live as long as the data: in the same database, with
+//! the same persistence, and with `maxmemory-policy noeviction`. Otherwise the server may forget the marks.
 
 use fencelock_core::{Sequencer, Token};
 use redis::aio::ConnectionLike;
@@ -24,13 +24,13 @@ impl RedisFence {
         Self { key, script }
     }
 
-    /// Raises the marks if the holder passes; writes nothing else.
+    /// Raises the marks if the holder passes. Writes nothing else.
     ///
     /// # Errors
     /// As [`RedisFence::write`].
     ///
     /// # Cancel safety
-    /// If dropped, the marks may be raised all the same.
+    /// If dropped, the marks may still be raised.
     pub async fn mark(
         &self,
         connection: &mut impl ConnectionLike,
@@ -39,12 +39,12 @@ impl RedisFence {
         self.write(connection, sequencer, &[], &[]).await.map(drop)
     }
 
-    /// Runs `commands` if the holder passes, in one step; `keys` are those that they touch. Answers what they answered.
+    /// Runs `commands` in one step if the holder passes. `keys` are the keys that the commands touch. Returns their replies.
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for the server's
-    /// errors: commands before the one that failed have taken effect, as in any script; and if the answer was lost, all
-    /// of them may have. [`FenceError::Damaged`] if something else is at the key.
+    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for errors of the
+    /// server: commands before the one that failed have taken effect, as in any script. If the reply was lost, all of them
+    /// may have taken effect. [`FenceError::Damaged`] if the key has another value than marks.
     ///
     /// # Cancel safety
     /// If dropped, the commands may have run.
@@ -67,7 +67,7 @@ impl RedisFence {
             for word in command.args_iter() {
                 match word {
                     Arg::Simple(word) => call.arg(word),
-                    // Where a scan begins.
+                    // The first cursor of a scan.
                     _ => call.arg(0),
                 };
             }
@@ -85,7 +85,7 @@ impl RedisFence {
             (Some(Value::Int(1)), first) => Ok(first.into_iter().chain(answers).collect()),
             (_, stored) => {
                 let why = format!(
-                    "{stored:?} is no mark of this version; use another key, or a newer fencelock"
+                    "{stored:?} is not a mark of this version; use another key, or a newer fencelock"
                 );
                 Err(FenceError::damaged(&self.key, why))
             }

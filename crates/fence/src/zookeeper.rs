@@ -1,4 +1,4 @@
-//! A fence in ZooKeeper: a multi that checks the version of the marks and carries the holder's writes.
+//! A fence in ZooKeeper: a multi that checks the version of the marks and contains the holder's writes.
 
 use fencelock_core::Sequencer;
 use zookeeper_client::{
@@ -8,7 +8,7 @@ use zookeeper_client::{
 use crate::error::{FenceError, Result};
 use crate::marks::Marks;
 
-/// A fence at one node. The marks are its data; it is made with the first write, its parent must be there.
+/// A fence at one node. The marks are its data. The first write creates the node; its parent must exist.
 #[derive(Clone, Debug)]
 pub struct ZooKeeperFence {
     path: String,
@@ -16,29 +16,29 @@ pub struct ZooKeeperFence {
 }
 
 impl ZooKeeperFence {
-    /// A fence whose marks are at `path`, made for everybody to write if it is not there.
+    /// A fence whose marks are at `path`. If it creates the node, everybody may write it; see [`ZooKeeperFence::acls`].
     #[must_use]
     pub fn new(path: &str) -> Self {
         let (path, acls) = (path.to_owned(), Acls::anyone_all());
         Self { path, acls }
     }
 
-    /// The rights with which the node is made.
+    /// The permissions of a node that the fence creates.
     #[must_use]
     pub const fn acls(mut self, acls: Acls<'static>) -> Self {
         self.acls = acls;
         self
     }
 
-    /// Runs the writes that `add` adds if the holder passes, in one step with the marks. If it adds none, the marks are only
-    /// raised. Answers what the writes answered. `add` may be called more than once.
+    /// Runs the writes that `add` adds in one step with the marks, if the holder passes. If it adds none, the marks are only
+    /// raised. Returns the results of the writes. `add` may be called more than once.
     ///
-    /// One read and one multi; more only while other holders pass at the same time.
+    /// It takes one read and one multi, and more only if other holders pass at the same time.
     ///
     /// # Errors
-    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for ZooKeeper's
-    /// errors; if the connection was lost, the writes may have taken effect. [`FenceError::Damaged`] if something else is at
-    /// the node.
+    /// [`FenceError::Stale`] if the holder was superseded: nothing was written. [`FenceError::Write`] for errors of
+    /// ZooKeeper; if the connection was lost, the writes may have taken effect. [`FenceError::Damaged`] if the node has other
+    /// data than marks.
     ///
     /// # Cancel safety
     /// If dropped, the writes may take effect.
@@ -78,7 +78,7 @@ impl ZooKeeperFence {
                     drop(done.drain(..1));
                     return Ok(done);
                 }
-                // The first operation is ours: somebody else passed meanwhile, or what was read was old.
+                // The first operation is that on the marks: another holder passed meanwhile, or the read was out of date.
                 Err(MultiWriteError::OperationFailed { index: 0, source })
                     if matches!(
                         (found.is_some(), &source),

@@ -1,4 +1,4 @@
-//! The optimistic way, without a lock: two tellers book on one account, and neither loses what the other has done.
+//! Optimistic concurrency without a lock: two writers change one account, and neither update is lost.
 
 use std::error::Error;
 
@@ -10,18 +10,18 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     bank.execute_batch("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL)")?;
     let accounts = Versioned::new("accounts")?;
     bank.execute_batch(&accounts.add_column())?;
-    // Whoever writes without a look at the version is noticed as well.
+    // Writers that ignore the version are noticed, too.
     for trigger in accounts.triggers(Dialect::Sqlite) {
         bank.execute_batch(&trigger)?;
     }
     bank.execute("INSERT INTO accounts (id, balance) VALUES (7, 100)", [])?;
 
-    let mut disturbances = 1;
+    let mut conflicts = 1;
     let balance = retry_blocking(Retry::default(), || {
         let row = |row: &Row<'_>| Ok((Version(row.get(0)?), row.get::<_, i64>(1)?));
         let (seen, balance) = bank.query_row(&accounts.select("balance", "id = 7"), [], row)?;
-        if disturbances > 0 {
-            disturbances -= 1;
+        if conflicts > 0 {
+            conflicts -= 1;
             bank.execute("UPDATE accounts SET balance = balance + 5 WHERE id = 7", [])?;
         }
         let balance = balance - 10;

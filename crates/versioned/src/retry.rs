@@ -1,4 +1,4 @@
-//! Repeats an attempt that came too late.
+//! Repeats an attempt after a conflict.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,46 +6,48 @@ use std::time::Duration;
 /// How often to try, and how long to pause in between.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
-    /// How many attempts there are at most.
-    pub most: u32,
-    /// The first pause is about this long; each further one about twice as long as that before.
-    pub shortest: Duration,
+    /// The number of attempts at most.
+    pub max_attempts: u32,
+    /// The length of the first pause. Each further pause is about twice as long as the one before.
+    pub first_pause: Duration,
     /// No pause is longer.
-    pub longest: Duration,
+    pub max_pause: Duration,
 }
 
 impl Default for Retry {
     /// Ten attempts, with pauses of 2 to 200 ms.
     fn default() -> Self {
         Self {
-            most: 10,
-            shortest: Duration::from_millis(2),
-            longest: Duration::from_millis(200),
+            max_attempts: 10,
+            first_pause: Duration::from_millis(2),
+            max_pause: Duration::from_millis(200),
         }
     }
 }
 
 impl Retry {
-    /// The pause after so many attempts, of which half is chance: those who got in each other's way do not meet again.
+    /// The pause after so many attempts. Up to half of it is random, so that two writers do not meet again.
     fn pause(&self, attempts: u32) -> Duration {
         let grown = self
-            .shortest
+            .first_pause
             .saturating_mul(1 << attempts.saturating_sub(1).min(16));
-        grown.min(self.longest).mul_f32(0.5 + fastrand::f32() / 2.0)
+        grown
+            .min(self.max_pause)
+            .mul_f32(0.5 + fastrand::f32() / 2.0)
     }
 }
 
-/// What came of one attempt.
+/// The outcome of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt<T> {
-    /// It was written.
+    /// The row was written.
     Written(T),
-    /// Somebody else was faster, and nothing was written: read again.
+    /// Another writer changed the row first, and nothing was written. Read again.
     Changed,
 }
 
 impl<T> Attempt<T> {
-    /// What an `UPDATE` or `DELETE` of one row came to.
+    /// The outcome of an `UPDATE` or `DELETE` of one row, by the number of rows that it changed.
     #[must_use]
     pub fn of_rows(affected: u64, value: T) -> Self {
         match affected {
@@ -58,9 +60,9 @@ impl<T> Attempt<T> {
 /// Why nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotWritten<E> {
-    /// Somebody else was faster each time.
+    /// Another writer changed the row first in every attempt.
     Contended {
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
     /// An attempt failed.
@@ -72,7 +74,7 @@ impl<E: fmt::Display> fmt::Display for NotWritten<E> {
         match self {
             Self::Contended { attempts } => write!(
                 f,
-                "the row was changed by others during each of {attempts} attempts; try more often, or use a lock"
+                "another writer changed the row during each of {attempts} attempts; allow more attempts, or use a lock"
             ),
             Self::Failed(error) => error.fmt(f),
         }
@@ -94,14 +96,14 @@ impl<E> From<E> for NotWritten<E> {
     }
 }
 
-/// Repeats an attempt until it is written: each one reads anew, decides, and writes. An attempt in a transaction rolls
-/// that back before it says [`Attempt::Changed`].
+/// Repeats an attempt until it has written. Each attempt reads again, decides, and writes. An attempt in a transaction rolls
+/// it back before it returns [`Attempt::Changed`].
 ///
 /// # Errors
 /// [`NotWritten::Contended`] after the last attempt, [`NotWritten::Failed`] with the first error.
 ///
 /// # Cancel safety
-/// May be dropped; what an attempt under way comes to is the driver's business.
+/// May be dropped. Whether an attempt in flight still takes effect depends on the driver.
 pub async fn retry<T, E>(
     how: Retry,
     mut attempt: impl AsyncFnMut() -> Result<Attempt<T>, E>,
@@ -112,14 +114,14 @@ pub async fn retry<T, E>(
             return Ok(value);
         }
         attempts += 1;
-        if attempts >= how.most {
+        if attempts >= how.max_attempts {
             return Err(NotWritten::Contended { attempts });
         }
         tokio::time::sleep(how.pause(attempts)).await;
     }
 }
 
-/// [`retry`] for drivers that block.
+/// [`retry`] for blocking drivers.
 ///
 /// # Errors
 /// As [`retry`].
@@ -133,7 +135,7 @@ pub fn retry_blocking<T, E>(
             return Ok(value);
         }
         attempts += 1;
-        if attempts >= how.most {
+        if attempts >= how.max_attempts {
             return Err(NotWritten::Contended { attempts });
         }
         std::thread::sleep(how.pause(attempts));
@@ -145,9 +147,9 @@ mod tests {
     use super::*;
 
     const QUICK: Retry = Retry {
-        most: 3,
-        shortest: Duration::from_micros(1),
-        longest: Duration::from_micros(4),
+        max_attempts: 3,
+        first_pause: Duration::from_micros(1),
+        max_pause: Duration::from_micros(4),
     };
 
     #[test]

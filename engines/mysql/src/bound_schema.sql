@@ -4,7 +4,7 @@ CREATE TABLE IF NOT EXISTS {names} (
 ) ENGINE = InnoDB;
 
 -- strategy=for-update and strategy=get-lock: who holds, and (with a count of 0) who waits, by which connection. A row whose
--- connection is gone means nothing.
+-- connection has ended means nothing.
 CREATE TABLE IF NOT EXISTS {bound} (
     claim BINARY(16) NOT NULL PRIMARY KEY,
     strategy VARBINARY(16) NOT NULL,
@@ -23,13 +23,13 @@ CREATE TABLE IF NOT EXISTS {bound} (
     KEY name (name)
 ) ENGINE = InnoDB;
 
--- strategy=for-update: fencing tokens, sixteen for each id. The rows are rolled back; what the counter has counted is not.
+-- strategy=for-update: fencing tokens, sixteen for each id. The rows are rolled back; the counter is not.
 CREATE TABLE IF NOT EXISTS {tokens} (
     id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY
 ) ENGINE = InnoDB;
 
--- strategy=get-lock: one row, which says what id a number of UUID_SHORT() means in this run of the server. Number `origin`
--- means id `base`, the next ones those after it; those below `upto` are reserved.
+-- strategy=get-lock: one row, which maps numbers of UUID_SHORT() to ids in this run of the server. Number `origin` is id
+-- `base`, the next number the next id, and so on; numbers below `upto` are reserved.
 CREATE TABLE IF NOT EXISTS {counter} (
     id TINYINT UNSIGNED NOT NULL PRIMARY KEY,
     origin BIGINT UNSIGNED NOT NULL,

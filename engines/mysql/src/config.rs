@@ -1,11 +1,11 @@
-//! Where the servers are, and how to deal with them: the store's URL taken apart.
+//! The options of a store's URL.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
-use fencelock_sql::server::{Host, Lookout, Settings, hosts};
+use fencelock_sql::server::{Host, SecondServer, Settings, hosts};
 use fencelock_sql::tls::Tls;
 use mysql_async::{Opts, OptsBuilder};
 
@@ -14,16 +14,14 @@ use super::tls;
 const DEFAULT_PORT: u16 = 3306;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Of the strategy that shares connections, and of those that need one for each claim.
+/// The default of `max-connections`: for the strategy that shares connections, and for those that need one per claim.
 const CONNECTIONS: (u64, u64) = (8, 32);
 /// What the tables' names begin with.
 const TABLE: &str = "fencelock";
-/// MySQL takes names of 64 bytes, and ours go on after this.
+/// MySQL takes names of 64 bytes, and ours have a suffix.
 const LONGEST_TABLE: usize = 48;
 
-/// How long the server keeps a connection that is silent, in seconds; in a transaction it is [`IN_TRANSACTION`].
-///
-/// [`IN_TRANSACTION`]: super::wire::IN_TRANSACTION
+/// How long the server keeps a connection that is silent outside a transaction, in seconds.
 pub(crate) const WAIT_TIMEOUT: usize = 28_800;
 
 /// How locks are kept.
@@ -37,7 +35,7 @@ pub(crate) enum Strategy {
     ForUpdate,
 }
 
-/// How to reach the servers, and what to do there.
+/// A store's URL, read.
 #[derive(Clone)]
 pub(crate) struct Config {
     /// The URL without its password.
@@ -47,10 +45,10 @@ pub(crate) struct Config {
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
     pub(crate) tls: Tls,
-    /// Nothing is written, and nothing is made.
+    /// Nothing is written, and nothing is created.
     pub(crate) inspect_only: bool,
-    pub(crate) lookout: Arc<Lookout>,
-    /// Of each host.
+    pub(crate) second_server: Arc<SecondServer>,
+    /// The driver's options, one per host.
     options: Vec<Opts>,
 }
 
@@ -61,7 +59,7 @@ impl Config {
         let mut timeout = |option, default: Duration| {
             let value = url.take_duration(option)?.unwrap_or(default);
             if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+                return Err(url.refuse(format!("{option} must be more than 0")));
             }
             Ok(value)
         };
@@ -73,7 +71,7 @@ impl Config {
             Some("for-update") => Strategy::ForUpdate,
             Some(other) => {
                 return Err(url.refuse(format!(
-                    "strategy={other} is unknown here; known are lease, for-update and get-lock"
+                    "strategy={other} is unknown; known are lease, for-update and get-lock"
                 )));
             }
         };
@@ -82,7 +80,7 @@ impl Config {
             _ => (CONNECTIONS.1, 1),
         };
         let connections = url.take_number("max-connections")?.unwrap_or(default);
-        // What a semaphore can count.
+        // The most that a semaphore can count.
         let connections = usize::try_from(connections)
             .ok()
             .map(|n| n.min(usize::MAX >> 3));
@@ -90,13 +88,13 @@ impl Config {
             .filter(|n| *n >= least)
             .and_then(NonZeroUsize::new)
         else {
-            return Err(url.refuse(format!("max-connections must be {least} at least")));
+            return Err(url.refuse(format!("max-connections must be at least {least}")));
         };
         let table = url.take("table").unwrap_or_else(|| TABLE.to_owned());
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if table.is_empty() || table.len() > LONGEST_TABLE || !table.chars().all(plain) {
             return Err(url.refuse(format!(
-                "table={table} is what the tables' names begin with: at most {LONGEST_TABLE} letters, digits and _"
+                "table={table} must be a prefix for the tables' names: at most {LONGEST_TABLE} letters, digits and _"
             )));
         }
         let hosts = hosts(&url, DEFAULT_PORT)?;
@@ -112,7 +110,7 @@ impl Config {
             .db_name(Some(database))
             .prefer_socket(false)
             .tcp_nodelay(true)
-            // Both are asked for by a query of its own otherwise.
+            // Without these two the driver sends a query for each.
             .max_allowed_packet(Some(16 * 1024 * 1024))
             .wait_timeout(Some(WAIT_TIMEOUT));
         let usual = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"];
@@ -136,7 +134,7 @@ impl Config {
             settings,
             tls,
             inspect_only,
-            lookout: Arc::default(),
+            second_server: Arc::default(),
             options,
         })
     }

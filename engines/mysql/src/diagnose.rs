@@ -1,5 +1,4 @@
-//! What stands between a server, as it is now, and what locks are for: beyond the limits of its promises, which its
-//! settings decide at open.
+//! Problems of a server as it is now, beyond the limits of its promises.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,26 +7,27 @@ use fencelock_core::{Asked, ClockWatch, Error, Finding, Purpose, Result};
 use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::{Config, Strategy, WAIT_TIMEOUT};
-use super::connect::connect;
+use super::connection::{Connected, connect, hang_up};
+use super::error::caller_error;
+use super::request::{NOW, Request};
 use super::tables::Tables;
-use super::wire::{NOW, Request, told};
 
 /// Semi-synchronous replication of MySQL 8.0.26 and later has new names.
 const ASK: &str = "\
     SHOW VARIABLES WHERE Variable_name IN ('wait_timeout', 'tx_isolation', 'transaction_isolation', \
     'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', \
     'rpl_semi_sync_master_timeout', 'rpl_semi_sync_source_timeout')";
-/// Replicas that follow at present: as MariaDB tells everybody, and as far as this user may see their connections.
+/// The connected replicas: as MariaDB counts them, and as far as this user may see their connections.
 const REPLICAS: [&str; 2] = [
     "SHOW GLOBAL STATUS LIKE 'Slaves_connected'",
     "SELECT '', CAST(COUNT(*) AS CHAR) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'",
 ];
-/// A replica that answers no sooner is not waited for: with less than this, a fail-over may forget grants.
+/// With a shorter timeout the server may go on without its replicas, and a fail-over may lose grants.
 const LONG: Duration = Duration::from_secs(3600);
 
 pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Finding>> {
-    let (mut conn, facts, _) = connect(config).await?;
-    let failed = |error| told(&config.store, "ask for its settings", error);
+    let Connected { mut conn, info, .. } = connect(config).await?;
+    let failed = |error| caller_error(&config.store, "ask for its settings", error);
     let mut request = Request::of(ASK);
     REPLICAS.into_iter().for_each(|ask| {
         request.push(ask);
@@ -41,7 +41,7 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     let replicas = counted.filter_map(count).max().unwrap_or(0);
     let mut findings = Vec::from_iter(of_session(&variables));
     findings.extend(config.tls.finding(&config.hosts));
-    if !facts.takes_writes() {
+    if !info.takes_writes() {
         findings.push(Finding::new(
             Purpose::Efficiency,
             "the server takes no writes (read_only), so no lock can be taken there",
@@ -49,9 +49,9 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
         ));
     }
     if config.strategy == Strategy::Lease {
-        findings.extend(of_replicas(replicas, &variables, facts.to_last()));
+        findings.extend(of_replicas(replicas, &variables, info.how_to_persist()));
     }
-    let takes_writes = facts.takes_writes();
+    let takes_writes = info.takes_writes();
     rights(&mut conn, config, tables, takes_writes, &mut findings).await?;
     let (host, port) = (
         conn.opts().ip_or_hostname().to_owned(),
@@ -70,11 +70,11 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
         }
     }
     findings.extend(watch.findings());
-    super::hang_up(conn);
+    hang_up(conn);
     Ok(findings)
 }
 
-/// Each connection sets these for itself, whatever the server's own are.
+/// Each connection sets these for itself, so other values come from a proxy.
 fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
     let get = |name: &str| variables.get(name).map(String::as_str);
     let isolation = get("transaction_isolation").or(get("tx_isolation"));
@@ -90,18 +90,18 @@ fn of_session(variables: &HashMap<String, String>) -> Option<Finding> {
     Some(Finding::new(
         Purpose::Correctness,
         format!(
-            "a connection {other}, although fencelock has just set that: something between here and the server shares its \
+            "a connection {other}, although fencelock has just set that: something between this client and the server shares its \
              connections or resets them"
         ),
         "connect to the server itself, or have the proxy give each client a connection of its own",
     ))
 }
 
-/// Whether those that may be promoted have all grants.
+/// Whether the server waits for its replicas, so that a promoted one has all grants.
 fn of_replicas(
     replicas: u64,
     variables: &HashMap<String, String>,
-    to_last: &str,
+    how_to_persist: &str,
 ) -> Option<Finding> {
     let either = |what: &str| {
         ["master", "source"].into_iter().find_map(|word| {
@@ -116,10 +116,10 @@ fn of_replicas(
     if either("enabled") != Some("ON") {
         return Some(Finding::new(
             Purpose::Correctness,
-            "a replica follows without being waited for: promoted, it may not have heard of the last grants, and grant a \
+            "the server does not wait for its replica: promoted, a replica may have missed the last grants, and grant a \
              lock twice (with a higher token)",
             format!(
-                "use semi-synchronous replication: rpl_semi_sync_master_enabled = ON (or source for master), {to_last}"
+                "use semi-synchronous replication: rpl_semi_sync_master_enabled = ON (or source for master), {how_to_persist}"
             ),
         ));
     }
@@ -129,18 +129,18 @@ fn of_replicas(
         Finding::new(
             Purpose::Correctness,
             format!(
-                "after {waits:?} without a replica's answer the server goes on granting without it (rpl_semi_sync_..._timeout): \
+                "after {waits:?} without a replica's answer the server grants without it (rpl_semi_sync_..._timeout): \
                  promoted then, it may grant a lock twice (with a higher token)"
             ),
             format!(
-                "set rpl_semi_sync_master_timeout (or source for master) to an hour or more, {to_last}; or never promote a \
-                 replica that was behind"
+                "set rpl_semi_sync_master_timeout (or source for master) to an hour or more, {how_to_persist}; or never promote a \
+                 replica that lags behind"
             ),
         )
     })
 }
 
-/// Rights that are missed later only, in the middle of something.
+/// Missing rights that would otherwise show only later.
 async fn rights(
     conn: &mut Conn,
     config: &Config,
@@ -179,10 +179,10 @@ async fn rights(
             let Err(error) = Request::of(statement).run(conn).await else {
                 continue;
             };
-            match told(&config.store, "try its rights", error) {
+            match caller_error(&config.store, "try its rights", error) {
                 Error::Refused { .. } => findings.push(Finding::new(
                     Purpose::Efficiency,
-                    format!("this user may not {right} on {table}, so locks cannot be waited for, kept or released"),
+                    format!("this user may not {right} on {table}, so waiting, renewing or releasing fails"),
                     format!("GRANT {right} ON {table} to this user"),
                 )),
                 error if error.is_retryable() => return Err(error),
@@ -200,15 +200,14 @@ async fn rights(
         let missing = missing.join(", ");
         findings.push(Finding::new(
             Purpose::Efficiency,
-            format!("tables are missing: {missing}, and this user may not make them"),
-            "let somebody who may run what `fencelock schema mysql` prints",
+            format!("tables are missing: {missing}, and this user may not create them"),
+            "have an administrator run the output of `fencelock schema mysql`",
         ));
     }
     Ok(())
 }
 
-/// Whether the first client of this user that takes a lock makes the tables by itself. (A right that came with a role is
-/// not seen.)
+/// Whether this user may create the tables when it first takes a lock. (Rights that come with a role are not seen.)
 async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
     const MAY: &str = "\
         SELECT 1 FROM (SELECT grantee, privilege_type, '%' AS place FROM information_schema.user_privileges \
@@ -216,7 +215,8 @@ async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
         WHERE privilege_type = 'CREATE' AND DATABASE() LIKE place \
         AND grantee = CONCAT('\\'', REPLACE(CURRENT_USER(), '@', '\\'@\\''), '\\'') LIMIT 1";
     let answers = Request::of(MAY).run(conn).await;
-    let answers = answers.map_err(|error| told(&config.store, "ask for its rights", error))?;
+    let answers =
+        answers.map_err(|error| caller_error(&config.store, "ask for its rights", error))?;
     Ok(!answers[0].rows.is_empty())
 }
 
@@ -252,10 +252,10 @@ mod tests {
     fn replicas_are_to_be_waited_for() {
         assert_eq!(of_replicas(0, &variables(&[]), ""), None);
         for (pairs, said) in [
-            (&[][..], "without being waited for"),
+            (&[][..], "does not wait for its replica"),
             (
                 &[("rpl_semi_sync_master_enabled", "OFF")],
-                "without being waited for",
+                "does not wait for its replica",
             ),
             (
                 &[

@@ -1,48 +1,47 @@
 //! MySQL and MariaDB.
 //!
-//! `mysql://USER[:PASSWORD]@HOST[:PORT][,HOST...]/DATABASE`; of several hosts the one that takes writes is used, and looked
-//! for again after a switch-over.
+//! `mysql://USER[:PASSWORD]@HOST[:PORT][,HOST...]/DATABASE`; of several hosts the client uses the one that takes
+//! writes, and finds it again after a switch-over.
 //!
 //! | option | default | meaning |
 //! | --- | --- | --- |
 //! | `strategy` | `lease` | `lease`: rows that expire; `get-lock`: locks that the server keeps for a connection; `for-update`: rows that a transaction keeps locked |
-//! | `table` | `fencelock` | what the tables' names begin with |
+//! | `table` | `fencelock` | prefix of the tables' names |
 //! | `max-connections` | 8 | the most connections of one client; for `get-lock` and `for-update` 32, how many claims may hold or wait in the database at once |
 //! | `connect-timeout` | 5s | how long opening may take |
 //! | `response-timeout` | 2s | how long each call waits for an answer |
-//! | `password-env`, `password-file` | | where the password is, other than in the URL |
+//! | `password-env`, `password-file` | | the variable or the file that has the password, to keep it out of the URL |
 //! | `tls` | `require`; on this machine `off` | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
 //! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
 //!
-//! Needs MySQL 8.0 or MariaDB 10.2.4 or later, and for its user SELECT, INSERT, UPDATE and DELETE on the tables; CREATE the
-//! first time, unless [`schema`] was run by somebody else. Not SUPER or READ ONLY ADMIN, which write to a replica.
+//! Needs MySQL 8.0 or MariaDB 10.2.4 or later. The user needs SELECT, INSERT, UPDATE and DELETE on the tables, and CREATE the
+//! first time, unless an administrator ran [`schema`]. It should not have SUPER or READ ONLY ADMIN, which may write to a
+//! replica.
 
 mod bound;
 mod config;
-mod connect;
-mod counter;
+mod connection;
 mod diagnose;
+mod error;
 mod lease;
-mod line;
+mod request;
+mod server;
 mod tables;
 mod tls;
-mod wire;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencelock_core::{Engine, Result, StoreUrl};
-use fencelock_sql::bound::Bound;
-use fencelock_sql::server::Server;
-use mysql_async::Conn;
+use fencelock_sql::bound::BoundEngine;
+use fencelock_sql::server::LeaseEngine;
 
 use config::{Config, Strategy};
 
-/// Opens the store that a URL `mysql://...` names; makes its tables if they are missing.
+/// Opens the store that a URL `mysql://...` names. Creates its tables if they are missing.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if the URL or the server has what it should not,
-/// [`Error::Refused`](fencelock_core::Error::Refused) without a right that is needed,
+/// [`Error::Config`](fencelock_core::Error::Config) if the URL is wrong or the server unsuitable,
+/// [`Error::Refused`](fencelock_core::Error::Refused) if the user lacks a right,
 /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server that takes writes answers in time.
 ///
 /// # Cancel safety
@@ -52,28 +51,19 @@ pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
     let settings = config.settings;
     match config.strategy {
         Strategy::Lease => {
-            let server = Server::open(lease::MySql::new(config), settings).await?;
-            Ok(Arc::new(server))
+            let engine = LeaseEngine::open(lease::Leases::new(config), settings).await?;
+            Ok(Arc::new(engine))
         }
         Strategy::GetLock | Strategy::ForUpdate => {
-            Ok(Arc::new(Bound::open(bound::Ways::new(config)).await?))
+            let dialect = bound::BoundLocks::new(config);
+            Ok(Arc::new(BoundEngine::open(dialect).await?))
         }
     }
 }
 
-/// The statements that make the tables, for users who may not; `table` is the URL's option of that
-/// name, `fencelock` by default.
+/// The statements that create the tables, for an administrator. `table` is the URL's option of that name, `fencelock` by
+/// default.
 #[must_use]
 pub fn schema(table: &str) -> String {
     tables::Tables::new(table).script()
-}
-
-/// Ends a connection behind, without waiting for a server that may not answer.
-fn hang_up(conn: Conn) {
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(async move {
-            // Its end is all that matters.
-            let _ = tokio::time::timeout(Duration::from_secs(1), conn.disconnect()).await;
-        });
-    }
 }

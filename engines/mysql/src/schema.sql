@@ -1,20 +1,19 @@
--- Format 2. Times are microseconds of UTC since 1970, on the database's clock. Text is kept as bytes: no collation folds
--- or pads it.
+-- Format 2. Times are microseconds since 1970, UTC, on the database's clock. Text is stored as bytes: no collation changes it.
 
--- One row: which format the tables have.
+-- One row: the format of the tables.
 CREATE TABLE IF NOT EXISTS {store} (
     id TINYINT UNSIGNED NOT NULL PRIMARY KEY,
     format INT UNSIGNED NOT NULL
 ) ENGINE = InnoDB;
 
--- The gate of each lock that is held or waited for, and whoever holds it alone. Every change of its holders and its line
--- counts the version up. A grant's tokens are 16 * id + 0, 1, ... up to how many it has; each grant makes the gate anew, and
--- so draws an id.
+-- The gate of each lock that is held or waited for, and its exclusive holder. Every change of its holders and its queue counts
+-- the version up. A grant's tokens are 16 * id + 0, 1, ..., as many as it has. Each grant inserts the gate anew, and so draws
+-- an id.
 CREATE TABLE IF NOT EXISTS {locks} (
     name VARBINARY(512) NOT NULL PRIMARY KEY,
     id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
     version BIGINT UNSIGNED NOT NULL,
-    state VARBINARY(16) NOT NULL,         -- held, asked, or abandoned; none: nobody holds alone, and the rest says nothing
+    state VARBINARY(16) NOT NULL,         -- held, asked or abandoned; none: no exclusive holder, and the columns below mean nothing
     claim BINARY(16) NOT NULL,
     tokens TINYINT UNSIGNED NOT NULL,     -- how many
     current TINYINT UNSIGNED NOT NULL,    -- which of them is in use
@@ -26,7 +25,7 @@ CREATE TABLE IF NOT EXISTS {locks} (
     UNIQUE KEY id (id)
 ) ENGINE = InnoDB;
 
--- Those who hold a lock beside others, each with the id that its grant drew.
+-- Shared holders and permits, each with the id that its grant drew.
 CREATE TABLE IF NOT EXISTS {holders} (
     id BIGINT UNSIGNED NOT NULL,
     name VARBINARY(512) NOT NULL,
@@ -45,7 +44,7 @@ CREATE TABLE IF NOT EXISTS {holders} (
 
 CREATE TABLE IF NOT EXISTS {waiters} (
     name VARBINARY(512) NOT NULL,
-    ticket BIGINT NOT NULL,               -- the order of the line
+    ticket BIGINT NOT NULL,               -- the order of the queue
     claim BINARY(16) NOT NULL,
     mode VARBINARY(16) NOT NULL,
     expiry BIGINT UNSIGNED NOT NULL,
@@ -53,8 +52,8 @@ CREATE TABLE IF NOT EXISTS {waiters} (
     PRIMARY KEY (name, ticket)
 ) ENGINE = InnoDB;
 
--- Whoever is to be granted a lock keeps one of these rows locked, by a hash of the lock's name, from before it draws its id
--- to the end of its transaction. So of two who want the same lock, the one that draws later is granted it later.
+-- A transaction that grants a lock keeps one of these rows locked, chosen by a hash of the lock's name, from before it draws
+-- its id until it ends. So of two claims for one lock, the one that draws later is granted later.
 CREATE TABLE IF NOT EXISTS {draws} (
     id SMALLINT UNSIGNED NOT NULL PRIMARY KEY,
     zero TINYINT UNSIGNED NOT NULL

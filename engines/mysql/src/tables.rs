@@ -1,13 +1,13 @@
-//! The tables' names, and the statements that make them.
+//! The tables' names, and the statements that create them.
 
 use fencelock_core::Result;
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 
 use super::config::Config;
-use super::wire::{is_in_the_way, told};
+use super::error::{caller_error, is_conflict};
 
-/// Names of tables, quoted.
+/// The quoted names of the tables.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) store: String,
@@ -23,14 +23,14 @@ pub(crate) struct Tables {
 
 /// What the tables are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum For {
+pub(crate) enum Use {
     Leases,
-    /// Locks that hang on a connection.
+    /// Connection-bound locks.
     Connections,
 }
 
 impl Tables {
-    /// All begin with `table`, which is letters, digits and underscores.
+    /// `table` is the common prefix: letters, digits and underscores.
     pub(crate) fn new(table: &str) -> Self {
         let named = |what: &str| format!("`{table}_{what}`");
         Self {
@@ -59,35 +59,35 @@ impl Tables {
             .replace("{counter}", &self.counter)
     }
 
-    /// The text that makes them all, comments and all, to be run by whoever may.
+    /// The script that creates all tables, with its comments, for an administrator.
     pub(crate) fn script(&self) -> String {
         let all = [include_str!("schema.sql"), include_str!("bound_schema.sql")];
         self.fill(&all.join("\n"))
     }
 
-    /// Makes those for one use that are not there. May be done by several at once.
-    pub(crate) async fn make(&self, conn: &mut Conn, what: For, config: &Config) -> Result<()> {
+    /// Creates the missing tables for one use. Several clients may do so at once.
+    pub(crate) async fn create(&self, conn: &mut Conn, what: Use, config: &Config) -> Result<()> {
         for statement in self.schema(what) {
             let mut tries = 10;
             while let Err(error) = conn.query_drop(&statement).await {
                 tries -= 1;
-                // In the way of somebody else who makes them, or of the server's own work on a new table.
+                // Another client creates them as well, or the server works on a new table.
                 let again =
-                    matches!(&error, mysql_async::Error::Server(it) if is_in_the_way(it.code));
+                    matches!(&error, mysql_async::Error::Server(it) if is_conflict(it.code));
                 if !again || tries == 0 {
-                    let action = format!("make the tables {}_...", config.table);
-                    return Err(told(&config.store, &action, error));
+                    let action = format!("create the tables {}_...", config.table);
+                    return Err(caller_error(&config.store, &action, error));
                 }
             }
         }
         Ok(())
     }
 
-    /// The statements for one use, one at a time.
-    fn schema(&self, what: For) -> Vec<String> {
+    /// The statements for one use, one by one.
+    fn schema(&self, what: Use) -> Vec<String> {
         let script = match what {
-            For::Leases => include_str!("schema.sql"),
-            For::Connections => include_str!("bound_schema.sql"),
+            Use::Leases => include_str!("schema.sql"),
+            Use::Connections => include_str!("bound_schema.sql"),
         };
         let script = self.fill(script);
         let code = script

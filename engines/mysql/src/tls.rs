@@ -1,20 +1,21 @@
-//! TLS to MySQL and MariaDB: the server's greeting comes in the clear, and so do the capabilities that the client answers
-//! with; whoever connects and with which password is told after the handshake.
+//! TLS to MySQL and MariaDB. The server's greeting and the client's capabilities are sent in the clear; user and password
+//! follow after the handshake.
 
 use fencelock_core::Error;
 use fencelock_sql::server::Host;
-use fencelock_sql::tls::{self, Mode, Tls};
+use fencelock_sql::tls::{Mode, Tls, hint};
+#[cfg(feature = "tls")]
+use fencelock_sql::tls::{explain, not_offered};
 use mysql_async::{Conn, Opts, OptsBuilder};
 
-use super::config::Config;
-use super::wire::told;
+use super::error::caller_error;
 
-/// Refused by MySQL for connecting without TLS.
+/// MySQL refuses a connection without TLS.
 const INSECURE: u16 = 3159;
-/// Access denied: also to a user of whom the server wants TLS or a certificate, and by MariaDB to anybody without TLS.
+/// Access denied. Also the answer to a user who needs TLS or a certificate, and MariaDB's to any connection without TLS.
 const DENIED: u16 = 1045;
 
-/// The driver's options to connect to a host as it is asked for.
+/// The driver's options for a host, with the TLS mode of the URL.
 #[cfg(feature = "tls")]
 pub(super) fn options(options: OptsBuilder, tls: &Tls, host: &Host) -> Opts {
     use mysql_async::{ClientIdentity, SslOpts};
@@ -33,7 +34,7 @@ pub(super) fn options(options: OptsBuilder, tls: &Tls, host: &Host) -> Opts {
                 .with_root_certs(roots)
                 .with_client_identity(identity)
         }
-        // It is there; were it not, nobody would be trusted.
+        // `Tls` always has it in this mode. Without it no server is trusted.
         (Mode::Require, None) => SslOpts::default().with_disable_built_in_roots(true),
     };
     options.ssl_opts(settings).into()
@@ -44,21 +45,20 @@ pub(super) fn options(options: OptsBuilder, _tls: &Tls, _host: &Host) -> Opts {
     options.into()
 }
 
-/// Connects.
-pub(super) async fn connect(config: &Config, host: &Host, at: &str) -> Result<Conn, Error> {
-    let Some(options) = config.options(host) else {
-        return Err(Error::config(
-            &config.store,
-            format!("it does not name {}", host.name),
-        ));
-    };
+pub(super) async fn connect(
+    store: &str,
+    tls: &Tls,
+    host: &Host,
+    options: &Opts,
+    action: &str,
+) -> Result<Conn, Error> {
     let connected = match Conn::new(options.clone()).await {
-        Err(error) if config.tls.mode(host) == Mode::Prefer && offers_none(&error) => {
+        Err(error) if tls.mode(host) == Mode::Prefer && offers_none(&error) => {
             Conn::new(OptsBuilder::from_opts(options.clone()).ssl_opts(None)).await
         }
         connected => connected,
     };
-    connected.map_err(|error| refused(config, host, at, error))
+    connected.map_err(|error| refused(store, tls, host, action, error))
 }
 
 fn offers_none(error: &mysql_async::Error) -> bool {
@@ -67,29 +67,29 @@ fn offers_none(error: &mysql_async::Error) -> bool {
 }
 
 /// What a failure to connect means.
-fn refused(config: &Config, host: &Host, at: &str, error: mysql_async::Error) -> Error {
-    let mode = config.tls.mode(host);
+fn refused(store: &str, tls: &Tls, host: &Host, action: &str, error: mysql_async::Error) -> Error {
+    let mode = tls.mode(host);
     #[cfg(feature = "tls")]
     if offers_none(&error) {
-        return Error::config(&config.store, tls::not_offered(&host.name));
+        return Error::config(store, not_offered(&host.name));
     }
     #[cfg(feature = "tls")]
-    if let Some(why) = tls::explain(&error, &host.name) {
-        return Error::config(&config.store, why);
+    if let Some(why) = explain(&error, &host.name) {
+        return Error::config(store, why);
     }
     match &error {
         mysql_async::Error::Server(server) if server.code == INSECURE => Error::config(
-            &config.store,
+            store,
             format!(
-                "{} takes connections with TLS only; say tls=require",
+                "{} takes connections with TLS only; use tls=require",
                 host.name
             ),
         ),
         mysql_async::Error::Server(server) if server.code == DENIED => {
-            let more = tls::hint(&config.tls, mode);
-            let action = format!("{at}; check user and password{more}");
-            Error::refused(&config.store, action, error)
+            let more = hint(tls, mode);
+            let action = format!("{action}; check user and password{more}");
+            Error::refused(store, action, error)
         }
-        _ => told(&config.store, at, error),
+        _ => caller_error(store, action, error),
     }
 }

@@ -1,4 +1,4 @@
-//! Where the servers are, and how to deal with them: the store's URL taken apart.
+//! The options of a store's URL.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::tls::ssl_mode;
 const DEFAULT_PORT: u16 = 5432;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Of a strategy that needs one for each claim, and of the one that shares them.
+/// The default of `max-connections`: for the strategy that needs one per claim, and for the one that shares them.
 const MAX_CONNECTIONS: (u64, u64) = (32, 8);
 
 /// How locks are kept.
@@ -26,7 +26,7 @@ pub(crate) enum Strategy {
     Advisory,
 }
 
-/// A store as its URL tells it.
+/// A store's URL, read.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// The URL without its password.
@@ -34,12 +34,11 @@ pub(crate) struct Config {
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
     pub(crate) connections: NonZeroUsize,
-    /// Nothing is written, and nothing is made.
+    /// Nothing is written, and nothing is created.
     pub(crate) inspect_only: bool,
-    /// One per host, each with everything that is needed to connect.
-    pub(crate) hosts: Vec<tokio_postgres::Config>,
-    /// What the URL calls them.
-    pub(crate) names: Vec<Host>,
+    pub(crate) hosts: Vec<Host>,
+    /// The driver's options, one per host.
+    pub(crate) options: Vec<tokio_postgres::Config>,
     pub(crate) tls: Tls,
 }
 
@@ -61,22 +60,22 @@ impl Config {
             }
             Some(other) => {
                 return Err(url.refuse(format!(
-                    "strategy={other} is unknown here; known are lease and advisory"
+                    "strategy={other} is unknown; known are lease and advisory"
                 )));
             }
         };
-        // A lease keeps one for renewals.
+        // The lease strategy keeps one connection for renewals.
         let (default, least) = match strategy {
             Strategy::Lease => (MAX_CONNECTIONS.1, 2),
             _ => (MAX_CONNECTIONS.0, 1),
         };
         let max_connections =
             usize::try_from(max_connections.unwrap_or(default)).unwrap_or(usize::MAX);
-        // What a semaphore can count.
+        // The most that a semaphore can count.
         let max_connections = max_connections.min(usize::MAX >> 3);
         let Some(connections) = NonZeroUsize::new(max_connections).filter(|n| n.get() >= least)
         else {
-            return Err(url.refuse(format!("max-connections must be {least} at least")));
+            return Err(url.refuse(format!("max-connections must be at least {least}")));
         };
         let settings = Settings {
             connect_timeout: connect_timeout.unwrap_or(CONNECT_TIMEOUT),
@@ -88,7 +87,7 @@ impl Config {
             ("response-timeout", settings.response_timeout),
         ] {
             if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+                return Err(url.refuse(format!("{option} must be more than 0")));
             }
         }
         let Some(user) = url.user.clone() else {
@@ -98,28 +97,28 @@ impl Config {
             true => user.clone(),
             false => url.path.clone(),
         };
-        let mut names = server::hosts(&url, DEFAULT_PORT)?;
-        for Host { name, .. } in &mut names {
+        let mut hosts = server::hosts(&url, DEFAULT_PORT)?;
+        for Host { name, .. } in &mut hosts {
             // The directory of a Unix socket is written as %2Frun%2Fpostgresql.
             *name = percent_decode_str(name).decode_utf8_lossy().into_owned();
         }
         let usual = ["sslmode", "sslrootcert", "sslcert", "sslkey"];
-        let tls = Tls::take(&mut url, usual, &names)?;
-        let mut hosts = Vec::new();
-        for host in &names {
+        let tls = Tls::take(&mut url, usual, &hosts)?;
+        let mut options = Vec::new();
+        for host in &hosts {
             let mut config = tokio_postgres::Config::new();
             config.user(&user).dbname(&database);
             config.host(&host.name).port(host.port);
             config.ssl_mode(ssl_mode(tls.mode(host)));
             config.application_name("fencelock");
-            // A connection to a machine that is gone ends, too.
+            // So that a connection to a dead machine ends.
             config.keepalives_idle(Duration::from_secs(15));
             config.keepalives_interval(Duration::from_secs(5));
             config.keepalives_retries(3);
             if let Some(password) = &password {
                 config.password(password);
             }
-            hosts.push(config);
+            options.push(config);
         }
         url.finish()?;
         Ok(Self {
@@ -129,15 +128,15 @@ impl Config {
             connections,
             inspect_only,
             hosts,
-            names,
+            options,
             tls,
         })
     }
 
-    /// Where a host is, for people.
+    /// A host's name and port.
     pub(crate) fn address(&self, at: usize) -> String {
-        let host = self.hosts[at].get_hosts().first();
-        let port = self.hosts[at].get_ports().first();
+        let host = self.options[at].get_hosts().first();
+        let port = self.options[at].get_ports().first();
         let port = port.copied().unwrap_or(DEFAULT_PORT);
         match host {
             Some(tokio_postgres::config::Host::Tcp(name)) => format!("{name}:{port}"),
@@ -162,13 +161,13 @@ mod tests {
                 .unwrap();
         assert_eq!(config.strategy, Strategy::Advisory);
         assert_eq!(config.settings.max_connections, 3);
-        assert_eq!(config.hosts[0].get_ports(), [7000]);
-        assert_eq!(config.hosts[1].get_ports(), [DEFAULT_PORT]);
-        assert_eq!(config.hosts[1].get_dbname(), Some("d"));
-        assert_eq!(config.hosts[0].get_password(), Some(&b"secret"[..]));
+        assert_eq!(config.options[0].get_ports(), [7000]);
+        assert_eq!(config.options[1].get_ports(), [DEFAULT_PORT]);
+        assert_eq!(config.options[1].get_dbname(), Some("d"));
+        assert_eq!(config.options[0].get_password(), Some(&b"secret"[..]));
         assert!(!format!("{config:?}").contains("secret"));
         assert_eq!(
-            read("postgres://me@%2Frun%2Fx").unwrap().hosts[0].get_dbname(),
+            read("postgres://me@%2Frun%2Fx").unwrap().options[0].get_dbname(),
             Some("me")
         );
     }
@@ -184,10 +183,10 @@ mod tests {
                 "postgres://me@localhost/d?strategy=for-update",
                 "strategy=advisory",
             ),
-            ("postgres://me@localhost/d?max-connections=1", "2 at least"),
+            ("postgres://me@localhost/d?max-connections=1", "at least 2"),
             (
                 "postgres://me@localhost/d?strategy=advisory&max-connections=0",
-                "1 at least",
+                "at least 1",
             ),
             (
                 "postgres://me@localhost/d?response-timeout=0",

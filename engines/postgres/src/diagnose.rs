@@ -1,15 +1,16 @@
-//! What stands between a server, as it is now, and what locks are for: beyond the limits of its promises.
+//! Problems of a server as it is now, beyond the limits of its promises.
 
 use std::time::Duration;
 
 use fencelock_core::{Asked, ClockWatch, Finding, Purpose, Result};
-use fencelock_sql::bound::Tie;
+use fencelock_sql::bound::CloseSignal;
 
 use super::config::Strategy;
-use super::connection::{self, Server, Session};
+use super::connection::{Hosts, Session};
+use super::tables::REVISION as OUR_REVISION;
 
 const ASK: &str = "SELECT current_setting('transaction_isolation')";
-/// Rights that are missed later only, in the middle of something.
+/// Missing rights that would otherwise show only later.
 const MISSING: &str = "\
     SELECT privilege || ' on ' || of FROM unnest($1::text[]) AS of, \
         unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege \
@@ -20,26 +21,26 @@ const MISSING: &str = "\
         WHERE NOT has_sequence_privilege(to_regclass('fencelock_tokens'), privilege) UNION ALL \
     SELECT 'EXECUTE on ' || proname FROM pg_proc \
         WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) AND NOT has_function_privilege(oid, 'EXECUTE')";
-/// What is not there, or is an older version's.
+/// Tables that do not exist.
 const ABSENT: &str = "SELECT of FROM unnest($1::text[]) AS of WHERE to_regclass(of) IS NULL";
-/// Whether the first client of this user that takes a lock makes them by itself: what is there has to be its own.
+/// Whether this user may create what is missing when it first takes a lock: it must own what exists.
 const MAKES: &str = "\
     SELECT NOT pg_is_in_recovery() AND coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) \
         AND NOT EXISTS (SELECT FROM pg_proc WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) \
             AND NOT pg_has_role(proowner, 'USAGE'))";
 const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
-pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
-    let mut session = server.connect(&Tie::new(None), None).await?;
+pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
+    let mut session = hosts.connect(&CloseSignal::new(None), None).await?;
     let rows = session
-        .query(server, "ask for its settings", ASK, &[])
+        .query(hosts, "ask for its settings", ASK, &[])
         .await?;
     let row = rows
         .first()
-        .ok_or_else(|| server.internal("no answer to a SELECT"))?;
+        .ok_or_else(|| hosts.internal("no answer to a SELECT"))?;
     let mut findings: Vec<Finding> = isolation(row.get(0)).into_iter().collect();
-    findings.extend(server.config.tls.finding(&server.config.names));
-    let tables: &[&str] = match server.config.strategy {
+    findings.extend(hosts.config.tls.finding(&hosts.config.hosts));
+    let tables: &[&str] = match hosts.config.strategy {
         Strategy::Lease => &["fencelock_locks", "fencelock_holders", "fencelock_waiters"],
         Strategy::Advisory => &["fencelock_bound"],
     };
@@ -50,25 +51,25 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
             "name the primary, alone or as well",
         ));
     }
-    findings.extend(absent(server, &mut session, tables).await?);
+    findings.extend(absent(hosts, &mut session, tables).await?);
     let missing = session
-        .query(server, "ask for its rights", MISSING, &[&tables])
+        .query(hosts, "ask for its rights", MISSING, &[&tables])
         .await?;
     for row in missing {
         let right: &str = row.get(0);
         findings.push(Finding::new(
             Purpose::Efficiency,
-            format!("this user has no {right}, so locks cannot be waited for, kept or released"),
+            format!("this user has no {right}, so waiting, renewing or releasing fails"),
             format!("GRANT {right} to this user"),
         ));
     }
-    let mut watch = ClockWatch::new(server.to_string());
+    let mut watch = ClockWatch::new(hosts.to_string());
     for round in 0..ClockWatch::TIMES {
         if round > 0 {
             tokio::time::sleep(ClockWatch::PAUSE).await;
         }
         let asked = Asked::now();
-        let rows = session.query(server, "ask for the time", NOW, &[]).await?;
+        let rows = session.query(hosts, "ask for the time", NOW, &[]).await?;
         if let Some(row) = rows.first() {
             let micros = row.get::<_, i64>(0).unsigned_abs();
             watch.told(asked, Duration::from_micros(micros));
@@ -78,59 +79,54 @@ pub(super) async fn findings(server: &Server) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The tables that are missing, and functions that are, or that an older version has made, unless this user's next claim
-/// makes them.
-async fn absent(
-    server: &Server,
-    session: &mut Session,
-    tables: &[&str],
-) -> Result<Option<Finding>> {
+/// Missing tables, and functions that are missing or of an older version, unless this user's next claim creates them.
+async fn absent(hosts: &Hosts, session: &mut Session, tables: &[&str]) -> Result<Option<Finding>> {
     let all = [tables, &["fencelock_store", "fencelock_tokens"]].concat();
     let rows = session
-        .query(server, "ask for its tables", ABSENT, &[&all])
+        .query(hosts, "ask for its tables", ABSENT, &[&all])
         .await?;
     let missing: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
     let what = match missing.is_empty() {
         false => format!("tables are missing: {}", missing.join(", ")),
-        true if is_old(server, session).await? => {
-            "functions are missing, or are those of an older version".to_owned()
+        true if is_old(hosts, session).await? => {
+            "functions are missing or of an older version".to_owned()
         }
         true => return Ok(None),
     };
     let rows = session
-        .query(server, "ask whether it may make its tables", MAKES, &[])
+        .query(hosts, "ask whether it may create its tables", MAKES, &[])
         .await?;
     let makes = rows.first().is_some_and(|row| row.get(0));
     Ok((!makes).then(|| {
         Finding::new(
             Purpose::Efficiency,
-            format!("{what}, and this user may not make them"),
-            "let somebody who may run what `fencelock schema postgres` prints",
+            format!("{what}, and this user may not create them"),
+            "have an administrator run the output of `fencelock schema postgres`",
         )
     }))
 }
 
-/// Whether functions are missing, or are an older version's.
-async fn is_old(server: &Server, session: &mut Session) -> Result<bool> {
+/// Whether functions are missing or of an older version.
+async fn is_old(hosts: &Hosts, session: &mut Session) -> Result<bool> {
     const THERE: &str = "SELECT to_regproc('fencelock_revision') IS NOT NULL";
     const REVISION: &str = "SELECT fencelock_revision()";
     let action = "ask for its functions";
-    let there = session.query(server, action, THERE, &[]).await?;
+    let there = session.query(hosts, action, THERE, &[]).await?;
     if !there.first().is_some_and(|row| row.get(0)) {
         return Ok(true);
     }
-    let rows = session.query(server, action, REVISION, &[]).await?;
+    let rows = session.query(hosts, action, REVISION, &[]).await?;
     let revision = rows.first().map(|row| row.get::<_, i32>(0));
-    Ok(revision.is_none_or(|revision| revision < i32::from(connection::REVISION)))
+    Ok(revision.is_none_or(|revision| revision < i32::from(OUR_REVISION)))
 }
 
-/// A connection of ours works at the level that was set, unless somebody else uses it, too.
+/// A connection works at the level that it set, unless another client uses it as well.
 fn isolation(level: &str) -> Option<Finding> {
     (level != "read committed").then(|| {
         Finding::new(
             Purpose::Correctness,
             format!(
-                "a connection works at {level}, although fencelock has just set read committed: something between here and \
+                "a connection works at {level}, although fencelock has just set read committed: something between this client and \
                  the server shares its connections or resets them"
             ),
             "connect to the server itself, or to a pool with pool_mode = session",

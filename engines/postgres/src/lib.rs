@@ -10,57 +10,63 @@
 //! | `tls` | require; on this machine off | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
 //! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
 //!
-//! With several hosts, the one that can be written to is used, and found again after a switch-over. Each has its share of the
-//! shorter of the two times to answer in.
+//! Of several hosts the client uses the one that takes writes, and finds it again after a switch-over. Each host has its
+//! share of the shorter of the two timeouts.
 
+mod advisory;
 #[cfg(feature = "tls")]
-mod anybody;
-mod bound;
+mod any_certificate;
 mod config;
 mod connection;
 mod diagnose;
+mod error;
+mod hosts;
 mod lease;
-mod limits;
+mod server;
+mod tables;
 mod tls;
 
 use std::sync::Arc;
 
 use fencelock_core::{Engine, Result, StoreUrl};
-use fencelock_sql::bound::Bound;
-use fencelock_sql::server::{Server as LeaseEngine, Settings};
+use fencelock_sql::bound::BoundEngine;
+use fencelock_sql::server::{LeaseEngine, Settings};
 
 use config::{Config, Strategy};
-use connection::Server;
+use connection::Hosts;
 
-/// Opens the store that a URL `postgres://...` names; makes its tables if they are missing. Clients whose URLs name the same
+/// Opens the store that a URL `postgres://...` names. Creates its tables if they are missing. Clients whose URLs name the same
 /// database and the same strategy share its locks.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if the URL has what it should not, or a pooler shares
+/// [`Error::Config`](fencelock_core::Error::Config) if the URL is wrong, or a pooler shares
 /// connections between transactions; [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a
-/// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host answers that can be written
-/// to.
+/// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host that takes writes answers.
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
 pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
-    let server = Server::new(Config::from_url(url)?);
-    match server.config.strategy {
-        Strategy::Advisory => Ok(Arc::new(Bound::open(bound::Advisory::new(server)).await?)),
+    let hosts = Hosts::new(Config::from_url(url)?);
+    let config = &hosts.config;
+    match config.strategy {
+        Strategy::Advisory => {
+            let dialect = advisory::Advisory::new(hosts);
+            Ok(Arc::new(BoundEngine::open(dialect).await?))
+        }
         Strategy::Lease => {
             let settings = Settings {
-                connect_timeout: server.config.settings.connect_timeout,
-                response_timeout: server.config.settings.response_timeout,
-                connections: server.config.connections,
+                connect_timeout: config.settings.connect_timeout,
+                response_timeout: config.settings.response_timeout,
+                connections: config.connections,
             };
-            let engine = LeaseEngine::open(lease::Leases::new(server), settings).await?;
-            Ok(Arc::new(engine))
+            let dialect = lease::Leases::new(hosts);
+            Ok(Arc::new(LeaseEngine::open(dialect, settings).await?))
         }
     }
 }
 
-/// The statements that make the tables, for users who may not; see [`connect`].
+/// The statements that create the tables, for an administrator; see [`connect`].
 #[must_use]
 pub const fn schema() -> &'static str {
-    connection::SCHEMA
+    tables::SCHEMA
 }

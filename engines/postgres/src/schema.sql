@@ -1,4 +1,4 @@
--- Format 1. What fencelock keeps in PostgreSQL; made by itself where it may, else by whoever runs this.
+-- Format 1. What fencelock keeps in PostgreSQL. It creates this by itself where it may; else an administrator runs this script.
 
 -- One row: the format, and the run of the server (its timeline, its start, and its last recovery from a crash) for which
 -- tokens were last lifted to the time.
@@ -12,8 +12,8 @@ INSERT INTO fencelock_store (id, format, run) VALUES (1, 1, '') ON CONFLICT DO N
 -- Fencing tokens, sixteen at a time.
 CREATE SEQUENCE IF NOT EXISTS fencelock_tokens INCREMENT BY 16 MINVALUE 16;
 
--- strategy=advisory: who holds, and (with a count of 0) who waits, by which connection. A row whose
--- connection is gone means nothing.
+-- strategy=advisory: who holds, and (with a count of 0) who waits, by which connection. A row whose connection has ended
+-- means nothing.
 CREATE TABLE IF NOT EXISTS fencelock_bound (
     claim bytea PRIMARY KEY,
     strategy text NOT NULL,
@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS fencelock_bound (
 );
 CREATE INDEX IF NOT EXISTS fencelock_bound_name ON fencelock_bound (name);
 
--- strategy=lease: a gate per name that is in use, its holders and its line. Times are microseconds since 1970, UTC.
+-- strategy=lease: a gate per name that is in use, its holders and its queue. Times are microseconds since 1970, UTC. The
+-- column `bell` is the channel on which the claim's process is notified.
 CREATE TABLE IF NOT EXISTS fencelock_locks (
     name text COLLATE "C" PRIMARY KEY,
     version bigint NOT NULL
@@ -63,24 +64,25 @@ CREATE TABLE IF NOT EXISTS fencelock_waiters (
     bell text NOT NULL,
     PRIMARY KEY (name, ticket)
 );
--- With this a releaser grants to the next in line: how many tokens, and for how long before a sign of life. Without tokens
--- (an older version of this library put it there) a waiter is told that it is its turn.
+-- With this a releaser grants the lock to the next waiter: how many tokens, and for how long without a sign of life. A waiter
+-- without tokens (stored by an older version) is notified that it is its turn.
 ALTER TABLE fencelock_waiters
     ADD COLUMN IF NOT EXISTS tokens integer NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS reach bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS label text;
 
--- A function that comes to do something else gets another name: clients of several versions may use one database.
+-- A function that changes its meaning gets a new name: clients of several versions may use one database.
 CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
--- Which functions these are. A client that finds none, or a lower number, runs this script again.
-CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 2 $$;
+-- The revision of these functions. A client that finds none, or a lower one, runs this script again.
+CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 3 $$;
 
--- Lifts tokens above the time, and above `least_`, if they are below; the last one by then. Tokens grow more slowly than the
--- time does, so what is above the time is above all that was ever drawn: also after an old dump was restored. It goes a
--- hundredth of a second ahead, so that few draws have to lift. The counter is never lowered: only one lifts at a time, and
--- those who draw meanwhile come nowhere near the goal. Undoing the block lets go of the row at once, and not of the counter.
+-- Lifts tokens above the time and above `least_`, if they are below. Returns the last one by then. Tokens grow more slowly
+-- than the time does, so a token above the time is above all earlier ones, also after an old dump was restored. It lifts a
+-- hundredth of a second ahead, so that few draws have to lift. The counter is never lowered: one client lifts at a time, and
+-- the draws of others meanwhile come nowhere near the goal. The rollback of the block unlocks the row at once, but keeps the
+-- counter.
 CREATE OR REPLACE FUNCTION fencelock_lift(least_ bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     goal_ bigint;
@@ -98,7 +100,7 @@ BEGIN
     RETURN last_;
 END $$;
 
--- The first of sixteen tokens, none of which is below the time.
+-- Returns the first of sixteen tokens, all of them above the time.
 CREATE OR REPLACE FUNCTION fencelock_draw() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     token_ bigint;
@@ -111,8 +113,8 @@ BEGIN
     RETURN token_;
 END $$;
 
--- Whether the queue of notifications is about full. A transaction that adds one then fails, and with it a release; so nothing
--- is said, and those who wait find out when they ask.
+-- Whether the queue of notifications is nearly full. When it is full, a transaction that adds one fails, and a release with it.
+-- So nobody is notified then, and waiters find out when they poll.
 CREATE OR REPLACE FUNCTION fencelock_quiet() RETURNS boolean LANGUAGE plpgsql AS
 $$ BEGIN RETURN pg_notification_queue_usage() > 0.9; END $$;
 
@@ -123,7 +125,7 @@ BEGIN
     END IF;
 END $$;
 
--- Each statement of these functions sees what was committed before it began: also before it had to wait for the gate.
+-- Each statement of these functions sees what was committed before it began, also while the function waited for the gate.
 CREATE OR REPLACE FUNCTION fencelock_take(of text, gate bigint, who bytea, how text, tokens integer, lease bigint,
     delay bigint, whose text, note text, ring text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -141,14 +143,15 @@ BEGIN
     RETURN token_;
 END $$;
 
--- Puts a claim in line if it certainly has to wait, and is not here already: the gate's version by then, how many stand
--- before it, how long the first of those who hold has left, and the last token drawn.
+-- Puts a new claim in the queue if it certainly has to wait. Returns the gate's new version, how many waiters are ahead, how long
+-- the first holder to expire has left, and the last token drawn. This decides only between an exclusive claim and others; the
+-- full rule of admission decides about the rest.
 CREATE OR REPLACE FUNCTION fencelock_queue(of text, who bytea, how text, count integer, reach_ bigint, place bigint, whose text,
     note text, ring text, OUT version_ bigint, OUT ahead_ bigint, OUT left_ bigint, OUT drawn_ bigint) LANGUAGE plpgsql AS $$
 DECLARE
     now_ bigint;
     last_ bigint;
-    line_ record;
+    queue_ record;
     hold_ record;
 BEGIN
     UPDATE fencelock_locks SET version = version + 1 WHERE name = of RETURNING version INTO version_;
@@ -157,30 +160,29 @@ BEGIN
     END IF;
     now_ := fencelock_now();
     SELECT count(*) FILTER (WHERE expiry > now_) AS ahead, max(ticket) AS last, bool_or(claim = who) AS mine,
-        bool_or(expiry > now_ AND (mode = 'x' OR how = 'x')) AS bars INTO line_ FROM fencelock_waiters WHERE name = of;
+        bool_or(expiry > now_ AND (mode = 'x' OR how = 'x')) AS bars INTO queue_ FROM fencelock_waiters WHERE name = of;
     SELECT min(expiry) AS expiry, bool_or(claim = who) AS mine, bool_or(mode = 'x' OR how = 'x') AS bars
         INTO hold_ FROM fencelock_holders WHERE name = of AND expiry > now_;
-    IF line_.mine OR hold_.mine OR NOT coalesce(line_.bars OR hold_.bars, false) THEN
+    IF queue_.mine OR hold_.mine OR NOT coalesce(queue_.bars OR hold_.bars, false) THEN
         version_ := NULL;
         RETURN;
     END IF;
-    ahead_ := line_.ahead;
+    ahead_ := queue_.ahead;
     left_ := hold_.expiry - now_;
     SELECT last_value INTO drawn_ FROM fencelock_tokens;
     INSERT INTO fencelock_waiters (name, ticket, claim, mode, expiry, owner, bell, tokens, reach, label)
-        VALUES (of, coalesce(line_.last, 0) + 1, who, how, now_ + place, whose, ring, count, reach_, note);
+        VALUES (of, coalesce(queue_.last, 0) + 1, who, how, now_ + place, whose, ring, count, reach_, note);
 END $$;
 
--- Whether it held. Those who come next are granted the lock, the first in line, and all readers behind a reader: for a
--- moment, until their processes give a sign of life.
+-- Releases a hold, and returns whether the claim held. The next waiters that may hold are granted the lock: for a moment, until
+-- their processes give a sign of life.
 CREATE OR REPLACE FUNCTION fencelock_let_go(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     held_ boolean;
     now_ bigint;
-    beside_ integer;
-    most_ integer;
-    shared_ boolean;
-    dead_ boolean;
+    holders_ integer;
+    mode_ text;
+    expired_ boolean;
     token_ bigint;
     next_ record;
 BEGIN
@@ -197,29 +199,24 @@ BEGIN
         RETURN false;
     END IF;
     LOOP
-        -- Permits have their number in the mode, as in p:5.
-        SELECT count(*), bool_and(mode = 's'), min(CASE WHEN mode LIKE 'p:%' THEN substr(mode, 3)::integer ELSE 0 END),
-            bool_or(expiry <= now_) INTO beside_, shared_, most_, dead_ FROM fencelock_holders WHERE name = of;
-        EXIT WHEN dead_ IS NOT TRUE;
-        -- One that is renewed at this moment stays.
+        -- The mode of all holders; NULL if they differ, which nothing may join.
+        SELECT count(*), CASE WHEN min(mode) = max(mode) THEN min(mode) END, bool_or(expiry <= now_)
+            INTO holders_, mode_, expired_ FROM fencelock_holders WHERE name = of;
+        EXIT WHEN expired_ IS NOT TRUE;
+        -- A holder that is renewed at this moment stays.
         DELETE FROM fencelock_holders WHERE name = of AND expiry <= now_;
     END LOOP;
     FOR next_ IN SELECT * FROM fencelock_waiters WHERE name = of AND expiry > now_ ORDER BY ticket LOOP
-        IF beside_ = 0 THEN
-            shared_ := next_.mode = 's';
-            most_ := CASE WHEN next_.mode LIKE 'p:%' THEN substr(next_.mode, 3)::integer ELSE 0 END;
-        ELSIF next_.mode LIKE 'p:%' THEN
-            most_ := least(most_, substr(next_.mode, 3)::integer);
-            EXIT WHEN beside_ >= most_;
-        ELSE
-            EXIT WHEN NOT (shared_ AND next_.mode = 's');
-        END IF;
-        beside_ := beside_ + 1;
+        -- The rule of admission. A permit has its number in the mode, as in p:5.
+        EXIT WHEN holders_ > 0 AND (mode_ IS DISTINCT FROM next_.mode OR CASE
+            WHEN next_.mode LIKE 'p:%' THEN holders_ >= substr(next_.mode, 3)::integer ELSE next_.mode <> 's' END);
+        holders_ := holders_ + 1;
+        mode_ := next_.mode;
         IF next_.tokens = 0 OR fencelock_quiet() THEN
             PERFORM fencelock_tell(next_.bell, 'turn ' || encode(next_.claim, 'hex'));
         ELSE
             DELETE FROM fencelock_waiters WHERE name = of AND ticket = next_.ticket;
-            -- The time after that: whoever sees an older token has asked before the lease begins.
+            -- The time is taken after the draw: a client that saw an older token asked before this lease begins.
             token_ := fencelock_draw();
             now_ := fencelock_now();
             INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
@@ -230,13 +227,14 @@ BEGIN
         END IF;
         EXIT WHEN next_.mode = 'x';
     END LOOP;
-    IF beside_ = 0 THEN
+    IF holders_ = 0 THEN
         DELETE FROM fencelock_locks WHERE name = of AND NOT EXISTS (SELECT 1 FROM fencelock_waiters WHERE name = of);
     END IF;
     RETURN true;
 END $$;
 
--- -1 if the gate is not at this version any more, or a hold that was dead is not; else the first token of a grant, or 0.
+-- Makes a change. Returns -1 if the gate is not at this version any more, or a hold that had expired was renewed; else the first
+-- token of a grant, or 0.
 CREATE OR REPLACE FUNCTION fencelock_change(of text, gate bigint, dead_holders bigint[], dead_waiters bigint[], what text,
     what_first bigint, what_ticket bigint, who bytea, how text, count_ integer, lease bigint, delay bigint, whose text,
     note text, ring text, last boolean, next_claims bytea[], next_bells text[]) RETURNS bigint LANGUAGE plpgsql AS $$

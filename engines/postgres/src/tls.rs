@@ -1,4 +1,4 @@
-//! TLS to PostgreSQL. Before the handshake the client sends nothing but the eight bytes that ask for it.
+//! TLS to PostgreSQL. Before the handshake the client sends only the eight bytes that ask for TLS.
 
 use fencelock_core::Error;
 use fencelock_sql::server::Host;
@@ -6,7 +6,7 @@ use fencelock_sql::tls::{self, Mode};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 
-use super::connection::Server;
+use super::error::caller_error;
 
 #[cfg(feature = "tls")]
 pub(super) use encrypted::Connector;
@@ -15,7 +15,7 @@ pub(super) use encrypted::Connector;
 #[cfg(not(feature = "tls"))]
 pub(super) type Connector = tokio_postgres::NoTls;
 
-/// The driver's word for it.
+/// The driver's mode.
 pub(super) const fn ssl_mode(mode: Mode) -> SslMode {
     match mode {
         Mode::Off => SslMode::Disable,
@@ -24,7 +24,7 @@ pub(super) const fn ssl_mode(mode: Mode) -> SslMode {
     }
 }
 
-/// What makes the handshake with a host.
+/// Makes the TLS handshake with a host.
 #[cfg(feature = "tls")]
 pub(super) fn connector(tls: &tls::Tls, host: &Host) -> Connector {
     match tls.mode(host) {
@@ -40,18 +40,22 @@ pub(super) const fn connector(_tls: &tls::Tls, _host: &Host) -> Connector {
 }
 
 /// What a failure to connect means.
-pub(super) fn refused(server: &Server, host: &Host, error: tokio_postgres::Error) -> Error {
-    let config = &server.config;
+pub(super) fn refused(
+    store: &str,
+    tls: &tls::Tls,
+    host: &Host,
+    error: tokio_postgres::Error,
+) -> Error {
     #[cfg(feature = "tls")]
     if let Some(why) = encrypted::explain(&error, host) {
-        return Error::config(server, why);
+        return Error::config(store, why);
     }
     match error.as_db_error() {
         Some(told) if *told.code() == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
-            let more = tls::hint(&config.tls, config.tls.mode(host));
-            Error::refused(server, "connect", format!("{}{more}", told.message()))
+            let more = tls::hint(tls, tls.mode(host));
+            Error::refused(store, "connect", format!("{}{more}", told.message()))
         }
-        _ => server.error("connect", error),
+        _ => caller_error(store, "connect", error),
     }
 }
 
@@ -70,12 +74,12 @@ mod encrypted {
     use tokio_postgres::Socket;
     use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 
-    use crate::anybody::trusting_anybody;
+    use crate::any_certificate::trusting_any;
 
     use fencelock_sql::server::Host;
     use fencelock_sql::tls::{self, Tls};
 
-    /// What the driver says when the server has no TLS to offer, or seems to.
+    /// The driver's error when the server offers no TLS, or seems not to.
     const NOT_OFFERED: &str = "server does not support TLS";
 
     pub(super) fn explain(error: &tokio_postgres::Error, host: &Host) -> Option<String> {
@@ -88,7 +92,7 @@ mod encrypted {
         tls::explain(error, &host.name)
     }
 
-    /// Makes handshakes; without a configuration, none.
+    /// Makes handshakes. Without a configuration it makes none.
     pub(crate) struct Connector(Option<Arc<ClientConfig>>);
 
     impl Connector {
@@ -97,7 +101,7 @@ mod encrypted {
         }
 
         pub(super) fn any() -> Self {
-            Self(Some(trusting_anybody()))
+            Self(Some(trusting_any()))
         }
 
         pub(super) fn trusting(tls: &Tls) -> Self {
@@ -119,7 +123,7 @@ mod encrypted {
         }
     }
 
-    /// One handshake, and whom it is to be with.
+    /// One handshake, and the name of the server.
     pub(crate) struct Handshake(Option<(Arc<ClientConfig>, ServerName<'static>)>);
 
     impl TlsConnect<Socket> for Handshake {

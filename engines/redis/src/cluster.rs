@@ -1,6 +1,4 @@
-//! The nodes of a Redis Cluster, and which of them has which slot.
-//!
-//! No request is sent twice behind anybody's back: only answers that say that nothing was done are followed.
+//! The nodes of a Redis Cluster. A request is sent again only if the reply says that nothing was done.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,31 +7,32 @@ use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, RedisError};
 
 use crate::config::{Address, Config};
-use crate::connection::Link;
-use crate::facts::Facts;
-use crate::hub::Hub;
+use crate::connection::Connection;
+use crate::error::explain;
+use crate::keys::SLOTS;
 use crate::node::{Node, Target};
-use crate::refusal::explain;
-use crate::slots::SLOTS;
+use crate::server::ServerInfo;
+use crate::slot_map::{SlotMap, is_redirection, moved_to, questions};
+use crate::state::State;
 
-/// How often one request follows a lock that has moved.
+/// How often one request follows a slot that has moved.
 const MOVES: u8 = 5;
-/// The pause while keys are on their way from one node to another, or the cluster is without a master for a slot.
+/// The pause before a retry while a slot is being moved, or has no master.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The cluster is not asked about itself more often than this.
-const SELDOM: Duration = Duration::from_millis(100);
-/// How long others may take to answer at open after the first one did.
-const LAGGARDS: Duration = Duration::from_secs(1);
+/// The cluster is not asked for its slots more often than this.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+/// How long to wait at open for further masters after one has answered.
+const LATE_ANSWERS: Duration = Duration::from_secs(1);
 
-/// Which node has which slot, as far as is known.
+/// The known nodes, and which has which slot.
 #[derive(Debug, Default)]
-struct Map {
-    nodes: BTreeMap<Address, Arc<Node>>,
+struct Nodes {
+    all: BTreeMap<Address, Arc<Node>>,
     owners: Vec<Option<Arc<Node>>>,
-    /// The cluster's epoch when it was read.
+    /// The cluster's epoch when the slots were read.
     epoch: u64,
 }
 
@@ -41,28 +40,22 @@ struct Map {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     seeds: Vec<redis::Client>,
-    map: RwLock<Map>,
-    /// When the cluster was asked about itself last.
+    nodes: RwLock<Nodes>,
+    /// When the cluster was asked for its slots last.
     refreshed: tokio::sync::Mutex<Option<BootInstant>>,
     refreshing: AtomicBool,
-    /// Whether new nodes are connected as soon as they are known.
+    /// Whether a new node is connected as soon as it is known.
     opened: AtomicBool,
 }
 
-/// What one node says: the epoch, and which node has which slots.
-struct Layout {
-    epoch: u64,
-    ranges: Vec<(u16, u16, Address)>,
-}
-
-/// How long and how often one request is asked again.
+/// How long and how often one request is sent again.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct Retries {
     until: BootInstant,
     moves: u8,
 }
 
-impl Turns {
+impl Retries {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             until: Clock::Boot.now() + config.response_timeout,
@@ -71,88 +64,60 @@ impl Turns {
     }
 }
 
-/// Where a lock is while its slot is on its way, if the answer tells.
-pub(crate) fn asks(error: &RedisError) -> Option<Address> {
-    if error.kind() != ErrorKind::Server(ServerErrorKind::Ask) {
-        return None;
-    }
-    split(error.redirect_node()?.0)
-}
-
-/// Whether an answer means that nothing was done because the lock is, or will be, elsewhere.
-pub(crate) fn is_redirection(error: &RedisError) -> bool {
-    let ErrorKind::Server(kind) = error.kind() else {
-        return false;
-    };
-    matches!(
-        kind,
-        ServerErrorKind::Moved
-            | ServerErrorKind::Ask
-            | ServerErrorKind::TryAgain
-            | ServerErrorKind::ClusterDown
-    )
-}
-
-fn split(address: &str) -> Option<Address> {
-    let (host, port) = address.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Some((host.to_owned(), port.parse().ok()?))
-}
-
 impl Cluster {
-    pub(crate) fn new(seeds: Vec<redis::Client>) -> Self {
-        Self {
+    pub(crate) fn new(seeds: Vec<redis::Client>) -> Arc<Self> {
+        Arc::new(Self {
             seeds,
-            map: RwLock::default(),
+            nodes: RwLock::default(),
             refreshed: tokio::sync::Mutex::default(),
             refreshing: AtomicBool::new(false),
             opened: AtomicBool::new(false),
-        }
+        })
     }
 
-    fn map(&self) -> RwLockReadGuard<'_, Map> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    fn nodes(&self) -> RwLockReadGuard<'_, Nodes> {
+        self.nodes.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn map_mut(&self) -> RwLockWriteGuard<'_, Map> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
+    fn nodes_mut(&self) -> RwLockWriteGuard<'_, Nodes> {
+        self.nodes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds the masters and connects to all of them. Answers with what they say about themselves.
-    pub(crate) async fn open(&self, hub: &Arc<Hub>) -> Result<Vec<Facts>> {
-        self.refresh(hub).await?;
+    /// Finds the masters and connects to all of them. Returns what they say of themselves.
+    pub(crate) async fn open(&self, state: &Arc<State>) -> Result<Vec<ServerInfo>> {
+        self.refresh(state).await?;
         let masters = self.masters();
-        let connected = masters.iter().map(|node| node.connect(hub));
-        let mut connected: FuturesUnordered<_> = connected.collect();
-        let (mut facts, mut failed) = (Vec::new(), None);
-        let mut patience = hub.config.connect_timeout * 2;
-        while let Ok(Some(came)) = tokio::time::timeout(patience, connected.next()).await {
-            match came {
-                Ok(came) => {
-                    facts.push(came);
-                    patience = LAGGARDS;
+        let connecting = masters.iter().map(|node| node.connect(state));
+        let mut connecting: FuturesUnordered<_> = connecting.collect();
+        let (mut infos, mut failed) = (Vec::new(), None);
+        let mut timeout = state.config.connect_timeout * 2;
+        while let Ok(Some(connected)) = tokio::time::timeout(timeout, connecting.next()).await {
+            match connected {
+                Ok(info) => {
+                    infos.push(info);
+                    timeout = LATE_ANSWERS;
                 }
-                // Not for one that is down while others serve; but rights and configurations are the same for all.
+                // A master that is down is no reason to fail. Rights and settings are: they are the same at all masters.
                 Err(error) if error.is_retryable() => failed = Some(error),
                 Err(error) => return Err(error),
             }
         }
-        drop(connected);
-        if facts.is_empty() {
+        drop(connecting);
+        if infos.is_empty() {
             let cause = "no master answers";
-            let nobody = || Error::unavailable(hub.store(), "connecting", cause);
-            return Err(failed.unwrap_or_else(nobody));
+            let silent = || Error::unavailable(state.store(), "connecting", cause);
+            return Err(failed.unwrap_or_else(silent));
         }
         self.opened.store(true, Ordering::SeqCst);
         for node in self.masters() {
-            node.keep(hub);
+            node.maintain(state);
         }
-        Ok(facts)
+        Ok(infos)
     }
 
-    /// The nodes that have slots, in the order of their addresses.
+    /// The nodes that have slots, ordered by address.
     pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
-        self.map().nodes.values().cloned().collect()
+        self.nodes().all.values().cloned().collect()
     }
 
     pub(crate) fn close(&self) {
@@ -162,300 +127,234 @@ impl Cluster {
     }
 
     pub(crate) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
-        self.map().owners.get(usize::from(slot)).cloned().flatten()
+        self.nodes()
+            .owners
+            .get(usize::from(slot))
+            .cloned()
+            .flatten()
     }
 
-    /// A slot that this node has.
+    /// A slot of this node.
     pub(crate) fn slot_of(&self, node: &Arc<Node>) -> Option<u16> {
-        let map = self.map();
-        let has = |owner: &Option<Arc<Node>>| owner.as_ref().is_some_and(|o| Arc::ptr_eq(o, node));
-        let found = map.owners.iter().position(has);
+        let nodes = self.nodes();
+        let owns = |owner: &Option<Arc<Node>>| owner.as_ref().is_some_and(|o| Arc::ptr_eq(o, node));
+        let found = nodes.owners.iter().position(owns);
         found.and_then(|slot| u16::try_from(slot).ok())
     }
 
-    /// The node of a slot, and its connection; waits for one no longer than for an answer.
-    pub(crate) async fn link(&self, hub: &Arc<Hub>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+    /// The node of a slot, and its connection. Waits for one for at most the response timeout.
+    pub(crate) async fn connection(
+        self: &Arc<Self>,
+        state: &Arc<State>,
+        slot: u16,
+    ) -> Result<(Arc<Node>, Arc<Connection>)> {
         let begun = Clock::Boot.now();
         loop {
             let owner = self.owner(slot);
             if let Some(node) = &owner
-                && let Some(link) = node.link_if_up()
+                && let Some(connection) = node.connection_if_up()
             {
-                return Ok((Arc::clone(node), link));
+                return Ok((Arc::clone(node), connection));
             }
-            self.refresh_behind(hub);
-            if Clock::Boot.now().since(begun) < hub.config.response_timeout {
-                // Another may take its place meanwhile.
+            self.refresh_in_background(state);
+            if Clock::Boot.now().since(begun) < state.config.response_timeout {
+                // Another node may take over the slot meanwhile.
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
             let Some(node) = owner else {
                 let cause = format!("no master has the slot {slot} of this lock");
-                return Err(Error::unavailable(hub.store(), "finding a node", cause));
+                return Err(Error::unavailable(state.store(), "finding a node", cause));
             };
-            let link = node.link(hub).await?;
-            return Ok((node, link));
+            let connection = node.connection(state).await?;
+            return Ok((node, connection));
         }
     }
 
-    /// The node of a slot, and its connection, if there is one at the moment.
-    pub(crate) fn link_if_up(&self, hub: &Arc<Hub>, slot: u16) -> Result<(Arc<Node>, Arc<Link>)> {
+    /// The node of a slot, and its connection, if there is one now.
+    pub(crate) fn connection_if_up(
+        self: &Arc<Self>,
+        state: &Arc<State>,
+        slot: u16,
+    ) -> Result<(Arc<Node>, Arc<Connection>)> {
         if let Some(node) = self.owner(slot)
-            && let Some(link) = node.link_if_up()
+            && let Some(connection) = node.connection_if_up()
         {
-            return Ok((node, link));
+            return Ok((node, connection));
         }
-        self.refresh_behind(hub);
+        self.refresh_in_background(state);
         let cause = format!("the master that has the slot {slot} of this lock is not connected");
-        Err(Error::unavailable(hub.store(), "finding a node", cause))
+        Err(Error::unavailable(state.store(), "finding a node", cause))
     }
 
-    /// The node at an address, known or not, for what is on its way to it.
-    pub(crate) fn node_at(&self, hub: &Arc<Hub>, address: &Address) -> Result<Arc<Node>> {
-        if let Some(node) = self.map().nodes.get(address) {
+    /// The node at an address that a redirection named. It may be new.
+    pub(crate) fn node_at(&self, state: &Arc<State>, address: &Address) -> Result<Arc<Node>> {
+        if let Some(node) = self.nodes().all.get(address) {
             return Ok(Arc::clone(node));
         }
-        let node = Node::new(Target::Fixed(Box::new(hub.config.client_at(address)?)));
-        let mut map = self.map_mut();
-        let node = map.nodes.entry(address.clone()).or_insert(node);
-        node.keep(hub);
+        let node = new_node(state, address)?;
+        let mut nodes = self.nodes_mut();
+        let node = nodes.all.entry(address.clone()).or_insert(node);
+        node.maintain(state);
         Ok(Arc::clone(node))
     }
 
-    /// Whether to ask again; then it is time to.
-    pub(crate) async fn turn(
-        &self,
-        hub: &Arc<Hub>,
-        turns: &mut Turns,
+    /// Whether to send a request again after this error. Returns when it is time to.
+    pub(crate) async fn should_retry(
+        self: &Arc<Self>,
+        state: &Arc<State>,
+        retries: &mut Retries,
         slot: u16,
         error: &RedisError,
     ) -> bool {
         if !is_redirection(error) {
             return false;
         }
-        if error.kind() == ErrorKind::Server(ServerErrorKind::Moved)
-            && turns.moves < MOVES
-            && let Some((address, _)) = error.redirect_node()
-            && let Some(address) = split(address)
-            && let Ok(node) = self.node_at(hub, &address)
+        if retries.moves < MOVES
+            && let Some(address) = moved_to(error)
+            && let Ok(node) = self.node_at(state, &address)
         {
-            turns.moves += 1;
-            if let Some(owner) = self.map_mut().owners.get_mut(usize::from(slot)) {
+            retries.moves += 1;
+            if let Some(owner) = self.nodes_mut().owners.get_mut(usize::from(slot)) {
                 *owner = Some(node);
             }
-            self.refresh_behind(hub);
+            self.refresh_in_background(state);
             return true;
         }
-        if Clock::Boot.now() >= turns.until {
+        if Clock::Boot.now() >= retries.until {
             return false;
         }
-        self.refresh_behind(hub);
+        self.refresh_in_background(state);
         tokio::time::sleep(PAUSE).await;
         true
     }
 
-    /// Has the map read again, soon.
-    pub(crate) fn refresh_behind(&self, hub: &Arc<Hub>) {
+    /// Reads the slots again in the background.
+    pub(crate) fn refresh_in_background(self: &Arc<Self>, state: &Arc<State>) {
         if self.refreshing.swap(true, Ordering::SeqCst) {
             return;
         }
-        let hub = Arc::clone(hub);
+        let (cluster, state) = (Arc::clone(self), Arc::clone(state));
         tokio::spawn(async move {
-            let Some(cluster) = hub.cluster() else { return };
-            if let Err(error) = cluster.refresh(&hub).await {
-                tracing::debug!(store = hub.store(), %error, "the cluster does not say who has which slot");
+            if let Err(error) = cluster.refresh(&state).await {
+                tracing::debug!(store = state.store(), %error, "the cluster does not say which node has which slot");
             }
             cluster.refreshing.store(false, Ordering::SeqCst);
         });
     }
 
-    async fn refresh(&self, hub: &Arc<Hub>) -> Result<()> {
+    async fn refresh(&self, state: &Arc<State>) -> Result<()> {
         let mut refreshed = self.refreshed.lock().await;
         if let Some(before) = *refreshed {
             let since = Clock::Boot.now().since(before);
-            tokio::time::sleep(SELDOM.saturating_sub(since)).await;
+            tokio::time::sleep(REFRESH_INTERVAL.saturating_sub(since)).await;
         }
-        let layout = self.ask_around(hub).await;
+        let read = match self.ask_masters().await {
+            Some(newest) => Ok(newest),
+            None => self.ask_seeds(&state.config).await,
+        };
         *refreshed = Some(Clock::Boot.now());
-        self.take(hub, layout?)
+        self.adopt(state, read?)
     }
 
-    /// Of what all nodes say that answer, the newest.
-    async fn ask_around(&self, hub: &Arc<Hub>) -> Result<Layout> {
-        let links: Vec<_> = self
-            .masters()
-            .iter()
-            .filter_map(|node| node.link_if_up())
-            .collect();
-        let asked = links.iter().map(|link| async {
-            let host = link.client.get_connection_info().addr().to_string();
-            Layout::read(link.send_all(&questions()).await, &host)
+    /// The newest map among those of all connected masters.
+    async fn ask_masters(&self) -> Option<SlotMap> {
+        let masters = self.masters();
+        let connections = masters.iter().filter_map(|node| node.connection_if_up());
+        let asked = connections.map(|connection| async move {
+            let answers = connection.send_all(&questions()).await;
+            SlotMap::read(answers, &connection.address())
         });
-        let mut asked: FuturesUnordered<_> = asked.collect();
-        let mut best: Option<Layout> = None;
-        while let Some(answer) = asked.next().await {
-            match answer {
-                Ok(layout) if best.as_ref().is_none_or(|best| best.epoch < layout.epoch) => {
-                    best = Some(layout);
-                }
-                Ok(_) | Err(_) => {}
-            }
-        }
-        match best {
-            Some(best) => Ok(best),
-            None => self.ask_seeds(hub).await,
-        }
+        let asked: FuturesUnordered<_> = asked.collect();
+        let maps: Vec<_> = asked.collect().await;
+        maps.into_iter().flatten().max_by_key(|map| map.epoch)
     }
 
-    async fn ask_seeds(&self, hub: &Arc<Hub>) -> Result<Layout> {
-        let patience = hub.config.connect_timeout;
+    /// The first map that a node of the URL answers with.
+    async fn ask_seeds(&self, config: &Config) -> Result<SlotMap> {
+        let timeout = config.connect_timeout;
         let asked = self.seeds.iter().map(|seed| async move {
             let settings = AsyncConnectionConfig::new()
-                .set_connection_timeout(Some(patience))
-                .set_response_timeout(Some(patience));
+                .set_connection_timeout(Some(timeout))
+                .set_response_timeout(Some(timeout));
             let host = seed.get_connection_info().addr().to_string();
             let connected = seed.get_multiplexed_async_connection_with_config(&settings);
             let mut connection = connected.await?;
             let questions = questions();
             let answers = connection.send_packed_commands(&questions, 0, questions.len());
-            Layout::read(answers.await, &host)
+            SlotMap::read(answers.await, &host)
         });
         let mut asked: FuturesUnordered<_> = asked.collect();
         let mut failed = None;
         let first = async {
             while let Some(answer) = asked.next().await {
                 match answer {
-                    Ok(layout) => return Some(layout),
+                    Ok(map) => return Some(map),
                     Err(error) => failed = Some(error),
                 }
             }
             None
         };
-        if let Ok(Some(layout)) = tokio::time::timeout(patience, first).await {
-            return Ok(layout);
+        if let Ok(Some(map)) = tokio::time::timeout(timeout, first).await {
+            return Ok(map);
         }
-        let action = "asking the cluster who has which slot";
+        let (store, action) = (
+            &config.store,
+            "asking the cluster which node has which slot",
+        );
         Err(match failed {
             Some(error) if error.to_string().contains("cluster support disabled") => {
                 let why = "it is no node of a Redis Cluster; write redis://HOST:PORT";
-                Error::config(hub.store(), why)
+                Error::config(store, why)
             }
-            Some(error) => explain(hub.store(), action, None, error),
+            Some(error) => explain(store, action, None, error),
             None => {
                 let cause = format!(
-                    "no answer within {patience:?}; is the cluster up and reachable (connect-timeout)?"
+                    "no answer within {timeout:?}; is the cluster up and reachable (connect-timeout)?"
                 );
-                Error::unavailable(hub.store(), action, cause)
+                Error::unavailable(store, action, cause)
             }
         })
     }
 
-    fn take(&self, hub: &Arc<Hub>, layout: Layout) -> Result<()> {
-        let mut fresh = Vec::new();
+    /// Takes over a map, unless a newer one is known.
+    fn adopt(&self, state: &Arc<State>, map: SlotMap) -> Result<()> {
+        let mut new = Vec::new();
         {
-            let mut map = self.map_mut();
-            if layout.epoch < map.epoch {
+            let mut nodes = self.nodes_mut();
+            if map.epoch < nodes.epoch {
                 return Ok(());
             }
-            map.epoch = layout.epoch;
-            let mut nodes: BTreeMap<Address, Arc<Node>> = BTreeMap::new();
+            nodes.epoch = map.epoch;
+            let mut all: BTreeMap<Address, Arc<Node>> = BTreeMap::new();
             let mut owners = vec![None; usize::from(SLOTS)];
-            for (first, last, address) in layout.ranges {
-                let node = match nodes.get(&address).or_else(|| map.nodes.get(&address)) {
+            for (first, last, address) in map.ranges {
+                let node = match all.get(&address).or_else(|| nodes.all.get(&address)) {
                     Some(node) => Arc::clone(node),
                     None => {
-                        let node =
-                            Node::new(Target::Fixed(Box::new(hub.config.client_at(&address)?)));
-                        fresh.push(Arc::clone(&node));
+                        let node = new_node(state, &address)?;
+                        new.push(Arc::clone(&node));
                         node
                     }
                 };
-                nodes.insert(address, Arc::clone(&node));
+                all.insert(address, Arc::clone(&node));
                 let range = usize::from(first)..=usize::from(last).min(owners.len() - 1);
-                for owner in &mut owners[range] {
-                    *owner = Some(Arc::clone(&node));
-                }
+                owners[range].fill(Some(node));
             }
-            map.nodes = nodes;
-            map.owners = owners;
+            nodes.all = all;
+            nodes.owners = owners;
         }
-        // Those of the first layout are connected by `open`.
+        // `open` connects those of the first map.
         if self.opened.load(Ordering::SeqCst) {
-            for node in fresh {
-                node.keep(hub);
+            for node in new {
+                node.maintain(state);
             }
         }
         Ok(())
     }
 }
 
-fn questions() -> Pipeline {
-    let mut questions = Pipeline::with_capacity(2);
-    questions.cmd("CLUSTER").arg("INFO");
-    questions.cmd("CLUSTER").arg("SLOTS");
-    questions
-}
-
-impl Layout {
-    /// From the answers to [`questions`] by the node at `host:port`.
-    fn read(answers: Result<Vec<Value>, RedisError>, asked: &str) -> Result<Self, RedisError> {
-        let answers = answers?;
-        for answer in &answers {
-            if let Value::ServerError(error) = answer {
-                return Err(error.clone().into());
-            }
-        }
-        let odd = || {
-            RedisError::from((
-                ErrorKind::UnexpectedReturnType,
-                "CLUSTER SLOTS is unreadable",
-            ))
-        };
-        let [info, Value::Array(slots)] = &answers[..] else {
-            return Err(odd());
-        };
-        let info = text(info).unwrap_or_default();
-        let mut lines = info.lines().filter_map(|line| line.split_once(':'));
-        let epoch = lines.find(|(key, _)| *key == "cluster_current_epoch");
-        let epoch = epoch.and_then(|(_, epoch)| epoch.trim().parse().ok());
-        let ranges: Option<Vec<_>> = slots.iter().map(|range| range_of(range, asked)).collect();
-        Ok(Self {
-            epoch: epoch.unwrap_or(0),
-            ranges: ranges.ok_or_else(odd)?,
-        })
-    }
-}
-
-fn range_of(value: &Value, asked: &str) -> Option<(u16, u16, Address)> {
-    let Value::Array(parts) = value else {
-        return None;
-    };
-    let [
-        Value::Int(first),
-        Value::Int(last),
-        Value::Array(master),
-        ..,
-    ] = &parts[..]
-    else {
-        return None;
-    };
-    let [host, Value::Int(port), ..] = &master[..] else {
-        return None;
-    };
-    // A node that does not know its own address says nothing, or `?`.
-    let host = text(host).filter(|host| !host.is_empty() && host != "?");
-    let host = match host {
-        Some(host) => host,
-        None => split(asked)?.0,
-    };
-    let number = |number: &i64| u16::try_from(*number).ok();
-    Some((number(first)?, number(last)?, (host, number(port)?)))
-}
-
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
-        _ => None,
-    }
+fn new_node(state: &State, address: &Address) -> Result<Arc<Node>> {
+    let client = state.config.client_at(address)?;
+    Ok(Node::new(Target::Fixed(Box::new(client))))
 }

@@ -1,32 +1,30 @@
-//! Where the server is, and how to deal with it: the store's URL taken apart.
+//! The options of the store's URL.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use fencelock_core::{Error, Result, StoreUrl};
-use redis::io::tcp::TcpSettings;
-use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use redis::{ConnectionAddr, ProtocolVersion, RedisConnectionInfo};
 
-pub(crate) const DEFAULT_PORT: u16 = 6379;
+pub(crate) use crate::client::Address;
+use crate::client::{DEFAULT_PORT, TlsFiles, address, at, client, database, tcp};
+
 const SENTINEL_PORT: u16 = 26379;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 const CLAIM_WINDOW: Duration = Duration::from_secs(2);
-/// A shorter window would be over before a busy process has looked at its mail.
+/// A shorter window would end before a busy process has read its messages.
 const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
 
-/// A host and its port.
-pub(crate) type Address = (String, u16);
-
-/// Which servers make up the store.
+/// How the servers of the store belong together.
 #[derive(Debug)]
-pub(crate) enum Servers {
-    /// One.
+pub(crate) enum Deployment {
+    /// There is one.
     One,
     /// A master and its replicas; the Sentinels tell which is which.
     Sentinel {
-        /// What the Sentinels call them.
+        /// The Sentinels' name for them.
         master: String,
         sentinels: Vec<redis::Client>,
     },
@@ -34,103 +32,62 @@ pub(crate) enum Servers {
     Cluster(Vec<redis::Client>),
 }
 
-/// How to reach a server and how long to wait for it.
+/// What the URL says.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// The one server's; else how to deal with any of them, its address apart.
+    /// For the one server; with several servers a template, whose address does not count.
     pub(crate) client: redis::Client,
-    pub(crate) servers: Servers,
-    /// Where to find a server other than where the Sentinels or the cluster say.
-    map: BTreeMap<Address, Address>,
+    pub(crate) deployment: Deployment,
+    /// Addresses to use instead of those that the Sentinels or the cluster tell.
+    address_map: BTreeMap<Address, Address>,
     /// The URL without its password.
     pub(crate) store: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
-    /// How long a lock that was handed over waits for a sign of life.
-    pub(crate) window: Duration,
+    /// For how long a handed-over lock waits for its new holder to confirm.
+    pub(crate) claim_window: Duration,
     pub(crate) restart_delay: Duration,
     /// How many replicas must have a grant before it counts.
     pub(crate) replicas: u32,
-    /// For how long nothing is granted by a new master.
+    /// For how long a new master grants nothing.
     pub(crate) promotion_delay: Duration,
-    /// Whether the store is opened to look only.
+    /// Whether the store is opened only to look.
     pub(crate) inspect_only: bool,
-}
-
-/// The files of `tls-ca`, `tls-cert` and `tls-key`.
-pub(crate) struct TlsFiles {
-    pub(crate) ca: Option<String>,
-    pub(crate) cert: Option<String>,
-    pub(crate) key: Option<String>,
 }
 
 impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let store = url.to_string();
-        let inspect_only = url.inspect_only;
-        let password = url.take_password()?;
-        let connect_timeout = url.take_duration("connect-timeout")?;
-        let response_timeout = url.take_duration("response-timeout")?;
-        let window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
-        let restart_delay = url.take_duration("restart-delay")?.unwrap_or_default();
-        let replicas = url.take_number("replicas")?.unwrap_or(0);
-        let replicas = u32::try_from(replicas)
-            .map_err(|_| url.refuse(format!("replicas={replicas}: nobody has so many")))?;
-        let tls = TlsFiles {
-            ca: url.take("tls-ca"),
-            cert: url.take("tls-cert"),
-            key: url.take("tls-key"),
-        };
-        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-        let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
-        for (option, value) in [
-            ("connect-timeout", connect_timeout),
-            ("response-timeout", response_timeout),
-        ] {
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
-            }
-        }
-        if window < SHORTEST_WINDOW {
-            return Err(url.refuse(format!(
-                "claim-window is {window:?}; it must be {SHORTEST_WINDOW:?} at least"
-            )));
-        }
-        let mut settings = RedisConnectionInfo::default();
-        if let Some(user) = &url.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = password {
-            settings = settings.set_password(password);
-        }
-        let scheme = url.scheme.clone();
-        let encrypted = scheme.starts_with("rediss");
-        let mut promotion_delay = Duration::ZERO;
-        let (addr, kind) = match scheme.as_str() {
-            "redis+unix" => (unix(&url)?, Kind::One),
+        let settings = credentials(&mut url)?;
+        let tls = TlsFiles::take(&mut url);
+        let encrypted = url.scheme.starts_with("rediss");
+        let client_for =
+            |url: &StoreUrl, addr, settings| client(url, addr, settings, &tls, "rediss");
+        let mut config = match url.scheme.clone().as_str() {
+            "redis+unix" => Self::one(client_for(&url, unix(&url)?, settings)?, store),
             "redis" | "valkey" | "rediss" => {
-                settings = settings.set_db(database(&url)?);
-                let [host] = url.hosts.as_slice() else {
-                    return Err(url.refuse(match url.hosts.len() {
-                        0 => "it names no host; write redis://HOST:PORT",
-                        _ => "it names several hosts; this kind of store is one server",
-                    }));
-                };
-                let address = address(&url, host, DEFAULT_PORT)?;
-                (tcp(address, encrypted), Kind::One)
+                let settings = settings.set_db(database(&url)?);
+                let addr = tcp(only_host(&url)?, encrypted);
+                Self::one(client_for(&url, addr, settings)?, store)
             }
             "redis+sentinel" | "rediss+sentinel" => {
-                promotion_delay = url.take_duration("promotion-delay")?.unwrap_or_default();
                 if url.path.is_empty() {
                     return Err(url.refuse(
                         "it names no master; write redis+sentinel://HOST:PORT,HOST:PORT/MASTER",
                     ));
                 }
                 let addresses = addresses(&url, SENTINEL_PORT)?;
-                (
-                    tcp(addresses[0].clone(), encrypted),
-                    Kind::Sentinel(addresses),
-                )
+                let addr = tcp(addresses[0].clone(), encrypted);
+                let client = client_for(&url, addr, settings)?;
+                let sentinels = sentinels(&mut url, &client, &addresses)?;
+                let mut config = Self::one(client, store);
+                config.deployment = Deployment::Sentinel {
+                    master: url.path.clone(),
+                    sentinels,
+                };
+                let delay = url.take_duration("promotion-delay")?;
+                config.promotion_delay = delay.unwrap_or_default();
+                config
             }
             "redis+cluster" | "rediss+cluster" => {
                 if !url.path.is_empty() {
@@ -139,46 +96,22 @@ impl Config {
                     ));
                 }
                 let addresses = addresses(&url, DEFAULT_PORT)?;
-                (
-                    tcp(addresses[0].clone(), encrypted),
-                    Kind::Cluster(addresses),
-                )
-            }
-            other => return Err(url.refuse(format!("{other}: is no scheme of this engine"))),
-        };
-        let mut map = BTreeMap::new();
-        if !matches!(kind, Kind::One)
-            && let Some(text) = url.take("address-map")
-        {
-            map = address_map(&url, &text)?;
-        }
-        let client = client(&url, addr, settings, &tls)?;
-        let servers = match kind {
-            Kind::One => Servers::One,
-            Kind::Sentinel(addresses) => Servers::Sentinel {
-                master: url.path.clone(),
-                sentinels: sentinels(&mut url, &client, &addresses)?,
-            },
-            Kind::Cluster(addresses) => {
+                let addr = tcp(addresses[0].clone(), encrypted);
+                let client = client_for(&url, addr, settings)?;
                 let clients = addresses.iter().map(|address| at(&client, address));
                 let clients: Result<_, _> = clients.collect();
-                Servers::Cluster(clients.map_err(|error| url.refuse(error.to_string()))?)
+                let clients = clients.map_err(|error| url.refuse(error.to_string()))?;
+                let mut config = Self::one(client, store);
+                config.deployment = Deployment::Cluster(clients);
+                config
+            }
+            other => {
+                return Err(url.refuse(format!("{other}: is not a scheme of this engine")));
             }
         };
+        config.read_options(&mut url)?;
         url.finish()?;
-        Ok(Self {
-            client,
-            servers,
-            map,
-            store,
-            connect_timeout,
-            response_timeout,
-            window,
-            restart_delay,
-            replicas,
-            promotion_delay,
-            inspect_only,
-        })
+        Ok(config)
     }
 
     /// For a caller that has a client already.
@@ -201,24 +134,61 @@ impl Config {
         let info = info.set_redis_settings(settings).set_tcp_settings(nodelay);
         let client = redis::Client::open(info);
         let client = client.map_err(|error| Error::config(&store, error.to_string()))?;
-        Ok(Self {
+        Ok(Self::one(client, store))
+    }
+
+    /// One server, with the defaults of all options.
+    fn one(client: redis::Client, store: String) -> Self {
+        Self {
             client,
-            servers: Servers::One,
-            map: BTreeMap::new(),
+            deployment: Deployment::One,
+            address_map: BTreeMap::new(),
             store,
             connect_timeout: CONNECT_TIMEOUT,
             response_timeout: RESPONSE_TIMEOUT,
-            window: CLAIM_WINDOW,
+            claim_window: CLAIM_WINDOW,
             restart_delay: Duration::ZERO,
             replicas: 0,
             promotion_delay: Duration::ZERO,
             inspect_only: false,
-        })
+        }
     }
 
-    /// Whether a replica may come to take over: then the token of each grant is the server's time at least.
+    /// The options that do not depend on the scheme.
+    fn read_options(&mut self, url: &mut StoreUrl) -> Result<()> {
+        self.inspect_only = url.inspect_only;
+        for (option, value) in [
+            ("connect-timeout", &mut self.connect_timeout),
+            ("response-timeout", &mut self.response_timeout),
+        ] {
+            *value = url.take_duration(option)?.unwrap_or(*value);
+            if value.is_zero() {
+                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
+            }
+        }
+        let window = url.take_duration("claim-window")?;
+        self.claim_window = window.unwrap_or(CLAIM_WINDOW);
+        if self.claim_window < SHORTEST_WINDOW {
+            return Err(url.refuse(format!(
+                "claim-window is {:?}; it must be {SHORTEST_WINDOW:?} at least",
+                self.claim_window
+            )));
+        }
+        self.restart_delay = url.take_duration("restart-delay")?.unwrap_or_default();
+        let replicas = url.take_number("replicas")?.unwrap_or(0);
+        self.replicas = u32::try_from(replicas)
+            .map_err(|_| url.refuse(format!("replicas={replicas} is too many")))?;
+        if !matches!(self.deployment, Deployment::One)
+            && let Some(text) = url.take("address-map")
+        {
+            self.address_map = address_map(url, &text)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a replica may take over. Then the token of each grant is at least the server's time.
     pub(crate) fn timed(&self) -> bool {
-        !matches!(self.servers, Servers::One) || self.replicas > 0
+        !matches!(self.deployment, Deployment::One) || self.replicas > 0
     }
 
     /// Whether nothing is granted for a while after a restart or a fail-over.
@@ -227,56 +197,29 @@ impl Config {
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.servers, Servers::Cluster(_))
+        matches!(self.deployment, Deployment::Cluster(_))
     }
 
-    /// A client of another server, which is to be dealt with as the first.
+    /// A client for a server at the address that the Sentinels or the cluster told.
     pub(crate) fn client_at(&self, told: &Address) -> Result<redis::Client> {
-        let address = self.map.get(told).unwrap_or(told);
+        let address = self.address_map.get(told).unwrap_or(told);
         at(&self.client, address).map_err(|error| Error::config(&self.store, error.to_string()))
     }
 }
 
-enum Kind {
-    One,
-    Sentinel(Vec<Address>),
-    Cluster(Vec<Address>),
-}
-
-fn tcp((host, port): Address, encrypted: bool) -> ConnectionAddr {
-    if encrypted {
-        ConnectionAddr::TcpTls {
-            host,
-            port,
-            insecure: false,
-            tls_params: None,
-        }
-    } else {
-        ConnectionAddr::Tcp(host, port)
+fn credentials(url: &mut StoreUrl) -> Result<RedisConnectionInfo> {
+    let password = url.take_password()?;
+    let mut settings = RedisConnectionInfo::default();
+    if let Some(user) = &url.user {
+        settings = settings.set_username(user);
     }
+    if let Some(password) = password {
+        settings = settings.set_password(password);
+    }
+    Ok(settings)
 }
 
-/// The same client for another address.
-fn at(client: &redis::Client, (host, port): &Address) -> redis::RedisResult<redis::Client> {
-    let info = client.get_connection_info().clone();
-    let (host, port) = (host.clone(), *port);
-    let addr = match info.addr() {
-        ConnectionAddr::TcpTls {
-            insecure,
-            tls_params,
-            ..
-        } => ConnectionAddr::TcpTls {
-            host,
-            port,
-            insecure: *insecure,
-            tls_params: tls_params.clone(),
-        },
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    redis::Client::open(info.set_addr(addr))
-}
-
-/// Clients of the Sentinels, who may want a user and a password of their own.
+/// Clients for the Sentinels, which have their own user and password.
 fn sentinels(
     url: &mut StoreUrl,
     like: &redis::Client,
@@ -318,7 +261,15 @@ fn secret(url: &StoreUrl, env: Option<String>, file: Option<String>) -> Result<O
     }
 }
 
-/// All hosts, each once.
+fn only_host(url: &StoreUrl) -> Result<Address> {
+    match url.hosts.as_slice() {
+        [host] => address(url, host, DEFAULT_PORT),
+        [] => Err(url.refuse("it names no host; write redis://HOST:PORT")),
+        _ => Err(url.refuse("it names several hosts; this kind of store is one server")),
+    }
+}
+
+/// All hosts. None may stand there twice.
 fn addresses(url: &StoreUrl, default: u16) -> Result<Vec<Address>> {
     let mut all = Vec::new();
     for host in &url.hosts {
@@ -351,116 +302,12 @@ fn address_map(url: &StoreUrl, text: &str) -> Result<BTreeMap<Address, Address>>
     Ok(map)
 }
 
-/// A host, and its port.
-fn address(url: &StoreUrl, host: &str, default: u16) -> Result<Address> {
-    // An IPv6 address stands in brackets.
-    let (host, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, port)) => (address, port.strip_prefix(':')),
-        None => match host.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (host, None),
-        },
-    };
-    let port = match port {
-        None => default,
-        Some(port) => {
-            let parsed = port.parse().ok().filter(|port| *port != 0);
-            parsed.ok_or_else(|| url.refuse("what stands after the colon of a host is no port"))?
-        }
-    };
-    Ok((host.to_owned(), port))
-}
-
-pub(crate) fn database(url: &StoreUrl) -> Result<i64> {
-    if url.path.is_empty() {
-        return Ok(0);
-    }
-    let number = url.path.parse().ok().filter(|db: &i64| *db >= 0);
-    number.ok_or_else(|| {
-        let path = &url.path;
-        url.refuse(format!(
-            "{path:?} after the host is no number of a database; write redis://HOST:PORT/0"
-        ))
-    })
-}
-
 fn unix(url: &StoreUrl) -> Result<ConnectionAddr> {
     if !url.hosts.is_empty() || url.path.is_empty() {
         return Err(url.refuse("write it with three slashes: redis+unix:///path/of/the.sock"));
     }
-    Ok(ConnectionAddr::Unix(PathBuf::from(format!(
-        "/{}",
-        url.path
-    ))))
-}
-
-pub(crate) fn client(
-    url: &StoreUrl,
-    addr: ConnectionAddr,
-    settings: RedisConnectionInfo,
-    tls: &TlsFiles,
-) -> Result<redis::Client> {
-    let refuse = |error: redis::RedisError| url.refuse(error.to_string());
-    let encrypted = matches!(addr, ConnectionAddr::TcpTls { .. });
-    let given = tls.ca.is_some() || tls.cert.is_some() || tls.key.is_some();
-    if given && !encrypted {
-        return Err(url.refuse("it has tls- options without TLS; write rediss://"));
-    }
-    let info = addr.into_connection_info().map_err(refuse)?;
-    let info = info
-        .set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3))
-        .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    if encrypted {
-        encrypted_client(url, info, tls)
-    } else {
-        redis::Client::open(info).map_err(refuse)
-    }
-}
-
-#[cfg(not(feature = "tls"))]
-fn encrypted_client(
-    url: &StoreUrl,
-    _info: redis::ConnectionInfo,
-    _tls: &TlsFiles,
-) -> Result<redis::Client> {
-    Err(url.refuse("TLS was not built in; build with the cargo feature `tls`"))
-}
-
-#[cfg(feature = "tls")]
-fn encrypted_client(
-    url: &StoreUrl,
-    info: redis::ConnectionInfo,
-    tls: &TlsFiles,
-) -> Result<redis::Client> {
-    // The library for TLS keeps its cryptography per process. An application that chose one before keeps its own.
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
-    let read = |option: &str, path: &Option<String>| match path {
-        None => Ok(None),
-        Some(path) => {
-            let read = std::fs::read(path);
-            let read = read.map_err(|e| url.refuse(format!("the file {path} of {option}: {e}")));
-            read.map(Some)
-        }
-    };
-    let root_cert = read("tls-ca", &tls.ca)?;
-    let cert = read("tls-cert", &tls.cert)?;
-    let key = read("tls-key", &tls.key)?;
-    let client_tls = match (cert, key) {
-        (None, None) => None,
-        (Some(client_cert), Some(client_key)) => Some(redis::ClientTlsConfig {
-            client_cert,
-            client_key,
-        }),
-        _ => return Err(url.refuse("tls-cert and tls-key belong together; give both")),
-    };
-    let certificates = redis::TlsCertificates {
-        client_tls,
-        root_cert,
-    };
-    let client = redis::Client::build_with_tls(info, certificates);
-    client.map_err(|error| url.refuse(error.to_string()))
+    let path = format!("/{}", url.path);
+    Ok(ConnectionAddr::Unix(PathBuf::from(path)))
 }
 
 #[cfg(test)]
@@ -472,13 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn takes_what_a_url_says() {
+    fn reads_a_url() {
         let config = read("redis://me:secret@h:7000/3?claim-window=1s&restart-delay=30s").unwrap();
         let info = config.client.get_connection_info();
         assert_eq!(info.addr(), &ConnectionAddr::Tcp("h".into(), 7000));
         assert_eq!(info.redis_settings().db(), 3);
         assert_eq!(info.redis_settings().password(), Some("secret"));
-        assert_eq!(config.window, Duration::from_secs(1));
+        assert_eq!(config.claim_window, Duration::from_secs(1));
         assert!(!format!("{config:?}").contains("secret"));
         let config = read("valkey://[::1]").unwrap();
         let addr = ConnectionAddr::Tcp("::1".into(), DEFAULT_PORT);
@@ -489,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn takes_several_servers() {
+    fn reads_several_servers() {
         let config = read("redis+sentinel://me:secret@h1,h2:7,[::1]:8/main?address-map=x:1=y:2");
         let config = config.unwrap();
-        let Servers::Sentinel { master, sentinels } = &config.servers else {
-            panic!("{:?}", config.servers);
+        let Deployment::Sentinel { master, sentinels } = &config.deployment else {
+            panic!("{:?}", config.deployment);
         };
         let ports: Vec<_> = sentinels
             .iter()

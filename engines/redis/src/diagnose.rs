@@ -1,221 +1,182 @@
-//! What stands between a store, as it is now, and what locks are for: beyond the limits of its promises.
+//! What doctor finds on a store now, besides the limits of its promises.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use fencelock_core::{Asked, ClockWatch, DEFAULT_TTL, Durability, Finding, Purpose, Result};
-use redis::{Cmd, RedisError, Value};
+use fencelock_core::{DEFAULT_TTL, Durability, Finding, Purpose};
+use redis::Cmd;
 
-use crate::config::Servers;
-use crate::connection::Link;
-use crate::engine::Redis;
-use crate::facts::Facts;
+use crate::clocks;
+use crate::config::Deployment;
+use crate::connection::Connection;
+use crate::error::untakeable;
+use crate::keys::counter;
 use crate::node::Node;
-use crate::refusal::untakeable;
-use crate::slots::counter;
+use crate::reply::setting;
+use crate::server::ServerInfo;
+use crate::servers::Servers;
 
-impl Redis {
-    pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
-        let hub = &self.hub;
-        let mut findings = Vec::new();
-        let config = &hub.config;
-        let nodes = hub.nodes();
-        match &config.servers {
-            Servers::One => {}
-            Servers::Sentinel { sentinels, .. } if sentinels.len() < 3 => findings.push(Finding::new(
-                Purpose::Efficiency,
-                format!(
-                    "the URL names {} Sentinels: when they are away, a fail-over goes unnoticed",
-                    sentinels.len()
-                ),
-                "name three Sentinels or more",
-            )),
-            Servers::Sentinel { .. } => {}
-            Servers::Cluster(_) if nodes.len() < 3 => findings.push(Finding::new(
-                Purpose::Efficiency,
-                format!(
-                    "the cluster has {} masters, and it takes three to replace one that dies",
-                    nodes.len()
-                ),
-                "add masters",
-            )),
-            Servers::Cluster(_) => {}
-        }
-        let mut links = Vec::new();
-        for node in nodes {
-            let link = match node.link(hub).await {
-                Ok(link) => link,
-                Err(error) => {
-                    let what = format!("a server cannot be asked: {error}");
-                    findings.push(Finding::new(Purpose::Efficiency, what, "see why"));
-                    continue;
-                }
-            };
-            let name = link.client.get_connection_info().addr().to_string();
-            rights(&link, &mut findings).await;
-            self.of_server(&name, &node, &link, &mut findings).await;
-            links.push((name, link));
-        }
-        findings.extend(clocks(links, |link, time| Box::pin(link.send(time))).await);
-        Ok(findings)
+pub(crate) async fn findings(servers: &Servers) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let nodes = servers.nodes();
+    findings.extend(too_few(&servers.state.config.deployment, nodes.len()));
+    let mut asked = Vec::new();
+    for node in nodes {
+        let connection = match node.connection(&servers.state).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                let what = format!("a server cannot be asked: {error}");
+                findings.push(Finding::new(Purpose::Efficiency, what, "see why"));
+                continue;
+            }
+        };
+        findings.extend(rights(&connection).await);
+        findings.extend(server(servers, &node, &connection).await);
+        asked.push((connection.address(), connection));
     }
+    let time = clocks::watch(asked, |connection, time| Box::pin(connection.send(time)));
+    findings.extend(time.await);
+    findings
+}
 
-    /// What one server says about itself.
-    async fn of_server(
-        &self,
-        name: &str,
-        node: &Arc<Node>,
-        link: &Link,
-        findings: &mut Vec<Finding>,
-    ) {
-        let config = &self.hub.config;
-        let info = link.send(Cmd::new().arg("INFO")).await.ok();
-        let stats = link.send(Cmd::new().arg("INFO").arg("commandstats")).await;
-        let facts = Facts::new(info.as_ref(), None).with_stats(stats.ok().as_ref());
-        if let Some(master) = facts.master() {
-            findings.push(Finding::new(
-                Purpose::Efficiency,
-                format!("{name} is a replica of {master}: no lock can be taken on it"),
-                format!("name {master} in the URL, or let Sentinels name it (redis+sentinel://)"),
-            ));
-        } else {
-            findings.extend(self.refusals(name, node, link).await);
-        }
-        if let Some(up) = facts.uptime().filter(|up| *up < DEFAULT_TTL)
-            && self.promises.durability != Durability::Durable
-            && config.restart_delay.is_zero()
-        {
-            findings.push(Finding::new(
-                Purpose::Correctness,
-                format!("{name} started {up:?} ago, and may have forgotten locks whose holders still believe"),
-                "wait until the longest ttl in use is over, or open the store with restart-delay=TTL",
-            ));
-        }
-        if !matches!(config.servers, Servers::One) {
-            self.of_master(name, link, &facts, findings).await;
-        }
+fn too_few(deployment: &Deployment, masters: usize) -> Option<Finding> {
+    let (what, change) = match deployment {
+        Deployment::Sentinel { sentinels, .. } if sentinels.len() < 3 => (
+            format!(
+                "the URL names {} Sentinels: when they are away, a fail-over goes unnoticed",
+                sentinels.len()
+            ),
+            "name three Sentinels or more",
+        ),
+        Deployment::Cluster(_) if masters < 3 => (
+            format!(
+                "the cluster has {masters} masters, and it takes three to replace one that fails"
+            ),
+            "add masters",
+        ),
+        _ => return None,
+    };
+    Some(Finding::new(Purpose::Efficiency, what, change))
+}
+
+/// What one server says of itself.
+async fn server(servers: &Servers, node: &Arc<Node>, connection: &Connection) -> Vec<Finding> {
+    let config = &servers.state.config;
+    let name = connection.address();
+    let info = connection.send(Cmd::new().arg("INFO")).await.ok();
+    let stats = connection
+        .send(Cmd::new().arg("INFO").arg("commandstats"))
+        .await;
+    let info = ServerInfo::new(info.as_ref(), None).with_stats(stats.ok().as_ref());
+    let mut findings = Vec::new();
+    if let Some(master) = info.master() {
+        findings.push(Finding::new(
+            Purpose::Efficiency,
+            format!("{name} is a replica of {master}: no lock can be taken on it"),
+            format!("name {master} in the URL, or let Sentinels name it (redis+sentinel://)"),
+        ));
+    } else {
+        findings.extend(refusals(servers, &name, node, connection).await);
     }
-
-    /// What concerns a server that a replica is to take over from.
-    async fn of_master(&self, name: &str, link: &Link, facts: &Facts, findings: &mut Vec<Finding>) {
-        if facts.count("connected_slaves") == Some(0) {
+    if let Some(up) = info.uptime().filter(|up| *up < DEFAULT_TTL)
+        && servers.promises.durability != Durability::Durable
+        && config.restart_delay.is_zero()
+    {
+        findings.push(Finding::new(
+            Purpose::Correctness,
+            format!(
+                "{name} started {up:?} ago, and may have forgotten locks that clients still hold"
+            ),
+            "wait until the longest ttl in use is over, or open the store with restart-delay=TTL",
+        ));
+    }
+    if !matches!(config.deployment, Deployment::One) {
+        if info.number("connected_slaves") == Some(0) {
             findings.push(Finding::new(
                 Purpose::Efficiency,
-                format!("{name} has no replica: nobody takes over from it"),
+                format!("{name} has no replica: no server takes over from it"),
                 "add a replica, or see why it is not connected",
             ));
         }
-        if self.hub.config.replicas > 0 {
-            return;
-        }
-        let wanted = ["min-replicas-to-write 1"];
-        let or = "or open the store with replicas=N";
-        match setting(link, "min-replicas-to-write").await.as_deref() {
-            Some("0") => findings.push(Finding::new(
-                Purpose::Correctness,
-                format!("{name} goes on granting when it is cut off from its replicas (min-replicas-to-write is 0)"),
-                format!("{}; {or}", facts.lasting(&wanted)),
-            )),
-            Some(_) if !facts.settings_last() => findings.push(Finding::new(
-                Purpose::Correctness,
-                format!(
-                    "{name} grants nothing when it is cut off from its replicas until its next start only, as far as can \
-                     be seen: min-replicas-to-write may have been set with CONFIG SET, which ends with the process"
-                ),
-                format!("{}; {or}", facts.keep(&wanted)),
-            )),
-            _ => {}
+        if config.replicas == 0 {
+            findings.extend(cut_off(&name, connection, &info).await);
         }
     }
-
-    /// Whether a lock could be taken: by commands that the server refuses to everybody, but only after it has looked at
-    /// rights, memory and disk. They write nothing.
-    async fn refusals(&self, name: &str, node: &Arc<Node>, link: &Link) -> Vec<Finding> {
-        let cluster = self.hub.cluster();
-        let slot = cluster.and_then(|cluster| cluster.slot_of(node));
-        if cluster.is_some() && slot.is_none() {
-            // It has no locks.
-            return Vec::new();
-        }
-        let counter = counter(slot);
-        let mut write = redis::cmd("SET");
-        write.arg(&*counter).arg(0).arg("NX").arg("XX");
-        let mut script = redis::cmd("EVAL");
-        script.arg("return 1").arg(1).arg(&*counter);
-        let channel = "fencelock:doctor";
-        let mut publish = redis::cmd("PUBLISH");
-        publish.arg(channel).arg("probe");
-        let tried = [
-            ("writing", link.try_out(&write).await),
-            ("running a script", link.try_out(&script).await),
-            (
-                "publishing to a channel fencelock:*",
-                link.try_out(&publish).await,
-            ),
-            (
-                "subscribing to a channel fencelock:*",
-                link.try_listening(channel).await,
-            ),
-        ];
-        let refused = |error: &RedisError| error.code().is_some_and(|code| code != "ERR");
-        let tried = tried
-            .into_iter()
-            .filter_map(|(action, error)| Some((action, error?)));
-        tried
-            .filter(|(_, error)| refused(error))
-            .map(|(action, error)| untakeable(name, action, &error))
-            .collect()
-    }
+    findings
 }
 
-/// A question to a server.
-pub(crate) type Asking<'a> = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send + 'a>>;
+/// Whether a master goes on granting without its replicas.
+async fn cut_off(name: &str, connection: &Connection, info: &ServerInfo) -> Option<Finding> {
+    let wanted = ["min-replicas-to-write 1"];
+    let mut get = Cmd::new();
+    get.arg("CONFIG").arg("GET").arg("min-replicas-to-write");
+    let value = setting(&connection.send(&get).await.ok()?)?;
+    let (what, change) = match value.as_str() {
+        "0" => (
+            format!(
+                "{name} goes on granting when it is cut off from its replicas (min-replicas-to-write is 0)"
+            ),
+            info.how_to_set(&wanted),
+        ),
+        _ if !info.settings_last() => (
+            format!(
+                "{name} grants nothing when it is cut off from its replicas until its next start only, as far as can be \
+                 seen: min-replicas-to-write may have been set with CONFIG SET, which ends with the process"
+            ),
+            info.how_to_keep(&wanted),
+        ),
+        _ => return None,
+    };
+    let change = format!("{change}; or open the store with replicas=N");
+    Some(Finding::new(Purpose::Correctness, what, change))
+}
 
-/// Watches the clocks of these servers for a second, all at once; `time` asks one of them for TIME.
-pub(crate) async fn clocks<L: Send + Sync>(
-    servers: Vec<(String, L)>,
-    time: impl for<'a> Fn(&'a L, &'a Cmd) -> Asking<'a> + Send + Sync,
+/// Whether a lock could be taken. The commands write nothing: the server refuses them to every user, but only after it has
+/// checked rights, memory and disk.
+async fn refusals(
+    servers: &Servers,
+    name: &str,
+    node: &Arc<Node>,
+    connection: &Connection,
 ) -> Vec<Finding> {
-    let mut command = Cmd::new();
-    command.arg("TIME");
-    let mut watched: Vec<_> = servers
-        .into_iter()
-        .map(|(name, server)| (ClockWatch::new(name), server))
-        .collect();
-    for round in 0..ClockWatch::TIMES {
-        if round > 0 {
-            tokio::time::sleep(ClockWatch::PAUSE).await;
-        }
-        for (watch, server) in &mut watched {
-            let asked = Asked::now();
-            if let Ok(answer) = time(server, &command).await
-                && let Some(there) = seconds(&answer)
-            {
-                watch.told(asked, there);
-            }
-        }
+    let cluster = servers.cluster();
+    let slot = cluster.and_then(|cluster| cluster.slot_of(node));
+    if cluster.is_some() && slot.is_none() {
+        // It has no locks.
+        return Vec::new();
     }
-    watched
-        .iter()
-        .flat_map(|(watch, _)| watch.findings())
+    let counter = counter(slot);
+    let mut write = redis::cmd("SET");
+    write.arg(&*counter).arg(0).arg("NX").arg("XX");
+    let mut script = redis::cmd("EVAL");
+    script.arg("return 1").arg(1).arg(&*counter);
+    let channel = "fencelock:doctor";
+    let mut publish = redis::cmd("PUBLISH");
+    publish.arg(channel).arg("probe");
+    let tried = [
+        ("writing", connection.try_out(&write).await),
+        ("running a script", connection.try_out(&script).await),
+        (
+            "publishing to a channel fencelock:*",
+            connection.try_out(&publish).await,
+        ),
+        (
+            "subscribing to a channel fencelock:*",
+            connection.try_listening(channel).await,
+        ),
+    ];
+    let tried = tried
+        .into_iter()
+        .filter_map(|(action, error)| Some((action, error?)));
+    tried
+        .filter(|(_, error)| error.code().is_some_and(|code| code != "ERR"))
+        .map(|(action, error)| untakeable(name, action, &error))
         .collect()
 }
 
-fn seconds(answer: &Value) -> Option<Duration> {
-    let Value::Array(parts) = answer else {
-        return None;
-    };
-    let number = |at: usize| match parts.get(at)? {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?.parse().ok(),
-        _ => None,
-    };
-    Some(Duration::from_secs(number(0)?) + Duration::from_micros(number(1)?))
-}
-
-/// Rights that are missed later only, when something else went wrong.
-async fn rights(link: &Link, findings: &mut Vec<Finding>) {
-    // There is no connection with this id.
+/// Rights that are missed only when something else has failed.
+async fn rights(connection: &Connection) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // No connection has the id 0.
     let kill = ["CLIENT", "KILL", "ID", "0"];
     let config = ["CONFIG", "GET", "appendfsync"];
     for (words, missing) in [
@@ -225,34 +186,19 @@ async fn rights(link: &Link, findings: &mut Vec<Finding>) {
         ),
         (
             &config[..],
-            "so nobody can say what a loss of power would cost",
+            "so it is unknown what a loss of power would cost",
         ),
     ] {
         let mut command = Cmd::new();
         words.iter().for_each(|word| {
             command.arg(*word);
         });
-        let refused = link.send(&command).await.err();
-        let refused = refused.is_some_and(|error| error.code() == Some("NOPERM"));
-        let what = format!("this user may not {} {}, {missing}", words[0], words[1]);
-        let change = format!("ACL SETUSER ... +{}|{}", words[0], words[1]).to_lowercase();
-        if refused {
+        let error = connection.send(&command).await.err();
+        if error.is_some_and(|error| error.code() == Some("NOPERM")) {
+            let what = format!("this user may not {} {}, {missing}", words[0], words[1]);
+            let change = format!("ACL SETUSER ... +{}|{}", words[0], words[1]).to_lowercase();
             findings.push(Finding::new(Purpose::Correctness, what, &change));
         }
     }
-}
-
-async fn setting(link: &Link, name: &str) -> Option<String> {
-    let mut command = Cmd::new();
-    command.arg("CONFIG").arg("GET").arg(name);
-    let text = |value: &Value| match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    };
-    match link.send(&command).await.ok()? {
-        Value::Map(pairs) => pairs.first().and_then(|(_, value)| text(value)),
-        Value::Array(items) => items.get(1).and_then(text),
-        _ => None,
-    }
+    findings
 }

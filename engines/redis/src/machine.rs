@@ -1,11 +1,11 @@
-//! What a client knows of time without any clock that can be set: its machine's boot clock, which other clients on the same
-//! machine share, and the processor time that a server has used.
+//! Time by clocks that cannot be set: the boot clock of this machine, which all its clients share, and the processor time
+//! that a server has used.
 
 use std::time::Duration;
 
 use fencelock_core::Clock;
 
-/// The machine that this process runs on, as long as it is not started anew: one boot clock.
+/// This machine until its next start: one boot clock.
 #[derive(Debug)]
 pub(crate) struct Machine(String);
 
@@ -17,13 +17,13 @@ impl Machine {
         let namespace = namespace.map_or_else(|_| String::new(), |link| link.display().to_string());
         let id = match boot {
             Ok(boot) => boot + &namespace,
-            // It shares its clock with nobody then.
+            // Then no other client is taken to share the clock.
             Err(_) => format!("{:032x}", fastrand::u128(..)),
         };
         Self(id.chars().filter(char::is_ascii_hexdigit).collect())
     }
 
-    /// Its name: hexadecimal digits.
+    /// Hexadecimal digits.
     pub(crate) fn id(&self) -> &str {
         &self.0
     }
@@ -34,8 +34,8 @@ impl Machine {
     }
 }
 
-/// For how long a server has run at least, by what `INFO` tells: its main thread has used so much processor time. Unlike
-/// its uptime, that does not depend on its clock.
+/// For how long a server has run at least: the processor time that its main thread has used, from `INFO`. Unlike the
+/// reported uptime it does not depend on the server's clock.
 pub(crate) fn ran(field: impl Fn(&str) -> Option<f64>) -> Duration {
     let used = ["used_cpu_sys_main_thread", "used_cpu_user_main_thread"];
     let seconds = used.into_iter().map(|name| field(name).unwrap_or(0.0));
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_has_worked_it_has_run() {
+    fn used_processor_time_is_run_time() {
         let told = |name: &str| (name != "used_cpu_sys_main_thread").then_some(1.5);
         assert_eq!(ran(told), Duration::from_millis(1500));
         assert_eq!(ran(|_| None), Duration::ZERO);

@@ -1,47 +1,40 @@
-//! One server, or the one that is the master at the moment: the connection to it, whoever restores that, and a few
-//! connections to wait on for replicas.
+//! One server, or whichever is the master: its current connection, and the task that replaces it.
 
-use std::collections::VecDeque;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::config::Address;
-use crate::connection::{Link, Opening, Purpose, connecting};
-use crate::facts::Facts;
-use crate::hub::Hub;
-use crate::sentinel::{MARGIN, Sentinels};
-use crate::started::Watching;
-use crate::value::Message;
+use crate::connect::{OnPush, Purpose, Push, Setup};
+use crate::connection::Connection;
+use crate::earlier::Earlier;
+use crate::sentinel::{Found, MARGIN, Sentinels};
+use crate::server::ServerInfo;
+use crate::state::{State, Task};
+use crate::stored::Message;
+use crate::uptime::Uptime;
+use crate::writer::{Use, Writer, Writers};
 
 /// The longest pause between attempts to reconnect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// How many grants may wait for replicas at once: each has a connection of its own meanwhile.
-const WRITERS: usize = 4;
-/// How many requests of renewals may: grants that wait for slow replicas do not keep them from it.
-const RENEWERS: usize = 4;
-/// How many earlier connections are remembered one by one.
-const REMEMBERED: usize = 64;
 
 /// How a server is found.
 #[derive(Debug)]
 pub(crate) enum Target {
     /// It is always the same.
     Fixed(Box<redis::Client>),
-    /// The Sentinels tell.
+    /// The Sentinels name it.
     Master(Arc<Sentinels>),
 }
 
-/// Where a server stands.
+/// Whether the node is connected.
 #[derive(Clone, Debug)]
-enum State {
-    Up(Arc<Link>),
-    /// No connection. The text says why; `refused`: the server was reached and refused.
+enum Status {
+    Up(Arc<Connection>),
+    /// `refused`: the server was reached and refused.
     Down {
         why: String,
         refused: bool,
@@ -49,20 +42,11 @@ enum State {
     Closed,
 }
 
-/// A connection that is gone from here, but perhaps not from the server.
-#[derive(Debug)]
-struct Old {
-    generation: u64,
-    client_id: Option<i64>,
-    run_id: Option<String>,
-}
-
-impl Old {
-    fn of(link: &Link) -> Self {
-        Self {
-            generation: link.generation,
-            client_id: link.client_id,
-            run_id: link.run_id.clone(),
+impl Status {
+    fn lost() -> Self {
+        Self::Down {
+            why: "the connection was lost".into(),
+            refused: false,
         }
     }
 }
@@ -71,440 +55,347 @@ impl Old {
 #[derive(Debug)]
 pub(crate) struct Node {
     target: Target,
-    state: watch::Sender<State>,
-    bell: Arc<Notify>,
-    /// The newest connection.
+    status: watch::Sender<Status>,
+    /// Notified when the connection breaks.
+    wake_up: Arc<Notify>,
+    /// The generation of the newest connection.
     newest: AtomicU64,
-    /// The server process last seen.
+    /// The server process seen last.
     run_id: Mutex<Option<String>>,
-    /// Before this no connection grants: another server was put in the place of the one before.
-    swapped_until: Mutex<Option<BootInstant>>,
-    watching: Watching,
-    /// Where the master was found last.
+    /// Before this instant no connection grants: another server was put in place of the former one.
+    replaced_until: Mutex<Option<BootInstant>>,
+    uptime: Uptime,
+    /// Where the Sentinels saw the master last.
     address: Mutex<Option<Address>>,
-    old: Mutex<VecDeque<Old>>,
-    /// The newest of the earlier connections that were too many to remember, as a generation; 0 if there were none.
-    forgotten: AtomicU64,
-    writers: Arc<Semaphore>,
-    renewers: Arc<Semaphore>,
-    idle: Mutex<Vec<Arc<Link>>>,
-    kept: AtomicBool,
+    earlier: Arc<Earlier>,
+    writers: Arc<Writers>,
+    maintained: AtomicBool,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Node {
     pub(crate) fn new(target: Target) -> Arc<Self> {
-        let why = "not connected yet".to_owned();
-        let refused = false;
+        let status = Status::Down {
+            why: "not connected yet".to_owned(),
+            refused: false,
+        };
+        let earlier = Arc::<Earlier>::default();
         Arc::new(Self {
             target,
-            state: watch::Sender::new(State::Down { why, refused }),
-            bell: Arc::default(),
+            status: watch::Sender::new(status),
+            wake_up: Arc::default(),
             newest: AtomicU64::new(0),
             run_id: Mutex::default(),
-            swapped_until: Mutex::default(),
-            watching: Watching::default(),
+            replaced_until: Mutex::default(),
+            uptime: Uptime::default(),
             address: Mutex::default(),
-            old: Mutex::default(),
-            forgotten: AtomicU64::new(0),
-            writers: Arc::new(Semaphore::new(WRITERS)),
-            renewers: Arc::new(Semaphore::new(RENEWERS)),
-            idle: Mutex::default(),
-            kept: AtomicBool::new(false),
+            writers: Writers::new(Arc::clone(&earlier)),
+            earlier,
+            maintained: AtomicBool::new(false),
         })
     }
 
-    /// The connection of the moment; waits for one no longer than for an answer.
-    pub(crate) async fn link(&self, hub: &Hub) -> Result<Arc<Link>> {
-        let up = |state: &State| match state {
-            State::Up(link) if !link.is_broken() => Some(Ok(Arc::clone(link))),
-            State::Closed => Some(Err(Error::Closed)),
+    /// The current connection. Waits for one for at most the response timeout.
+    pub(crate) async fn connection(&self, state: &State) -> Result<Arc<Connection>> {
+        let ready = |status: &Status| match status {
+            Status::Up(connection) if !connection.is_broken() => Some(Ok(Arc::clone(connection))),
+            Status::Closed => Some(Err(Error::Closed)),
             _ => None,
         };
-        if let Some(answer) = up(&self.state.borrow()) {
+        if let Some(answer) = ready(&self.status.borrow()) {
             return answer;
         }
-        let mut states = self.state.subscribe();
-        let come = states.wait_for(|state| up(state).is_some());
-        if let Ok(Ok(state)) = tokio::time::timeout(hub.config.response_timeout, come).await
-            && let Some(answer) = up(&state)
+        let mut changes = self.status.subscribe();
+        let connected = changes.wait_for(|status| ready(status).is_some());
+        if let Ok(Ok(status)) = tokio::time::timeout(state.config.response_timeout, connected).await
+            && let Some(answer) = ready(&status)
         {
             return answer;
         }
-        let state = self.state.borrow().clone();
-        let (why, refused) = match state {
-            State::Down { why, refused } => (why, refused),
+        let (why, refused) = match self.status.borrow().clone() {
+            Status::Down { why, refused } => (why, refused),
             _ => ("the connection was lost".to_owned(), false),
         };
         let action = "reconnecting";
         Err(if refused {
-            Error::refused(hub.store(), action, why)
+            Error::refused(state.store(), action, why)
         } else {
-            Error::unavailable(hub.store(), action, why)
+            Error::unavailable(state.store(), action, why)
         })
     }
 
-    /// The connection of the moment, if there is one.
-    pub(crate) fn link_if_up(&self) -> Option<Arc<Link>> {
-        match &*self.state.borrow() {
-            State::Up(link) if !link.is_broken() => Some(Arc::clone(link)),
+    /// The current connection, if there is one.
+    pub(crate) fn connection_if_up(&self) -> Option<Arc<Connection>> {
+        match &*self.status.borrow() {
+            Status::Up(connection) if !connection.is_broken() => Some(Arc::clone(connection)),
             _ => None,
         }
     }
 
-    /// Where the master was found last.
+    /// Where the Sentinels saw the master last.
     pub(crate) fn address(&self) -> Option<Address> {
-        held(&self.address).clone()
+        lock(&self.address).clone()
     }
 
-    /// Whether a connection is the newest.
-    pub(crate) fn is_newest(&self, generation: u64) -> bool {
+    fn is_newest(&self, generation: u64) -> bool {
         generation == self.newest.load(Ordering::SeqCst)
     }
 
-    /// Connects, once.
-    pub(crate) async fn connect(self: &Arc<Self>, hub: &Arc<Hub>) -> Result<Facts> {
-        let config = &hub.config;
+    /// Connects once.
+    pub(crate) async fn connect(self: &Arc<Self>, state: &Arc<State>) -> Result<ServerInfo> {
+        let config = &state.config;
         let (client, found) = match &self.target {
             Target::Fixed(client) => (redis::Client::clone(client), None),
             Target::Master(sentinels) => {
-                let found = sentinels.find(hub).await?;
+                let found = sentinels.find(config).await?;
                 (config.client_at(&found.address)?, Some(found))
             }
         };
-        let generation = hub.next_generation();
+        let generation = state.next_generation();
         self.newest.store(generation, Ordering::SeqCst);
-        let opening = Opening {
-            watching: &self.watching,
-            config,
+        let setup = Setup {
+            state,
+            uptime: &self.uptime,
             client,
             purpose: match config.inspect_only {
-                true => Purpose::Looking,
-                false => Purpose::Whole,
+                true => Purpose::Look,
+                false => Purpose::Full,
             },
-            scripts: &hub.scripts,
-            channel: &hub.channel,
             generation,
-            bell: Arc::clone(&self.bell),
+            wake_up: Arc::clone(&self.wake_up),
         };
-        let (listener, node) = (Arc::downgrade(hub), Arc::downgrade(self));
-        let hear = move |payload: Option<&[u8]>| {
-            let (Some(hub), Some(node)) = (listener.upgrade(), node.upgrade()) else {
-                return;
-            };
-            match payload.map(Message::parse) {
-                Some(Some(message)) => hub.hear(message, &node, generation),
-                Some(None) => {}
-                // The slot has moved: whoever waits there asks again, and is heard at another node then.
-                None => hub.waiters.stir_all(),
-            }
-        };
-        let (mut link, facts) = Link::open(opening, hear).await?;
-        link.grants_from = link
-            .grants_from
-            .max(self.swapped_until(&link, config.restart_delay));
+        let (mut connection, info) = setup.open(self.on_push(state, generation)).await?;
+        let replaced_until = self.note_process(&connection, config.restart_delay);
+        connection.grants_from = connection.grants_from.max(replaced_until);
         if let Some(found) = found {
-            if !config.promotion_delay.is_zero() && !config.inspect_only {
-                let Some(ran) = link.ran else {
-                    let why = "promotion-delay needs to know since when the server runs; allow the command INFO to this user";
-                    return Err(Error::config(&config.store, why));
-                };
-                let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);
-                if let Some(left) = delay.checked_sub(found.age.min(ran)) {
-                    link.grants_from = link.grants_from.max(Some(found.asked_at + left));
-                }
-            }
-            *held(&self.address) = Some(found.address);
+            let promoted_until = promotion_delay(state, &connection, &found)?;
+            connection.grants_from = connection.grants_from.max(promoted_until);
+            *lock(&self.address) = Some(found.address);
         }
         if !config.is_cluster() {
-            hub.saw(0, link.floor);
+            state.saw(0, connection.floor);
         }
-        self.end_old(&link).await;
-        let link = Arc::new(link);
-        self.state.send_if_modified(|state| {
-            let open = !matches!(state, State::Closed);
+        self.earlier.end(&connection).await;
+        let connection = Arc::new(connection);
+        self.status.send_if_modified(|status| {
+            let open = !matches!(status, Status::Closed);
             if open {
-                *state = State::Up(link);
+                *status = Status::Up(connection);
             }
             open
         });
-        // The server listens again: now, and not before, waiters may stand in line.
-        hub.waiters.stir_all();
-        Ok(facts)
+        // The server knows the channel again. Only from now on may waiters join the queue.
+        state.entries.wake_all();
+        Ok(info)
     }
 
-    /// Restores the connection behind from now on, until the hub or the node is gone.
-    pub(crate) fn keep(self: &Arc<Self>, hub: &Arc<Hub>) {
-        if self.kept.swap(true, Ordering::SeqCst) {
+    /// What the connection of this generation does with pushes.
+    fn on_push(self: &Arc<Self>, state: &Arc<State>, generation: u64) -> OnPush {
+        let (state, node) = (Arc::downgrade(state), Arc::downgrade(self));
+        Arc::new(move |push: Push<'_>| {
+            let (Some(state), Some(node)) = (state.upgrade(), node.upgrade()) else {
+                return;
+            };
+            match push {
+                Push::Message(payload) => {
+                    if let Some(message) = Message::parse(payload) {
+                        state.receive(message, node.is_newest(generation));
+                    }
+                }
+                // Its waiters are placed again, and listen at another node then.
+                Push::SlotMoved => state.entries.wake_all(),
+            }
+        })
+    }
+
+    /// Replaces the connection in the background whenever it is lost, until the store or the node is gone.
+    pub(crate) fn maintain(self: &Arc<Self>, state: &Arc<State>) {
+        if self.maintained.swap(true, Ordering::SeqCst) {
             return;
         }
-        let (bell, state) = (Arc::clone(&self.bell), self.state.subscribe());
-        if self.link_if_up().is_none() {
-            bell.notify_one();
+        let (wake_up, status) = (Arc::clone(&self.wake_up), self.status.subscribe());
+        if self.connection_if_up().is_none() {
+            wake_up.notify_one();
         }
-        let (hub, node) = (Arc::downgrade(hub), Arc::downgrade(self));
-        tokio::spawn(restore(hub, node, bell, state));
+        let (state, node) = (Arc::downgrade(state), Arc::downgrade(self));
+        tokio::spawn(reconnect(state, node, wake_up, status));
     }
 
-    /// Until when nothing is granted since the server, perhaps long up, is not the one before: somebody put it in the
-    /// other's place. Later connections to it wait no less than the first.
-    fn swapped_until(&self, link: &Link, restart_delay: Duration) -> Option<BootInstant> {
-        let before = std::mem::replace(&mut *held(&self.run_id), link.run_id.clone());
-        let mut until = held(&self.swapped_until);
-        if before.is_some() && before != link.run_id && !restart_delay.is_zero() {
+    /// Until when nothing is granted because another server, which may have run for long, was put in place of the former
+    /// one. Later connections to it wait as long as the first.
+    fn note_process(
+        &self,
+        connection: &Connection,
+        restart_delay: Duration,
+    ) -> Option<BootInstant> {
+        let before = std::mem::replace(&mut *lock(&self.run_id), connection.run_id.clone());
+        let mut until = lock(&self.replaced_until);
+        if before.is_some() && before != connection.run_id && !restart_delay.is_zero() {
             *until = (*until).max(Some(Clock::Boot.now() + restart_delay));
         }
         *until
     }
 
-    /// Makes sure that nothing sent over earlier connections can still take effect.
-    pub(crate) async fn end_old(&self, link: &Link) {
-        // All stay in the list meanwhile: who withdraws at the same time must not take them for ended.
-        let (mut ended, mut asked, mut ids) = (Vec::new(), Vec::new(), Vec::new());
-        for old in held(&self.old).iter() {
-            match (&old.run_id, &link.run_id, old.client_id) {
-                // Another process: whatever the former had to do is over.
-                (Some(before), Some(now), _) if before != now => ended.push(old.generation),
-                (Some(_), Some(_), Some(id)) => {
-                    asked.push(old.generation);
-                    ids.push(id);
-                }
-                _ => {}
-            }
-        }
-        let answers = link.end_others(&ids).await;
-        let asked = asked.into_iter().zip(answers);
-        ended.extend(asked.filter_map(|(generation, sure)| sure.then_some(generation)));
-        held(&self.old).retain(|old| !ended.contains(&old.generation));
+    /// Makes sure that no request sent over an earlier connection can still take effect.
+    pub(crate) async fn end_earlier(&self, connection: &Connection) {
+        self.earlier.end(connection).await;
     }
 
-    /// Whether there is an earlier connection, from `first` on, that may still have something to do.
-    pub(crate) fn has_old(&self, first: u64, but: &Link) -> bool {
-        let another = |old: &Old| old.generation >= first && old.generation != but.generation;
-        first <= self.forgotten.load(Ordering::SeqCst) || held(&self.old).iter().any(another)
+    /// Whether an earlier connection, of generation `first` or later, may still carry a request.
+    pub(crate) fn has_earlier(&self, first: u64, current: &Connection) -> bool {
+        self.earlier.has(first, current)
     }
 
-    /// Notes a connection over which something may still be on its way.
-    fn remember(&self, link: &Link) {
-        let mut old = held(&self.old);
-        old.push_back(Old::of(link));
-        if old.len() > REMEMBERED
-            && let Some(oldest) = old.pop_front()
-        {
-            self.forgotten
-                .fetch_max(oldest.generation, Ordering::SeqCst);
-        }
-    }
-
-    /// Notes that the connection is gone. `false` if it is not, or nobody wants another.
+    /// Notes that the connection is lost. Returns `false` if it is not, or if the node is closed.
     fn note_loss(&self) -> bool {
         let mut lost = false;
-        self.state.send_if_modified(|state| {
-            let State::Up(link) = state else {
-                lost = matches!(state, State::Down { .. });
+        self.status.send_if_modified(|status| {
+            let Status::Up(connection) = status else {
+                lost = matches!(status, Status::Down { .. });
                 return false;
             };
-            self.remember(link);
+            self.earlier.remember(connection);
             lost = true;
-            *state = State::Down {
-                why: "the connection was lost".into(),
-                refused: false,
-            };
+            *status = Status::lost();
             true
         });
         lost
     }
 
-    /// A connection to write a grant over and to wait on for replicas, to the same server as `main`.
-    pub(crate) async fn writer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
-        self.writer_by(&self.writers, hub, main).await
-    }
-
-    /// The same for a renewal.
-    pub(crate) async fn renewer(self: &Arc<Self>, hub: &Hub, main: &Link) -> Result<Writer> {
-        self.writer_by(&self.renewers, hub, main).await
-    }
-
-    async fn writer_by(
-        self: &Arc<Self>,
-        permits: &Arc<Semaphore>,
-        hub: &Hub,
-        main: &Link,
-    ) -> Result<Writer> {
-        let patience = hub.config.response_timeout;
-        let permit = Arc::clone(permits).acquire_owned();
-        let Ok(Ok(permit)) = tokio::time::timeout(patience, permit).await else {
-            let cause = "too many others wait for replicas at once";
-            let action = "waiting for a connection";
-            return Err(Error::unavailable(hub.store(), action, cause));
+    fn note_failure(&self, error: Error) {
+        let refused = matches!(error, Error::Refused { .. } | Error::Config { .. });
+        let why = match error {
+            Error::Unavailable { action, cause, .. } => format!("{action}: {cause}"),
+            other => other.to_string(),
         };
-        let fits = |link: &Arc<Link>| !link.is_broken() && link.run_id == main.run_id;
-        let found = {
-            let mut idle = held(&self.idle);
-            idle.retain(fits);
-            idle.pop()
-        };
-        let link = match found {
-            Some(link) => link,
-            None => {
-                let opening = Opening {
-                    watching: &self.watching,
-                    config: &hub.config,
-                    client: main.client.clone(),
-                    purpose: Purpose::Writing,
-                    scripts: &hub.scripts,
-                    channel: &hub.channel,
-                    generation: hub.next_generation(),
-                    bell: Arc::default(),
-                };
-                let action = connecting(&opening.client);
-                let opened = tokio::time::timeout(patience, Link::open(opening, |_| {})).await;
-                let Ok(opened) = opened else {
-                    let cause = "no answer in time";
-                    return Err(Error::unavailable(hub.store(), action, cause));
-                };
-                let (link, _) = opened?;
-                if link.run_id != main.run_id {
-                    main.break_off();
-                    let cause = "another server answers there";
-                    return Err(Error::unavailable(hub.store(), action, cause));
-                }
-                Arc::new(link)
+        self.status.send_if_modified(|status| {
+            let down = matches!(status, Status::Down { .. });
+            if down {
+                *status = Status::Down { why, refused };
             }
-        };
-        Ok(Writer {
-            node: Arc::clone(self),
-            link,
-            spoiled: false,
-            waits: false,
-            _permit: permit,
-        })
+            down
+        });
+    }
+
+    /// If grants or renewals wait for replicas: a connection for that, to the server that `main` leads to.
+    pub(crate) async fn writer(
+        &self,
+        purpose: Use,
+        state: &State,
+        main: &Connection,
+    ) -> Result<Option<Writer>> {
+        if state.config.replicas == 0 {
+            return Ok(None);
+        }
+        let writer = self.writers.get(purpose, state, &self.uptime, main);
+        writer.await.map(Some)
     }
 
     /// Ends the connection for good.
     pub(crate) fn close(&self) {
-        self.state.send_replace(State::Closed);
-        held(&self.idle).clear();
+        self.status.send_replace(Status::Closed);
+        self.writers.close();
     }
 
-    /// The connection leads to what is the master no more.
-    pub(crate) fn leave(&self) {
-        if let Some(link) = self.link_if_up() {
-            link.break_off();
+    fn leave(&self) {
+        if let Some(connection) = self.connection_if_up() {
+            connection.break_off();
         }
     }
 }
 
-/// A connection of its own for one grant or renewal; it goes back when dropped.
-#[derive(Debug)]
-pub(crate) struct Writer {
-    node: Arc<Node>,
-    link: Arc<Link>,
-    spoiled: bool,
-    /// Whether an answer is to come.
-    waits: bool,
-    _permit: OwnedSemaphorePermit,
+/// Until when a master that was perhaps promoted recently grants nothing.
+fn promotion_delay(
+    state: &State,
+    connection: &Connection,
+    found: &Found,
+) -> Result<Option<BootInstant>> {
+    let config = &state.config;
+    if config.promotion_delay.is_zero() || config.inspect_only {
+        return Ok(None);
+    }
+    let Some(ran) = connection.ran else {
+        let why = "promotion-delay needs to know since when the server runs; allow the command INFO to this user";
+        return Err(Error::config(&config.store, why));
+    };
+    let delay = config.promotion_delay + MARGIN + Duration::from_secs(1);
+    let left = delay.checked_sub(found.age.min(ran));
+    Ok(left.map(|left| found.asked_at + left))
 }
 
-impl Writer {
-    /// Something is about to be sent over it. Unless [`Writer::answered`] is called it is not used again.
-    pub(crate) fn sends(&mut self) {
-        self.waits = true;
-    }
-
-    /// Everything sent over it has its answer.
-    pub(crate) fn answered(&mut self) {
-        self.waits = false;
-    }
-
-    /// Something sent over it has no answer: it is not used again.
-    pub(crate) fn spoil(&mut self) {
-        if !std::mem::replace(&mut self.spoiled, true) {
-            self.node.remember(&self.link);
-        }
-    }
-}
-
-impl Deref for Writer {
-    type Target = Arc<Link>;
-
-    fn deref(&self) -> &Arc<Link> {
-        &self.link
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if self.waits || self.link.is_broken() {
-            self.spoil();
-        }
-        if !self.spoiled {
-            held(&self.node.idle).push(Arc::clone(&self.link));
-        }
-    }
-}
-
-/// Restores the connection whenever it is lost.
-async fn restore(
-    hub: Weak<Hub>,
+/// Replaces the connection whenever it is lost.
+async fn reconnect(
+    state: Weak<State>,
     node: Weak<Node>,
-    bell: Arc<Notify>,
-    mut state: watch::Receiver<State>,
+    wake_up: Arc<Notify>,
+    mut status: watch::Receiver<Status>,
 ) {
     loop {
         tokio::select! {
-            () = bell.notified() => {}
-            () = closed(&mut state) => return,
+            () = wake_up.notified() => {}
+            () = closed(&mut status) => return,
         }
         let mut pause = Duration::from_millis(5);
         loop {
-            let (Some(hub), Some(node)) = (hub.upgrade(), node.upgrade()) else {
+            let (Some(state), Some(node)) = (state.upgrade(), node.upgrade()) else {
                 return;
             };
-            let stale = match &*node.state.borrow() {
-                State::Closed => return,
-                State::Up(link) => !link.is_broken(),
-                State::Down { .. } => false,
+            let is_up = match &*node.status.borrow() {
+                Status::Closed => return,
+                Status::Up(connection) => !connection.is_broken(),
+                Status::Down { .. } => false,
             };
-            // The bell of a connection that was replaced meanwhile.
-            if stale || !node.note_loss() {
+            // If it is up, the notification came from a connection that was replaced meanwhile.
+            if is_up || !node.note_loss() {
                 break;
             }
-            match node.connect(&hub).await {
+            match node.connect(&state).await {
                 Ok(_) => break,
                 Err(error) => {
-                    let refused = matches!(error, Error::Refused { .. } | Error::Config { .. });
-                    tracing::debug!(store = hub.store(), %error, "reconnecting failed");
-                    let why = match error {
-                        Error::Unavailable { action, cause, .. } => format!("{action}: {cause}"),
-                        other => other.to_string(),
-                    };
-                    node.state.send_if_modified(|state| {
-                        let down = matches!(state, State::Down { .. });
-                        if down {
-                            *state = State::Down { why, refused };
-                        }
-                        down
-                    });
-                    hub.look_around();
+                    tracing::debug!(store = state.store(), %error, "reconnecting failed");
+                    node.note_failure(error);
+                    state.ask_for(Task::FindServers);
                 }
             }
-            drop((hub, node));
+            drop((state, node));
             tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 }
 
-async fn closed(state: &mut watch::Receiver<State>) {
+async fn closed(status: &mut watch::Receiver<Status>) {
     // An error means that the node is gone.
-    let _ = state.wait_for(|state| matches!(state, State::Closed)).await;
+    let _ = status
+        .wait_for(|status| matches!(status, Status::Closed))
+        .await;
 }
 
-/// How long ago, or zero.
-pub(crate) fn age(instant: BootInstant) -> Duration {
-    Clock::Boot.now().since(instant)
+/// Asks the Sentinels again and again in the background, and leaves a server that is no longer the master, until the store is
+/// gone.
+pub(crate) fn follow_master(sentinels: &Arc<Sentinels>, state: &Arc<State>, node: &Arc<Node>) {
+    let pause = sentinels.pause();
+    let sentinels = Arc::clone(sentinels);
+    let (state, node) = (Arc::downgrade(state), Arc::downgrade(node));
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+            let (Some(state), Some(node)) = (state.upgrade(), node.upgrade()) else {
+                return;
+            };
+            let store = state.store();
+            match sentinels.find(&state.config).await {
+                Ok(found) if node.address().is_some_and(|here| here != found.address) => {
+                    let (host, port) = &found.address;
+                    tracing::info!(store, host, port, "another server is the master now");
+                    node.leave();
+                }
+                Ok(_) => {}
+                Err(error) => tracing::debug!(store, %error, "the Sentinels do not name a master"),
+            }
+        }
+    });
 }

@@ -1,6 +1,6 @@
 //! The scripts that run on the server, each a file in `scripts/`.
 
-/// One script, whole, and the name under which the server keeps it.
+/// One script: its text, and the hash by which the server knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) text: String,
@@ -8,7 +8,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// `timed`: every token is the server's time at least.
+    /// `timed`: every token is at least the server's time.
     pub(crate) fn new(text: &str, timed: bool) -> Self {
         let lib = concat!("local timed = false\n", include_str!("scripts/lib.lua"));
         let lib = match timed {
@@ -20,7 +20,7 @@ impl Script {
         let text = match fencelock_core::planted::is("release-without-owner-check") {
             true => text.replace(
                 "value and string.sub(value, 1, 36) == ARGV[1]\n",
-                "value and not redis.call('ZSCORE', line, claim)\n",
+                "value and not redis.call('ZSCORE', queue, claim)\n",
             ),
             false => text,
         };
@@ -33,13 +33,13 @@ impl Script {
 #[derive(Debug)]
 pub(crate) struct Scripts {
     pub(crate) seed: Script,
-    pub(crate) started: Script,
+    pub(crate) uptime: Script,
     pub(crate) place: Script,
     pub(crate) release: Script,
     pub(crate) withdraw: Script,
     pub(crate) renew: Script,
     pub(crate) renew_shared: Script,
-    pub(crate) poke: Script,
+    pub(crate) serve: Script,
     pub(crate) evict: Script,
     pub(crate) look: Script,
 }
@@ -49,13 +49,13 @@ impl Scripts {
         let script = |text| Script::new(text, timed);
         Self {
             seed: script(include_str!("scripts/seed.lua")),
-            started: script(include_str!("scripts/started.lua")),
+            uptime: script(include_str!("scripts/uptime.lua")),
             place: script(include_str!("scripts/place.lua")),
             release: script(include_str!("scripts/release.lua")),
             withdraw: script(include_str!("scripts/withdraw.lua")),
             renew: script(include_str!("scripts/renew.lua")),
             renew_shared: script(include_str!("scripts/renew_shared.lua")),
-            poke: script(include_str!("scripts/poke.lua")),
+            serve: script(include_str!("scripts/serve.lua")),
             evict: script(include_str!("scripts/evict.lua")),
             look: script(include_str!("scripts/look.lua")),
         }

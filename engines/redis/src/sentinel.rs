@@ -1,6 +1,7 @@
-//! The Sentinels of a master: who it is, since when, and whether most of them say so still.
+//! The Sentinels of a master: where it is, since when, and whether most of them still say so.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
@@ -8,22 +9,20 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
 
-use crate::config::Address;
-use crate::hub::Hub;
-use crate::node::{Node, age};
-use crate::refusal::explain;
+use crate::config::{Address, Config};
+use crate::error::explain;
 
 /// How long one Sentinel may take to answer.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// How often they are asked, without and with a promotion-delay.
-const SELDOM: Duration = Duration::from_secs(1);
-const OFTEN: Duration = Duration::from_millis(300);
-/// With a promotion-delay: for how long the word of most of them is good.
-const GOOD_FOR: Duration = Duration::from_millis(1500);
-/// And for how long the others may still tell of news once most of them agree.
-const LAGGARDS: Duration = Duration::from_millis(100);
-/// By how much a promotion-delay is prolonged: for as long as their word is good, and for as long as those who voted
-/// may take to hear what came of it.
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// How often they are asked without a promotion-delay, and with one.
+const INTERVAL: Duration = Duration::from_secs(1);
+const SHORT_INTERVAL: Duration = Duration::from_millis(300);
+/// With a promotion-delay: for how long the answer of most of them is valid.
+const VALID_FOR: Duration = Duration::from_millis(1500);
+/// With a promotion-delay: how long to wait for later news once most of them agree.
+const LATE_ANSWERS: Duration = Duration::from_millis(100);
+/// What is added to a promotion-delay: the time for which an answer is valid, and the time that the Sentinels that voted
+/// may take to learn the outcome.
 pub(crate) const MARGIN: Duration = Duration::from_secs(3);
 
 /// The Sentinels.
@@ -33,7 +32,7 @@ pub(crate) struct Sentinels {
     each: Vec<Sentinel>,
     /// Whether most of them must agree.
     strict: bool,
-    state: Mutex<State>,
+    known: Mutex<Known>,
 }
 
 #[derive(Debug)]
@@ -43,8 +42,8 @@ struct Sentinel {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// The highest epoch that was believed: who names a lower one has not heard the news.
+struct Known {
+    /// The highest epoch that was believed: a Sentinel with a lower one has not heard of the last fail-over.
     epoch: u64,
     /// What most of them said last, and when they were asked.
     confirmed: Option<(Address, BootInstant)>,
@@ -54,7 +53,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) address: Address,
-    /// For how long they have known it as the master at least.
+    /// For how long at least they have known it as the master.
     pub(crate) age: Duration,
     pub(crate) asked_at: BootInstant,
 }
@@ -65,10 +64,19 @@ struct Answer {
     address: Address,
     epoch: u64,
     age: Duration,
-    /// It does not take the master for down.
+    /// It does not consider the master down.
     up: bool,
-    /// How many Sentinels there are, as it knows.
+    /// How many Sentinels it knows of, itself included.
     all: usize,
+}
+
+/// The replies of all Sentinels.
+#[derive(Debug, Default)]
+struct Answers {
+    known: Vec<Answer>,
+    /// How many do not know the master.
+    unknown: usize,
+    failed: Option<Error>,
 }
 
 impl Sentinels {
@@ -81,88 +89,105 @@ impl Sentinels {
             master: master.to_owned(),
             each: each.collect(),
             strict,
-            state: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks all of them.
-    pub(crate) async fn find(&self, hub: &Hub) -> Result<Found> {
+    /// How often they are asked.
+    pub(crate) fn pause(&self) -> Duration {
+        if self.strict {
+            SHORT_INTERVAL
+        } else {
+            INTERVAL
+        }
+    }
+
+    /// Asks all of them where the master is.
+    pub(crate) async fn find(&self, config: &Config) -> Result<Found> {
         let asked_at = Clock::Boot.now();
-        let patience = PATIENCE.max(hub.config.response_timeout);
+        let Answers {
+            known,
+            unknown,
+            failed,
+        } = self.ask_all(config).await;
+        if known.is_empty() && unknown > 0 {
+            let why = format!("no Sentinel knows a master {:?}", self.master);
+            return Err(Error::config(&config.store, why));
+        }
+        let Some(all) = known.iter().map(|answer| answer.all).max() else {
+            let silent = || self.unavailable(config, "no Sentinel answers".into());
+            return Err(failed.unwrap_or_else(silent));
+        };
+        if self.strict && self.each.len() <= all / 2 {
+            let most = all / 2 + 1;
+            let why = format!(
+                "promotion-delay needs the answers of most of the Sentinels, which are {all}; name at least {most} of them"
+            );
+            return Err(Error::config(&config.store, why));
+        }
+        self.decide(config, &known, all, asked_at)
+    }
+
+    async fn ask_all(&self, config: &Config) -> Answers {
+        let timeout = TIMEOUT.max(config.response_timeout);
         let asked = self
             .each
             .iter()
-            .map(|one| async move { (one.ask(&self.master, patience).await, one) });
+            .map(|one| async move { (one.ask(&self.master, timeout).await, one) });
         let mut asked: FuturesUnordered<_> = asked.collect();
-        let (mut answers, mut failed, mut strangers) = (Vec::<Answer>::new(), None, 0);
+        let mut answers = Answers::default();
         loop {
-            // Their word is good for a short time only: one that hangs must not use that up.
-            let decided = self.strict && agree(&answers);
-            let patience = if decided { LAGGARDS } else { Duration::MAX };
-            let Ok(Some((answer, one))) = tokio::time::timeout(patience, asked.next()).await else {
-                break;
+            // Their answer is valid for a short time only: a Sentinel that hangs must not use that up.
+            let decided = self.strict && agree(&answers.known);
+            let timeout = if decided { LATE_ANSWERS } else { Duration::MAX };
+            let Ok(Some((answer, one))) = tokio::time::timeout(timeout, asked.next()).await else {
+                return answers;
             };
             match answer {
-                Ok(Some(answer)) => answers.push(answer),
-                Ok(None) => strangers += 1,
+                Ok(Some(answer)) => answers.known.push(answer),
+                Ok(None) => answers.unknown += 1,
                 Err(error) => {
                     let addr = one.client.get_connection_info().addr();
                     let action = format!("asking the Sentinel at {addr}");
-                    failed = Some(explain(hub.store(), &action, None, error));
+                    answers.failed = Some(explain(&config.store, &action, None, error));
                 }
             }
         }
-        drop(asked);
-        if answers.is_empty() && strangers > 0 {
-            let why = format!("no Sentinel knows a master {:?}", self.master);
-            return Err(Error::config(hub.store(), why));
-        }
-        let unavailable = |cause: String| {
-            let action = format!("finding the master {}", self.master);
-            Error::unavailable(hub.store(), action, cause)
-        };
-        let all = answers.iter().map(|answer| answer.all).max();
-        let Some(all) = all else {
-            let nobody = || unavailable("no Sentinel answers".into());
-            return Err(failed.unwrap_or_else(nobody));
-        };
+    }
+
+    /// Which address to believe, `all` being the number of Sentinels.
+    fn decide(
+        &self,
+        config: &Config,
+        answers: &[Answer],
+        all: usize,
+        asked_at: BootInstant,
+    ) -> Result<Found> {
         let most = all / 2 + 1;
-        if self.strict && self.each.len() < most {
-            let why = format!(
-                "promotion-delay needs the word of most of the Sentinels, which are {all}; name {most} of them at least"
-            );
-            return Err(Error::config(hub.store(), why));
-        }
-        let mut state = self.state();
-        let newest = answers.iter().map(|answer| answer.epoch).max().unwrap_or(0);
-        if newest < state.epoch && answers.len() < most {
-            return Err(unavailable(
-                "the Sentinels that answer have not heard of the last fail-over".into(),
-            ));
-        }
-        let latest = answers.iter().find(|answer| answer.epoch == newest);
-        let address = latest.map(|answer| answer.address.clone());
-        // There is an answer.
-        let Some(address) = address else {
-            return Err(unavailable("no Sentinel answers".into()));
+        let mut known = self.known();
+        let Some(newest) = answers.iter().max_by_key(|answer| answer.epoch) else {
+            return Err(self.unavailable(config, "no Sentinel answers".into()));
         };
+        if newest.epoch < known.epoch && answers.len() < most {
+            let cause = "the Sentinels that answer have not heard of the last fail-over";
+            return Err(self.unavailable(config, cause.into()));
+        }
+        let address = newest.address.clone();
         let agree: Vec<_> = answers.iter().filter(|a| a.address == address).collect();
         let up = agree.iter().filter(|answer| answer.up).count();
-        let count = agree.len();
         if up >= most {
-            state.confirmed = Some((address.clone(), asked_at));
+            known.confirmed = Some((address.clone(), asked_at));
         } else if self.strict {
-            return Err(unavailable(format!(
-                "only {up} of {all} Sentinels say that the master at {}:{} is up",
-                address.0, address.1
-            )));
+            let (host, port) = &address;
+            let cause =
+                format!("only {up} of {all} Sentinels say that the master at {host}:{port} is up");
+            return Err(self.unavailable(config, cause));
         }
-        tracing::trace!(count, all, "Sentinels agree");
-        state.epoch = newest;
+        known.epoch = newest.epoch;
         let age = agree.iter().map(|answer| answer.age).max();
         Ok(Found {
             address,
@@ -171,17 +196,28 @@ impl Sentinels {
         })
     }
 
-    /// Whether the node may be believed to be the master still.
-    pub(crate) fn check(&self, store: &str, node: &Node) -> Result<()> {
+    fn unavailable(&self, config: &Config, cause: String) -> Error {
+        let action = format!("finding the master {}", self.master);
+        Error::unavailable(&config.store, action, cause)
+    }
+
+    /// Whether the server at this address may still be believed to be the master.
+    ///
+    /// # Errors
+    /// With a promotion-delay: if most of the Sentinels have not said so recently.
+    pub(crate) fn check(&self, store: &str, address: Option<&Address>) -> Result<()> {
         if !self.strict {
             return Ok(());
         }
-        let confirmed = self.state().confirmed.clone();
-        let confirmed = confirmed.filter(|(address, _)| Some(address) == node.address().as_ref());
-        match confirmed {
-            Some((_, asked_at)) if age(asked_at) < GOOD_FOR => Ok(()),
+        match &self.known().confirmed {
+            Some((confirmed, asked_at))
+                if Some(confirmed) == address && Clock::Boot.now().since(*asked_at) < VALID_FOR =>
+            {
+                Ok(())
+            }
             _ => {
-                let cause = "most of the Sentinels have not confirmed it of late (promotion-delay)";
+                let cause =
+                    "most of the Sentinels have not confirmed it recently (promotion-delay)";
                 let action = format!("making sure of the master {}", self.master);
                 Err(Error::unavailable(store, action, cause))
             }
@@ -189,7 +225,7 @@ impl Sentinels {
     }
 }
 
-/// Whether most of them say the same, that it is up, and none of those heard knows of later news.
+/// Whether most of them say the same and that it is up, and none has later news.
 fn agree(answers: &[Answer]) -> bool {
     let all = answers.iter().map(|answer| answer.all).max().unwrap_or(0);
     let newest = answers.iter().max_by_key(|answer| answer.epoch);
@@ -201,14 +237,14 @@ fn agree(answers: &[Answer]) -> bool {
 
 impl Sentinel {
     /// `None`: it does not know the master.
-    async fn ask(&self, master: &str, patience: Duration) -> Result<Option<Answer>, RedisError> {
+    async fn ask(&self, master: &str, timeout: Duration) -> Result<Option<Answer>, RedisError> {
         let mut kept = self.connection.lock().await;
         let mut connection = match kept.take() {
             Some(connection) => connection,
             None => {
                 let settings = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(patience))
-                    .set_response_timeout(Some(patience));
+                    .set_connection_timeout(Some(timeout))
+                    .set_response_timeout(Some(timeout));
                 let client = &self.client;
                 let connected = client.get_multiplexed_async_connection_with_config(&settings);
                 connected.await?
@@ -223,68 +259,44 @@ impl Sentinel {
         let answers = connection.send_packed_commands(&questions, 0, 2).await?;
         *kept = Some(connection);
         drop(kept);
-        let [address, about] = &answers[..] else {
+        Answer::read(&answers)
+    }
+}
+
+impl Answer {
+    /// From the replies to `GET-MASTER-ADDR-BY-NAME` and `MASTER`.
+    fn read(answers: &[Value]) -> Result<Option<Self>, RedisError> {
+        let [address, about] = answers else {
             return Ok(None);
         };
         if let Value::ServerError(error) = address {
             return Err(error.clone().into());
         }
-        let address: Option<(String, u16)> = redis::from_redis_value(address.clone())?;
+        let address: Option<Address> = redis::from_redis_value(address.clone())?;
         let Some(address) = address else {
             return Ok(None);
         };
         if let Value::ServerError(error) = about {
             return Err(error.clone().into());
         }
-        let about: std::collections::HashMap<String, String> =
-            redis::from_redis_value(about.clone())?;
+        let about: HashMap<String, String> = redis::from_redis_value(about.clone())?;
         let get = |field: &str| about.get(field).map(String::as_str);
         let number = |field| get(field).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        // During a fail-over it still describes the former master.
         let described = (get("ip"), number("port")) == (Some(&address.0), address.1.into());
         let flags = get("flags").unwrap_or_default();
         let down = flags.contains("_down") || flags.contains("failover");
-        Ok(Some(Answer {
+        let age = if described {
+            number("role-reported-time")
+        } else {
+            0
+        };
+        Ok(Some(Self {
             epoch: number("config-epoch"),
-            // While a fail-over goes on it still describes the master before.
-            age: Duration::from_millis(if described {
-                number("role-reported-time")
-            } else {
-                0
-            }),
+            age: Duration::from_millis(age),
             up: !described || !down,
             all: usize::try_from(number("num-other-sentinels")).unwrap_or(0) + 1,
             address,
         }))
     }
-}
-
-/// Asks them again and again, and leaves a master that is none any more, until the hub is gone.
-pub(crate) fn watch(sentinels: &Arc<Sentinels>, hub: &Arc<Hub>, node: &Arc<Node>) {
-    let pause = if sentinels.strict { OFTEN } else { SELDOM };
-    let sentinels = Arc::clone(sentinels);
-    let (hub, node) = (Arc::downgrade(hub), Arc::downgrade(node));
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
-            let (Some(hub), Some(node)) = (hub.upgrade(), node.upgrade()) else {
-                return;
-            };
-            match sentinels.find(&hub).await {
-                Ok(found) if node.address().is_some_and(|here| here != found.address) => {
-                    let (host, port) = &found.address;
-                    tracing::info!(
-                        store = hub.store(),
-                        host,
-                        port,
-                        "another server is the master now"
-                    );
-                    node.leave();
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::debug!(store = hub.store(), %error, "the Sentinels were asked in vain");
-                }
-            }
-        }
-    });
 }

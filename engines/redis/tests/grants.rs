@@ -1,12 +1,14 @@
 //! Five servers of which a majority decides, under every fault at once: eight processes take a few locks again and again
-//! while nodes are killed and come back empty, stopped, and have their clocks set; while the network loses answers and
-//! delivers requests late; and while the processes themselves are stopped at any point of what they do. Judged by every
-//! grant: no token twice, none against time, no two at once.
+//! while nodes are restarted empty, stopped, and have their clocks set; while the network loses replies and delivers requests
+//! late; and while the processes themselves are stopped at any time. Every
+//! grant is checked: no token twice, no token against time, no two holders at once.
 //!
-//! `FENCELOCK_GRANTS=20000 cargo test -p fencelock-redis --test grants` runs until there are so many; without it there are
-//! 2,000. `FENCELOCK_SEED` chooses the faults; the seed is printed. With `FENCELOCK_DELAYED_RESTART=no` nodes vote as soon
-//! as they are started, which the same run finds wrong.
+//! `FENCELOCK_GRANTS=20000 cargo test -p fencelock-redis --test grants` runs until there are so many grants; without the
+//! variable there are 2,000. `FENCELOCK_SEED` chooses the faults; the seed is printed. With `FENCELOCK_DELAYED_RESTART=no`
+//! restarted nodes vote at once, and the run finds faults.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod history;
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -19,19 +21,21 @@ use fencelock_core::{BootInstant, Client, Clock, StoreUrl};
 use fencelock_redis::Redlock;
 use fencelock_testbed::{Flow, Proxy, Redis, Redlock as Group, Worker};
 
+use crate::history::{Stay, faults};
+
 const NODES: usize = 5;
 const PROCESSES: usize = 8;
 /// Of each process.
 const TASKS: usize = 2;
 const NAMES: usize = 3;
-/// The longest lease; a node that was restarted or whose clock was set does not vote for that and two seconds.
+/// The longest lease. A node that was restarted or whose clock was set does not vote for that time and two seconds.
 const MAX_TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(3);
 const TTL: Duration = Duration::from_millis(900);
 const HOUR: Duration = Duration::from_secs(3600);
-/// Where a node keeps what it remembers.
+/// The hash that a node keeps.
 const MEMORY: &str = "fencelock:redlock";
-/// What makes this program a worker: the store's URL.
+/// With the store's URL in this variable the program is a worker.
 const WORKER: &str = "FENCELOCK_GRANTS_WORKER";
 
 fn ms(millis: u64) -> Duration {
@@ -41,74 +45,7 @@ fn ms(millis: u64) -> Duration {
 fn main() {
     match std::env::var(WORKER) {
         Ok(url) => work(&url),
-        Err(_) => {
-            each_kind_of_fault_is_found();
-            no_fault_grants_twice();
-        }
-    }
-}
-
-/// One grant as its holder saw it, in ns of the boot clock.
-#[derive(Clone, Copy, Debug)]
-struct Stay {
-    token: u64,
-    /// When it was asked for.
-    asked: u64,
-    /// When its holder knew.
-    from: u64,
-    /// When its holder believed in it last.
-    to: u64,
-}
-
-/// What is wrong with the history of a name.
-fn faults(stays: &[Stay]) -> Vec<String> {
-    let mut faults = Vec::new();
-    let mut sorted = stays.to_vec();
-    sorted.sort_by_key(|stay| stay.token);
-    for pair in sorted.windows(2) {
-        if pair[0].token == pair[1].token {
-            faults.push(format!("one token twice: {pair:?}"));
-        }
-    }
-    let mut first_later: Option<Stay> = None;
-    for stay in sorted.iter().rev() {
-        if let Some(later) = first_later.filter(|later| later.from < stay.asked) {
-            faults.push(format!("tokens against time: {later:?} {stay:?}"));
-        }
-        if first_later.is_none_or(|later| stay.from < later.from) {
-            first_later = Some(*stay);
-        }
-    }
-    sorted.sort_by_key(|stay| stay.from);
-    let mut last: Option<Stay> = None;
-    for stay in sorted {
-        if let Some(last) = last.filter(|last| last.to > stay.from) {
-            faults.push(format!("two at once: {last:?} {stay:?}"));
-        }
-        if last.is_none_or(|last| stay.to > last.to) {
-            last = Some(stay);
-        }
-    }
-    faults
-}
-
-fn each_kind_of_fault_is_found() {
-    let stay = |token, asked, from, to| Stay {
-        token,
-        asked,
-        from,
-        to,
-    };
-    let right = [stay(1, 0, 1, 10), stay(2, 0, 10, 20), stay(3, 0, 30, 30)];
-    assert!(faults(&right).is_empty());
-    for (wrong, what) in [
-        ([stay(1, 0, 1, 10), stay(1, 0, 10, 20)], "one token twice"),
-        ([stay(2, 0, 1, 10), stay(1, 11, 12, 20)], "against time"),
-        ([stay(1, 0, 1, 10), stay(2, 0, 9, 20)], "two at once"),
-        ([stay(1, 0, 1, 100), stay(2, 0, 9, 20)], "two at once"),
-    ] {
-        let found = faults(&wrong);
-        assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
+        Err(_) => no_fault_grants_twice(),
     }
 }
 
@@ -147,10 +84,10 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::SeqCst) {
         let name = fastrand::usize(..NAMES);
         let asked = Clock::Boot.now();
-        let wish = client
+        let request = client
             .lock(&name.to_string())
             .timeout(Duration::from_secs(20));
-        let guard = match wish.ttl(TTL).await {
+        let guard = match request.ttl(TTL).await {
             Ok(guard) => guard,
             Err(error) => {
                 assert!(error.is_retryable(), "{error}");
@@ -158,7 +95,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
             }
         };
         let from = Clock::Boot.now();
-        // Mostly short; now and then beyond several renewals.
+        // Mostly short; sometimes longer than several renewals.
         let until = match fastrand::u8(..) {
             0..4 => from + ms(fastrand::u64(..1500)),
             4..20 => from + ms(fastrand::u64(..50)),
@@ -166,7 +103,7 @@ async fn task(client: Client, stop: Arc<AtomicBool>) {
         };
         let mut to = None;
         loop {
-            // In this order: what is valid later was valid then.
+            // In this order: a grant that is valid now was valid at the time before.
             let now = Clock::Boot.now();
             if !guard.is_valid() {
                 break;
@@ -198,14 +135,14 @@ type Histories = Arc<Mutex<BTreeMap<String, Vec<Stay>>>>;
 
 struct Bed {
     group: Group,
-    /// To each node: the way of half of the processes, and the way of the others.
+    /// For each half of the processes a proxy to each node.
     proxies: [Vec<Proxy>; 2],
     workers: Vec<Worker>,
     readers: Vec<thread::JoinHandle<()>>,
     histories: Histories,
     count: Arc<AtomicUsize>,
-    /// How often each kind of harm was done.
-    harms: BTreeMap<&'static str, usize>,
+    /// How often each fault was made.
+    injected: BTreeMap<&'static str, usize>,
     random: fastrand::Rng,
 }
 
@@ -226,9 +163,12 @@ fn no_fault_grants_twice() {
         bed.forget_or_jump(rounds);
         rounds += 1;
     }
-    let (harms, histories) = bed.end();
+    let (injected, histories) = bed.end();
     let grants: usize = histories.values().map(Vec::len).sum();
-    println!("{grants} grants in {:?}, under {harms:?}", begin.elapsed());
+    println!(
+        "{grants} grants in {:?}, under {injected:?}",
+        begin.elapsed()
+    );
     let found: Vec<_> = histories.values().flat_map(|all| faults(all)).collect();
     assert!(found.is_empty(), "{found:#?}");
 }
@@ -236,11 +176,11 @@ fn no_fault_grants_twice() {
 impl Bed {
     fn start(seed: u64) -> Self {
         let group = Group::start_with_clocks(NODES).unwrap();
-        let ways = || -> Vec<Proxy> {
+        let proxies = || -> Vec<Proxy> {
             let ports = group.nodes().iter().map(Redis::port);
             ports.map(|port| Proxy::start(port).unwrap()).collect()
         };
-        let proxies = [ways(), ways()];
+        let proxies = [proxies(), proxies()];
         let urls = proxies.each_ref().map(|proxies| {
             let url = group.url_at(proxies.iter().map(Proxy::port));
             format!("{url}?node-timeout=100ms&max-ttl={}ms", MAX_TTL.as_millis())
@@ -252,7 +192,7 @@ impl Bed {
             readers: Vec::new(),
             histories: Histories::default(),
             count: Arc::default(),
-            harms: BTreeMap::new(),
+            injected: BTreeMap::new(),
             random: fastrand::Rng::with_seed(seed),
         };
         for process in 0..PROCESSES {
@@ -290,12 +230,12 @@ impl Bed {
         bed
     }
 
-    fn note(&mut self, harm: &'static str) {
-        *self.harms.entry(harm).or_default() += 1;
+    fn note(&mut self, fault: &'static str) {
+        *self.injected.entry(fault).or_default() += 1;
     }
 
-    /// One node loses its memory, or its clock is set: one at a time, since a majority of three survives one of these.
-    /// Everything else happens meanwhile.
+    /// One node loses its memory, or its clock is set: only one at a time, since a majority of three survives one of these.
+    /// All other faults happen at the same time.
     fn forget_or_jump(&mut self, round: usize) {
         let node = self.random.usize(..NODES);
         // Half of the processes reach only this one and two others, and the rest this one and the other two.
@@ -346,13 +286,13 @@ impl Bed {
         }
     }
 
-    /// Whether a node was let in since it was started.
+    /// Whether a node was admitted since its start.
     fn votes(&self, node: usize) -> bool {
         let told = self.group.nodes()[node].command::<bool>(&["HEXISTS", MEMORY, "run"]);
         told.unwrap_or(false)
     }
 
-    /// What the network and the scheduler do to anybody at any time.
+    /// Faults of the network and the scheduler.
     fn disturb(&mut self) {
         let pause = ms(self.random.u64(50..400));
         let side = self.random.usize(..2);
@@ -360,7 +300,7 @@ impl Bed {
         let some: Vec<_> = some.into_iter().map(|node| (side, node)).collect();
         match self.random.u8(..5) {
             0 => {
-                self.note("answers lost");
+                self.note("replies lost");
                 self.each(&some, |proxy| proxy.answers(Flow::Lose));
                 thread::sleep(pause);
                 self.each(&some, |proxy| {
@@ -375,7 +315,7 @@ impl Bed {
                 self.each(&some, |proxy| proxy.requests(Flow::Pass));
             }
             2 => {
-                self.note("answers late");
+                self.note("replies late");
                 self.each(&some, |proxy| proxy.answers(Flow::Delay(pause / 4)));
                 thread::sleep(pause);
                 self.each(&some, |proxy| proxy.answers(Flow::Pass));
@@ -383,7 +323,7 @@ impl Bed {
             3 => {
                 self.note("a process stopped");
                 let worker = self.random.usize(..PROCESSES);
-                // Now and then for longer than its lease.
+                // Sometimes for longer than its lease.
                 let pause = pause * self.random.u32(1..5);
                 self.workers[worker].process().pause().unwrap();
                 thread::sleep(pause);
@@ -421,6 +361,6 @@ impl Bed {
             reader.join().unwrap();
         }
         let histories = self.histories.lock().unwrap().clone();
-        (self.harms, histories)
+        (self.injected, histories)
     }
 }

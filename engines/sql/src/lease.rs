@@ -1,61 +1,62 @@
-//! The lease algorithm: what the rows of a lock mean, and what a claim may do next. Every dialect reads the rows,
-//! asks here, and writes what it is told, all in one transaction.
+//! The lease algorithm: what the rows of a lock mean, and what a claim may do next. Each dialect reads the rows, asks here,
+//! and writes the answer, all in one transaction (or only if nothing changed meanwhile).
 //!
-//! * A *holder's* row is alive until its expiry, which is `ttl + lock_delay` after the last write. A row past its
-//!   expiry means nothing and is deleted by whoever meets it. An *abandoned* row (its holder lost the lock) keeps others
-//!   out for the rest of the lock-delay, and can be neither renewed nor handed over.
-//! * A *waiter's* row has a ticket, which orders the line, and an expiry, which its process moves on by placing again.
-//!   A waiter past its expiry blocks nobody; it has its place back if it returns before anybody deleted the row.
-//! * One rule admits: a claim may hold if it can stand beside every live holder **and** every live waiter ahead
-//!   of it. So a writer ahead keeps new readers out, and readers side by side come in together.
-//! * The token is drawn after the claim was admitted, in the same transaction: who is granted later has a higher one.
+//! * A *holder's* row is live until its expiry, `ttl + lock_delay` after the last write. An expired row means nothing; the
+//!   next client that writes deletes it. An *abandoned* row (its holder lost the lock) keeps others out for the rest of
+//!   the lock-delay, and can be neither renewed nor handed over.
+//! * A *waiter's* row has a ticket, which orders the queue, and an expiry, which its process moves on by placing the claim
+//!   again. An expired waiter blocks nobody; it gets its place back if it returns before somebody deleted the row.
+//! * A claim may hold if the [rule of admission](admits) admits it beside every live holder **and** every live waiter ahead
+//!   of it. So a writer ahead keeps new readers out, and adjacent readers come in together.
+//! * The token is drawn after the claim was admitted, in the same transaction: a later grant has a higher token.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
+use fencelock_core::support::admission::admits;
 use fencelock_core::{BootInstant, ClaimId, Mode, engine};
 
-/// Where the process of a claim can be reached, if it can. What the bytes mean is the dialect's business.
+/// The address of a claim's process, if it can be reached. The bytes are the dialect's own.
 pub type Address = Option<Vec<u8>>;
 
 /// A holder's row. `T` is an instant on the clock that expiries are counted on.
 #[derive(Clone, Debug)]
 pub struct Holder<T = BootInstant> {
-    /// Who holds.
+    /// The claim that holds.
     pub claim: ClaimId,
-    /// The mode it is held in.
+    /// The mode of the hold.
     pub mode: Mode,
     /// The tokens of the grant.
     pub tokens: fencelock_core::Tokens,
-    /// From then on the row means nothing.
+    /// After that the row means nothing.
     pub expiry: T,
-    /// Its holder lost the lock.
+    /// Whether its holder lost the lock.
     pub abandoned: bool,
 }
 
 /// A waiter's row.
 #[derive(Clone, Debug)]
 pub struct Waiter<T = BootInstant> {
-    /// Who waits.
+    /// The claim that waits.
     pub claim: ClaimId,
-    /// Its place in the line.
+    /// Its place in the queue.
     pub ticket: i64,
     /// The mode that it asks for.
     pub mode: Mode,
-    /// From then on it blocks nobody.
+    /// After that it blocks nobody.
     pub expiry: T,
-    /// Where its process hears of its turn.
+    /// Where its process receives messages.
     pub address: Address,
 }
 
-/// The rows of one lock, the dead among them; the line in the order of its tickets.
+/// The rows of one lock, also expired ones; the queue in the order of its tickets.
 #[derive(Clone, Debug)]
 pub struct Rows<T = BootInstant> {
-    /// Those that hold.
+    /// The holders.
     pub holders: Vec<Holder<T>>,
-    /// Those that wait.
-    pub line: Vec<Waiter<T>>,
+    /// The waiters.
+    pub queue: Vec<Waiter<T>>,
 }
 
 /// What a claim that is placed may do.
@@ -63,22 +64,22 @@ pub struct Rows<T = BootInstant> {
 pub enum Step<T = BootInstant> {
     /// It holds already: prolong, and report the same tokens.
     Prolong(fencelock_core::Tokens),
-    /// It holds alone and asks for less: draw a new token, store the new mode, call those who may join.
+    /// It holds in exclusive mode and asks for a weaker one: draw a new token, store the new mode, wake the next waiters.
     Downgrade,
-    /// It holds and asks for something that is no less: refuse.
+    /// It holds, and asks for a mode that is not weaker: refuse.
     Refuse(Mode),
-    /// Draw a token and store a holder; its place in line, if it had one, is over.
+    /// Draw a token and store a holder. Its place in the queue, if it had one, is over.
     Grant,
-    /// Stand in line, at the ticket that it has, or at a new one behind all others.
+    /// Wait at the ticket that it has, or at a new one behind all others.
     Wait {
-        /// The place that it has.
+        /// The ticket that it has.
         ticket: Option<i64>,
-        /// How many stand before it.
+        /// How many waiters are ahead.
         ahead: u64,
-        /// When the first of those who hold would be over, if only holders are in the way.
+        /// The first expiry of a holder, if only holders are in the way.
         until: Option<T>,
     },
-    /// Not to be had, and not to be waited for: leave nothing.
+    /// The lock is taken, and the claim does not wait: leave nothing.
     Busy,
 }
 
@@ -93,11 +94,14 @@ impl<T: Copy + Ord> Rows<T> {
                 (held, _) => Step::Refuse(held),
             };
         }
-        let place = self.line.iter().position(|waiter| waiter.claim == claim.id);
-        let ahead = &self.line[..place.unwrap_or(self.line.len())];
+        let place = self
+            .queue
+            .iter()
+            .position(|waiter| waiter.claim == claim.id);
+        let ahead = &self.queue[..place.unwrap_or(self.queue.len())];
         let ahead = || ahead.iter().filter(|waiter| waiter.expiry > now);
         let holding = || self.live_holders(now).map(|holder| holder.mode);
-        if beside(
+        if admits(
             claim.mode,
             holding().chain(ahead().map(|waiter| waiter.mode)),
         ) {
@@ -106,21 +110,21 @@ impl<T: Copy + Ord> Rows<T> {
         if !claim.wait {
             return Step::Busy;
         }
-        let first_in_line = ahead().next().is_none();
+        let is_first = ahead().next().is_none();
         let until = self.live_holders(now).map(|holder| holder.expiry).min();
         Step::Wait {
-            ticket: place.map(|place| self.line[place].ticket),
+            ticket: place.map(|place| self.queue[place].ticket),
             ahead: ahead().count() as u64,
-            until: until.filter(|_| first_in_line),
+            until: until.filter(|_| is_first),
         }
     }
 
-    /// Those in line who may hold now, in order. The rows must be those after the change.
+    /// The waiters that may hold now, in order. The rows must be those after the change.
     pub fn next(&self, now: T) -> Vec<&Waiter<T>> {
         let mut modes: Vec<Mode> = self.live_holders(now).map(|holder| holder.mode).collect();
         let mut next = Vec::new();
-        for waiter in self.line.iter().filter(|waiter| waiter.expiry > now) {
-            if !beside(waiter.mode, modes.iter().copied()) {
+        for waiter in self.queue.iter().filter(|waiter| waiter.expiry > now) {
+            if !admits(waiter.mode, modes.iter().copied()) {
                 break;
             }
             modes.push(waiter.mode);
@@ -129,36 +133,28 @@ impl<T: Copy + Ord> Rows<T> {
         next
     }
 
-    /// Whether there are rows past their expiry, which whoever writes should delete.
-    pub fn has_dead(&self, now: T) -> bool {
+    /// Whether there are expired rows, which the next write should delete.
+    pub fn has_expired(&self, now: T) -> bool {
         let mut expiries = (self.holders.iter().map(|holder| holder.expiry))
-            .chain(self.line.iter().map(|waiter| waiter.expiry));
+            .chain(self.queue.iter().map(|waiter| waiter.expiry));
         expiries.any(|expiry| expiry <= now)
+    }
+
+    /// The hold of a claim, live or expired, but not abandoned.
+    pub fn holder(&self, claim: ClaimId) -> Option<&Holder<T>> {
+        let is_mine = |holder: &&Holder<T>| holder.claim == claim && !holder.abandoned;
+        self.holders.iter().find(is_mine)
+    }
+
+    /// The ticket of a claim that waits.
+    pub fn ticket(&self, claim: ClaimId) -> Option<i64> {
+        let mine = self.queue.iter().find(|waiter| waiter.claim == claim);
+        mine.map(|mine| mine.ticket)
     }
 
     fn live_holders(&self, now: T) -> impl Iterator<Item = &Holder<T>> {
         let live = move |holder: &&Holder<T>| holder.expiry > now;
         self.holders.iter().filter(live)
-    }
-}
-
-/// Whether a claim of this mode may stand beside claims of those modes.
-fn beside(mode: Mode, others: impl Iterator<Item = Mode>) -> bool {
-    let mut others = others.enumerate();
-    match mode {
-        Mode::Exclusive => others.next().is_none(),
-        Mode::Shared => others.all(|(_, other)| other == Mode::Shared),
-        Mode::Permit { of } => {
-            let (mut count, mut limit) = (0, of.get());
-            for (_, other) in others {
-                let Mode::Permit { of } = other else {
-                    return false;
-                };
-                count += 1;
-                limit = limit.min(of.get());
-            }
-            count < limit
-        }
     }
 }
 
@@ -183,8 +179,8 @@ pub fn mode_from(text: &str) -> Option<Mode> {
     }
 }
 
-/// How many tokens one grant may have at most: the counter, which is seeded with the time in microseconds, then grows
-/// more slowly than time does, so a seed is above every token of before.
+/// How many tokens one grant may have at most. So a counter that was seeded with the time in microseconds grows more slowly
+/// than time does, and a new seed is above every earlier token.
 pub const MOST_TOKENS: u32 = 16;
 
 /// The tokens of a grant, from the last one drawn.
@@ -193,7 +189,7 @@ pub fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
     fencelock_core::Tokens { first, count }
 }
 
-/// When the lease that counts from `now` is over for the database.
+/// When a lease that counts from `now` ends for the database.
 pub fn expiry<T: Add<Duration, Output = T>>(claim: &engine::Claim, now: T) -> T {
     now + claim.ttl.saturating_add(claim.lock_delay)
 }

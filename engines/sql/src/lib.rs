@@ -1,13 +1,13 @@
-//! What the engines on SQL databases share: the lease algorithm, and for those on servers the engines themselves.
+//! What the engines on SQL databases share.
 //!
-//! What the rows of a lock mean stands in one place ([`lease`]); a dialect reads and writes them. SQLite needs no more. The
-//! feature `server` adds what MySQL and PostgreSQL share: leases in tables ([`server`]), and locks that hang on a
-//! connection ([`bound`]). This crate knows no driver.
+//! The lease algorithm stands in one place ([`lease`]); each dialect reads and writes the rows. SQLite needs no more. The
+//! feature `server` adds what MySQL and PostgreSQL share: leases in tables ([`server`]), and connection-bound locks
+//! ([`bound`]). This crate knows no driver.
 
 #[cfg(feature = "server")]
 pub mod bound;
 pub mod lease;
-pub mod naps;
+pub mod poll;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "server")]
@@ -16,11 +16,15 @@ pub mod tls;
 use fencelock_core::Error;
 use fencelock_core::engine::Renewal;
 
+/// Why a store that was opened for inspection grants nothing.
+#[cfg(feature = "server")]
+const INSPECT_ONLY: &str = "the store was opened to look at it only";
+
 /// The same failure for each of the holds in a request that failed.
 pub fn unknown(store: &impl std::fmt::Display, error: Error, count: usize) -> Vec<Renewal> {
-    let told = error.to_string();
-    let again = || Error::unavailable(store, "renew holds", told.clone());
-    let mut renewals: Vec<Renewal> = (1..count).map(|_| Renewal::Unknown(again())).collect();
+    let cause = error.to_string();
+    let repeated = || Error::unavailable(store, "renew holds", cause.clone());
+    let mut renewals: Vec<Renewal> = (1..count).map(|_| Renewal::Unknown(repeated())).collect();
     renewals.push(Renewal::Unknown(error));
     renewals
 }

@@ -1,5 +1,5 @@
-//! How many pairs of take and release per second the SQLite engine makes, next to bare SQLite (an INSERT and a DELETE,
-//! each in its own transaction): by itself, and through the whole library. With several processes on one file of their own each time.
+//! Pairs of take and release per second: bare SQLite (an INSERT and a DELETE, each in its own transaction), the SQLite
+//! engine alone, and the whole library. Several processes share one new file each time.
 //!
 //! `cargo run --release -p fencelock-sqlite --example sqlite_pairs -- [PROCESSES] [SECONDS] [TASKS]`
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Leave, Standing, Withdrawn};
-use fencelock_core::{ClaimIds, Client, Engine, LockName, Mode, Release};
+use fencelock_core::{ClaimIds, Client, Engine, LockName, Release};
 use fencelock_sqlite::Sqlite;
 
 type Failure = Box<dyn std::error::Error>;
@@ -163,16 +163,5 @@ fn library(path: &Path, worker: &str, seconds: Duration) -> Result<u64, Failure>
 }
 
 fn claim(name: &str, ids: &ClaimIds) -> Result<Claim, fencelock_core::Error> {
-    Ok(Claim {
-        id: ids.next(),
-        owner: "host:1234".into(),
-        name: LockName::new(name)?,
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(30),
-        lock_delay: Duration::ZERO,
-        wait: true,
-        reserve: 1,
-        record: true,
-        label: None,
-    })
+    Ok(Claim::new(ids.next(), "host:1234", LockName::new(name)?))
 }

@@ -1,162 +1,161 @@
-//! Looking at the file without the right to write it, and without a trace. Each look opens the file anew and closes it.
-//!
-//! SQLite reads a file with a write-ahead log through the `-wal` and `-shm` beside it, which are there while somebody uses
-//! the file, and makes them if they are not. Here they are only read. Where they are missing, nobody uses the file; it is
-//! then read as one that does not change, and read again if it did.
+//! `impl Inspect`: looking at locks, listing them, and evicting holders.
 
-use std::ffi::OsString;
-use std::io::ErrorKind;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Cursor, Event, Evict, HolderView, Inspect, LockView, Page, WaiterView,
+};
+use fencelock_core::{LockName, Result, Token};
+use fencelock_sql::lease::Holder;
+use rusqlite::params;
 
-use fencelock_core::{BootInstant, Clock, Error, Result};
-use rusqlite::{Connection, OpenFlags};
+use crate::engine::Sqlite;
+use crate::job::Action;
+use crate::rows::{read, wake_next};
+use crate::stored::{Sql, claim_id, duration, instant, instant_value, mode, token, unreadable};
+use crate::transaction::Transaction;
+use crate::wake_up::{Message, WakeUp};
 
-use super::explain::beside;
-use super::file::{SCHEMA, Source, default_path, has_all_columns, pragma, wait_when_busy};
+/// The most waiters in the view of a lock.
+const MOST_WAITERS: i64 = 1000;
 
-/// Longer than a look takes.
-const MARGIN: Duration = Duration::from_secs(60);
+#[async_trait]
+impl Inspect for Sqlite {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let (action, name) = (Action::on("look at", name), name.clone());
+        self.worker
+            .read(action, move |transaction| view(transaction, &name))
+            .await
+    }
 
-/// What changes with a file's content.
-#[derive(PartialEq, Eq)]
-struct Stamp {
-    file: (u64, u64),
-    length: u64,
-    modified: (i64, i64),
-    /// The log and its index are there, so others have the file open.
-    in_use: bool,
-    log_is_empty: bool,
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let prefix = prefix.to_owned();
+        self.worker
+            .read(Action::Other("list locks"), move |transaction| {
+                page(transaction, &prefix, at.as_ref(), limit)
+            })
+            .await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let what = match how {
+            Evict::Release => "force-release",
+            Evict::Ask => "ask for",
+        };
+        let (action, name) = (Action::on(what, name), name.clone());
+        self.worker
+            .write(action, move |transaction| {
+                evict(transaction, &name, token, how)
+            })
+            .await
+    }
 }
 
-impl Source {
-    /// Reads what `read` reads. If the file changed meanwhile in a way that may have shown, `read` is called again.
-    pub(super) fn glance<T>(&self, mut read: impl FnMut(&Connection) -> Result<T>) -> Result<T> {
-        let deadline = Clock::Boot.now() + self.connect_timeout;
-        loop {
-            match self.glance_once(deadline, &mut read) {
-                Err(error) if error.is_retryable() && Clock::Boot.now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(1 + fastrand::u64(..10)));
-                }
-                other => return other,
-            }
-        }
-    }
+fn view(transaction: &Transaction<'_>, name: &LockName) -> Sql<LockView> {
+    Ok(LockView {
+        name: name.clone(),
+        holders: holders(transaction, name)?,
+        waiters: waiters(transaction, name)?,
+    })
+}
 
-    fn glance_once<T>(
-        &self,
-        deadline: BootInstant,
-        read: &mut impl FnMut(&Connection) -> Result<T>,
-    ) -> Result<T> {
-        let explain = |error| self.error("look into the file", &error);
-        let before = match self.stamp() {
-            Ok(stamp) => stamp,
-            Err(error) if self.may_be_made(&error) => return read(&empty().map_err(explain)?),
-            Err(error) => return Err(self.cannot_open("look into the file", error.to_string())),
-        };
-        // SQLite would delete the log of an empty file.
-        if before.length == 0 {
-            return read(&empty().map_err(explain)?);
-        }
-        self.check_names()?;
-        let opened = self.open_to_look(&before, deadline);
-        let seen = opened.and_then(|connection| read(&connection));
-        let changed = match self.stamp() {
-            Ok(after) if before.in_use => seen.is_err() && !after.in_use,
-            Ok(after) => after != before,
-            Err(_) => true,
-        };
-        if changed { Err(self.gone()) } else { seen }
-    }
-
-    fn open_to_look(&self, found: &Stamp, deadline: BootInstant) -> Result<Connection> {
-        let explain = |error| self.error("look into the file", &error);
-        if !found.in_use && !found.log_is_empty {
-            let why = "the file was not closed in good order, and only a process that may write it can open it; \
-                       take any lock in it once, as a user who may write it";
-            return Err(Error::unavailable(self, "look into the file", why));
-        }
-        let how = match found.in_use {
-            true => "readonly_shm=1",
-            false => "immutable=1",
-        };
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
-            | OpenFlags::SQLITE_OPEN_URI
-            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(uri(&self.path, how), flags);
-        let mut connection = connection.map_err(explain)?;
-        let patience = Arc::new(AtomicU64::new(deadline.as_nanos()));
-        wait_when_busy(&mut connection, &patience).map_err(explain)?;
-        self.check_format(&connection)?;
-        if pragma(&connection, "user_version").map_err(explain)? == 0 {
-            return empty().map_err(explain);
-        }
-        self.show_this_run(&connection).map_err(explain)?;
-        Ok(connection)
-    }
-
-    /// Whether a normal opening would make the file: one that is not there yet holds nothing.
-    fn may_be_made(&self, error: &std::io::Error) -> bool {
-        let default = || default_path().is_ok_and(|default| default == self.path);
-        error.kind() == ErrorKind::NotFound && (self.directory().is_dir() || default())
-    }
-
-    /// Hides the rows of other runs of the machine, and shows columns that the file does not have yet as empty ones.
-    fn show_this_run(&self, connection: &Connection) -> rusqlite::Result<()> {
-        connection.pragma_update(None, "temp_store", "memory")?;
-        let more = match has_all_columns(connection)? {
-            true => ["", ""],
-            false => [", NULL AS run, NULL AS written", ", NULL AS label"],
-        };
-        let boot: String =
-            connection.query_row("SELECT boot FROM main.store", [], |row| row.get(0))?;
-        let is_over = match self.run.is(&boot) {
-            true => "FALSE".to_owned(),
-            // Not what is renewed until it is read.
-            false => self.run.is_over(Clock::Boot.now() + MARGIN),
-        };
-        let [holders, waiters] = more;
-        connection.execute_batch(&format!(
-            "CREATE TEMP VIEW holders AS SELECT * FROM (SELECT *{holders} FROM main.holders) WHERE NOT ({is_over});
-             CREATE TEMP VIEW waiters AS SELECT *{waiters} FROM main.waiters;"
-        ))
-    }
-
-    fn stamp(&self) -> std::io::Result<Stamp> {
-        let path = std::fs::canonicalize(&self.path)?;
-        let found = std::fs::metadata(&path)?;
-        let log = std::fs::metadata(beside(&path, "-wal")).ok();
-        Ok(Stamp {
-            file: (found.dev(), found.ino()),
-            length: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-            in_use: log.is_some() && beside(&path, "-shm").exists(),
-            log_is_empty: log.is_none_or(|log| log.len() == 0),
+fn holders(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<HolderView>> {
+    let now = transaction.now;
+    let sql = "SELECT claim, owner, token, mode, expiry, lock_delay, since, label FROM holders \
+               WHERE name = ?1 AND expiry > ?2 ORDER BY token";
+    let mut select = transaction.connection.prepare_cached(sql)?;
+    let values = params![name.as_str(), instant_value(now)];
+    let holders = select.query_map(values, |row| {
+        let left = instant(row, 4)?.since(now);
+        Ok(HolderView {
+            claim: Some(claim_id(row, 0)?),
+            owner: row.get(1)?,
+            token: Some(token(row, 2)?),
+            mode: mode(row, 3)?,
+            ttl_left: Some(left),
+            lock_delay: duration(row, 5)?.min(left),
+            held: Some(now.since(instant(row, 6)?)),
+            label: row.get(7)?,
         })
-    }
+    })?;
+    holders.collect()
 }
 
-/// A store without a lock.
-fn empty() -> rusqlite::Result<Connection> {
-    let connection = Connection::open_in_memory()?;
-    connection.execute_batch(SCHEMA)?;
-    Ok(connection)
+fn waiters(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<WaiterView>> {
+    let sql = "SELECT owner, mode, label FROM waiters WHERE name = ?1 AND expiry > ?2 ORDER BY ticket LIMIT ?3";
+    let mut select = transaction.connection.prepare_cached(sql)?;
+    let values = params![name.as_str(), instant_value(transaction.now), MOST_WAITERS];
+    let waiters = select.query_map(values, |row| {
+        Ok(WaiterView {
+            owner: row.get(0)?,
+            mode: mode(row, 1)?,
+            label: row.get(2)?,
+        })
+    })?;
+    waiters.collect()
 }
 
-/// The file as SQLite's URI, in which some bytes have a meaning.
-fn uri(path: &Path, how: &str) -> OsString {
-    let mut uri = b"file:".to_vec();
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b'%' | b'?' | b'#' => uri.extend_from_slice(format!("%{byte:02x}").as_bytes()),
-            plain => uri.push(*plain),
-        }
+/// Locks that are held, by name.
+fn page(
+    transaction: &Transaction<'_>,
+    prefix: &str,
+    at: Option<&Cursor>,
+    limit: usize,
+) -> Sql<Page<LockView>> {
+    let limit = limit.clamp(1, 1000);
+    let after = at.map_or("", |cursor| &cursor.0);
+    let sql = "SELECT DISTINCT name FROM holders \
+               WHERE name >= ?1 AND name > ?2 AND expiry > ?3 ORDER BY name LIMIT ?4";
+    let mut names = transaction.connection.prepare_cached(sql)?;
+    let values = params![prefix, after, instant_value(transaction.now), limit as i64];
+    let names = names.query_map(values, |row| row.get::<_, String>(0))?;
+    let names = names.collect::<Sql<Vec<_>>>()?;
+    let full = names.len() == limit;
+    let mut items = Vec::new();
+    // Names are sorted by their bytes, so those with the prefix come first.
+    for name in names.iter().take_while(|name| name.starts_with(prefix)) {
+        let name = LockName::new(name).map_err(|error| unreadable(0, error))?;
+        items.push(view(transaction, &name)?);
     }
-    uri.extend_from_slice(b"?");
-    uri.extend_from_slice(how.as_bytes());
-    OsString::from_vec(uri)
+    let more = full && items.len() == limit;
+    let next = names.last().filter(|_| more).cloned().map(Cursor);
+    Ok(Page { items, next })
+}
+
+fn evict(
+    transaction: &mut Transaction<'_>,
+    name: &LockName,
+    token: Token,
+    how: Evict,
+) -> Sql<bool> {
+    let rows = read(transaction.connection, name)?;
+    let is_meant = |holder: &&Holder| {
+        let nobody_to_ask = how == Evict::Ask && holder.abandoned;
+        holder.tokens.contains(token) && holder.expiry > transaction.now && !nobody_to_ask
+    };
+    let Some(holder) = rows.holders.iter().find(is_meant) else {
+        return Ok(false);
+    };
+    let claim = holder.claim;
+    let (sql, event) = match how {
+        Evict::Release => (
+            "DELETE FROM holders WHERE name = ?1 AND claim = ?2 RETURNING bell",
+            Event::Lost(claim),
+        ),
+        Evict::Ask => (
+            "UPDATE holders SET state = 'asked' WHERE name = ?1 AND claim = ?2 RETURNING bell",
+            Event::Asked(claim),
+        ),
+    };
+    let mut change = transaction.connection.prepare_cached(sql)?;
+    let values = params![name.as_str(), claim.as_bytes()];
+    let address: Option<Vec<u8>> = change.query_row(values, |row| row.get(0))?;
+    drop(change);
+    if let Some(to) = address {
+        let message = Message::Held(name.clone(), event);
+        transaction.wake_ups.push(WakeUp { to, message });
+    }
+    if how == Evict::Release {
+        wake_next(transaction, name)?;
+    }
+    Ok(true)
 }

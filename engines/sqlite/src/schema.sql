@@ -1,9 +1,9 @@
--- Format 1. Times are nanoseconds of CLOCK_BOOTTIME. A run is one of the machine, from its start to its end.
+-- Format 1. Times are nanoseconds of CLOCK_BOOTTIME.
 
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     token INTEGER NOT NULL,   -- the last token drawn
-    boot TEXT NOT NULL        -- the kernel's boot id in the run that opened the file last, as far as anybody knew it
+    boot TEXT NOT NULL        -- the kernel's boot id when the file was last opened by a process that knew it
 ) STRICT;
 
 CREATE TABLE holders (
@@ -12,14 +12,14 @@ CREATE TABLE holders (
     mode TEXT NOT NULL,       -- x, s, or p:N
     first INTEGER NOT NULL,   -- the grant's tokens: the first, and how many
     count INTEGER NOT NULL,
-    token INTEGER NOT NULL,   -- the one in use by now
+    token INTEGER NOT NULL,   -- the present one of them
     expiry INTEGER NOT NULL,
     lock_delay INTEGER NOT NULL,
     since INTEGER NOT NULL,
     state TEXT NOT NULL,      -- held, asked, or abandoned
     owner TEXT NOT NULL,
     label TEXT,
-    bell BLOB,                -- where the holder's process listens
+    bell BLOB,                -- the address at which the holder's process listens for wake-ups
     run TEXT,                 -- the kernel's boot id, if the holder's process knew it
     written INTEGER,          -- when it was granted or prolonged
     PRIMARY KEY (name, claim)
@@ -27,7 +27,7 @@ CREATE TABLE holders (
 
 CREATE TABLE waiters (
     name TEXT NOT NULL,
-    ticket INTEGER NOT NULL,  -- the order of the line
+    ticket INTEGER NOT NULL,  -- the order of the queue
     claim BLOB NOT NULL,
     mode TEXT NOT NULL,
     expiry INTEGER NOT NULL,

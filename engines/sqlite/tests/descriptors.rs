@@ -1,46 +1,45 @@
-//! SQLite when file descriptors run out. A process of its own, since it lowers the limit of the whole process.
+//! SQLite when file descriptors run out. In its own test binary, because it lowers the limit of the whole process.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave, Standing};
-use fencelock_core::{ClaimIds, Engine, LockName, Mode, StoreUrl};
+use fencelock_core::{ClaimIds, Engine, LockName, StoreUrl};
 use fencelock_sqlite::Sqlite;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[tokio::test]
-async fn an_engine_that_got_no_socket_keeps_its_place_in_line() {
+async fn an_engine_without_a_socket_keeps_its_place_in_the_queue() {
     let name = format!("fencelock-descriptors-{}.db", std::process::id());
     let path = std::env::temp_dir().join(name);
     Sqlite::at(&path).await.unwrap().close().await.unwrap();
 
-    let deaf = open_with_the_fewest_descriptors(&path).await;
+    let no_socket = open_with_the_fewest_descriptors(&path).await;
     let (a, b) = (
         Sqlite::at(&path).await.unwrap(),
         Sqlite::at(&path).await.unwrap(),
     );
     let (holder, first, second) = (claim(), claim(), claim());
     assert!(holds(&a, &holder).await);
-    assert!(!holds(&deaf, &first).await);
+    assert!(!holds(&no_socket, &first).await);
     assert!(!holds(&b, &second).await);
-    // Whatever the ring to the first in line sets off, the calls after it on the same engine come behind.
+    // The failed wake-up may start work in this engine; its later calls come after that work.
     a.withdraw(&holder, Leave::Release).await.unwrap();
     assert!(!holds(&a, &claim()).await);
     assert!(!holds(&b, &second).await, "it is not its turn");
-    assert!(holds(&deaf, &first).await);
+    assert!(holds(&no_socket, &first).await);
 
     for suffix in ["", "-wal", "-shm"] {
         let file = format!("{}{suffix}", path.display());
-        // A leftover in the temporary directory harms nobody.
+        // A leftover in the temporary directory does no harm.
         let _ = std::fs::remove_file(file);
     }
 }
 
-/// Opens when there are just enough descriptors for the file, so none for the socket, which comes last.
+/// Opens with just enough descriptors for the file. None is left for the socket, which is opened last.
 async fn open_with_the_fewest_descriptors(path: &Path) -> Sqlite {
     let before = getrlimit(Resource::Nofile);
     let few = Rlimit {
@@ -62,26 +61,16 @@ async fn open_with_the_fewest_descriptors(path: &Path) -> Sqlite {
     engine
 }
 
-/// Places the claim: whether it holds, or else waits.
+/// Places the claim. `true` if it holds, `false` if it waits.
 async fn holds(engine: &Sqlite, claim: &Claim) -> bool {
     match engine.place(claim).await.unwrap() {
         Standing::Held(_) => true,
         Standing::Waiting(_) => false,
-        Standing::Busy => panic!("busy, though it was to wait"),
+        Standing::Busy => panic!("busy, although the claim waits"),
     }
 }
 
 fn claim() -> Claim {
-    Claim {
-        id: ClaimIds::new().unwrap().next(),
-        owner: "somebody".into(),
-        name: LockName::new("job").unwrap(),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(30),
-        lock_delay: Duration::ZERO,
-        wait: true,
-        reserve: 1,
-        record: true,
-        label: None,
-    }
+    let id = ClaimIds::new().unwrap().next();
+    Claim::new(id, "somebody", LockName::new("job").unwrap())
 }

@@ -1,15 +1,15 @@
-//! What can be asked of a benchmark, for the command and for this crate's own binary.
+//! The options of the benchmark, for the command and for this crate's own binary.
 
 use std::time::Duration;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Case {
-    /// Uncontended take and release.
+    /// Uncontended acquire and release.
     Pairs,
-    /// One hot lock in a closed loop.
+    /// One contended lock in a closed loop.
     Loop,
-    /// One hot lock: all queue, then each takes it once.
+    /// One contended lock: all tasks queue, then each holds it once.
     Drain,
     /// Hand-off inside one process.
     Within,
@@ -17,7 +17,7 @@ pub enum Case {
     Holds,
 }
 
-/// What to measure, and how much of it.
+/// What to measure, and how.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// What to measure [default: all of it]
@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "N")]
     pub workers: Vec<usize>,
 
-    /// Names that the workers take in turn [default: one for each worker]
+    /// Names that the workers lock in turn [default: one for each worker]
     #[arg(long, value_name = "N")]
     pub names: Option<usize>,
 
@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub pair_processes: usize,
 
-    /// Waiters for the hot lock in a closed loop, over all processes
+    /// Waiters for the contended lock in a closed loop, over all processes
     #[arg(
         long,
         value_delimiter = ',',
@@ -54,11 +54,11 @@ pub struct Args {
     )]
     pub drain_waiters: Vec<usize>,
 
-    /// Processes that want the hot lock
+    /// Processes that use the contended lock
     #[arg(long, default_value_t = 4, value_name = "N")]
     pub processes: usize,
 
-    /// Tasks that hand a lock on inside one process
+    /// Tasks that hand over a lock inside one process
     #[arg(
         long,
         value_delimiter = ',',
@@ -71,34 +71,35 @@ pub struct Args {
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     pub holds: usize,
 
-    /// The ttl of these holds, which are kept for longer than that
+    /// The ttl of these holds, which last longer than that
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DUR")]
     pub ttl: Duration,
 
-    /// How often everything is measured
+    /// How often each measurement is repeated
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub rounds: usize,
 
-    /// For how long, each time
+    /// The duration of each repetition
     #[arg(long, default_value = "1s", value_parser = duration, value_name = "DUR")]
     pub period: Duration,
 
-    /// Measure other people's locks too
+    /// Also measure other lock libraries
     #[cfg(feature = "peers")]
     #[arg(long)]
     pub peers: bool,
 
-    /// Measure kazoo on the hot lock too, with this Python, which has it (tools/interop/setup.sh installs one)
+    /// Also measure kazoo on the contended lock, with this Python (tools/interop/setup.sh installs one)
     #[cfg(feature = "zookeeper")]
     #[arg(long, value_name = "PYTHON")]
     pub kazoo: Option<std::path::PathBuf>,
 
-    /// Measure Go's clientv3/concurrency on the hot lock too, with this program (tools/bench/peers/etcd_concurrency.go, built)
+    /// Also measure Go's clientv3/concurrency on the contended lock, with this program (built from
+    /// tools/bench/peers/etcd_concurrency.go)
     #[cfg(feature = "etcd")]
     #[arg(long, value_name = "PROGRAM")]
     pub concurrency: Option<std::path::PathBuf>,
 
-    /// Print the raw figures as JSON instead of tables
+    /// Print the raw numbers as JSON instead of tables
     #[arg(long)]
     pub json: bool,
 
@@ -108,7 +109,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What to measure on a store that several processes can use, or not.
+    /// The cases for a store, which several processes can use or not.
     pub(crate) fn cases(&self, shared: bool) -> Vec<Case> {
         if !self.only.is_empty() {
             return self.only.clone();

@@ -1,4 +1,4 @@
-//! Who is measured: this library, the bare client of the same engine, and locks made by others.
+//! The contenders: this library, the bare client of the same engine, and other lock libraries.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::task::JoinSet;
 
 use crate::bare::failed;
 
-/// The lease of every hold that is not about leases.
+/// The ttl of every hold that is not about leases.
 const TTL: Duration = Duration::from_secs(30);
 
-/// A kind of contender, by the name that tables and workers know it by.
+/// A kind of contender, with its name in tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// This library.
@@ -53,7 +53,7 @@ impl Who {
         }
     }
 
-    /// Whether it can hold a lock in this process, before its workers want it.
+    /// Whether this process can hold a lock before the workers request it.
     pub(crate) fn holds_here(self) -> bool {
         #[cfg(feature = "etcd")]
         if self == Self::Concurrency {
@@ -66,7 +66,7 @@ impl Who {
         true
     }
 
-    /// The one of that name.
+    /// The contender with this name.
     pub(crate) fn named(name: &str) -> Result<Self> {
         let all = [
             Self::Fencelock,
@@ -83,7 +83,7 @@ impl Who {
     }
 }
 
-/// One who can be measured, connected.
+/// A connected contender.
 #[derive(Clone)]
 pub(crate) enum Contender {
     Fencelock(Client),
@@ -176,7 +176,7 @@ impl Contender {
                     _ => vec![crate::bare::redis::client(url)?],
                 };
                 let mut manager = rslock::LockManager::from_clients(clients);
-                // Its own delay, and as many tries as it takes.
+                // Its default delay, and unlimited tries.
                 manager.set_retry(u32::MAX, Duration::from_millis(200));
                 Ok(Self::Rslock(manager))
             }
@@ -188,7 +188,7 @@ impl Contender {
         }
     }
 
-    /// Each task takes and releases the names that are its own in turn until `until`; how many times all did together.
+    /// Each task locks its own names in turn until `until`. Returns the total number of pairs.
     pub(crate) async fn pairs(&self, names: Vec<Vec<String>>, until: BootInstant) -> Result<u64> {
         #[cfg(feature = "peers")]
         if let Self::NodeRedlock(node) = self {
@@ -256,7 +256,7 @@ impl Contender {
     pub(crate) async fn close(self) -> Result<()> {
         match self {
             Self::Fencelock(client) => client.close().await,
-            // These close when dropped.
+            // Closed when dropped.
             #[cfg(any(
                 feature = "redis",
                 feature = "sqlite",
@@ -269,7 +269,7 @@ impl Contender {
         }
     }
 
-    /// Waits for `name` and takes it.
+    /// Waits for the lock `name`.
     pub(crate) async fn take(&self, name: &str) -> Result<Held> {
         match self {
             Self::Fencelock(client) => {
@@ -302,7 +302,7 @@ impl Held {
             Self::Fencelock(guard) => guard.token().get(),
             #[cfg(feature = "peers")]
             Self::Rslock(_) => 0,
-            // Its keys' revisions could serve as tokens; nobody gets to see them.
+            // The revisions of its keys could serve as tokens, but its clients do not show them.
             #[cfg(feature = "etcd")]
             Self::LockService(_) => 0,
         }
@@ -323,7 +323,7 @@ impl Held {
     }
 }
 
-/// The engine of a store's URL: `redis`, `sqlite`, `memory`, or the scheme as it is.
+/// The engine of a store's URL: `redis`, `sqlite`, `memory`, or the scheme itself.
 pub(crate) fn engine(url: &str) -> Result<&'static str> {
     Ok(match StoreUrl::parse(url)?.scheme.as_str() {
         "redis" | "valkey" | "redis+unix" => "redis",

@@ -1,4 +1,4 @@
-//! Many locks held at once: what it costs the client to keep them.
+//! Many locks held at once: the client's cost of their renewals.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::engine;
 use crate::report::Section;
 use crate::stats::{or_dash, rate, time};
 
-/// How many take locks at the same time before the holding begins.
+/// The number of parallel requests while the locks are acquired.
 const TAKERS: usize = 64;
 
-/// Takes the locks, holds them for longer than a ttl, and releases them.
+/// Acquires the locks, holds them for longer than a ttl, and releases them.
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     let (count, ttl) = (bench.args.holds, bench.args.ttl);
     let client = fencelock::connect(bench.url).await?;
-    // Buffers and tables that the first locks leave behind are not the cost of a hold.
+    // The buffers and tables of the first locks do not count as the cost of a hold.
     let warm = take(bench, &client, count.min(1000), "warm").await?;
     release(warm).await?;
     let before = resident()?;
@@ -91,7 +91,7 @@ async fn take(bench: &Bench<'_>, client: &Client, count: usize, what: &str) -> R
     Ok(all)
 }
 
-/// How many of them were not ours any more.
+/// How many of them were no longer held.
 async fn release(guards: Vec<Guard>) -> Result<usize> {
     let mut guards = guards.into_iter();
     let mut not_ours = 0;
@@ -110,16 +110,16 @@ async fn release(guards: Vec<Guard>) -> Result<usize> {
     }
 }
 
-/// What this process has used of all cores.
+/// The CPU time of this process.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
-    // The kernel counts up from zero, and nanoseconds are below a second.
+    // Never negative.
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     Duration::from_secs(seconds) + Duration::from_nanos(nanos)
 }
 
-/// This process's resident memory in bytes, where the system tells.
+/// The resident memory of this process in bytes, if the system reports it.
 fn resident() -> Result<Option<u64>> {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else {
         return Ok(None);

@@ -1,13 +1,13 @@
-//! One lock that everybody wants: in a closed loop (who has released asks again at once), and as a *drain* (all queue,
-//! the holder releases, each takes the lock once), by tasks in several processes.
+//! One contended lock, by tasks in several processes: in a closed loop (each task requests the lock again right after its
+//! release), and as a *drain* (all tasks queue, the holder releases, and each task holds the lock once).
 
 use std::time::Duration;
 
 use fencelock::{Clock, Result};
 use serde_json::{Value, json};
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::{Contender, Who, engine};
 use crate::report::Section;
 use crate::stats::{median, or_dash, percentile, rate, time};
@@ -15,10 +15,10 @@ use crate::worker::{Acquisition, Act, Job, Workers};
 
 /// How long the loop runs before it counts.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// For how long commands are counted, after the loop was measured.
+/// How long commands are counted after the measurement of the loop.
 const COUNTING: Duration = Duration::from_millis(300);
 
-/// What one round showed. Times in nanoseconds.
+/// The results of one round. Times in nanoseconds.
 #[derive(Clone, Debug, Default)]
 struct Round {
     per_s: f64,
@@ -51,7 +51,7 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
         for own_clients in bench.clients()? {
             let whos = whos(bench, own_clients)?;
             let mut rounds = vec![Vec::new(); whos.len()];
-            // In turn, so that a drift of the machine favours nobody.
+            // In turn, so that a drift of the machine favours no contender.
             for _ in 0..bench.args.rounds {
                 for (who, rounds) in whos.iter().zip(&mut rounds) {
                     rounds.push(one_loop(bench, *who, waiters, own_clients).await?);
@@ -96,7 +96,7 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     Ok(section)
 }
 
-/// Who takes part: peers have one client per process only.
+/// The contenders. Peers have one client per process.
 fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
     #[cfg(feature = "peers")]
     if bench.args.peers && !own_clients && engine(bench.url)? == "redis" {
@@ -148,7 +148,7 @@ async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool
     let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
     let mut workers = Workers::start(bench, &jobs).await?;
     let from = Clock::Boot.now() + WARM_UP;
-    // Long enough for each waiter to have had many turns.
+    // Long enough for many turns of each waiter.
     let longer = u32::try_from(waiters / 250).unwrap_or(1).max(1);
     let until = from + bench.args.period * longer;
     let counts = bench.counts()?;
@@ -196,7 +196,7 @@ async fn one_drain(
     let mut workers = Workers::start(bench, &jobs).await?;
     workers.go(Clock::Boot.now()).await?;
     workers.all_waiting().await?;
-    // Peers cannot be asked who waits; this is long enough for each to have tried, and for its delay to have spread.
+    // Peers do not report their waiters. In this time each has tried once, and their delays have spread.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let token = held.token();
     let leaving = Clock::Boot.now().as_nanos();
@@ -214,13 +214,13 @@ async fn one_drain(
     let last = all.last().map_or(leaving, |a| a.granted);
     let mut round = judge(&all, leaving, last + 1)?;
     round.per_s = (all.len() - 1) as f64 / Duration::from_nanos(last - leaving).as_secs_f64();
-    // Counted from the release: how long they stood in line before it is the benchmark's doing.
+    // Counted from the release: the time in the queue before it depends on the benchmark alone.
     round.longest_wait = (last - leaving) as f64;
     round.round_trip = round_trip;
     Ok(round)
 }
 
-/// Sorts by the moment of grant, and checks what a lock is for: that holds do not overlap, and tokens increase.
+/// Sorts by the instant of the grant, and checks the lock: holds must not overlap, and tokens must increase.
 fn in_order(mut all: Vec<Acquisition>) -> Result<Vec<Acquisition>> {
     all.sort_by_key(|a| (a.granted, a.leaving));
     for pair in all.windows(2) {

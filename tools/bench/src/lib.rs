@@ -1,10 +1,11 @@
-//! Measures a store through this library, always beside what the engine's own bare client does with the same server in
-//! the same run: machines are noisy, ratios less so.
+//! Measures a store through this library, and the engine's bare client on the same server in the same run: on a noisy
+//! machine the ratio is more reliable than the numbers.
 //!
-//! The command's `bench` and this crate's own binary call [`run`]; worker processes end up in [`run_worker`].
+//! `fencelock bench` and this crate's own binary call [`command`]; worker processes call [`run_worker`].
 
 mod args;
 mod bare;
+mod bench;
 mod contender;
 mod holds;
 mod hot;
@@ -17,28 +18,17 @@ mod within;
 mod worker;
 
 pub use args::{Args, Case};
+pub use bench::Relaunch;
 pub use report::Section;
-pub use worker::{Relaunch, run_worker};
-
-use std::time::Duration;
+pub use worker::run_worker;
 
 use fencelock::{Result, StoreUrl, Wake};
 
+use crate::bench::Bench;
 use crate::contender::engine;
 
-/// One run: what to measure, where, and how to start workers.
-pub(crate) struct Bench<'a> {
-    pub(crate) args: &'a Args,
-    pub(crate) url: &'a str,
-    pub(crate) relaunch: &'a Relaunch,
-    /// What the names of all its locks begin with.
-    run: String,
-    /// Whether waiters are told, so that a thousand connections make sense.
-    pushes: bool,
-}
-
-/// All that a command needs: measures what `args` asks for on the store that `url` names and prints it, or does the work
-/// of a worker process. `subcommand` is what this program must be started with to end up here again.
+/// Runs the command: measures the store at `url` and prints the results, or runs a worker process. `subcommand` are the
+/// arguments with which this program calls this function again.
 ///
 /// # Errors
 /// As [`run`].
@@ -65,11 +55,10 @@ pub async fn command(args: &Args, url: &str, subcommand: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Measures all that `args` asks for on the store that `url` names, and passes on each table as soon as it is there.
+/// Measures the store at `url`, and passes each table to `show` as soon as it is complete.
 ///
 /// # Errors
-/// Whatever the store says, and [`fencelock::Error::Internal`] if something cannot be measured, or if a lock turned out
-/// to be none.
+/// Errors of the store, and [`fencelock::Error::Internal`] if a measurement fails or a lock does not exclude.
 pub async fn run(
     args: &Args,
     url: &str,
@@ -104,25 +93,28 @@ pub async fn run(
         show(&section);
         sections.push(section);
     }
-    #[cfg(feature = "sqlite")]
-    if engine(url)? == "sqlite" {
-        bare::sqlite::BareSqlite::open(url)?.remove();
-    }
-    #[cfg(feature = "mysql")]
-    if engine(url)? == "mysql" {
-        bare::mysql::BareMySql::open(url).await?.remove().await?;
-    }
-    #[cfg(feature = "postgres")]
-    if engine(url)? == "postgres" {
-        bare::postgres::BarePostgres::open(url)
-            .await?
-            .remove()
-            .await?;
-    }
+    remove_baseline(url).await?;
     Ok(sections)
 }
 
-/// The URL with its file named, so that the baseline can lie beside it also where the store is the default file.
+/// Removes what the bare clients have stored.
+async fn remove_baseline(url: &str) -> Result<()> {
+    match engine(url)? {
+        #[cfg(feature = "sqlite")]
+        "sqlite" => bare::sqlite::BareSqlite::open(url)?.remove(),
+        #[cfg(feature = "mysql")]
+        "mysql" => bare::mysql::BareMySql::open(url).await?.remove().await?,
+        #[cfg(feature = "postgres")]
+        "postgres" => {
+            let bare = bare::postgres::BarePostgres::open(url).await?;
+            bare.remove().await?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The URL with the path of its file, even for the default file, since the baseline's file is next to it.
 fn named(url: &str, store: &str) -> Result<String> {
     let parts = StoreUrl::parse(url)?;
     if parts.scheme != "sqlite" || !parts.path.is_empty() {
@@ -135,74 +127,4 @@ fn named(url: &str, store: &str) -> Result<String> {
         Some(options) => format!("{store}?{options}"),
         None => store,
     })
-}
-
-impl Bench<'_> {
-    /// A name for locks of this run.
-    fn name(&self, what: &str) -> String {
-        format!("{}/{what}", self.run)
-    }
-
-    /// Whether there is a bare client to compare with.
-    fn has_baseline(&self) -> Result<bool> {
-        Ok(engine(self.url)? != "memory")
-    }
-
-    /// Whether each waiter is to have a client of its own: first not, then so if that makes sense.
-    fn clients(&self) -> Result<Vec<bool>> {
-        Ok(if self.pushes {
-            vec![false, true]
-        } else {
-            vec![false]
-        })
-    }
-
-    /// The median of a bare round trip to the server, in nanoseconds; `None` if there is no server.
-    async fn round_trip(&self) -> Result<Option<f64>> {
-        #[cfg(feature = "redis")]
-        if engine(self.url)? == "redis" {
-            let bare = bare::redis::BareRedis::open(self.url).await?;
-            return Ok(stats::median(&bare.round_trips(2000).await?));
-        }
-        #[cfg(feature = "etcd")]
-        if engine(self.url)? == "etcd" {
-            let bare = bare::etcd::BareEtcd::open(self.url).await?;
-            return Ok(stats::median(&bare.round_trips(200).await?));
-        }
-        #[cfg(feature = "zookeeper")]
-        if engine(self.url)? == "zookeeper" {
-            let bare = bare::zookeeper::BareZooKeeper::open(self.url).await?;
-            return Ok(stats::median(&bare.round_trips(200).await?));
-        }
-        #[cfg(feature = "mysql")]
-        if engine(self.url)? == "mysql" {
-            let bare = bare::mysql::BareMySql::open(self.url).await?;
-            return Ok(stats::median(&bare.round_trips(2000).await?));
-        }
-        #[cfg(feature = "postgres")]
-        if engine(self.url)? == "postgres" {
-            let bare = bare::postgres::BarePostgres::open(self.url).await?;
-            return Ok(stats::median(&bare.round_trips(2000).await?));
-        }
-        Ok(None)
-    }
-
-    /// Whether the commands that reach the server can be counted.
-    fn counts(&self) -> Result<bool> {
-        Ok(cfg!(feature = "redis") && engine(self.url)? == "redis")
-    }
-
-    /// How many commands clients send within `period`; only where [`Bench::counts`].
-    async fn commands_within(&self, period: Duration) -> Result<u64> {
-        #[cfg(feature = "redis")]
-        return bare::redis::BareRedis::open(self.url)
-            .await?
-            .commands_within(period)
-            .await;
-        #[cfg(not(feature = "redis"))]
-        Err(bare::failed(
-            "the benchmark",
-            format!("nothing counts for {period:?}"),
-        ))
-    }
 }

@@ -1,5 +1,5 @@
-//! The benchmark that docs/benchmarks.md was measured with: it starts a redis-server of its own on one core, stays on
-//! another itself, and measures that; or a server of another kind with `--start`; or any other store, named with `--store`.
+//! The benchmark of docs/benchmarks.md: it starts a redis-server on one core and measures it from another core; or a server
+//! of another kind with `--start`; or any store with `--store`.
 
 use std::process::ExitCode;
 
@@ -8,19 +8,19 @@ use fencelock_bench::Args;
 use fencelock_testbed::{Etcd, MariaDb, Postgres, Redis, Redlock, ZooKeeper};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Measure a lock beside the bare client of its server, and beside other people's locks.
+/// Measure a lock, with the plain client of its server and other lock libraries for comparison.
 #[derive(Debug, Parser)]
 #[command(name = "fencelock-bench")]
 struct Command {
-    /// Measure this store [default: a redis-server that this starts]
+    /// Measure this store [default: a redis-server that is started]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Start so many servers, and measure the store of which a majority of them decides (`redlock:`)
+    /// Start this number of servers, and measure Redlock on them
     #[arg(long, value_name = "N", conflicts_with = "store")]
     nodes: Option<usize>,
 
-    /// Start a server of this kind instead, and measure that
+    /// Start a server of this kind instead, and measure it
     #[arg(long, value_enum, value_name = "KIND", conflicts_with_all = ["store", "nodes"])]
     start: Option<Kind>,
 
@@ -36,7 +36,7 @@ struct Command {
     args: Args,
 }
 
-/// What can be started.
+/// The servers that can be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Kind {
     Mariadb,
@@ -45,7 +45,7 @@ enum Kind {
     Zookeeper,
 }
 
-/// A server that runs as long as this is kept.
+/// A running server; killed when dropped.
 enum Server {
     MariaDb(Box<MariaDb>),
     Postgres(Box<Postgres>),
@@ -109,12 +109,12 @@ fn measure(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
         _ => None,
     };
     if pinned && command.start.is_some() {
-        // What is started now inherits it.
+        // The server inherits it.
         pin_to(0)?;
     }
     let other = command.start.map(Server::start).transpose()?;
     if pinned {
-        // Before any other thread or process is started, so that they inherit it.
+        // Before any thread or process is started, so that all inherit it.
         pin_to(1)?;
     }
     let url = match (&redis, &group, &other) {

@@ -1,4 +1,4 @@
-//! The contender `node-redlock`: a program of its own in its own language, where tools/interop/setup.sh has installed it.
+//! The contender `node-redlock`: a program in JavaScript that tools/interop/setup.sh installs.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -23,7 +23,7 @@ struct Running {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// Where tools/interop/setup.sh installs it: beside the profiles of this program's target directory.
+/// Where tools/interop/setup.sh installs it: next to the profiles in the target directory.
 pub(crate) fn installed() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let mut above = program.ancestors();
@@ -51,7 +51,7 @@ impl NodeRedlock {
         Ok(Self(Arc::new(Mutex::new(running))))
     }
 
-    /// One worker for each list of names, until `until`; how many pairs all did.
+    /// Runs one worker for each list of names until `until`. Returns the total number of pairs.
     pub(crate) async fn pairs(&self, names: Vec<Vec<String>>, until: BootInstant) -> Result<u64> {
         let mut running = self.0.lock().await;
         let period = until.since(Clock::Boot.now());

@@ -1,18 +1,18 @@
-//! Uncontended: each worker takes and releases names that nobody else wants.
+//! Uncontended locks: each worker acquires and releases names of its own.
 
 use std::time::Duration;
 
 use fencelock::{Clock, Result};
 use serde_json::json;
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::{Contender, Who, engine};
 use crate::report::Section;
 use crate::stats::{median, or_dash, paired_ratio, rate};
 use crate::worker::{Act, Job, Workers};
 
-/// Measures all the numbers of workers asked for.
+/// Measures each requested number of workers.
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     let mut whos = vec![Who::Fencelock];
     if bench.has_baseline()? {
@@ -45,7 +45,7 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
         let mut rates = vec![Vec::new(); whos.len()];
         for round in 0..bench.args.rounds {
             for turn in 0..whos.len() {
-                // The order turns round with each round, so that a drift of the machine favours nobody.
+                // The order turns round with each round, so that a drift of the machine favours no contender.
                 let at = if round % 2 == 0 {
                     turn
                 } else {
@@ -93,7 +93,7 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
     let begun;
     let pairs = if bench.args.pair_processes == 1 {
         let contender = Contender::open(who, bench.url).await?;
-        // Scripts loaded, counters seeded.
+        // Loads scripts, seeds counters.
         let warm = Clock::Boot.now() + Duration::from_millis(50);
         contender.pairs(job(0).names_of_tasks(), warm).await?;
         begun = Clock::Boot.now();
@@ -111,12 +111,12 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
     if pairs == 0 {
         return Err(failed(who.name(), "it made no pair at all"));
     }
-    // Exactly the period would be wrong: the last pair of each worker ends after it.
+    // Not the period: the last pair of each worker ends after it.
     let took = Clock::Boot.now().since(begun).max(Duration::from_nanos(1));
     Ok(pairs as f64 / took.as_secs_f64())
 }
 
-/// What one worker of the bare client does; the measure of a hand-off that needs the store.
+/// The rate of one worker of the bare client, for comparison with hand-offs that need the store.
 pub(crate) async fn bare_rate(bench: &Bench<'_>) -> Result<f64> {
     one(bench, Who::Bare, 1, 1).await
 }

@@ -1,14 +1,14 @@
-//! What a measurement prints: one table in Markdown, and its raw figures.
+//! The result of a measurement: a table in Markdown, and the raw numbers.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-/// One thing that was measured.
+/// One measurement.
 #[derive(Clone, Debug)]
 pub struct Section {
     pub(crate) title: String,
-    /// What the columns mean, in a sentence or two.
+    /// What the columns mean.
     pub(crate) note: String,
     pub(crate) head: Vec<&'static str>,
     pub(crate) rows: Vec<Vec<String>>,
@@ -17,7 +17,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// The raw figures.
+    /// The raw numbers.
     #[must_use]
     pub fn to_json(&self) -> Value {
         json!({ "measured": self.title, "note": self.note, "rows": self.raw })

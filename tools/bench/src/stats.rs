@@ -1,13 +1,13 @@
-//! Medians, percentiles, and how figures are written in a table.
+//! Medians, percentiles, and the format of numbers in a table.
 
 use std::time::Duration;
 
-/// The middle of `values`; `None` of nothing.
+/// The median of `values`; `None` if there are none.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     percentile(values, 50.0)
 }
 
-/// The value below which `percent` of `values` lie, by nearest rank; `None` of nothing.
+/// The value below which `percent` of `values` lie, by nearest rank; `None` if there are none.
 pub(crate) fn percentile(values: &[f64], percent: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -15,14 +15,14 @@ pub(crate) fn percentile(values: &[f64], percent: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// Each of `ours` divided by the one of `theirs` that was measured beside it, then the median: what drifts between
-/// rounds hits both.
+/// The median of the ratios of each of `ours` to the one of `theirs` in the same round, so that a drift between rounds
+/// affects both.
 pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| a / b).collect();
     median(&ratios)
 }
 
-/// A rate for people: `12,345`.
+/// A rate as text: `12,345`.
 pub(crate) fn rate(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -35,7 +35,7 @@ pub(crate) fn rate(value: f64) -> String {
     text
 }
 
-/// A duration for people, three figures long: `75.3 us`, `1.20 ms`.
+/// A duration as text with three digits: `75.3 us`, `1.20 ms`.
 pub(crate) fn time(duration: Duration) -> String {
     let us = duration.as_secs_f64() * 1e6;
     let (value, unit) = match us {
@@ -51,7 +51,7 @@ pub(crate) fn time(duration: Duration) -> String {
     format!("{value:.places$} {unit}")
 }
 
-/// A figure that may be missing.
+/// A number that may be missing, as text.
 pub(crate) fn or_dash<T>(value: Option<T>, write: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "-".into(), write)
 }

@@ -1,4 +1,4 @@
-//! Hand-off inside one process: tasks that share a client and want one lock.
+//! Hand-off inside one process: tasks that share a client and request one lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +9,13 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::bare::failed;
+use crate::bench::Bench;
 use crate::contender::engine;
+use crate::pairs;
 use crate::report::Section;
 use crate::stats::{median, or_dash, paired_ratio, rate};
-use crate::{Bench, pairs};
 
-/// Measures, with what one worker of the bare client does uncontended beside it.
+/// Measures hand-offs, and one uncontended worker of the bare client for comparison.
 pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
         title: format!("Hand-off inside one process, {}", engine(bench.url)?),
@@ -54,7 +55,7 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     Ok(section)
 }
 
-/// One round: hand-offs per second, and the share of the most served by that of the least served.
+/// One round: hand-offs per second, and the ratio of the most to the fewest turns of a task.
 async fn one(bench: &Bench<'_>, client: &Client, tasks: usize) -> Result<(f64, f64)> {
     let name = bench.name("within");
     run(client, &name, tasks, Duration::from_millis(50)).await?;
@@ -66,7 +67,7 @@ async fn one(bench: &Bench<'_>, client: &Client, tasks: usize) -> Result<(f64, f
     Ok((served.iter().sum::<u64>() as f64 / took, share))
 }
 
-/// How often each task was served, and how long that took in seconds.
+/// How many turns each task had, and the duration in seconds.
 async fn run(
     client: &Client,
     name: &str,
@@ -74,7 +75,7 @@ async fn run(
     period: Duration,
 ) -> Result<(Vec<u64>, f64)> {
     let last = Arc::new(AtomicU64::new(0));
-    // All stand in line before the first is served: a task that need not wait would not let the others begin.
+    // All tasks are queued before the first is granted: a task that does not wait would not let the others begin.
     let gate = client.lock(name).await?;
     let settling = Duration::from_millis(5);
     let until = Clock::Boot.now() + settling + period;

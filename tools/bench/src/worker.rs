@@ -1,13 +1,12 @@
-//! Several processes that do one thing together: this program starts itself again as workers, tells each its job on
-//! stdin, lets them begin together, and reads what they saw from their stdout.
+//! Several worker processes: this program starts itself again as workers, sends each its job on stdin, lets all begin
+//! together, and reads their results from their stdout.
 //!
 //! | parent | worker |
 //! | --- | --- |
 //! | the job, a line of JSON | connects, then `ready` |
-//! | `go UNTIL` (nanoseconds of the boot clock) | `waiting` once all its tasks have asked |
+//! | `go UNTIL` (nanoseconds of the boot clock) | `waiting` once all its tasks have requested the lock |
 //! | | one line for each acquisition, or `pairs COUNT`; then `end` |
 
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -17,27 +16,18 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinSet;
 
-use crate::Bench;
 use crate::bare::failed;
+use crate::bench::{Bench, Relaunch};
 use crate::contender::{Contender, Who};
-
-/// How to start this program again as a worker: what it ends up calling is [`run_worker`].
-#[derive(Clone, Debug)]
-pub struct Relaunch {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub args: Vec<String>,
-}
 
 /// What a worker's tasks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
-    /// Take and release names of their own.
+    /// Acquire and release names of their own.
     Pairs,
-    /// Take and release one name, over and over.
+    /// Acquire and release one name again and again.
     Loop,
-    /// Take and release one name, once.
+    /// Acquire and release one name once.
     Once,
 }
 
@@ -47,34 +37,34 @@ pub(crate) struct Job {
     pub(crate) act: Act,
     pub(crate) who: Who,
     pub(crate) url: String,
-    /// The lock, or what the names of locks begin with.
+    /// The lock, or the prefix of the names of locks.
     pub(crate) name: String,
-    /// How many tasks.
+    /// The number of tasks.
     pub(crate) tasks: usize,
     /// The number of the first task, over all workers.
     pub(crate) first: usize,
-    /// How many names each task takes in turn.
+    /// The number of names that each task locks in turn.
     pub(crate) names: usize,
-    /// Whether each task has a client, so a connection, of its own.
+    /// Whether each task has a client and so a connection of its own.
     pub(crate) own_clients: bool,
 }
 
 /// One acquisition, in nanoseconds of the boot clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Acquisition {
-    /// Which task.
+    /// The task.
     pub(crate) task: usize,
-    /// When it asked.
+    /// When it sent the request.
     pub(crate) asked: u64,
-    /// When it knew that it held.
+    /// When it learned that it held.
     pub(crate) granted: u64,
     /// When it began to release.
     pub(crate) leaving: u64,
-    /// With which token; 0 if there are none.
+    /// Its token; 0 if there are none.
     pub(crate) token: u64,
 }
 
-/// What all workers did.
+/// The results of all workers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Done {
     pub(crate) acquisitions: Vec<Acquisition>,
@@ -132,7 +122,7 @@ impl Job {
     }
 }
 
-/// Worker processes, connected and waiting for the word.
+/// Worker processes that are connected and wait for their start.
 pub(crate) struct Workers {
     workers: Vec<Worker>,
 }
@@ -175,7 +165,7 @@ impl Workers {
         Ok(Self { workers })
     }
 
-    /// Lets all begin; they end after `until`.
+    /// Starts all workers. They end after `until`.
     pub(crate) async fn go(&mut self, until: BootInstant) -> Result<()> {
         let word = format!("go {}", until.as_nanos());
         for worker in &mut self.workers {
@@ -192,7 +182,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Reads what all saw, until they have ended.
+    /// Reads the results of all workers until they have ended.
     pub(crate) async fn done(self) -> Result<Done> {
         let mut reading = JoinSet::new();
         for worker in self.workers {
@@ -208,7 +198,7 @@ impl Workers {
     }
 }
 
-/// What to start as a worker.
+/// The program to start as a worker.
 fn program(bench: &Bench<'_>, who: Who) -> Relaunch {
     #[cfg(feature = "etcd")]
     if let (Who::Concurrency, Some(program)) = (who, &bench.args.concurrency) {
@@ -230,7 +220,7 @@ fn program(bench: &Bench<'_>, who: Who) -> Relaunch {
 
 impl Worker {
     async fn tell(&mut self, line: &str) -> Result<()> {
-        let gone = || failed("a worker", "it takes no word");
+        let gone = || failed("a worker", "it has closed its input");
         let stdin = self.child.stdin.as_mut().ok_or_else(gone)?;
         let text = format!("{line}\n");
         let told = stdin.write_all(text.as_bytes()).await;
@@ -287,10 +277,10 @@ impl Worker {
     }
 }
 
-/// What a worker process does: reads its job from stdin, does it, and writes what it saw to stdout.
+/// Runs a worker process: reads its job from stdin, does it, and writes the results to stdout.
 ///
 /// # Errors
-/// Whatever the store says, and [`fencelock::Error::Internal`] if the parent went away.
+/// Errors of the store, and [`fencelock::Error::Internal`] if the parent has ended.
 pub async fn run_worker() -> Result<()> {
     let job = Job::from_json(&read_line().await?)?;
     let clients = if job.own_clients { job.tasks } else { 1 };
@@ -314,7 +304,7 @@ pub async fn run_worker() -> Result<()> {
     Ok(())
 }
 
-/// All tasks want one lock; what each saw.
+/// All tasks request one lock. Returns the acquisitions.
 async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Result<String> {
     let once = job.act == Act::Once;
     let mut tasks = JoinSet::new();
@@ -343,7 +333,7 @@ async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Res
             }
         });
     }
-    // Each task runs once before this one runs again, then stands in its line.
+    // Each task runs once before this task runs again, and is then queued.
     tokio::task::yield_now().await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     println!("waiting");
@@ -363,7 +353,7 @@ async fn contend(job: &Job, contenders: &[Contender], until: BootInstant) -> Res
     Ok(text)
 }
 
-/// A line from the parent, read where it blocks nobody.
+/// A line from the parent, read on a thread that may block.
 async fn read_line() -> Result<String> {
     let read = || {
         let mut line = String::new();

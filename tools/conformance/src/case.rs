@@ -8,12 +8,12 @@ use fencelock::Promises;
 
 use crate::ctx::Ctx;
 
-/// What a case needs of the subject apart from a store.
+/// What a case needs from the subject besides a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Nothing more.
     Store,
-    /// That several processes can open the store.
+    /// A store that several processes can open.
     Processes,
     /// A server of its own, to be stopped, killed and cut off.
     Server,
@@ -21,16 +21,16 @@ pub enum Needs {
 
 type Run = fn(Ctx) -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// Something that an engine must do if it promises so. It fails by panicking.
+/// Something that an engine must do if it promises it. It fails by a panic.
 #[derive(Clone, Copy)]
 pub struct Case {
     /// Its name, unique in the list.
     pub name: &'static str,
-    /// Whether an engine with such promises must do it.
+    /// Whether an engine with these promises must do it.
     pub promised: fn(&Promises) -> bool,
     /// What it needs.
     pub needs: Needs,
-    /// Whether it works so hard that it would take others the time that they measure: those run one or two at once.
+    /// Whether it is so busy that it would disturb the timing of other cases: few such cases run at once.
     pub busy: bool,
     /// Runs it.
     pub run: Run,
@@ -70,7 +70,7 @@ impl Case {
         self
     }
 
-    /// Only beside one more that is busy.
+    /// Marks the case as busy.
     #[must_use]
     pub const fn busy(mut self) -> Self {
         self.busy = true;

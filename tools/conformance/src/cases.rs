@@ -1,4 +1,4 @@
-//! The list of cases: by what they are about, a file each.
+//! The list of cases, one file per subject.
 
 mod compound;
 mod crashes;
@@ -20,7 +20,7 @@ mod waiting;
 
 use crate::case::Case;
 
-/// Every case there is.
+/// All cases.
 #[must_use]
 pub fn cases() -> Vec<&'static Case> {
     let groups = [

@@ -1,4 +1,4 @@
-//! What a case has in hand: a store, clients of it, other processes, and waits that say what they waited for.
+//! What a case works with: a store, its clients, and other processes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,11 +10,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::remote::Remote;
 use crate::subject::{Server, Store};
+pub(crate) use crate::wait::{LIMIT, not_for, soon, until};
 
-/// How long a case waits for what must happen. Far beyond what anything takes, on a busy machine too.
-pub(crate) const LIMIT: Duration = Duration::from_secs(15);
-
-/// Where a case runs.
+/// The context of a case.
 pub struct Ctx {
     pub(crate) case: &'static str,
     pub(crate) store: Box<dyn Store>,
@@ -36,13 +34,13 @@ impl Ctx {
         &self.promises
     }
 
-    /// For how long a waiter that died may hold up the line.
+    /// How long a dead waiter may delay the queue.
     #[must_use]
     pub fn claim_window(&self) -> Duration {
         self.claim_window
     }
 
-    /// A time in which whatever needs neither a lease nor a claim window to end is done, on a busy machine too.
+    /// A time in which everything is done that does not need the end of a lease or a claim window, even on a busy machine.
     #[must_use]
     pub fn at_once(&self) -> Duration {
         self.claim_window * 3 / 4
@@ -99,7 +97,7 @@ impl Ctx {
         Remote::start(&self.worker, &self.store.url()).await
     }
 
-    /// Another process that has opened the store by way of the proxy.
+    /// Another process that has opened the store through the proxy.
     pub async fn proxied_remote(&self) -> Remote {
         Remote::start(&self.worker, &self.server().proxied_url()).await
     }
@@ -110,18 +108,18 @@ impl Ctx {
         Duration::from_millis(millis).max(self.promises.min_ttl)
     }
 
-    /// Waits until `count` claims stand in line; for an engine that keeps no line, long enough to be asking.
-    pub async fn await_line(&self, client: &Client, name: &str, count: usize) {
+    /// Waits until `count` claims are queued. For an engine without a queue, waits until they have begun to poll.
+    pub async fn await_queued(&self, client: &Client, name: &str, count: usize) {
         if self.promises.order == Order::Unordered {
             return sleep(Duration::from_millis(150)).await;
         }
-        until(&format!("{count} claims wait in line"), async || {
+        until(&format!("{count} claims are queued"), async || {
             client.look(name).await.unwrap().waiters.len() == count
         })
         .await;
     }
 
-    /// Waits until nothing is left in the store: neither of holders nor of waiters nor per name.
+    /// Waits until the store is empty: no holders, no waiters, nothing per name.
     pub async fn await_nothing_left(&self) {
         let mut left = 0;
         let nothing = async {
@@ -139,44 +137,19 @@ impl Ctx {
     }
 }
 
-/// What a future comes to, within [`LIMIT`].
-pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
-    match timeout(LIMIT, future).await {
-        Ok(result) => result,
-        Err(_) => panic!("waited {LIMIT:?} in vain for: {what}"),
-    }
-}
-
-/// Waits until `done` says so; for what nothing tells of its own accord.
-pub(crate) async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let poll = async {
-        while !done().await {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, poll).await;
-}
-
-/// Makes sure that a future does not come to its end for a while.
-pub(crate) async fn not_for<T>(what: &str, while_: Duration, future: impl IntoFuture<Output = T>) {
-    if timeout(while_, future).await.is_ok() {
-        panic!("happened, and must not have: {what}");
-    }
-}
-
 /// Waits for the lock in a task of its own. Aborting the task drops the waiting future.
 pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move { client.lock(&name).await })
 }
 
-/// The guard that a waiting task got.
+/// The guard of a waiting task.
 pub(crate) async fn got(what: &str, task: JoinHandle<Result<Guard>>) -> Guard {
     let got = soon(what, task).await.unwrap();
     got.unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
-/// Takes a free lock.
+/// Acquires a free lock.
 pub(crate) async fn take(client: &Client, name: &str) -> Guard {
     let guard = soon("taking a free lock", client.lock(name)).await;
     guard.unwrap_or_else(|error| panic!("taking a free lock: {error}"))

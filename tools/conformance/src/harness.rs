@@ -20,10 +20,10 @@ use crate::subject::Subject;
 /// How long a case may take before it counts as hung.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// How many cases run at once unless the arguments say otherwise: most of them wait most of the time.
+/// How many cases run at once by default: they mostly wait.
 const THREADS: usize = 8;
 
-/// How many of those run at once that keep the machine busy.
+/// How many busy cases run at once.
 const BUSY_THREADS: usize = 2;
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ fn name_of(subject: &dyn Subject, case: &Case) -> String {
     format!("{}::{}", subject.name(), case.name)
 }
 
-/// What a test program does. `worker` is the binary `fencelock-conformance-worker`.
+/// The main function of a test program. `worker` is the binary `fencelock-conformance-worker`.
 #[must_use]
 pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     let arguments = match Arguments::parse(std::env::args().skip(1)) {
@@ -67,7 +67,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     for subject in subjects {
         match Promised::ask(*subject) {
             Ok(promised) => tests.extend(list(*subject, &promised, &arguments)),
-            // Only in the way of those who asked for one of its cases.
+            // A failure only if one of its cases was requested.
             Err(why)
                 if cases()
                     .iter()
@@ -102,7 +102,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     report(count, &failed, filtered, begin.elapsed())
 }
 
-/// The cases for a subject. Says which ones are not, and why.
+/// The cases for a subject. Prints which ones are left out, and why.
 fn list<'a>(subject: &'a dyn Subject, promised: &Promised, arguments: &Arguments) -> Vec<Test<'a>> {
     let (mut tests, mut unpromised, mut unneeded) = (Vec::new(), Vec::new(), Vec::new());
     for case in cases() {
@@ -145,7 +145,7 @@ fn runtime(name: &str) -> Runtime {
     builder.build().expect("the system has threads")
 }
 
-/// What a subject promises: its servers of a case's own may be set up to remember more.
+/// The promises of a subject. A server for one case may be set up to remember more.
 struct Promised {
     store: Promises,
     server: Option<Promises>,
@@ -176,7 +176,7 @@ impl Promised {
     }
 }
 
-/// Runs tests, so many at once; answers with those that failed, and why.
+/// Runs tests, a number of them at once. Returns the failures.
 fn run_all(tests: Vec<Test<'_>>, threads: usize, worker: &Path) -> Vec<(String, String)> {
     let todo = Mutex::new(VecDeque::from(tests));
     let failed = Mutex::new(Vec::new());
@@ -200,7 +200,7 @@ fn run_all(tests: Vec<Test<'_>>, threads: usize, worker: &Path) -> Vec<(String, 
     failed.into_inner().unwrap()
 }
 
-/// Runs one case on a subject, on a thread and a runtime of its own, so that a panic is an outcome and says whose it is.
+/// Runs one case on a subject, on a thread and a runtime of its own, so that a panic is a result and names its case.
 ///
 /// # Errors
 /// Why the case failed.
@@ -225,7 +225,7 @@ pub fn run(
             let ended = tokio::time::timeout(LIMIT, (case.run)(ctx)).await;
             ended.map_err(|_| format!("not over after {LIMIT:?}"))
         });
-        // Not its drop, which would wait for whatever a failed case left blocked.
+        // Not by a drop, which would wait for what a failed case has left blocked.
         runtime.shutdown_timeout(Duration::from_secs(1));
         outcome
     };
@@ -298,7 +298,7 @@ impl Arguments {
                     arguments.threads =
                         threads.ok_or(format!("--test-threads {text}: no number"))?;
                 }
-                // Accepted, for they change nothing here: output is never captured, and there is one format.
+                // Accepted without an effect: output is never captured, and there is one format.
                 "--nocapture" | "--no-capture" | "-q" | "--quiet" => {}
                 "--format" | "--color" => drop(value()?),
                 _ if flag.starts_with('-') => return Err(format!("unknown option {flag}")),

@@ -1,21 +1,21 @@
-//! Judges what holders of one lock saw.
+//! Checks what the holders of one lock saw.
 
-/// A time for which somebody believed to hold a lock.
+/// A time in which a holder believed that it held a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stay {
-    /// Who, for the report.
+    /// The holder, for messages.
     pub who: usize,
     /// The fencing token.
     pub token: u64,
-    /// Whether others might be in at the same time.
+    /// Whether the hold is shared.
     pub shared: bool,
-    /// When it came in, in nanoseconds on the boot clock.
+    /// Its beginning, in nanoseconds of the boot clock.
     pub from: u64,
-    /// When it left, or the end of its validity if that was earlier.
+    /// Its release, or the end of its validity if that was earlier.
     pub to: u64,
 }
 
-/// What is wrong with a history of one lock: two in at once, a token twice, tokens in another order than the stays.
+/// The violations in a history of one lock: two holders at once, a token twice, tokens in another order than the holds.
 #[must_use]
 pub fn faults(stays: &[Stay]) -> Vec<String> {
     let mut sorted = stays.to_vec();
@@ -31,7 +31,7 @@ pub fn faults(stays: &[Stay]) -> Vec<String> {
             faults.push(format!("one token twice: {:?} and {:?}", pair[0], pair[1]));
         }
     }
-    // Of those with lower tokens: who came in last, and who left last, of the exclusive ones and of all.
+    // Of the holds with lower tokens: the last beginning and the last end, of exclusive holds and of all.
     let mut last_from: Option<Stay> = None;
     let mut last_to: [Option<Stay>; 2] = [None, None];
     for &stay in &sorted {
@@ -40,7 +40,7 @@ pub fn faults(stays: &[Stay]) -> Vec<String> {
         {
             faults.push(format!("tokens against time: {other:?} and {stay:?}"));
         }
-        // A shared stay must only keep away from exclusive ones.
+        // A shared hold must not overlap exclusive ones.
         let other = if stay.shared { last_to[0] } else { last_to[1] };
         if let Some(other) = other
             && other.to > stay.from
@@ -96,7 +96,7 @@ mod tests {
             stay(4, 20, 30),
         ];
         assert!(faults(&beside).is_empty());
-        // Of two that share, the later token may be seen first.
+        // Of two shared holds, the later token may be seen first.
         assert!(faults(&[shared(2, 7, 9), shared(3, 6, 8)]).is_empty());
     }
 

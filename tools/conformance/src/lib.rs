@@ -1,9 +1,9 @@
-//! What every engine must do: one list of cases, run on each engine in as far as it [promises](fencelock::Promises) them.
+//! What every engine must do: one list of cases. Each engine runs those that it [promises](fencelock::Promises).
 //!
-//! * [`cases`]: the list. A case knows nothing of the engine that it runs on but its promises.
-//! * [`Subject`]: an engine under test. A new engine is one more of them, in [`subjects`].
+//! * [`cases`]: the list. A case knows nothing of its engine except the promises.
+//! * [`Subject`]: an engine under test. [`subjects`] lists them.
 //! * [`harness`]: runs each case on each subject, each with a store of its own.
-//! * [`history`]: judges what happened, and is tested on histories that are wrong.
+//! * [`history`]: checks what happened, and is tested on wrong histories.
 //! * [`Remote`]: another process that locks; its other end is the binary `fencelock-conformance-worker`.
 //!
 //! Everything here is test code: a case fails by panicking.
@@ -18,6 +18,7 @@ mod pool;
 mod remote;
 mod subject;
 pub mod subjects;
+mod wait;
 
 pub use case::{Case, Needs};
 pub use ctx::Ctx;

@@ -10,7 +10,7 @@ pub(crate) struct Pool<G>(Mutex<Weak<Free<G>>>);
 
 struct Free<G>(Mutex<Vec<G>>);
 
-/// A group that nobody else uses meanwhile.
+/// A group for exclusive use.
 pub(crate) struct Lease<G> {
     group: Option<G>,
     free: Arc<Free<G>>,
@@ -26,7 +26,7 @@ impl<G> Pool<G> {
         Self(Mutex::new(Weak::new()))
     }
 
-    /// A free group, or one made now. `clean` makes it as new again afterwards; if it cannot, the group ends.
+    /// A free group, or a new one. `clean` resets it afterwards; if that fails, the group ends.
     pub(crate) fn lease(
         &self,
         make: impl FnOnce() -> Result<G>,

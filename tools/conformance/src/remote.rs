@@ -1,4 +1,4 @@
-//! Another process that locks, told what to do by lines of JSON: this process's end.
+//! Another process that locks, controlled by lines of JSON: the side of this process.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use fencelock_testbed::{Process, Worker};
 use serde_json::{Value, json};
 
-use crate::ctx::soon;
+use crate::wait::soon;
 
 /// A process of its own with one client. Killed when dropped.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Remote {
     answers: HashMap<u64, Value>,
 }
 
-/// How a [`Remote`] is to lock.
+/// A request for a [`Remote`].
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// The name.
@@ -32,7 +32,7 @@ pub struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// A wish with the client's own defaults but for the ttl.
+    /// A request with the client's defaults except the ttl.
     #[must_use]
     pub fn new(name: &'a str, ttl: Duration) -> Self {
         Self {
@@ -60,13 +60,13 @@ impl Remote {
         remote
     }
 
-    /// The process, to be stopped and killed.
+    /// The process, to stop and kill it.
     #[must_use]
     pub fn process(&self) -> &Process {
         self.worker.process()
     }
 
-    /// Begins to wait for a lock; the answer says `guard`, `token`, `owner`, `joined`.
+    /// Requests a lock. The answer has `guard`, `token`, `owner`, `joined`.
     pub fn lock(&mut self, wanted: Wanted<'_>) -> u64 {
         self.ask(json!({
             "do": "lock",
@@ -77,7 +77,7 @@ impl Remote {
         }))
     }
 
-    /// Locks, and waits until that is done.
+    /// Requests a lock, and waits for the grant.
     pub async fn take(&mut self, wanted: Wanted<'_>) -> Value {
         let asked = self.lock(wanted);
         self.answer("another process takes the lock", asked).await

@@ -23,16 +23,16 @@ pub trait Subject: Send + Sync {
         false
     }
 
-    /// For how long a waiter that died may hold up the line, as its engine documents it.
+    /// How long a dead waiter may delay the queue, as the engine documents it.
     fn claim_window(&self) -> Duration {
         Duration::from_secs(2)
     }
 
-    /// A fresh, empty store that nobody else uses. With `server`, on a server that nobody else uses either.
+    /// A fresh, empty store for one case. With `server`, on a server for one case.
     async fn open(&self, server: bool) -> Result<Box<dyn Store>>;
 }
 
-/// A store to run one case on; gone when dropped.
+/// A store for one case; removed when dropped.
 #[async_trait]
 pub trait Store: Send + Sync {
     /// Opens the store as another process would: with an engine of its own.
@@ -48,7 +48,7 @@ pub trait Store: Send + Sync {
     /// Its URL.
     fn url(&self) -> String;
 
-    /// How much is in it (keys, rows, nodes) apart from what stands there however many names were locked.
+    /// The number of keys, rows or nodes in it, without those whose number does not depend on the number of locks.
     async fn leftovers(&self) -> Result<u64>;
 
     /// Its server, if the store was opened with one of its own.
@@ -57,7 +57,7 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// A server of a case's own. It remembers over a restart what the engine promises to remember.
+/// A server for one case. It remembers over a restart what the engine promises to remember.
 pub trait Server: Send + Sync {
     /// SIGSTOP.
     fn pause(&self) -> Result<()>;
@@ -65,30 +65,30 @@ pub trait Server: Send + Sync {
     fn resume(&self) -> Result<()>;
     /// SIGKILL.
     fn kill9(&self);
-    /// Starts it again as it was.
+    /// Starts it again with its data.
     fn restart(&self) -> Result<()>;
-    /// Starts it again without anything it had.
+    /// Starts it again without its data.
     fn restart_empty(&self) -> Result<()>;
-    /// Erases everything that the server knows, as an administrator might, while it runs and connections stay.
+    /// Erases all data of the running server, as an administrator might. Connections stay open.
     fn erase(&self) -> Result<()>;
     /// A proxy before the server.
     fn proxy(&self) -> &Proxy;
-    /// The store's URL by way of the proxy.
+    /// The store's URL through the proxy.
     fn proxied_url(&self) -> String;
-    /// URLs of the store with the password that it wants, and with another one; `None` if it has no passwords.
+    /// URLs of the store with the right and a wrong password; `None` if it has no passwords.
     fn password_urls(&self) -> Option<Passwords> {
         None
     }
 }
 
-/// What must never be printed, and URLs that hold it.
+/// Passwords, which must never be printed, and URLs with them.
 #[derive(Clone, Debug)]
 pub struct Passwords {
-    /// The password that the store wants.
+    /// The right password.
     pub right: String,
     /// The store's URL with it.
     pub right_url: String,
-    /// Another one.
+    /// A wrong password.
     pub wrong: String,
     /// The store's URL with that.
     pub wrong_url: String,

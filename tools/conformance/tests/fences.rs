@@ -1,5 +1,5 @@
-//! A holder is stopped past its lease, a successor writes, the sleeper wakes up and writes: refused, every time, by every
-//! kind of fence. Three processes: the sleeper, the successor, and this one with the servers.
+//! A holder is stopped past its lease, a successor writes, and the first holder continues and writes. Every kind of fence must
+//! refuse that write every time. Three processes: the sleeper, the successor, and this one with the servers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::Command;
@@ -14,10 +14,10 @@ use fencelock_testbed::{Dir, Etcd, MariaDb, Postgres, Redis, Worker, ZooKeeper};
 use serde_json::{Value, json};
 use tower_service::Service;
 
-/// Rounds of a stop each, and locks in each round.
+/// The rounds, with one stop each, and the locks in each round.
 const ROUNDS: usize = 5;
 const LOCKS: usize = 20;
-/// What the sleeper sleeps past.
+/// The ttl, which the sleeper exceeds.
 const TTL: u64 = 400;
 
 /// A process that locks in `store` and writes to a resource.
@@ -63,10 +63,10 @@ async fn the_sleeper_is_refused_every_time(kind: &str, at: &str) {
         assert_eq!(sleeper.tell("write early").await, all("ok"));
         successor.ask(&format!("lock {TTL}"));
         sleeper.0.process().pause().unwrap();
-        // Granted once the leases of the one that is stopped are over.
+        // Granted when the leases of the stopped process have ended.
         let won = successor.answer().await;
         assert_eq!(successor.tell("write late").await, all("ok"));
-        // The first thing that it does when it wakes up.
+        // Its first action after it continues.
         sleeper.ask("write too-late");
         sleeper.0.process().resume().unwrap();
         assert_eq!(
@@ -140,7 +140,7 @@ async fn zookeeper() {
     the_sleeper_is_refused_every_time("zookeeper", &address).await;
 }
 
-/// What was written last, under each name.
+/// The last write under each name.
 type Ledger = Arc<Mutex<std::collections::HashMap<String, String>>>;
 
 async fn write(State(ledger): State<Ledger>, Path(name): Path<String>, text: String) {
@@ -169,7 +169,7 @@ async fn http() {
     serving.abort();
 }
 
-/// A fence that asks the store lets nobody pass while there is no answer.
+/// A fence that asks the store refuses all writes while the store does not answer.
 #[tokio::test]
 async fn a_store_that_does_not_answer_lets_nobody_pass() {
     let server = Redis::start().unwrap();

@@ -7,9 +7,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::Failure;
+use crate::failure::Failure;
 
-/// For how long it is given to take a free lock when it is not to wait: it has no such option of its own.
+/// How long `etcdctl` may take to acquire a free lock without a wait. It has no option for that.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Locks by running `etcdctl`.
@@ -18,7 +18,7 @@ pub(crate) struct Etcdctl {
     held: Option<Running>,
 }
 
-/// Its output stays open: it would die of a write that nobody reads, and leave its key for a lease.
+/// The process and its output, which stays open: a write to a closed pipe would end it and leave its key for a lease.
 type Running = (Child, Lines<BufReader<ChildStdout>>);
 
 impl Etcdctl {
@@ -35,7 +35,7 @@ impl Etcdctl {
         ttl: Duration,
         wait: bool,
     ) -> Result<bool, Failure> {
-        // Killed with this process, so that its session ends as if it had been killed itself.
+        // Killed with this process, so that its session ends like that of a killed client.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "etcdctl"])
             .env("ETCDCTL_API", "3")
@@ -50,7 +50,7 @@ impl Etcdctl {
         let stdout = child.stdout.take().ok_or("etcdctl has no stdout")?;
         let mut lines = BufReader::new(stdout).lines();
         let limit = if wait { Duration::MAX } else { AT_ONCE };
-        // It names its key when it holds.
+        // It prints its key when it holds.
         match tokio::time::timeout(limit, lines.next_line()).await {
             Ok(Ok(Some(_))) => self.held = Some((child, lines)),
             Ok(ended) => return Err(format!("etcdctl ended: {ended:?}").into()),
@@ -63,16 +63,13 @@ impl Etcdctl {
     }
 
     pub(crate) async fn release(&mut self) -> Result<bool, Failure> {
-        let held = self
-            .held
-            .take()
-            .ok_or("told to release, and holds nothing")?;
+        let held = self.held.take().ok_or("a release without a hold")?;
         end(held.0).await?;
         Ok(true)
     }
 }
 
-/// It releases, or leaves the line, when it is asked to end.
+/// Asks it to end. It then releases, or leaves the queue.
 async fn end(mut child: Child) -> Result<(), Failure> {
     let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
     kill_process(id.ok_or("etcdctl has ended by itself")?, Signal::TERM)?;

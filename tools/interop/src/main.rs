@@ -10,16 +10,16 @@
 //! ```
 
 mod etcdctl;
+mod failure;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use etcdctl::Etcdctl;
+use failure::Failure;
 use fencelock::{Client, Error, Guard, Release};
 use rslock::{LockError, LockManager};
 use rustix::time::{ClockId, clock_gettime};
-
-type Failure = Box<dyn std::error::Error>;
 
 enum Lock {
     Fencelock {
@@ -70,12 +70,12 @@ impl Lock {
     async fn take(&mut self, name: &str, ttl: Duration, wait: bool) -> Result<bool, Failure> {
         match self {
             Self::Fencelock { client, held } => {
-                let wish = if wait {
+                let request = if wait {
                     client.lock(name)
                 } else {
                     client.try_lock(name)
                 };
-                match wish.ttl(ttl).await {
+                match request.ttl(ttl).await {
                     Ok(guard) => *held = Some(guard),
                     Err(Error::Held { .. }) => return Ok(false),
                     Err(error) => return Err(error.into()),
@@ -100,14 +100,14 @@ impl Lock {
     }
 
     async fn release(&mut self, name: &str) -> Result<bool, Failure> {
-        let nothing = || Failure::from("told to release, and holds nothing");
+        let nothing = || Failure::from("a release without a hold");
         match self {
             Self::Fencelock { held, .. } => {
                 let guard = held.take().ok_or_else(nothing)?;
                 Ok(guard.release().await? == Release::Released)
             }
             Self::Rslock { redis, held, .. } => {
-                // Its release does not say what it did.
+                // Its release does not report a result.
                 let lock = held.take().ok_or_else(nothing)?;
                 let value: Option<Vec<u8>> = redis::cmd("GET").arg(name).query_async(redis).await?;
                 let ours = value.as_deref() == Some(&lock.val);
@@ -149,7 +149,7 @@ async fn serve(args: &[String]) -> Result<(), Failure> {
     let mut lock = Lock::open(kind, format!("{host}:{port}")).await?;
     println!("ready");
     loop {
-        // Where it does not keep renewals waiting.
+        // On a thread of its own, so that renewals continue.
         let line = tokio::task::spawn_blocking(|| {
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).map(|_| line)
@@ -176,7 +176,7 @@ async fn serve(args: &[String]) -> Result<(), Failure> {
                 lock.repeat(name, period, millis(ttl)?).await?;
                 println!("done");
             }
-            _ => return Err(format!("told {line:?}, which is unknown").into()),
+            _ => return Err(format!("unknown command {line:?}").into()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The protocols as models, searched exhaustively for a bad end.
+//! The protocols as models, searched exhaustively for a violation.
 
 pub mod claim;
 pub mod quorum_token;

@@ -1,26 +1,27 @@
 //! Fencing tokens from a majority of independent nodes (the engine `redlock`), without clocks: any message may be lost,
-//! late or doubled, any lock may vanish at any moment, and nodes may lose their memory.
+//! late or duplicated, any lock may vanish at any moment, and nodes may lose their memory.
 //!
-//! A state holds what each node has and what it has said so far. An attempt decides on any majority of what was said to
-//! it, at any time: that covers answers that are lost and late. Requests of attempts that are over still arrive. Nodes
-//! are alike, so each state stands for all its orders of nodes.
+//! A state contains what each node has stored and answered so far. An attempt decides on any majority of the answers, at
+//! any time: that covers lost and late answers. Requests of attempts that have ended still arrive. Nodes are equal, so
+//! each state stands for all its permutations of nodes.
 
 use stateright::{Model, Property};
 
-/// What may differ from the protocol, each known to be wrong but the first.
+/// The protocol, and faults that can be built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// As it is.
+    /// The protocol without a fault.
     Right,
     /// The highest counter of a majority is the token, without a second round.
     NoWriteBack,
-    /// A node marks a token whatever its counter says.
+    /// A node marks a token without a look at its counter.
     MarkWithoutComparison,
-    /// A node marks a token that its counter has reached, by whatever attempt.
+    /// A node marks a token that its counter has reached for any attempt.
     MarkOfAnother,
-    /// A node that has lost its memory votes on as if nothing had happened.
+    /// A node that has lost its memory continues to vote.
     SilentRejoin,
-    /// It reads the counters of others before it votes, but does not wait until what began before the loss is over.
+    /// Such a node reads the counters of others before it votes, but does not wait for the end of attempts that began before
+    /// the loss.
     RejoinAfterReading,
 }
 
@@ -29,20 +30,20 @@ pub enum Variant {
 pub struct QuorumToken<const N: usize, const A: usize> {
     /// How many nodes must agree.
     pub quorum: usize,
-    /// How often in all a node may lose its memory.
+    /// How often nodes may lose their memory, in total.
     pub losses: u8,
-    /// Whether nodes that did come to vote again; else they stay away.
+    /// Whether such nodes vote again.
     pub rejoin: bool,
     /// How often each request to take a lock may arrive.
     pub arrivals: u8,
-    /// Whether a counter may also grow, and even vote, where the lock is taken (as it does on the way without scripts,
-    /// which sets the lock and draws a number in two steps), and whether attempts may hint at a higher counter.
+    /// Whether a counter may also grow, and even vote, while another attempt has the lock (as it does without scripts,
+    /// where the lock is set and the number drawn in two steps), and whether attempts may hint at a higher counter.
     pub jumps: bool,
-    /// What is wrong with it.
+    /// The fault that is built in.
     pub variant: Variant,
 }
 
-/// Everything there is.
+/// The state of the whole model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State<const N: usize, const A: usize> {
     nodes: [Node<A>; N],
@@ -52,7 +53,7 @@ pub struct State<const N: usize, const A: usize> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Node<const A: usize> {
-    /// The attempt that has the lock here, counted from 1; 0: it is free.
+    /// The attempt that has the lock at this node, counted from 1; 0 if the lock is free.
     key: u8,
     counter: u8,
     membership: Membership,
@@ -62,17 +63,17 @@ struct Node<const A: usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Membership {
     In,
-    /// Without memory; these attempts had begun before and are not over.
+    /// It has lost its memory; the attempts that were active at that moment, one bit each.
     Out(u8),
     /// It has read the counters of others.
     Read(u8),
 }
 
-/// What a node has heard from an attempt and said to it.
+/// What a node has received from an attempt and answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Said {
     arrivals: u8,
-    /// The vote; 0: none.
+    /// The vote; 0 for none.
     vote: u8,
     marked: bool,
 }
@@ -103,24 +104,24 @@ impl Phase {
 }
 
 impl Attempt {
-    /// Whether a node's vote matters (still).
+    /// Whether a node's vote still matters.
     fn hears(self, vote: u8) -> bool {
         self.phase == Phase::Asking || self.phase == Phase::Marking && vote == self.token
     }
 }
 
-/// What may happen.
+/// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The next attempt begins, with a hint or without.
     Begin(bool),
-    /// A request to take the lock arrives; `bool`: the counter grows and votes although it is taken.
+    /// A request for the lock arrives; if `true`, the counter grows and votes although another attempt has the lock.
     Ask(usize, usize, bool),
-    /// An attempt has seen a majority of votes: the highest, and whether they are the same.
+    /// An attempt has a majority of votes: the highest, and whether all are the same.
     Decide(usize, u8, bool),
     /// A request to mark arrives.
     Mark(usize, usize),
-    /// An attempt has seen a majority of marks.
+    /// An attempt has a majority of marks.
     Grant(usize),
     /// An attempt gives up.
     Fail(usize),
@@ -128,14 +129,14 @@ pub enum Action {
     Vanish(usize),
     /// A node loses its memory.
     Lose(usize),
-    /// It has read the counters of others, this being the highest.
+    /// It has read the counters of others; the highest.
     Read(usize, u8),
     /// It votes again.
     Join(usize),
 }
 
 impl<const N: usize, const A: usize> QuorumToken<N, A> {
-    /// The protocol with a majority, with everything that may go wrong.
+    /// The protocol without a fault, with every kind of failure.
     #[must_use]
     pub fn right(losses: u8, arrivals: u8) -> Self {
         Self {
@@ -148,13 +149,130 @@ impl<const N: usize, const A: usize> QuorumToken<N, A> {
         }
     }
 
-    /// The highest of any `count` of these values; each possible one once.
+    /// The possible maxima of any `count` of these values, each once.
     fn highest_of(mut values: Vec<u8>, count: usize) -> Vec<u8> {
         values.sort_unstable();
         let mut highest: Vec<u8> = values.get(count - 1..).unwrap_or_default().to_vec();
         highest.dedup();
         highest
     }
+
+    /// The requests of an attempt that may arrive at a node.
+    fn requests_of(&self, state: &State<N, A>, a: usize, actions: &mut Vec<Action>) {
+        let attempt = state.attempts[a];
+        for (n, node) in state.nodes.iter().enumerate() {
+            if node.membership != Membership::In {
+                continue;
+            }
+            if node.said[a].arrivals < self.arrivals {
+                actions.push(Action::Ask(a, n, false));
+                let taken = node.key != 0 && usize::from(node.key) != a + 1;
+                if self.jumps && taken {
+                    actions.push(Action::Ask(a, n, true));
+                }
+            }
+            if attempt.token > 0 && usize::from(node.key) == a + 1 {
+                actions.push(Action::Mark(a, n));
+            }
+        }
+    }
+
+    /// What an attempt may conclude from the answers that it has.
+    fn decisions_of(&self, state: &State<N, A>, a: usize, actions: &mut Vec<Action>) {
+        let phase = state.attempts[a].phase;
+        if phase == Phase::Asking {
+            let votes = state.nodes.iter().map(|node| node.said[a].vote);
+            let votes: Vec<u8> = votes.filter(|vote| *vote > 0).collect();
+            for highest in Self::highest_of(votes.clone(), self.quorum) {
+                let same = votes.iter().filter(|vote| **vote == highest).count();
+                if same >= self.quorum {
+                    actions.push(Action::Decide(a, highest, true));
+                }
+                let lower = votes.iter().filter(|vote| **vote < highest).count();
+                if lower > 0 && lower + same >= self.quorum {
+                    actions.push(Action::Decide(a, highest, false));
+                }
+            }
+        }
+        if phase == Phase::Marking {
+            let marks = state.nodes.iter().filter(|node| node.said[a].marked);
+            if marks.count() >= self.quorum {
+                actions.push(Action::Grant(a));
+            }
+        }
+        if phase.is_active() {
+            actions.push(Action::Fail(a));
+        }
+    }
+
+    /// What may happen to a node, and how it votes again after it has lost its memory.
+    fn actions_of_node(&self, state: &State<N, A>, n: usize, actions: &mut Vec<Action>) {
+        let node = &state.nodes[n];
+        match node.membership {
+            Membership::In => {
+                if node.key != 0 {
+                    actions.push(Action::Vanish(n));
+                }
+                if state.losses < self.losses {
+                    actions.push(Action::Lose(n));
+                }
+            }
+            Membership::Out(before) => {
+                let over =
+                    |a: usize| before & (1 << a) == 0 || !state.attempts[a].phase.is_active();
+                let waited = (0..A).all(over);
+                let hasty = self.variant == Variant::RejoinAfterReading;
+                if self.rejoin && (waited || hasty) {
+                    let members = state.nodes.iter();
+                    let members = members.filter(|node| node.membership == Membership::In);
+                    let counters = members.map(|node| node.counter).collect();
+                    // At least one of them is in every quorum that includes this node.
+                    let enough = N - self.quorum + 1;
+                    for highest in Self::highest_of(counters, enough) {
+                        actions.push(Action::Read(n, highest));
+                    }
+                }
+            }
+            Membership::Read(_) => actions.push(Action::Join(n)),
+        }
+    }
+
+    /// A request to mark the token arrives at a node.
+    fn mark(&self, node: &mut Node<A>, a: usize, attempt: Attempt) {
+        let own = node.said[a].vote == attempt.token || node.said[a].marked;
+        let marks = match self.variant {
+            Variant::MarkWithoutComparison => true,
+            Variant::MarkOfAnother => node.counter <= attempt.token,
+            _ => node.counter < attempt.token || node.counter == attempt.token && own,
+        };
+        if marks {
+            node.counter = node.counter.max(attempt.token);
+            node.said[a].marked |= attempt.phase == Phase::Marking;
+        }
+    }
+}
+
+impl<const A: usize> Node<A> {
+    /// The counter becomes the vote for an attempt, if that still counts votes.
+    fn vote(&mut self, a: usize, attempt: Attempt) {
+        if attempt.hears(self.counter) {
+            self.said[a].vote = self.counter;
+        }
+    }
+}
+
+/// The next attempt begins. `None` if all have begun.
+fn begin<const N: usize, const A: usize>(state: &mut State<N, A>, hints: bool) -> Option<()> {
+    let granted = state.attempts.iter().filter(|a| a.phase == Phase::Granted);
+    let floor = granted.map(|attempt| attempt.token).max().unwrap_or(0);
+    let counters = state.nodes.iter().map(|node| node.counter);
+    let highest = counters.max().unwrap_or(0);
+    let idle = |attempt: &&mut Attempt| attempt.phase == Phase::Idle;
+    let attempt = state.attempts.iter_mut().find(idle)?;
+    attempt.phase = Phase::Asking;
+    attempt.floor = floor;
+    attempt.hint = if hints { highest + 1 } else { 0 };
+    Some(())
 }
 
 impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
@@ -183,97 +301,20 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
             }
         }
         for (a, attempt) in state.attempts.iter().enumerate() {
-            if attempt.phase == Phase::Idle {
-                continue;
-            }
-            for (n, node) in state.nodes.iter().enumerate() {
-                if node.membership != Membership::In {
-                    continue;
-                }
-                if node.said[a].arrivals < self.arrivals {
-                    actions.push(Action::Ask(a, n, false));
-                    let taken = node.key != 0 && usize::from(node.key) != a + 1;
-                    if self.jumps && taken {
-                        actions.push(Action::Ask(a, n, true));
-                    }
-                }
-                if attempt.token > 0 && usize::from(node.key) == a + 1 {
-                    actions.push(Action::Mark(a, n));
-                }
-            }
-            if attempt.phase == Phase::Asking {
-                let votes = state.nodes.iter().map(|node| node.said[a].vote);
-                let votes: Vec<u8> = votes.filter(|vote| *vote > 0).collect();
-                for highest in Self::highest_of(votes.clone(), self.quorum) {
-                    let same = votes.iter().filter(|vote| **vote == highest).count();
-                    if same >= self.quorum {
-                        actions.push(Action::Decide(a, highest, true));
-                    }
-                    let lower = votes.iter().filter(|vote| **vote < highest).count();
-                    if lower > 0 && lower + same >= self.quorum {
-                        actions.push(Action::Decide(a, highest, false));
-                    }
-                }
-            }
-            if attempt.phase == Phase::Marking {
-                let marks = state.nodes.iter().filter(|node| node.said[a].marked);
-                if marks.count() >= self.quorum {
-                    actions.push(Action::Grant(a));
-                }
-            }
-            if attempt.phase.is_active() {
-                actions.push(Action::Fail(a));
+            if attempt.phase != Phase::Idle {
+                self.requests_of(state, a, actions);
+                self.decisions_of(state, a, actions);
             }
         }
-        for (n, node) in state.nodes.iter().enumerate() {
-            match node.membership {
-                Membership::In => {
-                    if node.key != 0 {
-                        actions.push(Action::Vanish(n));
-                    }
-                    if state.losses < self.losses {
-                        actions.push(Action::Lose(n));
-                    }
-                }
-                Membership::Out(before) => {
-                    let over =
-                        |a: usize| before & (1 << a) == 0 || !state.attempts[a].phase.is_active();
-                    let waited = (0..A).all(over);
-                    let hasty = self.variant == Variant::RejoinAfterReading;
-                    if self.rejoin && (waited || hasty) {
-                        let members = state.nodes.iter();
-                        let members = members.filter(|node| node.membership == Membership::In);
-                        let counters = members.map(|node| node.counter).collect();
-                        // So many that one of every quorum with this node is among them.
-                        let enough = N - self.quorum + 1;
-                        for highest in Self::highest_of(counters, enough) {
-                            actions.push(Action::Read(n, highest));
-                        }
-                    }
-                }
-                Membership::Read(_) => actions.push(Action::Join(n)),
-            }
+        for n in 0..N {
+            self.actions_of_node(state, n, actions);
         }
     }
 
     fn next_state(&self, last: &Self::State, action: Self::Action) -> Option<Self::State> {
         let mut state = last.clone();
         match action {
-            Action::Begin(hints) => {
-                let granted = last.attempts.iter().filter(|a| a.phase == Phase::Granted);
-                let floor = granted.map(|attempt| attempt.token).max().unwrap_or(0);
-                let highest = last
-                    .nodes
-                    .iter()
-                    .map(|node| node.counter)
-                    .max()
-                    .unwrap_or(0);
-                let idle = |attempt: &&mut Attempt| attempt.phase == Phase::Idle;
-                let attempt = state.attempts.iter_mut().find(idle)?;
-                attempt.phase = Phase::Asking;
-                attempt.floor = floor;
-                attempt.hint = if hints { highest + 1 } else { 0 };
-            }
+            Action::Begin(hints) => begin(&mut state, hints)?,
             Action::Ask(a, n, jumps) => {
                 let attempt = last.attempts[a];
                 let node = &mut state.nodes[n];
@@ -281,14 +322,10 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
                 if node.key == 0 || usize::from(node.key) == a + 1 {
                     node.key = a as u8 + 1;
                     node.counter = (node.counter + 1).max(attempt.hint);
-                    if attempt.hears(node.counter) {
-                        node.said[a].vote = node.counter;
-                    }
+                    node.vote(a, attempt);
                 } else if jumps {
                     node.counter += 1;
-                    if attempt.hears(node.counter) {
-                        node.said[a].vote = node.counter;
-                    }
+                    node.vote(a, attempt);
                 }
             }
             Action::Decide(a, highest, same) => {
@@ -296,20 +333,7 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
                 state.attempts[a].token = highest;
                 state.attempts[a].phase = if done { Phase::Granted } else { Phase::Marking };
             }
-            Action::Mark(a, n) => {
-                let attempt = last.attempts[a];
-                let node = &mut state.nodes[n];
-                let own = node.said[a].vote == attempt.token || node.said[a].marked;
-                let marks = match self.variant {
-                    Variant::MarkWithoutComparison => true,
-                    Variant::MarkOfAnother => node.counter <= attempt.token,
-                    _ => node.counter < attempt.token || node.counter == attempt.token && own,
-                };
-                if marks {
-                    node.counter = node.counter.max(attempt.token);
-                    node.said[a].marked |= attempt.phase == Phase::Marking;
-                }
-            }
+            Action::Mark(a, n) => self.mark(&mut state.nodes[n], a, last.attempts[a]),
             Action::Grant(a) => state.attempts[a].phase = Phase::Granted,
             Action::Fail(a) => state.attempts[a].phase = Phase::Failed,
             Action::Vanish(n) => state.nodes[n].key = 0,
@@ -352,7 +376,7 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
                 let mut granted = granted.filter(|a| a.phase == Phase::Granted);
                 granted.all(|attempt| attempt.token > attempt.floor)
             }),
-            // Or it would be easy to be safe.
+            // Without these, a protocol that grants nothing would pass.
             Property::sometimes("all are granted", |_, state: &State<N, A>| {
                 let mut attempts = state.attempts.iter();
                 attempts.all(|attempt| attempt.phase == Phase::Granted)
@@ -366,7 +390,7 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
     }
 }
 
-/// Drops what cannot matter any more, so that fewer states differ.
+/// Drops what no longer matters, so that fewer states differ.
 fn forget<const N: usize, const A: usize>(state: &mut State<N, A>) {
     for (a, attempt) in state.attempts.iter_mut().enumerate() {
         for node in &mut state.nodes {
@@ -379,7 +403,7 @@ fn forget<const N: usize, const A: usize>(state: &mut State<N, A>) {
             }
         }
         if attempt.phase == Phase::Granted {
-            // Kept for the property alone, at one node.
+            // Kept at one node, for the property alone.
             let marked = state.nodes.iter().any(|node| node.said[a].marked);
             for (n, node) in state.nodes.iter_mut().enumerate() {
                 node.said[a].marked = marked && n == 0;

@@ -1,14 +1,14 @@
-//! The protocol behind tokens from a majority: searched exhaustively at sizes that fit into a test run, and variants
-//! of it that the same model finds wrong. Larger sizes: `tools/models/examples/quorum_token.rs`.
+//! The protocol of tokens from a majority, searched exhaustively at sizes that fit into a test run, and variants in which
+//! the same model finds a fault. Larger sizes: `tools/models/examples/quorum_token.rs`.
 #![allow(clippy::unwrap_used)]
 
 use fencelock_models::quorum_token::{QuorumToken, Variant};
 use stateright::{Checker, Model};
 
-/// What must never be broken.
+/// The properties that must always hold.
 const ALWAYS: [&str; 2] = ["no token twice", "tokens follow time"];
 
-/// Searches to the end, and answers with the number of states.
+/// Searches exhaustively, and returns the number of states.
 fn holds<const N: usize, const A: usize>(model: QuorumToken<N, A>) -> usize {
     let checker = model.checker().threads(2).spawn_bfs().join();
     assert!(checker.is_done());
@@ -20,7 +20,8 @@ fn holds<const N: usize, const A: usize>(model: QuorumToken<N, A>) -> usize {
     checker.unique_state_count()
 }
 
-/// Nodes forget and come back, counters jump, hints, and every request may be late, lost, or come when its attempt is over.
+/// With losses of memory, jumps of counters and hints. Every request may be late, lost, or arrive after its attempt has
+/// ended.
 #[test]
 fn two_attempts_at_three_nodes_keep_tokens_in_order() {
     assert!(holds(QuorumToken::<3, 2>::right(1, 1)) > 1_000_000);
@@ -44,9 +45,9 @@ fn two_attempts_at_five_nodes_keep_tokens_in_order() {
     assert!(holds(model) > 400_000);
 }
 
-/// What is known to be wrong is found wrong, by the same model at the same size as the right one.
+/// The same model finds each fault at the same size.
 #[test]
-fn the_wrong_ones_are_found() {
+fn every_faulty_variant_is_found() {
     for variant in [
         Variant::NoWriteBack,
         Variant::MarkWithoutComparison,
@@ -60,7 +61,7 @@ fn the_wrong_ones_are_found() {
         };
         let checker = model.checker().threads(2).spawn_bfs().join();
         let found = ALWAYS.iter().find_map(|name| checker.discovery(name));
-        let path = found.unwrap_or_else(|| panic!("{variant:?} was not found wrong"));
+        let path = found.unwrap_or_else(|| panic!("{variant:?} was not found"));
         println!("{variant:?}: {} steps", path.into_actions().len());
     }
 }

@@ -1,4 +1,4 @@
-//! Certificates for servers that speak TLS, and for their clients; by the command `openssl`.
+//! Certificates for servers with TLS and for their clients, made by the command `openssl`.
 
 use std::process::Command;
 
@@ -6,15 +6,15 @@ use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::process::program;
 
-/// What servers here are called.
+/// The names of the servers.
 pub(crate) const HERE: &str = "DNS:localhost,IP:127.0.0.1";
 
-/// An authority of its own (`ca.crt`), and a certificate of it for the server (`server.crt`, `server.key`).
+/// Makes an authority (`ca.crt`) and its certificate for the server (`server.crt`, `server.key`).
 pub(crate) fn make_certificates(dir: &Dir) -> Result<()> {
     make_certificates_for(dir, HERE)
 }
 
-/// The same for a server with these names, such as `DNS:localhost`.
+/// The same, for a server with these names, such as `DNS:localhost`.
 pub(crate) fn make_certificates_for(dir: &Dir, names: &str) -> Result<()> {
     let ca = [
         "-subj",
@@ -31,7 +31,7 @@ pub(crate) fn make_certificates_for(dir: &Dir, names: &str) -> Result<()> {
     )
 }
 
-/// A certificate of the same authority for a client, a user of this name (`client.crt`, `client.key`).
+/// Makes a certificate of the same authority for a client with this user name (`client.crt`, `client.key`).
 pub(crate) fn make_client_certificate(dir: &Dir, user: &str) -> Result<()> {
     sign(dir, "client", &["-subj", &format!("/CN={user}")])
 }

@@ -1,6 +1,6 @@
-//! The wall clock of one server, set forward and back without touching the machine's. A small library, compiled when it is
-//! wanted, is preloaded into the server: redis-server, mariadbd, postgres and java go by it; programs that ask the kernel
-//! themselves (Go's) do not.
+//! The wall clock of one server, set forward and back without a change of the machine's clock. The server preloads a small
+//! library, which is compiled when it is needed. It works for redis-server, mariadbd, postgres and java, but not for
+//! programs that ask the kernel directly, such as those in Go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,12 +14,12 @@ use crate::process::program;
 
 const SOURCE: &str = include_str!("clock_shim.c");
 
-/// A wall clock that the servers started with [`ClockShim::env`] go by. It starts as the machine's own.
+/// The wall clock of the servers that are started with [`ClockShim::env`]. At first it equals the machine's clock.
 #[derive(Debug)]
 pub struct ClockShim {
     dir: Dir,
     file: File,
-    /// How far ahead of the machine's clock, in ns.
+    /// The offset from the machine's clock, in ns.
     ahead: Mutex<i64>,
 }
 
@@ -60,7 +60,7 @@ impl ClockShim {
         Ok(Arc::new(shim))
     }
 
-    /// What a server's environment needs for it to go by this clock.
+    /// The environment variables of a server that uses this clock.
     #[must_use]
     pub fn env(&self) -> [(&'static str, String); 2] {
         [
@@ -69,7 +69,7 @@ impl ClockShim {
         ]
     }
 
-    /// Sets the clock forward, from one moment to the next.
+    /// Sets the clock forward at once.
     ///
     /// # Errors
     /// If the offset cannot be written.
@@ -77,7 +77,7 @@ impl ClockShim {
         self.shift(nanos(by))
     }
 
-    /// Sets the clock back, from one moment to the next.
+    /// Sets the clock back at once.
     ///
     /// # Errors
     /// If the offset cannot be written.

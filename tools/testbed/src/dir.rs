@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use crate::failure::{Failure, Result};
 
-/// A fresh directory under the system's one for temporary files; removed with all it holds when dropped.
+/// A fresh temporary directory; removed with its content when dropped.
 #[derive(Debug)]
 pub struct Dir(PathBuf);
 
@@ -24,7 +24,7 @@ impl Dir {
             let path = std::env::temp_dir().join(format!("fencelock-{what}-{process}-{nanos}"));
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self(path)),
-                // Somebody was given the same nanosecond; the next one is ours.
+                // Another process has used the same nanosecond.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     let what = format!("make the directory {}", path.display());
@@ -34,13 +34,13 @@ impl Dir {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The path of `name` in it, as text: it is part of commands, configurations and URLs.
+    /// The path of `name` in it, as text for commands, configurations and URLs.
     #[must_use]
     pub fn join(&self, name: &str) -> String {
         self.0.join(name).to_string_lossy().into_owned()
@@ -49,7 +49,7 @@ impl Dir {
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        // Nobody could be told, and the system clears its temporary files some day.
+        // A failure cannot be reported here, and the system removes temporary files anyway.
         drop(fs::remove_dir_all(&self.0));
     }
 }

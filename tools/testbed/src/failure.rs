@@ -1,15 +1,15 @@
-//! Why a server could not be had.
+//! Why a server could not be started or used.
 
 use std::fmt;
 
 /// A [`Result`](std::result::Result) with a [`Failure`].
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// What went wrong, for the person who reads the test's output. `Debug` is the same text, so that `unwrap` shows it.
+/// What went wrong, for the output of a test. `Debug` is the same text, so that `unwrap` shows it.
 pub struct Failure(String);
 
 impl Failure {
-    /// A failure in words.
+    /// A failure with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

@@ -1,4 +1,4 @@
-//! As much of HTTP as servers under test want to hear.
+//! The part of HTTP that the servers under test need.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -10,12 +10,12 @@ use crate::failure::{Failure, Result};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The body of `path` at a port of 127.0.0.1.
+/// The body of a GET request to a port of 127.0.0.1.
 pub(crate) fn get(port: u16, path: &str) -> Result<String> {
     ask(port, &format!("GET {path} HTTP/1.0\r\n\r\n"), path)
 }
 
-/// The answer, in JSON, to a question in JSON.
+/// The answer to a POST request, both in JSON.
 pub(crate) fn post(port: u16, path: &str, token: Option<&str>, body: &Value) -> Result<Value> {
     let body = body.to_string();
     let token = token.map(|token| format!("Authorization: {token}\r\n"));

@@ -1,9 +1,8 @@
-//! Real servers for tests: started on free loopback ports in temporary directories, stopped, killed and restarted at
-//! will, and gone when their handle is dropped or the test process dies, however it dies. And a TCP proxy that delays,
-//! holds, loses and cuts what passes through it, and worker processes to be stopped and killed.
+//! Real servers for tests, on free loopback ports, in temporary directories. They can be stopped, killed and restarted, and
+//! they end when their handle is dropped or the test process ends in any way. Also a TCP proxy that delays, holds, loses
+//! and cuts connections, and worker processes that can be stopped and killed.
 //!
-//! One file per kind of server. Every call here blocks for milliseconds at most, unless it says otherwise, and needs no
-//! async runtime.
+//! Every call blocks for milliseconds at most, unless its description says otherwise, and needs no async runtime.
 
 mod certificates;
 mod clock_shim;

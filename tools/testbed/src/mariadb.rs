@@ -1,4 +1,4 @@
-//! One MariaDB server, and a replica of it.
+//! One MariaDB server, and replicas of it.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -18,10 +18,10 @@ const START: Duration = Duration::from_secs(30);
 
 const PACKAGE: &str = "mariadb-server";
 
-/// Its log files are small, so that a data directory is quickly copied.
+/// Small log files, so that a data directory is copied quickly.
 const LOG_SIZE: &str = "--innodb-log-file-size=8M";
 
-/// What a [`MariaDb`] is to be; made by [`MariaDb::builder`].
+/// The setup of a [`MariaDb`]; see [`MariaDb::builder`].
 #[derive(Debug, Default)]
 #[must_use = "nothing is started before `start`"]
 pub struct MariaDbBuilder {
@@ -38,19 +38,19 @@ impl MariaDbBuilder {
         self
     }
 
-    /// It goes by this clock instead of the machine's.
+    /// The server uses this clock instead of the machine's.
     pub fn clock(mut self, clock: &Arc<ClockShim>) -> Self {
         self.clock = Some(Arc::clone(clock));
         self
     }
 
-    /// The password of the user `lock`. Without one it has none.
+    /// The password of the user `lock`. There is none by default.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
     }
 
-    /// Offers TLS, with a certificate for `localhost` and 127.0.0.1 of an authority of its own ([`MariaDb::ca`]). Needs the
+    /// Offers TLS, with a certificate for `localhost` and 127.0.0.1 of its own authority ([`MariaDb::ca`]). Needs the
     /// command `openssl`.
     pub fn tls(self) -> Self {
         self.tls_for(HERE)
@@ -62,12 +62,12 @@ impl MariaDbBuilder {
         self
     }
 
-    /// Writes a binary log, so that it can have a [replica](MariaDb::replica).
+    /// The server writes a binary log, so that it can have a [replica](MariaDb::replica).
     pub fn replicated(self) -> Self {
         self.flag("log-bin=binlog").flag("server-id=1")
     }
 
-    /// Starts it, and waits until it answers. There is the user `lock`, which may do everything in the database `lock`.
+    /// Starts it, and waits until it answers. The user `lock` has all rights in the database `lock`.
     ///
     /// # Errors
     /// If MariaDB is not installed, or does not come up; then with the end of its log.
@@ -130,7 +130,7 @@ impl MariaDb {
         Self::builder().start()
     }
 
-    /// A server with more to it.
+    /// A server with options.
     pub fn builder() -> MariaDbBuilder {
         MariaDbBuilder::default()
     }
@@ -141,7 +141,7 @@ impl MariaDb {
         self.url_at(self.port(), "lock")
     }
 
-    /// The same by way of another port, such as that of a [`Proxy`](crate::Proxy), or in another database.
+    /// The same through another port, such as that of a [`Proxy`](crate::Proxy), or in another database.
     #[must_use]
     pub fn url_at(&self, port: u16, database: &str) -> String {
         match &self.asked.password {
@@ -156,7 +156,7 @@ impl MariaDb {
         self.port.number()
     }
 
-    /// The file with the certificate of the authority behind the server's own, if it [offers TLS](MariaDbBuilder::tls).
+    /// The file with the certificate of the authority that has signed the server's, if it [offers TLS](MariaDbBuilder::tls).
     #[must_use]
     pub fn ca(&self) -> String {
         self.dir.join("ca.crt")
@@ -168,8 +168,7 @@ impl MariaDb {
         (self.dir.join("client.crt"), self.dir.join("client.key"))
     }
 
-    /// Runs SQL as the administrator; the answer's rows a line each,
-    /// columns with tabs between them.
+    /// Runs SQL as the administrator. Returns one line per row, with tabs between columns.
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
@@ -177,14 +176,14 @@ impl MariaDb {
         let client = program("mariadb", "mariadb-client")?;
         let socket = self.dir.join("socket");
         run(Command::new(client)
-            // A socket needs no TLS, even if the server requires it. The client requires it from 11.4 on, unless told not to.
+            // A Unix socket needs no TLS, even if the server requires TLS. From 11.4 on the client requires TLS by default.
             .args(["--no-defaults", "--skip-ssl"])
             .args(["--batch", "--skip-column-names"])
             .args(["--connect-timeout=5", "--user=root", "--socket", &socket])
             .args(["--init-command=SET NAMES utf8mb4", "--execute", sql]))
     }
 
-    /// SIGSTOP: connections stay open and nothing answers.
+    /// SIGSTOP: connections stay open, and no request is answered.
     ///
     /// # Errors
     /// If it is not running.
@@ -192,7 +191,7 @@ impl MariaDb {
         self.process.pause()
     }
 
-    /// SIGCONT: it works off what has come in meanwhile.
+    /// SIGCONT: it answers the requests that have arrived in the meantime.
     ///
     /// # Errors
     /// If it is not running.
@@ -205,7 +204,7 @@ impl MariaDb {
         self.process.kill9();
     }
 
-    /// Starts it again on the same port as it was, killing it first if it runs.
+    /// Starts it again on the same port with its data. If it runs, it is killed first.
     ///
     /// # Errors
     /// As [`MariaDbBuilder::start`].
@@ -215,12 +214,12 @@ impl MariaDb {
         self.await_answer()
     }
 
-    /// Starts it again on the same port with the user and the database, and nothing else that it had.
+    /// Starts it again on the same port with the user and the empty database.
     ///
     /// # Errors
     /// As [`MariaDbBuilder::start`].
     pub fn restart_empty(&mut self) -> Result<()> {
-        // Before it answers anybody, so that nobody finds the database missing.
+        // Before it answers, so that no client finds the database missing.
         let empty = "DROP DATABASE `lock`;\nCREATE DATABASE `lock`;\n";
         let file = self.dir.join("empty.sql");
         fs::write(&file, empty).map_err(Failure::to("write a file for mariadbd"))?;
@@ -232,7 +231,7 @@ impl MariaDb {
     }
 
     /// Starts a read-only replica of this server, which must be [replicated](MariaDbBuilder::replicated), and waits until
-    /// it has all that this one has.
+    /// it has caught up.
     ///
     /// # Errors
     /// As [`MariaDbBuilder::start`].
@@ -255,10 +254,10 @@ impl MariaDb {
         Ok(replica)
     }
 
-    /// Waits until this replica has all that its primary has.
+    /// Waits until this replica has caught up with its primary.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If it does not catch up in time.
     pub fn follow(&self, primary: &Self) -> Result<()> {
         let at = primary.sql("SELECT @@gtid_binlog_pos")?;
         let limit = START.as_secs();
@@ -275,7 +274,7 @@ impl MariaDb {
         }
     }
 
-    /// Stops a replica's following, without making it writable.
+    /// Stops the replication on a replica, which stays read-only.
     ///
     /// # Errors
     /// If the server refuses.
@@ -283,7 +282,7 @@ impl MariaDb {
         self.sql("STOP SLAVE").map(drop)
     }
 
-    /// Makes a replica a server of its own that can be written to.
+    /// Promotes a replica to a primary.
     ///
     /// # Errors
     /// If the server refuses.
@@ -313,7 +312,7 @@ impl MariaDb {
         loop {
             let listens = is_open(&self.dir.join("socket"));
             let why = match listens.then(|| self.sql("SELECT @@port")) {
-                None => "nobody listens".to_owned(),
+                None => "no process listens".to_owned(),
                 Some(Ok(port)) if port == self.port().to_string() => return Ok(()),
                 Some(Ok(_)) => "another server answers on its socket".to_owned(),
                 Some(Err(error)) => error.to_string(),
@@ -326,7 +325,7 @@ impl MariaDb {
                     self.log()
                 )));
             }
-            // Nothing tells when a server listens: ask again.
+            // The server does not announce that it is ready.
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -355,10 +354,10 @@ fn template() -> Result<String> {
     install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
     install.args(["--auth-root-authentication-method=normal", LOG_SIZE]);
     install.arg(format!("--datadir={fresh}")).args(as_root());
-    // A server that starts deletes what it takes for temporary tables of its forerunner.
+    // A starting server deletes the files that it takes for old temporary tables.
     install.env("TMPDIR", dir.path());
     run(&mut install)?;
-    // Whoever comes first wins; the others' are as good, and not needed.
+    // Another process may have been first. Its template is the same.
     if let Err(error) = fs::rename(&fresh, &template)
         && !template.is_dir()
     {
@@ -367,7 +366,7 @@ fn template() -> Result<String> {
     Ok(path)
 }
 
-/// MariaDB runs as root only if it is told to.
+/// MariaDB runs as root only with an explicit option.
 fn as_root() -> Option<&'static str> {
     rustix::process::geteuid()
         .is_root()
@@ -391,17 +390,17 @@ fn launch(dir: &Dir, port: &Port, asked: &MariaDbBuilder) -> Result<Process> {
         .arg(format!("--datadir={}", dir.join("data")))
         .arg(format!("--socket={}", dir.join("socket")))
         .arg(format!("--pid-file={}", dir.join("pid")))
-        // In a shared one each server that starts clears away what it takes for its own.
+        // In a shared directory each starting server deletes the files of the others.
         .arg(format!("--tmpdir={}", dir.path().display()))
         .arg(format!("--port={}", port.number()))
         .args(["--bind-address=127.0.0.1", "--skip-name-resolve", LOG_SIZE])
         .args(["--innodb-buffer-pool-size=32M", "--performance-schema=OFF"])
         .args(["--max-connections=1000", "--character-set-server=utf8mb4"])
-        // From 11.4 on it makes a key of 4096 bits at each start unless it is told not to, which takes seconds.
+        // From 11.4 on the server makes a key of 4096 bits at each start by default, which takes seconds.
         .arg("--skip-ssl")
-        // A killed server loses nothing by it, and a machine that loses power loses its tests as well.
+        // A killed server loses nothing by this. A power loss would end the tests anyway.
         .arg("--innodb-flush-log-at-trx-commit=2")
-        // What was asked for comes last, and so wins.
+        // The last value of a setting counts.
         .args(&asked.flags)
         .current_dir(dir.path())
         .envs(asked.clock.iter().flat_map(|clock| clock.env()));

@@ -1,6 +1,6 @@
-//! The links between the members of an etcd cluster, each by way of a proxy that can cut one member off.
+//! The links between the members of an etcd cluster, through proxies that can cut one member off.
 //!
-//! Which member a connection comes from stands in the head of its first request.
+//! The head of the first request on a connection names the member that it comes from.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use crate::port::Port;
 #[derive(Debug)]
 pub(crate) struct Peers {
     shared: Arc<Shared>,
-    /// Where each member listens, and where the others find it.
+    /// Where each member listens, and where the others reach it.
     ports: Vec<(Port, Port)>,
 }
 
@@ -30,7 +30,7 @@ struct Shared {
 struct State {
     cut: HashSet<usize>,
     links: Vec<Link>,
-    /// The ids by which members name themselves, as far as they are known.
+    /// The ids of the members, as far as they are known.
     ids: Vec<Option<String>>,
 }
 
@@ -44,7 +44,7 @@ struct Link {
 impl Link {
     fn cut(&self) {
         for stream in &self.streams {
-            // It may be gone already.
+            // The connection may be closed already.
             drop(stream.shutdown(Shutdown::Both));
         }
     }
@@ -135,7 +135,7 @@ fn accept(listener: &TcpListener, to: usize, target: u16, shared: &Arc<Shared>) 
         }
         let Ok(stream) = stream else { continue };
         let shared = Arc::clone(shared);
-        // A connection that cannot be served is closed, and its member tries again.
+        // A connection that cannot be served is closed. The member connects again.
         std::thread::spawn(move || drop(serve(stream, to, target, &shared)));
     }
 }
@@ -144,7 +144,7 @@ fn serve(mut near: TcpStream, to: usize, target: u16, shared: &Shared) -> std::i
     let head = read_head(&mut near)?;
     let from = field(&head, "x-server-from");
     if let Some(id) = field(&head, "x-raft-to") {
-        // The one to whom it goes names it, too: that is how the ids become known.
+        // The request names its target, too: so the ids become known.
         shared.state().ids[to] = Some(id);
     }
     let mut far = TcpStream::connect((Ipv4Addr::LOCALHOST, target))?;
@@ -162,7 +162,7 @@ fn serve(mut near: TcpStream, to: usize, target: u16, shared: &Shared) -> std::i
     far.write_all(&head)?;
     let (mut back_from, mut back_to) = (far.try_clone()?, near.try_clone()?);
     let back = std::thread::spawn(move || {
-        // An end is an end, however it came.
+        // An error ends the copy like the end of the stream.
         drop(std::io::copy(&mut back_from, &mut back_to));
         drop(back_to.shutdown(Shutdown::Both));
         drop(back_from.shutdown(Shutdown::Both));
@@ -170,12 +170,11 @@ fn serve(mut near: TcpStream, to: usize, target: u16, shared: &Shared) -> std::i
     drop(std::io::copy(&mut near, &mut far));
     drop(far.shutdown(Shutdown::Both));
     drop(near.shutdown(Shutdown::Both));
-    // It only copies.
     drop(back.join());
     Ok(())
 }
 
-/// Everything up to the end of the first request's head, and what came with it.
+/// Reads up to the end of the head of the first request, and possibly more.
 fn read_head(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut head = Vec::new();

@@ -5,12 +5,11 @@ use std::os::unix::net::UnixStream;
 
 use crate::failure::{Failure, Result};
 
-/// Below the ports that the system hands to outgoing connections, which could take a port while its server is down.
+/// Below the range for outgoing connections, which could take a port while its server is down.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 19_000;
 
-/// A port on 127.0.0.1 that is free, and stays reserved against other tests, of this process and of others, until it is
-/// dropped: also while the server on it is down.
+/// A free port on 127.0.0.1. Until it is dropped, no other test of any process gets it, even while its server is down.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -24,7 +23,7 @@ impl Port {
     /// # Errors
     /// If there is none.
     pub fn free() -> Result<Self> {
-        // Processes begin at different places, so that they seldom meet.
+        // Processes begin at different ports, to collide less.
         let begin = std::process::id().wrapping_mul(7919);
         for step in 0..u32::from(COUNT) {
             let offset = begin.wrapping_add(step) % u32::from(COUNT);
@@ -52,7 +51,7 @@ impl Port {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 
-    /// A Unix socket without a file serves as the reservation: it is gone with this process, and nothing is left.
+    /// The reservation is an abstract Unix socket: it ends with this process and leaves no file.
     #[cfg(target_os = "linux")]
     fn reserve(number: u16) -> Option<Self> {
         use std::os::linux::net::SocketAddrExt;
@@ -72,8 +71,8 @@ impl Port {
     }
 }
 
-/// Whether nobody listens there. The probe does not listen either: a process that another thread is about to start has a copy
-/// of it for a moment, and a copy that listens would keep the server from its port.
+/// Whether no process listens on the port. The probe does not listen either: a process that another thread starts at this
+/// moment inherits a copy of it, and a listening copy would keep the server from its port.
 #[cfg(target_os = "linux")]
 fn is_free(number: u16) -> bool {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
@@ -89,7 +88,7 @@ fn is_free(number: u16) -> bool {
     probe().is_ok()
 }
 
-/// Whether somebody listens at a socket of the file system. Cheaper to ask than a server's own client, which is a process.
+/// Whether a process listens on a Unix socket. Cheaper than the server's client program.
 pub(crate) fn is_open(socket: &str) -> bool {
     UnixStream::connect(socket).is_ok()
 }
@@ -102,7 +101,7 @@ mod tests {
     use super::{Ipv4Addr, is_free};
 
     #[test]
-    fn where_somebody_listens_is_not_free() {
+    fn a_port_with_a_listener_is_not_free() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let number = listener.local_addr().unwrap().port();
         assert!(!is_free(number));

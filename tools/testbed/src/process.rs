@@ -1,4 +1,4 @@
-//! A child process that can be stopped, continued and killed by its own pid, and that never outlives this process.
+//! A child process that can be stopped, continued and killed, and that never outlives this process.
 
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -14,7 +14,7 @@ use crate::failure::{Failure, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended(pub ExitStatus);
 
-/// Where the child's input comes from and its output goes.
+/// The standard streams of the child.
 #[derive(Debug)]
 pub struct Streams {
     /// Standard input.
@@ -34,7 +34,7 @@ pub struct Process {
     stdout: Option<ChildStdout>,
 }
 
-/// `None` as long as the pid is the child's, running or not; nobody else can be given the pid until it is reaped.
+/// `None` until the child is reaped. Until then its pid is not reused.
 #[derive(Debug, Default)]
 struct Shared {
     ended: Mutex<Option<Ended>>,
@@ -48,8 +48,7 @@ impl Shared {
 }
 
 impl Process {
-    /// Starts `command`, with these streams instead of its own. On Linux the kernel kills it when this process dies,
-    /// however it dies.
+    /// Starts `command` with these streams. On Linux the kernel kills it when this process ends in any way.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -62,15 +61,15 @@ impl Process {
             .stdin(streams.stdin)
             .stdout(streams.stdout)
             .stderr(streams.stderr);
-        // A thread per child, which lives as long as the child does: the kernel's "die with your parent" means the
-        // parent's *thread*, and the caller's may be that of a test which shares its server with others.
+        // One thread per child that lives as long as the child: the kernel's parent-death signal follows the parent
+        // *thread*, and the caller's thread may be that of a test that shares its server with other tests.
         let nurse = {
             let shared = Arc::clone(&shared);
             move || match command.spawn() {
                 Ok(mut child) => {
                     let pid = Pid::from_child(&child);
                     let pipes = (child.stdin.take(), child.stdout.take());
-                    // The receiver waits below.
+                    // The receiver waits below, so this does not fail.
                     drop(tell.send(Ok((pid, pipes))));
                     reap(pid, child, &shared);
                 }
@@ -99,13 +98,13 @@ impl Process {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// SIGSTOP: it does nothing more, its connections stay open, and what is sent to it is buffered.
+    /// SIGSTOP: it stops, its connections stay open, and the kernel buffers what is sent to it.
     ///
     /// # Errors
     /// If it has ended.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
-        // The signal is sent, not yet taken: wait until every thread of it has stopped.
+        // The signal takes effect later: wait until every thread has stopped.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let stopped = waitid(WaitId::Pid(self.pid), options);
         stopped
@@ -113,7 +112,7 @@ impl Process {
             .map_err(Failure::to(format!("stop process {}", self.pid())))
     }
 
-    /// SIGCONT: it goes on, and works off what has come in meanwhile.
+    /// SIGCONT: it continues.
     ///
     /// # Errors
     /// If it has ended.
@@ -129,9 +128,9 @@ impl Process {
         self.signal(Signal::TERM)
     }
 
-    /// SIGKILL, and waits until it is gone. Nothing happens if it has ended already.
+    /// SIGKILL, and waits until it is gone. No effect if it has ended.
     pub fn kill9(&self) -> Ended {
-        // It fails if the process has ended, which is what is wanted.
+        // Fails only if the process has ended.
         drop(self.signal(Signal::KILL));
         let mut ended = self.shared.ended();
         loop {
@@ -170,7 +169,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        // Under the mutex, so that the pid is not reaped and given to somebody else meanwhile.
+        // Under the mutex, so that the child is not reaped and its pid reused in the meantime.
         let ended = self.shared.ended();
         if let Some(Ended(status)) = *ended {
             let pid = self.pid();
@@ -189,17 +188,17 @@ impl Drop for Process {
     }
 }
 
-/// Waits for the end of the child without reaping it, then reaps it while nobody can be signalling it.
+/// Waits for the end of the child, then reaps it under the mutex, so that no signal goes to a reused pid.
 fn reap(pid: Pid, mut child: Child, shared: &Shared) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while matches!(waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
     let mut ended = shared.ended();
-    // A child that cannot be waited for is no child of ours any more; there is no such case, and no status for it.
+    // Fails only for a process that is not our child, which does not happen.
     *ended = Some(Ended(child.wait().unwrap_or_default()));
     shared.reaped.notify_all();
 }
 
-/// Finds a program, as a shell would, or says how to install it.
+/// Finds a program in PATH. The failure says how to install it.
 pub(crate) fn program(name: &str, package: &str) -> Result<PathBuf> {
     in_path(name).ok_or_else(|| {
         Failure::new(format!(
@@ -214,7 +213,7 @@ fn in_path(name: &str) -> Option<PathBuf> {
     candidates.find(|candidate| candidate.is_file())
 }
 
-/// The same command under `setpriv --pdeathsig`, where there is one.
+/// The same command under `setpriv --pdeathsig`, if it is installed.
 fn dying_with_us(command: &Command) -> Command {
     let mut wrapped = match in_path("setpriv") {
         Some(setpriv) => {

@@ -1,4 +1,4 @@
-//! A TCP proxy in front of a port of 127.0.0.1 that delays, holds, loses and cuts.
+//! A TCP proxy before a port of 127.0.0.1 that delays, holds, loses and cuts connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use tokio::time::Instant;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
 
-/// What happens to bytes of one direction, and to its end of stream likewise. In order, whatever is set meanwhile.
+/// What happens to the bytes and to the end of the stream in one direction. The order of bytes never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
     /// They pass.
     #[default]
     Pass,
-    /// They pass, each this much later than it came.
+    /// They pass with this delay.
     Delay(Duration),
-    /// They are kept, and pass when another flow is set: also after their connection was closed by its sender.
+    /// They are held until another flow is set, even if the sender has closed the connection.
     Hold,
-    /// They are thrown away. A connection that lost bytes in one direction passes nothing in that direction any more,
-    /// as the network would not either.
+    /// They are lost. A connection that has lost bytes in one direction passes nothing more in that direction, like a
+    /// real network.
     Lose,
 }
 
@@ -34,7 +34,7 @@ pub enum Flow {
 struct Rules {
     requests: Flow,
     answers: Flow,
-    /// Connections that began before the number changed are reset.
+    /// A change of this number resets the connections that began before.
     cut: u64,
 }
 
@@ -52,7 +52,7 @@ enum Order {
     Accept(std::sync::mpsc::Sender<std::io::Result<()>>),
 }
 
-/// A proxy, on a thread of its own; ended, with all its connections, when dropped.
+/// A proxy on a thread of its own. It ends with all its connections when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     ports: Vec<Port>,
@@ -70,7 +70,7 @@ impl Proxy {
         Self::start_all(&[target])
     }
 
-    /// Starts a proxy with a port for each of several targets, on which the same happens to all.
+    /// Starts a proxy for several targets with a port for each. The same faults apply to all.
     ///
     /// # Errors
     /// As [`Proxy::start`].
@@ -144,10 +144,10 @@ impl Proxy {
         });
     }
 
-    /// Refuses new connections, or takes them again. Those that are open stay.
+    /// Refuses new connections, or accepts them again. Open connections stay.
     ///
     /// # Errors
-    /// If the port cannot be taken again.
+    /// If the port cannot be opened again.
     pub fn refuse(&self, refuse: bool) -> Result<()> {
         let (done, told) = std::sync::mpsc::channel();
         let order = if refuse {
@@ -166,25 +166,25 @@ impl Proxy {
         self.rules.send_modify(|rules| rules.cut += 1);
     }
 
-    /// How many connections there were so far.
+    /// The number of connections so far.
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.counters.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     #[must_use]
     pub fn open(&self) -> u64 {
         self.counters.open.load(Ordering::Relaxed)
     }
 
-    /// How many bytes came from clients so far.
+    /// The number of bytes from clients so far.
     #[must_use]
     pub fn request_bytes(&self) -> u64 {
         self.counters.requests.load(Ordering::Relaxed)
     }
 
-    /// How many bytes came from the server so far.
+    /// The number of bytes from the server so far.
     #[must_use]
     pub fn answer_bytes(&self) -> u64 {
         self.counters.answers.load(Ordering::Relaxed)
@@ -193,12 +193,12 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The port is closed when this returns; the connections follow. It fails only if the thread is gone already.
+        // The port is closed when this returns. The connections follow. Fails only if the thread has ended.
         drop(self.refuse(true));
     }
 }
 
-/// Accepts and obeys until the proxy is dropped.
+/// Accepts connections and executes orders until the proxy is dropped.
 async fn serve(
     ways: Vec<(u16, SocketAddr)>,
     rules: watch::Receiver<Rules>,
@@ -215,7 +215,7 @@ async fn serve(
             }
             Poll::Pending
         });
-        // The proxy may have stopped waiting for an answer; hence the ignored sends.
+        // A failed send means that the proxy no longer waits for the answer.
         tokio::select! {
             biased;
             order = orders.recv() => match order {
@@ -233,11 +233,11 @@ async fn serve(
                 }
             },
             (accepted, target) = accepted => {
-                // An error here is the client's: it went away before it was accepted.
+                // The client has closed the connection before it was accepted.
                 if let Ok((client, _)) = accepted {
                     counters.accepted.fetch_add(1, Ordering::Relaxed);
                     let counters = Arc::clone(&counters);
-                    // One that is cut before it has reached the server has begun, too.
+                    // A connection that is cut before it reaches the server counts, too.
                     let began = rules.borrow().cut;
                     tokio::spawn(connection((client, target), began, rules.clone(), counters));
                 }
@@ -263,12 +263,12 @@ async fn connection(
     counters: Arc<Counters>,
 ) {
     let Ok(mut server) = TcpStream::connect(target).await else {
-        // Nobody listens: the client sees what it would see without a proxy, a reset.
+        // No server listens: the client gets a reset, as without a proxy.
         drop(client.set_zero_linger());
         return;
     };
     for stream in [&client, &server] {
-        // Without it a small packet may wait for the one before; a delay that nobody asked for, but no harm.
+        // Without this option a small packet may wait for the previous one. That is only a delay.
         drop(stream.set_nodelay(true));
     }
     counters.open.fetch_add(1, Ordering::Relaxed);
@@ -295,14 +295,14 @@ async fn connection(
     };
     if cut {
         for stream in [&client, &server] {
-            // So that dropping it resets it. It fails only on a connection that is reset already.
+            // Dropping the connection resets it. Fails only on a connection that is already reset.
             drop(stream.set_zero_linger());
         }
     }
     counters.open.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// One direction: what is read goes into a queue, so that a held direction looks to its sender like a slow network.
+/// Copies one direction through a queue, so that a held direction looks like a slow network to its sender.
 async fn direction(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -315,7 +315,7 @@ async fn direction(
     let read = async move {
         let mut buffer = vec![0; 64 * 1024];
         loop {
-            // An error ends the stream like its regular end does.
+            // An error ends the stream like its regular end.
             let count = from.read(&mut buffer).await.unwrap_or(0);
             let chunk = (count > 0).then(|| buffer[..count].to_vec());
             bytes.fetch_add(count as u64, Ordering::Relaxed);
@@ -327,7 +327,7 @@ async fn direction(
     let write = async move {
         while let Some((came, chunk)) = queued.recv().await {
             if !may_pass(came, &mut rules, flow).await {
-                // Lost: this direction is silent from here on, until the connection is cut or the proxy dropped.
+                // Lost: this direction stays silent until the connection is cut or the proxy dropped.
                 std::future::pending::<()>().await;
             }
             let written = match chunk {
@@ -342,7 +342,7 @@ async fn direction(
     tokio::join!(read, write);
 }
 
-/// Waits until a chunk that came at `came` may pass; `false` if it is lost.
+/// Waits until a chunk that arrived at `came` may pass; `false` if it is lost.
 async fn may_pass(
     came: Instant,
     rules: &mut watch::Receiver<Rules>,

@@ -17,7 +17,7 @@ use crate::process::{Process, Streams, program};
 /// How long a server may take to answer after its start. It takes 10 ms on an idle machine.
 const START: Duration = Duration::from_secs(20);
 
-/// What a [`Redis`] is to be; made by [`Redis::builder`].
+/// The setup of a [`Redis`]; see [`Redis::builder`].
 #[derive(Debug, Default)]
 #[must_use = "nothing is started before `start`"]
 pub struct RedisBuilder {
@@ -31,13 +31,13 @@ pub struct RedisBuilder {
 }
 
 impl RedisBuilder {
-    /// It is a Sentinel.
+    /// The server is a Sentinel.
     pub(crate) fn sentinel(mut self) -> Self {
         self.sentinel = true;
         self
     }
 
-    /// Keeps an append-only file, so that a restart remembers; `fsync` is `always`, `everysec` or `no`.
+    /// The server keeps an append-only file, so that its data survives a restart; `fsync` is `always`, `everysec` or `no`.
     pub fn append_only(mut self, fsync: &str) -> Self {
         self.memory = true;
         self.config("appendonly", "yes")
@@ -61,20 +61,20 @@ impl RedisBuilder {
         self.config("user", &format!("{name} on >{password} {rights}"))
     }
 
-    /// Listens on a Unix socket, too.
+    /// Also listens on a Unix socket.
     pub fn unix_socket(mut self) -> Self {
         self.socket = true;
         self
     }
 
-    /// Listens with TLS, too, on another port, with a certificate for `localhost` and 127.0.0.1 of an authority of its
-    /// own ([`Redis::ca`]). Needs the command `openssl`.
+    /// Also listens with TLS on another port, with a certificate for `localhost` and 127.0.0.1 of its own authority
+    /// ([`Redis::ca`]). Needs the command `openssl`.
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// It goes by this clock instead of the machine's.
+    /// The server uses this clock instead of the machine's.
     pub fn clock(mut self, clock: &Arc<ClockShim>) -> Self {
         self.clock = Some(Arc::clone(clock));
         self
@@ -107,7 +107,7 @@ impl RedisBuilder {
             lines.push(format!("tls-ca-cert-file {}", dir.join("ca.crt")));
             lines.push("tls-auth-clients no".to_owned());
         }
-        // What was asked for comes last, and so wins.
+        // The last value of a setting counts.
         lines.extend(self.lines);
         let config = dir.join("redis.conf");
         let written = fs::write(&config, lines.join("\n"));
@@ -155,7 +155,7 @@ impl Redis {
         Self::builder().start()
     }
 
-    /// A server with more to it.
+    /// A server with options.
     pub fn builder() -> RedisBuilder {
         RedisBuilder::default()
     }
@@ -166,7 +166,7 @@ impl Redis {
         self.url_at(self.port())
     }
 
-    /// The same store's URL by way of another port, such as that of a [`Proxy`](crate::Proxy).
+    /// The same store's URL through another port, such as that of a [`Proxy`](crate::Proxy).
     #[must_use]
     pub fn url_at(&self, port: u16) -> String {
         match &self.password {
@@ -181,19 +181,19 @@ impl Redis {
         self.port.number()
     }
 
-    /// The port with TLS, if [`RedisBuilder::tls`] asked for one.
+    /// The port with TLS, if [TLS is on](RedisBuilder::tls).
     #[must_use]
     pub fn tls_port(&self) -> Option<u16> {
         self.tls_port.as_ref().map(Port::number)
     }
 
-    /// The file with the certificate of the authority behind the server's own.
+    /// The file with the certificate of the authority that has signed the server's.
     #[must_use]
     pub fn ca(&self) -> String {
         self.dir.join("ca.crt")
     }
 
-    /// The Unix socket that [`RedisBuilder::unix_socket`] asks for.
+    /// The path of the [Unix socket](RedisBuilder::unix_socket).
     #[must_use]
     pub fn socket(&self) -> String {
         self.dir.join(SOCKET)
@@ -211,7 +211,7 @@ impl Redis {
         self.process.pid()
     }
 
-    /// SIGSTOP: connections stay open and nothing answers.
+    /// SIGSTOP: connections stay open, and no request is answered.
     ///
     /// # Errors
     /// If it is not running.
@@ -219,7 +219,7 @@ impl Redis {
         self.process.pause()
     }
 
-    /// SIGCONT: it works off what has come in meanwhile.
+    /// SIGCONT: it answers the requests that have arrived in the meantime.
     ///
     /// # Errors
     /// If it is not running.
@@ -232,8 +232,8 @@ impl Redis {
         self.process.kill9();
     }
 
-    /// Starts it again on the same port, killing it first if it runs. It remembers what it had if it is
-    /// [append-only](RedisBuilder::append_only).
+    /// Starts it again on the same port. If it runs, it is killed first. Its data survives with an
+    /// [append-only file](RedisBuilder::append_only).
     ///
     /// # Errors
     /// As [`RedisBuilder::start`].
@@ -248,7 +248,7 @@ impl Redis {
         self.await_answer()
     }
 
-    /// Starts it again on the same port without anything that it had.
+    /// Starts it again on the same port without its data.
     ///
     /// # Errors
     /// As [`RedisBuilder::start`].
@@ -261,7 +261,7 @@ impl Redis {
         self.restart()
     }
 
-    /// Copies the files that it remembers by, as they are now, for [`Redis::restart_as_saved`].
+    /// Copies its data files, for [`Redis::restart_as_saved`].
     ///
     /// # Errors
     /// If it is not append-only, or the files cannot be copied.
@@ -270,7 +270,7 @@ impl Redis {
         copy_all(&files, &saved).map_err(Failure::to(format!("copy {files}")))
     }
 
-    /// Starts it again on the same port with the files as they were saved: whatever was acknowledged since is undone.
+    /// Starts it again on the same port with the saved files: everything that was acknowledged since is undone.
     ///
     /// # Errors
     /// If nothing was saved, and as [`RedisBuilder::start`].
@@ -281,7 +281,7 @@ impl Redis {
         self.restart()
     }
 
-    /// As a loss of power would: kills it, and cuts the last `bytes` off its append-only file.
+    /// Simulates a power loss: kills it, and cuts the last `bytes` off its append-only file.
     ///
     /// # Errors
     /// If it is not append-only.
@@ -313,7 +313,7 @@ impl Redis {
         command.query(&mut connection).map_err(Failure::to(what()))
     }
 
-    /// A connection of the default user, that blocks.
+    /// A blocking connection of the default user.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -333,7 +333,7 @@ impl Redis {
     fn await_answer(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
-            // Not the PING alone, which another server on this port would answer as well.
+            // A PING alone is not enough: another server on this port would answer it, too.
             let info = self.command::<String>(&["INFO"]);
             let ours = format!("process_id:{}\r", self.pid());
             let why = match info {
@@ -343,7 +343,7 @@ impl Redis {
                 {
                     return Ok(());
                 }
-                // It answers this before it has read its append-only file, and refuses everything else.
+                // The server answers PING before it has read its append-only file, and refuses everything else.
                 Ok(info) if info.contains(&ours) => "it is still loading".to_owned(),
                 Ok(_) => "another server answers on its port".to_owned(),
                 Err(error) => error.to_string(),
@@ -356,7 +356,7 @@ impl Redis {
                     self.log()
                 )));
             }
-            // Nothing tells when a server listens: ask again.
+            // The server does not announce that it is ready.
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -380,7 +380,7 @@ fn launch(server: &Path, dir: &Dir, clock: Option<&ClockShim>, sentinel: bool) -
     )
 }
 
-/// The file for a server's output, twice.
+/// Opens the log of a server, once for standard output and once for standard error.
 pub(crate) fn open_log(dir: &Dir, server: &str) -> Result<(File, File)> {
     let open = || {
         let log = File::options()
@@ -405,7 +405,7 @@ pub(crate) fn log(dir: &Dir) -> String {
     read().unwrap_or_else(|error| format!("(no log: {error})"))
 }
 
-/// Makes a directory that has these files and no others.
+/// Makes a directory with these files and no others.
 fn copy_all(from: &str, to: &str) -> std::io::Result<()> {
     if Path::new(to).exists() {
         fs::remove_dir_all(to)?;

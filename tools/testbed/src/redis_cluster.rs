@@ -5,13 +5,13 @@ use crate::port::Port;
 use crate::redis::Redis;
 use crate::redis_sentinel::until;
 
-/// How many slots there are.
+/// The number of slots.
 const SLOTS: usize = 16_384;
 
-/// A cluster of masters with as many replicas each; gone when dropped.
+/// A cluster of masters with the same number of replicas each; killed when dropped.
 #[derive(Debug)]
 pub struct RedisCluster {
-    /// The masters at first, then their replicas in the same order.
+    /// The initial masters, then their replicas in the same order.
     nodes: Vec<Redis>,
     masters: usize,
     password: String,
@@ -19,7 +19,7 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Starts it, and waits until every node says that all is well: about two seconds. A master that does not answer for
+    /// Starts it, and waits until every node reports that the cluster is up: about two seconds. A master that does not answer for
     /// `node_timeout` (in ms) is replaced. With `fsync` the nodes keep append-only files.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl RedisCluster {
         Ok(cluster)
     }
 
-    /// The store's URL: with the addresses of all masters that were masters at first.
+    /// The store's URL with the addresses of all initial masters.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_with(&self.password)
@@ -95,13 +95,13 @@ impl RedisCluster {
         format!("redis+cluster://:{password}@{}", hosts.join(","))
     }
 
-    /// The nodes: those that were masters at first, then their replicas in the same order.
+    /// The nodes: the initial masters, then their replicas in the same order.
     #[must_use]
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
     }
 
-    /// The nodes, to be restarted.
+    /// The nodes, mutable, for a restart.
     pub fn nodes_mut(&mut self) -> &mut [Redis] {
         &mut self.nodes
     }
@@ -127,7 +127,7 @@ impl RedisCluster {
                 }
                 let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"])?;
                 if slots.is_empty() {
-                    return Err(Failure::new("nobody has slots"));
+                    return Err(Failure::new("no node has slots"));
                 }
                 let info: String = node.command(&["INFO", "replication"])?;
                 let online = info.matches("state=online").count();
@@ -142,10 +142,10 @@ impl RedisCluster {
         })
     }
 
-    /// The node that has a slot, as `witness` says.
+    /// The node that has a slot, according to `witness`.
     ///
     /// # Errors
-    /// If it does not answer, or nobody has the slot.
+    /// If it does not answer, or no node has the slot.
     pub fn owner(&self, witness: usize, slot: u16) -> Result<usize> {
         type Range = (u16, u16, redis::Value);
         let rows: Vec<Vec<redis::Value>> = self.nodes[witness].command(&["CLUSTER", "SLOTS"])?;
@@ -166,10 +166,10 @@ impl RedisCluster {
             let found = self.nodes.iter().position(|node| node.port() == port);
             return found.ok_or_else(|| Failure::new(format!("port {port} is none of ours")));
         }
-        Err(Failure::new(format!("nobody has the slot {slot}")))
+        Err(Failure::new(format!("no node has the slot {slot}")))
     }
 
-    /// Begins to move a slot: keys may be on either side from now on.
+    /// Begins to move a slot: from now on keys may be on either node.
     ///
     /// # Errors
     /// If a node refuses.
@@ -179,7 +179,7 @@ impl RedisCluster {
         self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target])
     }
 
-    /// Moves all keys of a slot that is on its way.
+    /// Moves all keys of a slot that is being moved.
     ///
     /// # Errors
     /// If a node refuses.
@@ -198,7 +198,7 @@ impl RedisCluster {
         }
     }
 
-    /// Ends the move of a slot: it is the target's.
+    /// Ends the move of a slot: it belongs to the target.
     ///
     /// # Errors
     /// If a node refuses.
@@ -210,7 +210,7 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// Waits until another node than `before` has the slot and serves it, as `witness` says.
+    /// Waits until another node than `before` has the slot and serves it, according to `witness`.
     ///
     /// # Errors
     /// If that takes too long.

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use crate::failure::{Failure, Result};
 use crate::redis::Redis;
 
-/// What the Sentinels call the master.
+/// The Sentinels' name of the master.
 const NAME: &str = "main";
 
 /// How long discovery, a fail-over or a synchronisation may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a [`RedisSentinel`] is to be; made by [`RedisSentinel::builder`].
+/// The setup of a [`RedisSentinel`]; see [`RedisSentinel::builder`].
 #[derive(Debug)]
 #[must_use = "nothing is started before `start`"]
 pub struct RedisSentinelBuilder {
@@ -22,14 +22,14 @@ pub struct RedisSentinelBuilder {
 }
 
 impl RedisSentinelBuilder {
-    /// Servers and Sentinels listen with TLS, too, as [`RedisBuilder::tls`](crate::RedisBuilder::tls) says; among
-    /// themselves they speak without.
+    /// Servers and Sentinels also listen with TLS; see [`RedisBuilder::tls`](crate::RedisBuilder::tls). Among themselves
+    /// they do not use it.
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// For how long the master must not answer before it is taken for down; half a second otherwise.
+    /// How long the master may be silent before it counts as down. Half a second by default.
     pub fn down_after(mut self, time: Duration) -> Self {
         self.down_after = time;
         self
@@ -47,7 +47,7 @@ impl RedisSentinelBuilder {
         self
     }
 
-    /// Starts one master, two replicas and three Sentinels, and waits until all know of each other: about two seconds.
+    /// Starts one master, two replicas and three Sentinels, and waits until all know each other: about two seconds.
     ///
     /// # Errors
     /// If redis-server is not installed, or one of them does not come up.
@@ -103,7 +103,7 @@ impl RedisSentinelBuilder {
     }
 }
 
-/// A master, two replicas and three Sentinels; gone when dropped.
+/// A master, two replicas and three Sentinels; killed when dropped.
 #[derive(Debug)]
 pub struct RedisSentinel {
     servers: Vec<Redis>,
@@ -112,7 +112,7 @@ pub struct RedisSentinel {
 }
 
 impl RedisSentinel {
-    /// Without memory, with a password.
+    /// A group with options. By default it keeps no files and has a password.
     pub fn builder() -> RedisSentinelBuilder {
         RedisSentinelBuilder {
             down_after: Duration::from_millis(500),
@@ -125,12 +125,12 @@ impl RedisSentinel {
     /// As [`RedisSentinelBuilder::start`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RedisSentinelBuilder::start`].
     pub fn start() -> Result<Self> {
         Self::builder().start()
     }
 
-    /// The store's URL. The file with the Sentinels' password is that of the servers.
+    /// The store's URL. The Sentinels have the password of the servers.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_with(&self.password)
@@ -155,18 +155,18 @@ impl RedisSentinel {
     #[must_use]
     pub fn password_file(&self) -> String {
         let path = self.sentinels[0].dir().join("password");
-        // It is in a directory of ours; a failure shows when it is read.
+        // A failure shows when the file is read.
         drop(std::fs::write(&path, &self.password));
         path.to_string_lossy().into_owned()
     }
 
-    /// The servers: the first was the master at first.
+    /// The servers. The first is the initial master.
     #[must_use]
     pub fn servers(&self) -> &[Redis] {
         &self.servers
     }
 
-    /// The servers, to be restarted.
+    /// The servers, mutable, for a restart.
     pub fn servers_mut(&mut self) -> &mut [Redis] {
         &mut self.servers
     }
@@ -177,7 +177,7 @@ impl RedisSentinel {
         &self.sentinels
     }
 
-    /// Which of the servers is the master, as most of the Sentinels say.
+    /// The master, according to most of the Sentinels.
     ///
     /// # Errors
     /// If they do not answer, or disagree.
@@ -196,7 +196,7 @@ impl RedisSentinel {
         most.ok_or_else(|| Failure::new(format!("the Sentinels disagree: {votes:?}")))
     }
 
-    /// Waits until another server than `before` is the master, and answers as one.
+    /// Waits until a server other than `before` is the master and answers as one.
     ///
     /// # Errors
     /// If that takes too long.
@@ -214,7 +214,7 @@ impl RedisSentinel {
         })
     }
 
-    /// Waits until the master has both replicas, in step, and every Sentinel knows all of them.
+    /// Waits until both replicas are in sync with the master and every Sentinel knows all servers.
     ///
     /// # Errors
     /// If that takes too long.
@@ -239,7 +239,7 @@ impl RedisSentinel {
         })
     }
 
-    /// Cuts the replicas off from the master, which goes on: nothing reaches them any more. They may be promoted still.
+    /// Cuts the replicas off from the master, which continues to run. They may still be promoted.
     ///
     /// # Errors
     /// If one of them does not answer.
@@ -263,25 +263,25 @@ impl RedisSentinel {
     /// Ends [`RedisSentinel::cut_replication`], on all servers that run.
     pub fn mend_replication(&self) {
         for server in &self.servers {
-            // One that does not run needs no mending.
+            // A server that does not run needs no repair.
             drop(server.command::<()>(&["CONFIG", "SET", "masterauth", &self.password]));
         }
     }
 
-    /// Starts a server that was killed again, as a replica of the present master.
+    /// Starts a killed server again as a replica of the present master.
     ///
     /// # Errors
     /// If it does not come up.
     pub fn rejoin(&mut self, at: usize) -> Result<()> {
         let master = self.servers[self.master()?].port().to_string();
         self.servers[at].restart()?;
-        // Sentinels have servers write down their configuration, and so what `cut_replication` did to it.
+        // Sentinels make servers store their configuration, with the change of `cut_replication`.
         self.mend_replication();
         self.servers[at].command::<()>(&["REPLICAOF", "127.0.0.1", &master])
     }
 }
 
-/// Asks again and again; nothing tells.
+/// Polls until a condition is true.
 pub(crate) fn until<T>(what: &str, mut done: impl FnMut() -> Result<T>) -> Result<T> {
     let begin = Instant::now();
     loop {

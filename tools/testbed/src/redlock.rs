@@ -1,4 +1,4 @@
-//! Independent redis-servers of which a majority decides.
+//! Independent redis-servers for Redlock.
 
 use std::sync::Arc;
 
@@ -6,8 +6,7 @@ use crate::clock_shim::ClockShim;
 use crate::failure::{Failure, Result};
 use crate::redis::{Redis, RedisBuilder};
 
-/// Some servers that know nothing of each other, seen long ago (see [`seen_long_ago`]), so that they vote; gone when
-/// dropped.
+/// Independent servers that vote at once (see [`seen_long_ago`]); killed when dropped.
 #[derive(Debug)]
 pub struct Redlock {
     nodes: Vec<Redis>,
@@ -15,7 +14,7 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// So many, without passwords.
+    /// Starts `count` servers without passwords.
     ///
     /// # Errors
     /// If redis-server is not installed, or one of them does not come up.
@@ -23,7 +22,7 @@ impl Redlock {
         Self::start_each(count, |_| Redis::builder())
     }
 
-    /// So many, each as `builder` says for its number.
+    /// Starts `count` servers, each with its own setup.
     ///
     /// # Errors
     /// As [`Redlock::start`].
@@ -36,7 +35,7 @@ impl Redlock {
         Ok(Self { nodes, clocks })
     }
 
-    /// So many, each with a clock of its own that can be set.
+    /// Starts `count` servers, each with a clock of its own that can be set.
     ///
     /// # Errors
     /// As [`Redlock::start`], or if a clock cannot be made.
@@ -54,7 +53,7 @@ impl Redlock {
         self.url_at(self.nodes.iter().map(Redis::port))
     }
 
-    /// The same store's URL by way of other ports, one for each node, such as those of proxies.
+    /// The same store's URL through other ports, one for each node, such as those of proxies.
     #[must_use]
     pub fn url_at(&self, ports: impl IntoIterator<Item = u16>) -> String {
         let hosts = self.nodes.iter().zip(ports);
@@ -68,20 +67,20 @@ impl Redlock {
         &self.nodes
     }
 
-    /// The servers, to be started again.
+    /// The servers, mutable, for a restart.
     pub fn nodes_mut(&mut self) -> &mut [Redis] {
         &mut self.nodes
     }
 
-    /// Their clocks; none, unless they were [asked for](Redlock::start_with_clocks).
+    /// Their clocks; empty without [clocks of their own](Redlock::start_with_clocks).
     #[must_use]
     pub fn clocks(&self) -> &[Arc<ClockShim>] {
         &self.clocks
     }
 }
 
-/// The engine keeps a server that it has not seen before from voting, half a minute by default, and notes at the server
-/// since when it is seen. This makes it long ago, so that a test can begin.
+/// Lets a server vote at once. The engine does not let a new server vote for a while, half a minute by default, and stores
+/// on the server when it was first seen. This sets that time long ago.
 ///
 /// # Errors
 /// If the server does not answer.
@@ -92,7 +91,7 @@ pub fn seen_long_ago(node: &Redis, database: u32) -> Result<()> {
         .find_map(|line| line.strip_prefix("run_id:"))
         .ok_or_else(|| Failure::new("a redis-server without a run id"))?;
     let since = format!("{run}:1");
-    // A day before the machine was started.
+    // A day before the machine was booted.
     let watch = format!("{}=-86400000,", machine()?);
     let noted = node.connect().and_then(|mut connection| {
         let mut commands = redis::pipe();
@@ -109,7 +108,7 @@ pub fn seen_long_ago(node: &Redis, database: u32) -> Result<()> {
     noted.map_err(Failure::to("note since when a server is seen"))
 }
 
-/// This machine as clients know it: its boot, and the time namespace.
+/// The identity of this machine for clients: its boot id, and the time namespace.
 fn machine() -> Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.map_err(Failure::to("read the machine's boot id"))?;

@@ -1,4 +1,4 @@
-//! A worker process: it is told what to do by lines on its standard input and answers by lines on its standard output.
+//! A worker process: it reads commands as lines from its standard input, and answers with lines on its standard output.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, Command, Stdio};
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use crate::failure::{Failure, Result};
 use crate::process::{Process, Streams};
 
-/// A worker; killed when dropped. Its standard error is this process's own.
+/// A worker; killed when dropped. It shares the standard error of this process.
 #[derive(Debug)]
 pub struct Worker {
     process: Process,
@@ -35,7 +35,7 @@ impl Worker {
         let stdout = stdout.ok_or_else(|| Failure::new("the worker has no standard output"))?;
         let (tell, lines) = mpsc::unbounded_channel();
         let read = move || {
-            // Ends with the worker's output, or when nobody listens any more.
+            // Ends with the worker's output, or when the receiver is dropped.
             for line in BufReader::new(stdout)
                 .lines()
                 .map_while(std::io::Result::ok)
@@ -54,7 +54,7 @@ impl Worker {
         })
     }
 
-    /// The process: to be paused, resumed, killed.
+    /// The process, to pause, resume and kill it.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.process
@@ -96,8 +96,8 @@ impl Worker {
         self.lines.recv().await
     }
 
-    /// Takes the lines away, for somebody else to read while the process is paused and killed from here; there are none
-    /// here then.
+    /// Takes the receiver of lines, so that another task can read them while this handle pauses and kills the process.
+    /// Afterwards this handle receives no lines.
     pub fn take_lines(&mut self) -> mpsc::UnboundedReceiver<String> {
         std::mem::replace(&mut self.lines, mpsc::unbounded_channel().1)
     }

@@ -1,4 +1,4 @@
-//! MariaDB servers that start, stop, die and are replaced.
+//! MariaDB servers that start, stop, crash and are replaced.
 
 use fencelock_testbed::MariaDb;
 

@@ -1,4 +1,4 @@
-//! PostgreSQL servers that start, stop, die and are replaced.
+//! PostgreSQL servers that start, stop, crash and are replaced.
 
 use std::time::Instant;
 

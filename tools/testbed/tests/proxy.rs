@@ -35,7 +35,7 @@ impl Client {
         self.0.write_all(text.as_bytes()).unwrap();
     }
 
-    /// What comes within `limit`; `None` if nothing does.
+    /// What arrives within `limit`; `None` if nothing does.
     fn hear(&mut self, length: usize, limit: Duration) -> Option<String> {
         self.0.set_read_timeout(Some(limit)).unwrap();
         let mut buffer = vec![0; length];

@@ -1,4 +1,4 @@
-//! A redis-server in every situation that the testbed offers.
+//! Tests of everything that the testbed does with a redis-server.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ fn many_at_once_have_ports_of_their_own() {
             .map(|thread| thread.join().unwrap())
             .collect::<Vec<_>>()
     });
-    // The threads that started them are gone; the servers are not.
+    // The threads that started the servers have ended. The servers still run.
     let mut ports: Vec<u16> = servers.iter().map(Redis::port).collect();
     for (i, redis) in servers.iter().enumerate() {
         redis
@@ -79,7 +79,7 @@ fn a_loss_of_power_takes_the_last_writes() {
 }
 
 #[test]
-fn paused_it_does_not_answer_and_resumed_it_does_what_came_meanwhile() {
+fn a_paused_server_answers_after_it_is_resumed() {
     let redis = Redis::start().unwrap();
     let mut connection = redis.connect().unwrap();
     connection
@@ -154,7 +154,7 @@ fn goes_by_a_clock_that_is_set_forward_and_back() {
     clock.forward(hour).unwrap();
     assert!((ahead(&redis) - 3600).abs() <= 60, "{}", ahead(&redis));
     assert!(!redis.command::<bool>(&["EXISTS", "lock"]).unwrap());
-    // It stays as it is set when the server is started anew.
+    // The offset survives a restart of the server.
     redis.restart_empty().unwrap();
     assert!((ahead(&redis) - 3600).abs() <= 60, "{}", ahead(&redis));
     redis

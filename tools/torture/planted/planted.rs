@@ -1,8 +1,8 @@
-//! Three bugs that were planted in the core and in the engines for Redis; torture must find each, and nothing without them.
+//! Three bugs that are planted in the core and in the engines for Redis. Torture must find each, and nothing without them.
 //!
-//! They are compiled in by `--cfg fencelock_planted` alone. This program builds itself a second time with that, by way of
-//! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs for the crates of this workspace only: so what they depend on is not built
-//! anew. The wrapper is this program, too; and with the bugs inside it is `fencelock torture`.
+//! Only `--cfg fencelock_planted` compiles them in. This program builds itself a second time with that option, through
+//! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs only for the crates of this workspace: so the dependencies are not built
+//! again. The wrapper is this program, too, and with the bugs inside it is `fencelock torture`.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-/// A bug, the run that finds it, and the rules of which it breaks at least one.
+/// A bug, the run that finds it, and rules of which at least one is broken.
 struct Bug {
     name: &'static str,
     run: &'static str,
@@ -31,7 +31,7 @@ const BUGS: &[Bug] = &[
     Bug {
         name: "release-without-owner-check",
         run: "--start redis --faults none --ttl 300ms --overstay 100 --names 4 --time 3s",
-        // Whoever is robbed ends its belief with its release, or is told when it renews, whichever comes first.
+        // A holder whose lock was released by another learns it at its release or at its renewal.
         breaks: &["exclusion", "loss-first", "kept"],
     },
     Bug {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// As cargo's wrapper: the compiler, with the bugs.
+/// As cargo's wrapper: runs the compiler with the bugs.
 fn compile(args: &[OsString]) -> ExitCode {
     let Some((rustc, args)) = args.split_first() else {
         return ExitCode::FAILURE;
@@ -83,7 +83,7 @@ fn show() -> Result<(), String> {
     let begin = Instant::now();
     let program = build()?;
     println!("built with the bugs in {:?}", begin.elapsed());
-    // Without any of them switched on, and then with each.
+    // First with all bugs off, then with each.
     for planted in [false, true] {
         let program = &program;
         let ran: Vec<_> = thread::scope(|scope| {
@@ -127,13 +127,13 @@ fn show() -> Result<(), String> {
 /// This program with the bugs inside.
 fn build() -> Result<PathBuf, String> {
     let this = env::current_exe().map_err(|error| error.to_string())?;
-    // It lies in TARGET/debug/deps.
+    // It is in TARGET/debug/deps.
     let target = this
         .ancestors()
         .nth(3)
         .ok_or("this program lies in no target directory")?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // What cargo told this program of its package: where a build script depends on it, much would be built anew.
+    // Cargo's variables about this package: a build script that depends on them would run again.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if ["CARGO_PKG_", "CARGO_MANIFEST_"]
@@ -144,7 +144,7 @@ fn build() -> Result<PathBuf, String> {
         }
     }
     let built = cargo
-        // As the whole suite is built, so that all else is there already.
+        // With the features of the whole suite, so that everything else is already built.
         .args([
             "test",
             "--workspace",
@@ -185,7 +185,7 @@ fn build() -> Result<PathBuf, String> {
     }
 }
 
-/// Which promises were broken.
+/// The rules whose promises were broken.
 fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> {
     let mut command = Command::new(program);
     command

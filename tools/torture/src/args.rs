@@ -12,13 +12,13 @@ use tokio::task::JoinSet;
 
 use crate::history::History;
 use crate::run::{Place, Settings};
-use crate::{Harm, Relaunch, Verdict, Violation, Whom, beds, check, report, run, scenario};
+use crate::{FaultKind, Relaunch, Verdict, Violation, Whom, check, report, run, scenario, stores};
 
 /// The command line of this crate's own program.
 #[derive(Debug, clap::Parser)]
 #[command(
     name = "fencelock-torture",
-    about = "Put a store under faults, and check what its clients believed"
+    about = "Inject faults into a store and check what its clients believed"
 )]
 struct Program {
     /// The store, if none is started
@@ -29,7 +29,7 @@ struct Program {
     args: Args,
 }
 
-/// The tests' own way to `fencelock torture`, and that of docs/torture.md's table.
+/// The program that the tests and the table of docs/torture.md use.
 pub async fn program() -> ExitCode {
     let Program { store, args } = clap::Parser::parse();
     match command(&args, &store, &[]).await {
@@ -42,55 +42,55 @@ pub async fn program() -> ExitCode {
     }
 }
 
-/// What to torture, how, and what to tell of it.
+/// The options of `fencelock torture`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Start a store of this kind and harm its servers, too; without it the store is --store's, and only clients and their
-    /// connections suffer
+    /// Start a store of this kind, and inject faults into its servers, too. Without this option only the clients of the
+    /// store of --store and their connections have faults
     #[arg(long, value_name = "ENGINE", conflicts_with_all = ["check", "list"])]
     start: Option<String>,
 
-    /// For how long
+    /// The duration of the run
     #[arg(long, value_name = "DUR", default_value = "20s")]
     time: String,
 
-    /// End earlier, once there were so many grants
+    /// End earlier, after this many grants
     #[arg(long, value_name = "N")]
     grants: Option<usize>,
 
-    /// How many worker processes
+    /// The number of worker processes
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: u32,
 
-    /// How many tasks in each
+    /// The number of tasks in each process
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     tasks: u32,
 
-    /// On how many locks
+    /// The number of locks
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     names: u32,
 
-    /// The lease
+    /// The ttl of the locks
     #[arg(long, value_name = "DUR", default_value = "1s")]
     ttl: String,
 
-    /// How long most holds last at most
+    /// The maximum duration of most holds
     #[arg(long, value_name = "DUR", default_value = "3ms")]
     hold: String,
 
-    /// Of 1000 holds, how many go on past the end of their lease without renewal
+    /// How many of 1000 holds continue past the end of their lease without a renewal
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
     overstay: u32,
 
-    /// The faults, with commas between them; `all` for all that the store allows, `none` for none
+    /// The faults, separated by commas; `all` for all that the store supports, `none` for none
     #[arg(long, value_name = "FAULTS", default_value = "all")]
     faults: String,
 
-    /// How many faults there may be at once
+    /// The maximum number of faults at the same time
     #[arg(long, value_name = "N", default_value_t = 2)]
     together: usize,
 
-    /// The seed of chance [default: a new one, which is told]
+    /// The seed of the random numbers [default: a new one, which is printed]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
@@ -102,16 +102,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<String>,
 
-    /// Judge a history that --json printed, instead of making one
+    /// Check a history that --json has printed, instead of a new run
     #[arg(long, value_name = "FILE")]
     check: Option<String>,
 
-    /// Run each fault by itself and then all together, on the store of --start or else on every kind, and print a table
+    /// Run each fault alone and then all together, on the store of --start or on every kind, and print a table
     #[arg(long, conflicts_with_all = ["check", "scenario", "json", "html"])]
     table: bool,
 
-    /// Write the table of --table into this page, in the place of the one that it has between `<!-- table -->` and
-    /// `<!-- end of the table -->`
+    /// Replace the table of this page, between `<!-- table -->` and `<!-- end of the table -->`, with that of --table
     #[arg(
         long,
         value_name = "FILE",
@@ -120,19 +119,19 @@ pub struct Args {
     )]
     into: Option<String>,
 
-    /// How many stores --table has under faults at once
+    /// How many stores --table runs at the same time
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
 
-    /// Tell an accident of home-made locks on a real server, the recipe beside fencelock; `all` for all of them
+    /// Show an accident of home-made locks on a real server, side by side with fencelock; `all` for all accidents
     #[arg(long, value_name = "NAME", conflicts_with_all = ["start", "check"])]
     scenario: Option<String>,
 
-    /// List what can be started, the faults, and the scenarios
+    /// List the stores that can be started, the faults and the scenarios
     #[arg(long)]
     list: bool,
 
-    /// Do the work of a worker process
+    /// Be a worker process
     #[arg(long, hide = true)]
     worker: bool,
 }
@@ -140,9 +139,9 @@ pub struct Args {
 /// Why there is no verdict.
 #[derive(Debug)]
 pub enum Failed {
-    /// The command line cannot be used.
+    /// Bad usage.
     Usage(String),
-    /// What the store says.
+    /// An error of the store.
     Store(fencelock::Error),
     /// Something else.
     Other(String),
@@ -171,8 +170,8 @@ impl From<fencelock_testbed::Failure> for Failed {
     }
 }
 
-/// All that the command does: prints the verdict, and says whether every promise was kept. `subcommand` is what this
-/// program must be started with to end up here again.
+/// Runs the command: prints the verdict, and returns whether every promise was kept. `subcommand` are the arguments with
+/// which this program calls this function again.
 ///
 /// # Errors
 /// If there is no verdict.
@@ -207,7 +206,7 @@ async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
     let begin = Instant::now();
     let relaunch = relaunch(subcommand)?;
     let wanted = |word: &&str| args.start.as_deref().is_none_or(|start| start == *word);
-    let mut kinds = beds::kinds()
+    let mut kinds = stores::kinds()
         .map(|(word, _)| word)
         .filter(wanted)
         .enumerate();
@@ -242,37 +241,40 @@ async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
         let rows: Vec<String> = told.into_values().flatten().collect();
         let table = format!("{sum_up}\n\n{}\n{}\n", report::table::HEAD, rows.join("\n"));
         let page = report::table::place(&page, &table)
-            .ok_or_else(|| failed(&"it has no place for a table"))?;
+            .ok_or_else(|| failed(&"it has no marks for a table"))?;
         fs::write(file, page).map_err(|error| failed(&error))?;
     }
     Ok(sum.holds())
 }
 
-/// The rows of one kind of store: each fault by itself, then all together.
+/// The rows of one kind of store: each fault alone, then all together.
 async fn rows(
     kind: &'static str,
     args: Args,
     relaunch: Relaunch,
 ) -> Result<Vec<(String, Verdict)>, Failed> {
     let (ports, servers) = {
-        let bed = beds::start(kind)?;
-        (bed.ports(), bed.harms())
+        let store = stores::start(kind)?;
+        (store.ports(), store.faults())
     };
-    let able = |harm: &Harm| match harm.whom() {
-        Whom::Server => servers.contains(harm),
+    let able = |kind: &FaultKind| match kind.whom() {
+        Whom::Server => servers.contains(kind),
         Whom::Network => !ports.is_empty(),
         Whom::Client => true,
     };
-    let alone = Harm::ALL.into_iter().filter(able).map(Harm::as_str);
+    let alone = FaultKind::ALL
+        .into_iter()
+        .filter(able)
+        .map(FaultKind::as_str);
     let mut rows = Vec::new();
     for fault in alone.chain(["all"]) {
         let args = Args {
             faults: fault.to_owned(),
             ..args.clone()
         };
-        // What went wrong in one run must not cost all others.
-        let ran = match beds::start(kind) {
-            Ok(bed) => run::run(Place::Started(bed), args.settings()?, &relaunch).await,
+        // A failure of one run must not end the others.
+        let ran = match stores::start(kind) {
+            Ok(store) => run::run(Place::Started(store), args.settings()?, &relaunch).await,
             Err(failure) => Err(failure),
         };
         let history = ran.unwrap_or_else(|failure| History {
@@ -291,7 +293,7 @@ async fn rows(
     Ok(rows)
 }
 
-/// True if every recipe failed and ours did not.
+/// True if every recipe failed and this library did not.
 async fn tell_scenarios(wanted: &str) -> Result<bool, Failed> {
     let names: Vec<_> = scenario::all().map(|scenario| scenario.name).collect();
     let names: Vec<_> = names
@@ -299,25 +301,25 @@ async fn tell_scenarios(wanted: &str) -> Result<bool, Failed> {
         .filter(|name| wanted == "all" || wanted == *name)
         .collect();
     if names.is_empty() {
-        let why = format!("there is no scenario {wanted:?}; --list tells them");
+        let why = format!("there is no scenario {wanted:?}; --list prints them");
         return Err(Failed::Usage(why));
     }
-    let mut as_told = true;
+    let mut as_expected = true;
     for name in names {
         let outcome = scenario::run(name).await?;
         println!("{outcome}");
-        as_told &= outcome.is_as_told();
+        as_expected &= outcome.is_as_expected();
     }
-    Ok(as_told)
+    Ok(as_expected)
 }
 
 fn list() {
-    println!("what --start can start:");
-    for (word, what) in beds::kinds() {
+    println!("the stores (--start):");
+    for (word, what) in stores::kinds() {
         println!("  {word:<16} {what}");
     }
     println!("the faults (--faults):");
-    println!("  {}", Harm::ALL.map(Harm::as_str).join(" "));
+    println!("  {}", FaultKind::ALL.map(FaultKind::as_str).join(" "));
     println!("the scenarios (--scenario):");
     for scenario in scenario::all() {
         println!("  {:<16} {}", scenario.name, scenario.about);
@@ -357,17 +359,17 @@ async fn make(args: &Args, store: &str, subcommand: &[&str]) -> Result<History, 
     let relaunch = relaunch(subcommand)?;
     let place = match &args.start {
         Some(word) => {
-            if beds::kinds().all(|(known, _)| known != word) {
-                let known: Vec<_> = beds::kinds().map(|(word, _)| word).collect();
+            if stores::kinds().all(|(known, _)| known != word) {
+                let known: Vec<_> = stores::kinds().map(|(word, _)| word).collect();
                 let known = known.join(", ");
                 return Err(Failed::Usage(format!(
-                    "{word:?} cannot be started; there are {known}"
+                    "{word:?} cannot be started; the stores are {known}"
                 )));
             }
-            Place::Started(beds::start(word)?)
+            Place::Started(stores::start(word)?)
         }
         None => {
-            // So that what is wrong with it is told by its own error.
+            // A bad store is reported with its own error.
             let client = fencelock::connect(store).await?;
             client.close().await?;
             Place::Store(store.to_owned())
@@ -380,12 +382,12 @@ impl Args {
     fn settings(&self) -> Result<Settings, Failed> {
         let time =
             |what, text: &str| -> Result<Duration, Failed> { Ok(parse_duration(what, text)?) };
-        let harms = match self.faults.as_str() {
-            "all" => Harm::ALL.into(),
+        let faults = match self.faults.as_str() {
+            "all" => FaultKind::ALL.into(),
             "none" => Vec::new(),
             list => {
-                let harms = list.split(',').map(str::parse);
-                harms.collect::<Result<_, _>>().map_err(Failed::Usage)?
+                let faults = list.split(',').map(str::parse);
+                faults.collect::<Result<_, _>>().map_err(Failed::Usage)?
             }
         };
         Ok(Settings {
@@ -399,7 +401,7 @@ impl Args {
             overstay: self.overstay,
             patience: Duration::from_secs(20),
             seed: self.seed.unwrap_or_else(|| fastrand::u64(0..1 << 32)),
-            harms,
+            faults,
             together: self.together.max(1),
             pauses: (100, 700),
         })

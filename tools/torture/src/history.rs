@@ -1,4 +1,4 @@
-//! What happened in a run: who believed to hold what and when, what the resource was asked to write, which faults struck.
+//! What happened in a run: which task believed that it held which lock, and when; the writes to the resource; the faults.
 //! All instants are nanoseconds of the boot clock of one machine.
 
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the JSON form.
 pub const FORMAT: u32 = 1;
 
-/// One run, whole. Its JSON form is what `--json` prints.
+/// A whole run. `--json` prints its JSON form.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
     /// [`FORMAT`].
@@ -17,11 +17,11 @@ pub struct History {
     pub engine: String,
     /// The store, without its password.
     pub store: String,
-    /// What chance was seeded with.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// How many worker processes.
+    /// The number of worker processes.
     pub workers: u32,
-    /// How many tasks in each.
+    /// The number of tasks in each process.
     pub tasks: u32,
     /// The locks.
     pub names: Vec<String>,
@@ -33,68 +33,68 @@ pub struct History {
     pub ended: u64,
     /// What the store promises.
     pub promised: Promised,
-    /// For how long after a fault its consequences may still be seen, in nanoseconds.
+    /// How long after a fault its consequences may last, in nanoseconds.
     pub aftermath: u64,
-    /// Within which time after the last fault every lock must be granted again, in nanoseconds.
+    /// The time after the last fault within which every lock must be granted again, in nanoseconds.
     pub recovery: u64,
-    /// Every wish of every task.
+    /// Every request of every task.
     pub attempts: Vec<Attempt>,
     /// Every claim as the engine saw it.
     pub claims: Vec<Claimed>,
-    /// What came to the resource, in the order in which it came.
+    /// The writes to the resource, in the order of their arrival.
     pub writes: Vec<Write>,
     /// The faults.
     pub faults: Vec<Fault>,
-    /// What befell the store by itself, as far as it is known and matters to what it promises.
+    /// What happened to the store without an injected fault, as far as it is known and affects the promises.
     #[serde(default)]
     pub befell: Vec<Fault>,
     /// What was left on the server at the end.
     pub left: Vec<String>,
-    /// What kept the run itself from being complete, such as a worker that did not start.
+    /// What made the run incomplete, such as a worker that did not start.
     pub troubles: Vec<String>,
 }
 
-/// What the store promises, as far as a history can be held against it.
+/// The promises of the store that a history can be checked against.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Promised {
     /// First come, first served.
     pub fifo: bool,
     /// Shared mode.
     pub shared: bool,
-    /// What must be true of clocks, in words.
+    /// What the store assumes of clocks, in words.
     pub clock: String,
-    /// What stands between this store and correctness, in words.
+    /// The findings of the engine about this store, in words.
     pub limits: Vec<String>,
 }
 
-/// One wish of one task.
+/// One request of one task.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
     /// The worker.
     pub worker: u32,
-    /// Which process of that worker: it may have been killed and started again.
+    /// The number of the worker's process, which may have been killed and started again.
     pub life: u32,
     /// The task in it.
     pub task: u32,
-    /// Which of [`History::names`].
+    /// The index in [`History::names`].
     pub name: u32,
-    /// Whether others may hold at the same time.
+    /// Whether it is in shared mode.
     pub shared: bool,
-    /// How the task asked and how it meant to leave.
+    /// How the task requested the lock, and how it meant to leave it.
     pub how: How,
-    /// When it asked.
+    /// When it sent the request.
     pub asked: u64,
-    /// When it knew that it held.
+    /// When it learned that it held.
     pub granted: Option<u64>,
     /// With which token.
     pub token: Option<u64>,
     /// For which claim: 32 hex digits.
     pub claim: Option<String>,
-    /// The end of its validity, as it was known last.
+    /// The last known end of its validity.
     pub valid: Option<u64>,
-    /// When its belief ended: it let go, was told of the loss, was killed, or its validity ended.
+    /// When it stopped believing that it held: by its release, the report of a loss, its kill, or the end of its validity.
     pub until: Option<u64>,
-    /// When it was told of the loss.
+    /// When the loss was reported to it.
     pub told: Option<u64>,
     /// How it ended.
     pub end: End,
@@ -102,22 +102,22 @@ pub struct Attempt {
     pub over: Option<u64>,
 }
 
-/// How a task asks for a lock, and leaves it.
+/// How a task requests a lock, and leaves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// Stands in line, releases.
+    /// Queues, and releases.
     #[default]
     Wait,
     /// Does not wait.
     Try,
-    /// Asks again and again, without a place in line.
+    /// Tries again and again without a place in the queue.
     Unfair,
-    /// Drops the wish before it came true, if it is not granted sooner.
+    /// Drops the request, unless it is granted sooner.
     DropWish,
     /// Drops the guard.
     DropGuard,
-    /// Does not renew, holds past the lease, and writes then without asking whether it may.
+    /// Does not renew, holds past the lease, and then writes without a check.
     Overstay,
 }
 
@@ -132,7 +132,7 @@ pub enum End {
     Released,
     /// Released when the lease was over.
     Expired,
-    /// The lock was somebody else's, or nobody's.
+    /// The lock was no longer held by this claim.
     NotOwner,
     /// The store did not confirm the release.
     Unconfirmed,
@@ -140,113 +140,113 @@ pub enum End {
     Dropped,
     /// The process was killed.
     Killed,
-    /// Somebody else held.
+    /// Another claim held the lock.
     Busy,
-    /// The time to wait was over.
+    /// The wait timed out.
     TimedOut,
-    /// The wish was dropped.
+    /// The request was dropped.
     Gone,
     /// An error.
     Failed(String),
 }
 
 impl Attempt {
-    /// When the task believed to hold; `None` if it never did.
+    /// When the task believed that it held; `None` if it never did.
     #[must_use]
     pub fn belief(&self) -> Option<(u64, u64)> {
         let (from, to) = (self.granted?, self.until?);
         (from < to).then_some((from, to))
     }
 
-    /// `worker.task`, for people.
+    /// `worker.task`, for messages.
     #[must_use]
     pub fn who(&self) -> String {
         format!("w{}.{}", self.worker, self.task)
     }
 }
 
-/// A claim, as it passed between the core and the engine in its process.
+/// A claim between the core and the engine of its process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Claimed {
     /// 32 hex digits.
     pub id: String,
     /// The worker.
     pub worker: u32,
-    /// Which of [`History::names`].
+    /// The index in [`History::names`].
     pub name: u32,
-    /// Whether it wants to hold beside others.
+    /// Whether it is in shared mode.
     pub shared: bool,
-    /// When it was first placed: before anything was sent.
+    /// When it was first placed, before anything was sent.
     pub placed: u64,
-    /// When the store was first known to have it in line.
+    /// When it was first known to be queued at the store.
     pub stood: Option<u64>,
     /// When it was known to hold, and its first token.
     pub held: Option<(u64, u64)>,
 }
 
-/// A write that came to the resource.
+/// A write to the resource.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Write {
-    /// Which of [`History::attempts`].
+    /// The index in [`History::attempts`].
     pub attempt: usize,
-    /// Which of [`History::names`].
+    /// The index in [`History::names`].
     pub name: u32,
     /// Its token.
     pub token: u64,
     /// Its claim.
     pub claim: String,
-    /// Whether it is of a shared holder.
+    /// Whether it came from a shared holder.
     pub shared: bool,
-    /// When it came.
+    /// When it arrived.
     pub at: u64,
-    /// Whether the fenced register took it.
+    /// Whether the fenced register accepted it.
     pub accepted: bool,
-    /// Whether the unfenced register, which takes everything, thereby lost an update.
+    /// Whether the unfenced register, which accepts everything, lost an update by it.
     pub lost_update: bool,
 }
 
-/// A fault, from its beginning to its healing.
+/// A fault, from its injection to its healing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// What: a [`Harm`](crate::Harm)'s name.
+    /// The name of a [`FaultKind`](crate::FaultKind).
     pub what: String,
-    /// To whom: `worker 2`, `node 1`.
+    /// The target: `worker 2`, `node 1`.
     pub whom: String,
-    /// From when.
+    /// Its beginning.
     pub from: u64,
-    /// Until when.
+    /// Its end.
     pub to: u64,
-    /// What this engine does not promise under it.
+    /// The rules that this engine does not promise under the fault.
     pub excuses: Vec<Rule>,
     /// Why not.
     pub why: String,
 }
 
-/// What is checked.
+/// The rules that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
-    /// Nobody believes to hold beside another, unless both share.
+    /// Two tasks never believe that they hold at the same time, unless both are shared.
     Exclusion,
-    /// A holder whose lease ends stops believing before another is granted the lock.
+    /// A holder whose lease ends stops believing that it holds before the next grant.
     LossFirst,
     /// No token twice.
     TokenOnce,
-    /// A grant that was asked for after another one was known has a higher token.
+    /// A grant that was requested after another grant was known has a higher token.
     TokenOrder,
-    /// The fence takes nothing older than what it has taken.
+    /// The fence accepts no write that is older than an accepted one.
     Fence,
-    /// The fence refuses nobody who holds.
+    /// The fence refuses no holder.
     FenceOpen,
     /// First come, first served.
     Line,
-    /// Whoever waits long enough in peace is served.
+    /// A task that waits long enough without a fault is granted the lock.
     Starvation,
     /// After the last fault every lock is granted again.
     Progress,
-    /// Nothing is left.
+    /// Nothing is left on the server.
     Leak,
-    /// Nobody's lock is taken away.
+    /// No holder loses its lock without a fault.
     Kept,
 }
 

@@ -1,4 +1,4 @@
-//! Does harm, by a seeded plan, and heals it.
+//! Injects faults by a seeded plan, and heals them.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -7,30 +7,30 @@ use fastrand::Rng;
 use fencelock::Clock;
 use fencelock_testbed::{Flow, Proxy, Result};
 
-use crate::beds::{Bed, of_connections};
-use crate::crew::Crew;
-use crate::harm::{Harm, Whom};
+use crate::fault::{FaultKind, Whom};
 use crate::history::Fault;
 use crate::record::Record;
+use crate::stores::{TestStore, of_connections};
+use crate::workers::Workers;
 
-/// What may be harmed.
-pub(crate) struct Field {
-    pub(crate) bed: Option<Box<dyn Bed>>,
-    /// For each worker a proxy before each node.
+/// The targets of faults.
+pub(crate) struct Targets {
+    pub(crate) store: Option<Box<dyn TestStore>>,
+    /// For each worker, a proxy before each node.
     pub(crate) proxies: Vec<Vec<Proxy>>,
-    pub(crate) crew: Crew,
+    pub(crate) workers: Workers,
     pub(crate) record: Record,
-    /// A server's clock was ahead, and has given tokens since.
+    /// A server's clock was ahead, and tokens may have been drawn by it.
     pub(crate) was_ahead: bool,
-    /// Locks hang on connections.
+    /// The locks are bound to connections.
     pub(crate) bound: bool,
 }
 
-/// What is to be done.
+/// Which faults to inject, and when.
 pub(crate) struct Plan {
-    pub(crate) harms: Vec<Harm>,
+    pub(crate) faults: Vec<FaultKind>,
     pub(crate) seed: u64,
-    /// How many faults there may be at once.
+    /// The maximum number of faults at the same time.
     pub(crate) together: usize,
     /// The pauses between two faults, in milliseconds.
     pub(crate) pauses: (u64, u64),
@@ -38,28 +38,31 @@ pub(crate) struct Plan {
     pub(crate) ttl: Duration,
 }
 
-/// A fault that is on.
+/// A fault that is active.
 struct Active {
-    harm: Harm,
+    kind: FaultKind,
     /// Which node or worker.
     target: usize,
     ends: Instant,
     fault: Fault,
 }
 
-impl Field {
-    /// Which of these can be done here.
-    pub(crate) fn able(&self, harms: &[Harm]) -> Vec<Harm> {
-        let servers = self.bed.as_ref().map_or_else(Vec::new, |bed| bed.harms());
-        let has = |harm: &Harm| match harm.whom() {
-            Whom::Server => servers.contains(harm),
+impl Targets {
+    /// The kinds that are possible here.
+    pub(crate) fn able(&self, faults: &[FaultKind]) -> Vec<FaultKind> {
+        let servers = self
+            .store
+            .as_ref()
+            .map_or_else(Vec::new, |store| store.faults());
+        let has = |kind: &FaultKind| match kind.whom() {
+            Whom::Server => servers.contains(kind),
             Whom::Network => self.proxies.iter().any(|proxies| !proxies.is_empty()),
             Whom::Client => true,
         };
-        harms.iter().copied().filter(has).collect()
+        faults.iter().copied().filter(has).collect()
     }
 
-    /// Does harm until it is told to stop; then heals everything.
+    /// Injects faults until `stop`, then heals all.
     pub(crate) fn run(&mut self, plan: &Plan, stop: &Receiver<()>) {
         let mut random = Rng::with_seed(plan.seed);
         let mut active: Vec<Active> = Vec::new();
@@ -73,7 +76,7 @@ impl Field {
                 self.heal(fault);
             }
             if now >= next {
-                if active.len() < plan.together && !plan.harms.is_empty() {
+                if active.len() < plan.together && !plan.faults.is_empty() {
                     active.extend(self.begin(plan, &mut random, &active));
                 }
                 next = now + Duration::from_millis(random.u64(plan.pauses.0..=plan.pauses.1));
@@ -95,65 +98,68 @@ impl Field {
     }
 
     fn begin(&mut self, plan: &Plan, random: &mut Rng, active: &[Active]) -> Option<Active> {
-        let harm = plan.harms[random.usize(0..plan.harms.len())];
-        let nodes = self.bed.as_ref().map_or(0, |bed| bed.ports().len());
-        let targets = match harm.whom() {
+        let kind = plan.faults[random.usize(0..plan.faults.len())];
+        let nodes = self.store.as_ref().map_or(0, |store| store.ports().len());
+        let targets = match kind.whom() {
             Whom::Server => nodes.max(1),
-            Whom::Network | Whom::Client => self.crew.len(),
+            Whom::Network | Whom::Client => self.workers.len(),
         };
         let target = random.usize(0..targets);
-        // One fault at a time for each of them: what a second one would heal is not its own.
+        // One fault at a time for each target: the second one would heal the first.
         if active
             .iter()
-            .any(|on| on.harm.whom() == harm.whom() && on.target == target)
+            .any(|on| on.kind.whom() == kind.whom() && on.target == target)
         {
             return None;
         }
-        // Who was killed as the leader is not known here: nothing else may be done to servers meanwhile.
-        let to_servers = |on: &Active| on.harm.whom() == Whom::Server;
-        let of_leader = |on: &Active| on.harm == Harm::KillLeader;
-        let clash = match harm {
-            Harm::KillLeader => active.iter().any(to_servers),
-            _ => harm.whom() == Whom::Server && active.iter().any(of_leader),
+        // The store chooses the leader to kill, so no other server may have a fault at the same time.
+        let to_servers = |on: &Active| on.kind.whom() == Whom::Server;
+        let of_leader = |on: &Active| on.kind == FaultKind::KillLeader;
+        let clash = match kind {
+            FaultKind::KillLeader => active.iter().any(to_servers),
+            _ => kind.whom() == Whom::Server && active.iter().any(of_leader),
         };
         if clash {
             return None;
         }
-        let (excuses, why) = match &self.bed {
-            Some(bed) => bed.excuses(harm),
-            None if self.bound => of_connections(harm),
+        let (excuses, why) = match &self.store {
+            Some(store) => store.excuses(kind),
+            None if self.bound => of_connections(kind),
             None => (Vec::new(), ""),
         };
-        // A store that forgot its tokens goes on from its clock, which must not be behind what it showed before.
-        let forgets = matches!(harm, Harm::Restart | Harm::RestartEmpty) && !excuses.is_empty();
+        // A store that has lost its tokens continues from its clock, which must not be behind its earlier time.
+        let forgets =
+            matches!(kind, FaultKind::Restart | FaultKind::RestartEmpty) && !excuses.is_empty();
         if forgets && self.was_ahead {
             return None;
         }
-        self.was_ahead |= harm == Harm::ClockForward;
+        self.was_ahead |= kind == FaultKind::ClockForward;
         let ttl = plan.ttl.as_millis() as u64;
-        let lasts = match harm {
-            Harm::Reset | Harm::KillConnections | Harm::SwitchOver => 0,
-            // Past the lease.
-            Harm::PauseClient => random.u64(ttl / 2..=ttl * 2),
-            Harm::Pause | Harm::Hold | Harm::Partition => random.u64(50..=ttl * 3 / 2),
-            Harm::Calls => random.u64(ttl / 2..=ttl * 2),
+        let lasts = match kind {
+            FaultKind::Reset | FaultKind::KillConnections | FaultKind::SwitchOver => 0,
+            // Possibly past the lease.
+            FaultKind::PauseClient => random.u64(ttl / 2..=ttl * 2),
+            FaultKind::Pause | FaultKind::Hold | FaultKind::Partition => {
+                random.u64(50..=ttl * 3 / 2)
+            }
+            FaultKind::Calls => random.u64(ttl / 2..=ttl * 2),
             _ => random.u64(50..=ttl),
         };
-        let whom = match harm.whom() {
+        let whom = match kind.whom() {
             Whom::Server => format!("node {target}"),
             _ => format!("worker {target}"),
         };
         let from = Clock::Boot.now().as_nanos();
-        let done = self.apply(harm, target, true);
+        let done = self.apply(kind, target, true);
         if let Err(error) = done {
-            self.record.trouble(format!("{harm} of {whom}: {error}"));
+            self.record.trouble(format!("{kind} of {whom}: {error}"));
         }
         Some(Active {
-            harm,
+            kind,
             target,
             ends: Instant::now() + Duration::from_millis(lasts),
             fault: Fault {
-                what: harm.to_string(),
+                what: kind.to_string(),
                 whom,
                 from,
                 to: from,
@@ -164,55 +170,57 @@ impl Field {
     }
 
     fn heal(&mut self, mut active: Active) {
-        if let Err(error) = self.apply(active.harm, active.target, false) {
+        if let Err(error) = self.apply(active.kind, active.target, false) {
             let whom = &active.fault.whom;
             self.record
-                .trouble(format!("healing {} of {whom}: {error}", active.harm));
+                .trouble(format!("healing {} of {whom}: {error}", active.kind));
         }
         active.fault.to = Clock::Boot.now().as_nanos();
         self.record.parts().faults.push(active.fault);
     }
 
-    /// Begins a fault, or ends it.
-    fn apply(&mut self, harm: Harm, target: usize, begin: bool) -> Result<()> {
+    /// Begins or ends a fault.
+    fn apply(&mut self, kind: FaultKind, target: usize, begin: bool) -> Result<()> {
         let flow = |flow| if begin { flow } else { Flow::Pass };
-        match harm.whom() {
-            Whom::Server => match (&mut self.bed, begin) {
+        match kind.whom() {
+            Whom::Server => match (&mut self.store, begin) {
                 (None, _) => Ok(()),
-                (Some(bed), true) => bed.begin(harm, target),
-                (Some(bed), false) => bed.heal(harm, target),
+                (Some(store), true) => store.begin(kind, target),
+                (Some(store), false) => store.heal(kind, target),
             },
             Whom::Network => {
                 for proxy in &self.proxies[target] {
-                    match harm {
-                        Harm::Hold => proxy.both(flow(Flow::Hold)),
-                        Harm::Partition => proxy.both(flow(Flow::Lose)),
-                        Harm::LoseRequests => proxy.requests(flow(Flow::Lose)),
-                        Harm::LoseAnswers => proxy.answers(flow(Flow::Lose)),
-                        Harm::Delay => proxy.both(flow(Flow::Delay(Duration::from_millis(60)))),
+                    match kind {
+                        FaultKind::Hold => proxy.both(flow(Flow::Hold)),
+                        FaultKind::Partition => proxy.both(flow(Flow::Lose)),
+                        FaultKind::LoseRequests => proxy.requests(flow(Flow::Lose)),
+                        FaultKind::LoseAnswers => proxy.answers(flow(Flow::Lose)),
+                        FaultKind::Delay => {
+                            proxy.both(flow(Flow::Delay(Duration::from_millis(60))))
+                        }
                         _ => {}
                     }
                     let lossy = matches!(
-                        harm,
-                        Harm::Partition | Harm::LoseRequests | Harm::LoseAnswers
+                        kind,
+                        FaultKind::Partition | FaultKind::LoseRequests | FaultKind::LoseAnswers
                     );
-                    if (begin && harm == Harm::Reset) || (!begin && lossy) {
-                        // A connection that lost bytes is of no use any more.
+                    if (begin && kind == FaultKind::Reset) || (!begin && lossy) {
+                        // A connection that has lost bytes is useless.
                         proxy.reset();
                     }
                 }
                 Ok(())
             }
-            Whom::Client => match (harm, begin) {
-                (Harm::PauseClient, true) => self.crew.pause(target),
-                (Harm::PauseClient, false) => self.crew.resume(target),
-                (Harm::KillClient, true) => {
-                    self.crew.kill(target);
+            Whom::Client => match (kind, begin) {
+                (FaultKind::PauseClient, true) => self.workers.pause(target),
+                (FaultKind::PauseClient, false) => self.workers.resume(target),
+                (FaultKind::KillClient, true) => {
+                    self.workers.kill(target);
                     Ok(())
                 }
-                (Harm::KillClient, false) => self.crew.start(target),
-                (_, true) => self.crew.tell(target, "trouble 15"),
-                (_, false) => self.crew.tell(target, "calm"),
+                (FaultKind::KillClient, false) => self.workers.start(target),
+                (_, true) => self.workers.tell(target, "trouble 15"),
+                (_, false) => self.workers.tell(target, "calm"),
             },
         }
     }

@@ -1,13 +1,13 @@
-//! Puts together what the workers tell.
+//! Collects what the workers report.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::history::{Attempt, Claimed, End, Fault, Write};
 use crate::register::Came;
-use crate::worker::Said;
+use crate::worker::Event;
 
-/// What was told so far. Cheap to clone.
+/// What was reported so far. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Record {
     parts: Arc<Mutex<Parts>>,
@@ -32,7 +32,7 @@ impl Record {
         self.parts().troubles.push(what.into());
     }
 
-    /// How many grants were told so far.
+    /// The number of grants so far.
     pub(crate) fn grants(&self) -> usize {
         let parts = self.parts();
         parts
@@ -44,10 +44,10 @@ impl Record {
 }
 
 impl Parts {
-    pub(crate) fn note(&mut self, worker: u32, life: u32, said: Said) {
+    pub(crate) fn note(&mut self, worker: u32, life: u32, said: Event) {
         match said {
-            Said::Ready => {}
-            Said::Asked {
+            Event::Ready => {}
+            Event::Asked {
                 n,
                 task,
                 name,
@@ -68,7 +68,7 @@ impl Parts {
                     ..Attempt::default()
                 });
             }
-            Said::Granted {
+            Event::Granted {
                 n,
                 at,
                 token,
@@ -82,12 +82,12 @@ impl Parts {
                     attempt.valid = Some(valid);
                 }
             }
-            Said::Valid { n, until } => {
+            Event::Valid { n, until } => {
                 if let Some(attempt) = self.attempt(worker, life, n) {
                     attempt.valid = Some(until);
                 }
             }
-            Said::Left {
+            Event::Left {
                 n,
                 until,
                 told,
@@ -99,15 +99,15 @@ impl Parts {
                     attempt.valid = Some(valid);
                 }
             }
-            Said::Over { n, at, end } => {
+            Event::Over { n, at, end } => {
                 if let Some(attempt) = self.attempt(worker, life, n) {
                     attempt.over = Some(at);
                     attempt.end = end;
                 }
             }
-            Said::Held(claim) => self.claims.push(claim),
-            Said::Closed(None) => {}
-            Said::Closed(Some(error)) => {
+            Event::Held(claim) => self.claims.push(claim),
+            Event::Closed(None) => {}
+            Event::Closed(Some(error)) => {
                 self.troubles.push(format!(
                     "worker {worker} could not close its client: {error}"
                 ));
@@ -120,7 +120,7 @@ impl Parts {
         self.attempts.get_mut(index)
     }
 
-    /// A worker is gone: what it believed it believed until `killed` at the latest.
+    /// A worker was killed: its tasks believed nothing after `killed`.
     pub(crate) fn gone(&mut self, worker: u32, life: u32, killed: Option<u64>) {
         let Some(killed) = killed else { return };
         let open = self.attempts.iter_mut().filter(|attempt| {
@@ -134,7 +134,7 @@ impl Parts {
         }
     }
 
-    /// What came to the resource, as part of the history.
+    /// The writes to the resource, as part of the history.
     pub(crate) fn writes(&self, came: Vec<Came>) -> Vec<Write> {
         let write = |came: Came| {
             let mut parts = came.attempt.splitn(3, ':');

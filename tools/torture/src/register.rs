@@ -1,13 +1,13 @@
-//! The resource that the locks protect: for each name a register that looks at tokens and one that does not. Served on a
-//! loopback port to the workers, one line a request:
+//! The resource that the locks protect: for each name a register that checks tokens and one that does not. Workers reach it
+//! on a loopback port, one line per request:
 //!
 //! | request | answer |
 //! | --- | --- |
 //! | `r NAME` | the unfenced register's value |
-//! | `w ATTEMPT NAME TOKEN CLAIM MODE VALUE` | `1` if the fenced register took it, else `0` |
+//! | `w ATTEMPT NAME TOKEN CLAIM MODE VALUE` | `1` if the fenced register accepted it, else `0` |
 //!
-//! `VALUE` of an exclusive holder goes to the unfenced register, which takes it whatever the token is: one more than what
-//! was read before.
+//! The `VALUE` of an exclusive holder goes to the unfenced register, which accepts it with any token. It is one more than
+//! the value that was read before.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -22,13 +22,13 @@ use tokio::net::{TcpListener, TcpStream};
 pub struct Marks {
     exclusive: u64,
     any: u64,
-    /// Whose the highest is.
+    /// The claim with the highest token.
     claim: String,
 }
 
 impl Marks {
-    /// Whether a write may pass; if so, it is marked. Exclusive ones pass above both marks, or again with the highest
-    /// token from the same claim; shared ones above the exclusive mark.
+    /// Whether a write may pass; if so, its token is marked. Exclusive writes pass above both marks, or with the highest
+    /// token of the same claim again. Shared writes pass above the exclusive mark.
     pub fn admit(&mut self, token: u64, claim: &str, shared: bool) -> bool {
         let again = token == self.any && claim == self.claim;
         let passes = match shared {
@@ -48,7 +48,7 @@ impl Marks {
     }
 }
 
-/// A write as it came.
+/// A write as it arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Came {
     /// `worker:life:number`.
@@ -69,7 +69,7 @@ struct Registers {
     log: Vec<Came>,
 }
 
-/// The resource; gone with the runtime it was started in.
+/// The resource. It ends with the runtime that it was started in.
 #[derive(Clone)]
 pub(crate) struct Resource {
     registers: Arc<Mutex<Registers>>,
@@ -96,7 +96,7 @@ impl Resource {
         self.port
     }
 
-    /// What came, in order; empty afterwards.
+    /// Takes the writes, in order.
     pub(crate) fn take(&self) -> Vec<Came> {
         let mut registers = self
             .registers
@@ -109,7 +109,7 @@ impl Resource {
 async fn serve(stream: TcpStream, registers: Arc<Mutex<Registers>>) {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read).lines();
-    // A worker that goes away, also in the middle of a line, is no failure here.
+    // A worker may end in the middle of a line.
     while let Ok(Some(line)) = lines.next_line().await {
         let answer = {
             let mut registers = registers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ impl Registers {
                     .entry(name)
                     .or_default()
                     .admit(token, claim, shared);
-                // Shared holders do not count up: beside each other they would lose updates rightly.
+                // Shared holders do not count up: they may hold together, so lost updates would prove nothing.
                 let before = match shared {
                     true => value.saturating_sub(1),
                     false => self.values.insert(name, value).unwrap_or(0),
@@ -165,7 +165,7 @@ impl Registers {
     }
 }
 
-/// A worker's end.
+/// A worker's connection.
 pub(crate) struct Access {
     stream: BufReader<TcpStream>,
 }

@@ -1,4 +1,4 @@
-//! One run: a store, workers on it, harm, and the history that comes of it.
+//! One run: a store, its workers, the faults, and the resulting history.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -7,131 +7,126 @@ use fencelock::{Client, Clock, LeaseKind, Order};
 use fencelock_testbed::{Failure, Proxy, Result};
 
 use crate::Relaunch;
-use crate::beds::{Bed, JUMP};
-use crate::crew::Crew;
-use crate::harm::Harm;
+use crate::external;
+use crate::fault::FaultKind;
 use crate::history::{FORMAT, Fault, History, Promised};
-use crate::nemesis::{Field, Plan};
-use crate::own;
+use crate::nemesis::{Plan, Targets};
 use crate::record::Record;
 use crate::register::Resource;
+use crate::stores::{JUMP, TestStore};
 use crate::worker::Job;
+use crate::workers::Workers;
 
 /// How long workers may take to open the store.
 const START: Duration = Duration::from_secs(30);
 
-/// Beside everything that is known to take time: how long a lock may take to be granted again after the last fault.
+/// How long a lock may take to be granted again after the last fault, in addition to the known times.
 const RECOVERY: Duration = Duration::from_secs(15);
 
-/// What to do.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) workers: u32,
     pub(crate) tasks: u32,
     pub(crate) names: u32,
     pub(crate) lasts: Duration,
-    /// Ends earlier once there were so many grants.
+    /// Ends earlier after this many grants.
     pub(crate) grants: Option<usize>,
     pub(crate) ttl: Duration,
     pub(crate) hold: Duration,
-    /// Of 1000 holds, how many go on past their lease.
+    /// How many of 1000 holds continue past their lease.
     pub(crate) overstay: u32,
     pub(crate) patience: Duration,
     pub(crate) seed: u64,
-    pub(crate) harms: Vec<Harm>,
+    pub(crate) faults: Vec<FaultKind>,
     pub(crate) together: usize,
     pub(crate) pauses: (u64, u64),
 }
 
-/// Where to do it.
+/// The store of a run.
 pub(crate) enum Place {
-    /// On a store that was started here.
-    Started(Box<dyn Bed>),
-    /// On somebody's store.
+    /// A store that was started here.
+    Started(Box<dyn TestStore>),
+    /// A store that was not started here.
     Store(String),
 }
 
 /// Runs, and returns what happened.
 pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -> Result<History> {
-    let (bed, direct) = match place {
-        Place::Started(bed) => {
-            let direct = bed.url(&bed.ports());
-            (Some(bed), direct)
+    let (mut store, url) = match place {
+        Place::Started(store) => {
+            let url = store.url(&store.ports());
+            (Some(store), url)
         }
         Place::Store(url) => (None, url),
     };
-    let client = open(&direct).await?;
-    let promises = client.promises().clone();
-    let ttl = settings.ttl.clamp(promises.min_ttl, promises.max_ttl);
+    let client = open(&url).await?;
+    let promises = client.promises();
+    let limits: Vec<String> = promises.limits.iter().map(|l| l.what.clone()).collect();
+    if let Some(store) = &mut store {
+        store.note_limits(&limits);
+    }
     let run = format!("fencelock-torture/{}-{}", std::process::id(), settings.seed);
-    let names: Vec<String> = (0..settings.names).map(|n| format!("{run}/{n}")).collect();
+    let mut history = blank(&client, store.as_deref(), &settings, &run, limits);
     let resource = Resource::start()
         .await
         .map_err(Failure::to("start the resource"))?;
     let record = Record::default();
-
-    let mut proxies = Vec::new();
-    let mut jobs = Vec::new();
-    for worker in 0..settings.workers {
-        let (url, before) = way(bed.as_deref(), &direct)?;
-        proxies.push(before);
-        jobs.push(Job {
-            url,
-            worker,
-            life: 0,
-            tasks: settings.tasks,
-            seed: settings.seed,
-            names: names.clone(),
-            ttl_ms: ttl.as_millis() as u64,
-            patience_ms: settings.patience.as_millis() as u64,
-            overstay: settings.overstay,
-            hold_us: settings.hold.as_micros() as u64,
-            shared: promises.shared,
-            resource: resource.port(),
-        });
-    }
-    let crew = Crew::new(jobs, relaunch.clone(), record.clone());
-    let mut window = Duration::from_millis(bed.as_ref().map_or(6000, |bed| bed.window()));
-    let limits = promises.limits.iter();
-    let limits: Vec<String> = limits.map(|limit| limit.what.clone()).collect();
-    let mut bed = bed;
-    if let Some(bed) = &mut bed {
-        bed.hear(&limits);
-    }
-    let engine = bed
-        .as_ref()
-        .map_or(promises.engine, |bed| bed.name())
-        .to_owned();
-    let field = Field {
-        bed,
+    let (jobs, proxies) = jobs(store.as_deref(), &url, &settings, &history, resource.port())?;
+    let targets = Targets {
+        store,
         proxies,
-        crew: crew.clone(),
+        workers: Workers::new(jobs, relaunch.clone(), record.clone()),
         record: record.clone(),
         was_ahead: false,
         bound: promises.lease == LeaseKind::Connection,
     };
     let plan = Plan {
-        harms: field.able(&settings.harms),
+        faults: targets.able(&settings.faults),
         seed: settings.seed,
         together: settings.together,
         pauses: settings.pauses,
-        ttl,
+        ttl: Duration::from_nanos(history.ttl),
     };
-    if [Harm::ClockForward, Harm::ClockBack]
-        .iter()
-        .any(|harm| plan.harms.contains(harm))
-    {
-        // For so long a lease of the other time is too long.
-        window += JUMP;
-    }
-    let mut history = History {
+    allow_time(&mut history, &targets, &plan);
+    // Waiting for processes and threads blocks, so it happens outside the runtime.
+    let recovery = Duration::from_nanos(history.recovery);
+    let (names, telling) = (history.names.len(), record.clone());
+    let work = move || act(targets, &plan, &settings, recovery, names, &telling);
+    let acted = tokio::task::spawn_blocking(work).await;
+    let (mut targets, began, ended) = acted.map_err(Failure::to("run"))??;
+    history.began = began;
+    history.ended = ended;
+    history.befell = incident(&mut targets, began, ended).into_iter().collect();
+    let forgets = targets.store.as_ref().map_or(0, |s| s.forgets_after());
+    let wait = Duration::from_nanos(history.aftermath).max(Duration::from_millis(forgets));
+    history.left = left(&client, &run, &mut targets, wait).await;
+    // A failure to close the client no longer matters.
+    drop(client.close().await);
+    collect(&mut history, &record, &resource);
+    Ok(history)
+}
+
+/// The history before the run: what is to happen, on what store.
+fn blank(
+    client: &Client,
+    store: Option<&dyn TestStore>,
+    settings: &Settings,
+    run: &str,
+    limits: Vec<String>,
+) -> History {
+    let promises = client.promises();
+    let ttl = settings.ttl.clamp(promises.min_ttl, promises.max_ttl);
+    History {
         format: FORMAT,
-        engine,
+        engine: store
+            .map_or(promises.engine, |store| store.name())
+            .to_owned(),
         store: client.store(),
         seed: settings.seed,
         workers: settings.workers,
         tasks: settings.tasks,
-        names,
+        names: (0..settings.names).map(|n| format!("{run}/{n}")).collect(),
         ttl: ttl.as_nanos() as u64,
         promised: Promised {
             fifo: promises.order == Order::Fifo,
@@ -139,37 +134,68 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
             clock: promises.clock.to_owned(),
             limits,
         },
-        aftermath: (2 * ttl + window).as_nanos() as u64,
-        recovery: (RECOVERY + 2 * ttl + window * settings.workers).as_nanos() as u64,
         ..History::default()
-    };
-    // Everything that waits for processes and threads, off the runtime.
-    let times = settings.clone();
-    let recovery = Duration::from_nanos(history.recovery);
-    let names = history.names.clone();
-    let telling = record.clone();
-    let work = move || act(field, &plan, &times, recovery, names.len(), &telling);
-    let acted = tokio::task::spawn_blocking(work).await;
-    let (mut field, began, ended) = acted.map_err(Failure::to("run"))??;
-    history.began = began;
-    history.ended = ended;
-    let befell = field.bed.as_mut().and_then(|bed| bed.befell());
-    history.befell = befell
-        .into_iter()
-        .map(|(what, excuses, why)| Fault {
-            what,
-            whom: "the store".into(),
-            from: began,
-            to: ended,
-            excuses,
-            why: why.into(),
-        })
-        .collect();
-    let forgets = field.bed.as_ref().map_or(0, |bed| bed.forgets_after());
-    let wait = Duration::from_nanos(history.aftermath).max(Duration::from_millis(forgets));
-    history.left = left(&client, &run, &mut field, wait).await;
-    // Whatever it says, nothing depends on it any more.
-    drop(client.close().await);
+    }
+}
+
+/// The job of each worker, and the proxies before it.
+fn jobs(
+    store: Option<&dyn TestStore>,
+    direct: &str,
+    settings: &Settings,
+    history: &History,
+    resource: u16,
+) -> Result<(Vec<Job>, Vec<Vec<Proxy>>)> {
+    let mut all = (Vec::new(), Vec::new());
+    for worker in 0..settings.workers {
+        let (url, proxies) = route(store, direct)?;
+        all.0.push(Job {
+            url,
+            worker,
+            life: 0,
+            tasks: settings.tasks,
+            seed: settings.seed,
+            names: history.names.clone(),
+            ttl_ms: history.ttl / 1_000_000,
+            patience_ms: settings.patience.as_millis() as u64,
+            overstay: settings.overstay,
+            hold_us: settings.hold.as_micros() as u64,
+            shared: history.promised.shared,
+            resource,
+        });
+        all.1.push(proxies);
+    }
+    Ok(all)
+}
+
+/// Sets how long the consequences of a fault, and the recovery from it, may take.
+fn allow_time(history: &mut History, targets: &Targets, plan: &Plan) {
+    let window = targets.store.as_ref().map_or(6000, |store| store.window());
+    let mut window = Duration::from_millis(window);
+    let jumps = [FaultKind::ClockForward, FaultKind::ClockBack];
+    if jumps.iter().any(|kind| plan.faults.contains(kind)) {
+        // A lease that was granted at the other time lasts longer by this.
+        window += JUMP;
+    }
+    history.aftermath = (2 * plan.ttl + window).as_nanos() as u64;
+    history.recovery = (RECOVERY + 2 * plan.ttl + window * history.workers).as_nanos() as u64;
+}
+
+/// What happened to the store without a fault of ours, over the whole run.
+fn incident(targets: &mut Targets, from: u64, to: u64) -> Option<Fault> {
+    let (what, excuses, why) = targets.store.as_mut()?.incident()?;
+    Some(Fault {
+        what,
+        whom: "the store".into(),
+        from,
+        to,
+        excuses,
+        why: why.into(),
+    })
+}
+
+/// Adds what the workers, the resource and the nemesis have recorded.
+fn collect(history: &mut History, record: &Record, resource: &Resource) {
     let mut parts = record.parts();
     history.writes = parts.writes(resource.take());
     history.attempts = std::mem::take(&mut parts.attempts);
@@ -177,7 +203,6 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
     history.faults = std::mem::take(&mut parts.faults);
     history.troubles = std::mem::take(&mut parts.troubles);
     history.faults.sort_by_key(|fault| fault.from);
-    Ok(history)
 }
 
 async fn open(url: &str) -> Result<Client> {
@@ -185,45 +210,45 @@ async fn open(url: &str) -> Result<Client> {
     loop {
         match fencelock::connect(url).await {
             Ok(client) => return Ok(client),
-            // A server that was started a moment ago on a busy machine.
+            // The server may still be starting.
             Err(fencelock::Error::Unavailable { .. }) if begin.elapsed() < START => {}
             Err(error) => return Err(Failure::new(error.to_string())),
         }
     }
 }
 
-/// A worker's own way to the store: its URL, and the proxies on it.
-fn way(bed: Option<&dyn Bed>, direct: &str) -> Result<(String, Vec<Proxy>)> {
-    let Some(bed) = bed else {
-        return own::way(direct);
+/// A worker's own route to the store: its URL, and its proxies.
+fn route(store: Option<&dyn TestStore>, direct: &str) -> Result<(String, Vec<Proxy>)> {
+    let Some(store) = store else {
+        return external::route(direct);
     };
-    let proxies = bed.ports().into_iter().map(Proxy::start);
+    let proxies = store.ports().into_iter().map(Proxy::start);
     let proxies: Vec<Proxy> = proxies.collect::<Result<_>>()?;
     let ports: Vec<u16> = proxies.iter().map(Proxy::port).collect();
-    Ok((bed.url(&ports), proxies))
+    Ok((store.url(&ports), proxies))
 }
 
-/// Starts the workers, does harm for the time that was asked for, lets everything settle, and ends the workers.
+/// Starts the workers, injects faults for the requested time, waits for the recovery, and ends the workers.
 fn act(
-    mut field: Field,
+    mut targets: Targets,
     plan: &Plan,
     settings: &Settings,
     recovery: Duration,
     names: usize,
     record: &Record,
-) -> Result<(Field, u64, u64)> {
-    let crew = field.crew.clone();
-    for worker in 0..crew.len() {
-        crew.start(worker)?;
+) -> Result<(Targets, u64, u64)> {
+    let workers = targets.workers.clone();
+    for worker in 0..workers.len() {
+        workers.start(worker)?;
     }
-    for worker in 0..crew.len() {
-        crew.await_ready(worker, START)?;
+    for worker in 0..workers.len() {
+        workers.await_ready(worker, START)?;
     }
     let began = Clock::Boot.now().as_nanos();
     let (stop, stopped) = mpsc::channel();
     std::thread::scope(|scope| {
-        let field = &mut field;
-        scope.spawn(move || field.run(plan, &stopped));
+        let targets = &mut targets;
+        scope.spawn(move || targets.run(plan, &stopped));
         let begin = Instant::now();
         while begin.elapsed() < settings.lasts
             && settings
@@ -236,11 +261,11 @@ fn act(
     });
     settle(record, names, recovery);
     let ended = Clock::Boot.now().as_nanos();
-    crew.finish(settings.patience + recovery);
-    Ok((field, began, ended))
+    workers.finish(settings.patience + recovery);
+    Ok((targets, began, ended))
 }
 
-/// Waits until every lock was granted again after the last fault, or should have been.
+/// Waits until every lock was granted again after the last fault, or the time for that is over.
 fn settle(record: &Record, names: usize, recovery: Duration) {
     let healed = Clock::Boot.now();
     loop {
@@ -261,8 +286,8 @@ fn settle(record: &Record, names: usize, recovery: Duration) {
     }
 }
 
-/// What is left on the server once everything of before is over.
-async fn left(client: &Client, run: &str, field: &mut Field, wait: Duration) -> Vec<String> {
+/// What is left on the server after the run.
+async fn left(client: &Client, run: &str, targets: &mut Targets, wait: Duration) -> Vec<String> {
     let until = Clock::Boot.now() + wait;
     loop {
         let mut left = Vec::new();
@@ -270,8 +295,8 @@ async fn left(client: &Client, run: &str, field: &mut Field, wait: Duration) -> 
             Ok(held) => left.extend(held.iter().map(|lock| format!("the lock {}", lock.name))),
             Err(error) => left.push(format!("no answer to the listing of locks: {error}")),
         }
-        if let Some(bed) = &mut field.bed {
-            match bed.left() {
+        if let Some(store) = &mut targets.store {
+            match store.left() {
                 Ok(more) => left.extend(more),
                 Err(error) => left.push(format!("no answer about what is left: {error}")),
             }

@@ -1,5 +1,4 @@
-//! A layer between the core and the engine that notes when each claim was placed, stood in line, and held. Changes
-//! nothing.
+//! A layer between the core and the engine that records when each claim was placed, queued and granted.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +9,7 @@ use fencelock::engine::{Claim, Engine, Grant, Leave, Place, Standing, Withdrawn}
 use fencelock::layers::Layer;
 use fencelock::{ClaimId, Clock, Mode, Result, Token};
 
-/// What is known of one claim. Told once it holds; the others are of no use.
+/// What is known of one claim. Reported when it holds; other claims are not needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) placed: u64,
@@ -26,7 +25,7 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// `tell` hears of each claim that came to hold: when that was known, and its first token.
+    /// `tell` is called for each claim that holds, with the instant when that was known and its first token.
     pub(crate) fn new(
         engine: Arc<dyn Engine>,
         tell: impl Fn(&Claim, Seen, u64, Token) + Send + Sync + 'static,

@@ -1,7 +1,7 @@
-//! A worker process: takes and releases locks, and tells what it believes, line by line, as it happens.
+//! A worker process: acquires and releases locks, and reports what it believes as it happens.
 //!
-//! Its job is one line of JSON on standard input; then `trouble PERCENT`, `calm`, and at last `stop`. On standard output:
-//! lines of JSON, see [`Said`].
+//! Its standard input is its job as one line of JSON, then `trouble PERCENT`, `calm`, and at last `stop`. Its standard
+//! output is lines of JSON, see [`Event`].
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -20,10 +20,10 @@ use crate::history::{Claimed, End, How};
 use crate::register::Access;
 use crate::witness::Witness;
 
-/// For how long a store is asked again that does not answer at first, in nanoseconds.
+/// How long the worker retries to connect to a store that does not answer, in nanoseconds.
 const CONNECTING: u64 = 20_000_000_000;
 
-/// What a worker is to do.
+/// The job of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) url: String,
@@ -33,25 +33,25 @@ pub(crate) struct Job {
     pub(crate) seed: u64,
     pub(crate) names: Vec<String>,
     pub(crate) ttl_ms: u64,
-    /// How long a wish waits, in milliseconds.
+    /// How long a request waits, in milliseconds.
     pub(crate) patience_ms: u64,
-    /// Of 1000 holds, how many go on past their lease.
+    /// How many of 1000 holds continue past their lease.
     pub(crate) overstay: u32,
-    /// How long most holds last at most, in microseconds.
+    /// The maximum duration of most holds, in microseconds.
     pub(crate) hold_us: u64,
-    /// Whether there is shared mode.
+    /// Whether the store has shared mode.
     pub(crate) shared: bool,
     /// The resource's port.
     pub(crate) resource: u16,
 }
 
-/// What a worker tells.
+/// What a worker reports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Said {
+pub(crate) enum Event {
     /// The store is open, and the tasks begin.
     Ready,
-    /// A wish.
+    /// A task requests a lock.
     Asked {
         n: u64,
         task: u32,
@@ -60,7 +60,7 @@ pub(crate) enum Said {
         how: How,
         at: u64,
     },
-    /// It came true.
+    /// The request was granted.
     Granted {
         n: u64,
         at: u64,
@@ -68,27 +68,28 @@ pub(crate) enum Said {
         claim: String,
         valid: u64,
     },
-    /// It was renewed.
+    /// The lease was renewed.
     Valid { n: u64, until: u64 },
-    /// Its belief ended. Told before anything is sent: the process may be killed before an answer.
+    /// The task no longer believes that it holds. Reported before the release is sent: the process may be killed before
+    /// the answer.
     Left {
         n: u64,
         until: u64,
         told: Option<u64>,
         valid: u64,
     },
-    /// It is over, or never came true.
+    /// The request has ended.
     Over { n: u64, at: u64, end: End },
-    /// A claim came to hold.
+    /// A claim holds.
     Held(Claimed),
-    /// The client was closed: with nothing left behind, or with this error.
+    /// The client was closed, possibly with this error.
     Closed(Option<String>),
 }
 
-/// Whole lines, at once, so that nothing that happened is lost with the process.
-fn say(said: &Said) {
+/// Writes a whole line at once, so that a kill of this process loses no events.
+fn say(said: &Event) {
     if let Ok(line) = serde_json::to_string(said) {
-        // Without a listener there is nobody to work for; the parent's end ends this process, too.
+        // Fails only if the parent has ended, which ends this process, too.
         drop(writeln!(std::io::stdout().lock(), "{line}"));
     }
 }
@@ -100,7 +101,7 @@ fn now() -> u64 {
 /// Does the work of a worker process, until its input ends or says `stop`.
 ///
 /// # Errors
-/// What kept it from working.
+/// What kept it from its work.
 pub async fn run_worker() -> std::io::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let Some(line) = lines.next_line().await? else {
@@ -113,14 +114,14 @@ pub async fn run_worker() -> std::io::Result<()> {
     let client = loop {
         match connect(&job, Arc::clone(&faults)).await {
             Ok(client) => break client,
-            // It may be started while the store is away.
+            // The store may be down while this process starts.
             Err(Error::Unavailable { .. }) if now() < begin + CONNECTING => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(error) => return Err(std::io::Error::other(error)),
         }
     };
-    say(&Said::Ready);
+    say(&Event::Ready);
     let stopping = Arc::new(AtomicBool::new(false));
     let numbers = Arc::new(AtomicU64::new(0));
     let mut tasks = Vec::new();
@@ -157,7 +158,7 @@ pub async fn run_worker() -> std::io::Result<()> {
         task.await?;
     }
     let closed = client.close().await;
-    say(&Said::Closed(closed.err().map(|error| error.to_string())));
+    say(&Event::Closed(closed.err().map(|error| error.to_string())));
     Ok(())
 }
 
@@ -190,7 +191,7 @@ async fn connect(
                 .names
                 .iter()
                 .position(|name| name == claim.name.as_str());
-            say(&Said::Held(Claimed {
+            say(&Event::Held(Claimed {
                 id: claim.id.to_string(),
                 worker: told.worker,
                 name: name.unwrap_or(0) as u32,
@@ -217,7 +218,7 @@ struct Task {
 
 impl Task {
     async fn run(mut self, stopping: Arc<AtomicBool>) {
-        // The last ends: after an error some other may do better.
+        // Whether the last few requests failed.
         let mut recent: VecDeque<bool> = VecDeque::new();
         while !stopping.load(Ordering::SeqCst) {
             let failed = self.attempt().await;
@@ -226,7 +227,7 @@ impl Task {
                 recent.pop_front();
             }
             if recent.iter().all(|failed| *failed) {
-                // Not a busy loop while the store is away.
+                // No busy loop while the store is down.
                 tokio::time::sleep(Duration::from_millis(self.random.u64(5..50))).await;
             }
         }
@@ -234,7 +235,7 @@ impl Task {
 
     fn draw(&mut self) -> (How, bool) {
         let how = match self.random.u32(0..1000) {
-            // It costs a whole lease.
+            // Rare, since it takes a whole lease.
             n if n < self.job.overstay => How::Overstay,
             0..=79 => How::Try,
             80..=99 => How::Unfair,
@@ -253,32 +254,32 @@ impl Task {
             0..=5999 => 0,
             6000..=9979 => self.random.u64(0..=self.job.hold_us),
             9980..=9994 => self.random.u64(0..=ttl / 4),
-            // So that it is renewed.
+            // Long enough for renewals.
             _ => self.random.u64(ttl / 2..=ttl + ttl / 2),
         })
     }
 
-    /// One wish, from asking to the end. Returns whether it failed.
+    /// One request, from its beginning to its end. Returns whether it failed.
     async fn attempt(&mut self) -> bool {
         let n = self.numbers.fetch_add(1, Ordering::Relaxed);
         let name = self.random.u32(0..self.job.names.len() as u32);
         let (how, shared) = self.draw();
         let patience = Duration::from_millis(self.job.patience_ms);
         let text = &self.job.names[name as usize];
-        let mut wish: Acquire = match how {
+        let mut request: Acquire = match how {
             How::Try => self.client.try_lock(text),
             How::Unfair => self.client.lock(text).timeout(patience).unfair(),
             _ => self.client.lock(text).timeout(patience),
         };
-        wish = wish.ttl(Duration::from_millis(self.job.ttl_ms));
+        request = request.ttl(Duration::from_millis(self.job.ttl_ms));
         if shared {
-            wish = wish.shared();
+            request = request.shared();
         }
         if how == How::Overstay {
-            wish = wish.renew(false);
+            request = request.renew(false);
         }
         let (task, at) = (self.task, now());
-        say(&Said::Asked {
+        say(&Event::Asked {
             n,
             task,
             name,
@@ -288,7 +289,7 @@ impl Task {
         });
         let taken = if how == How::DropWish {
             let soon = Duration::from_micros(self.random.u64(0..20_000));
-            match tokio::time::timeout(soon, wish).await {
+            match tokio::time::timeout(soon, request).await {
                 Ok(taken) => taken,
                 Err(_) => {
                     self.over(n, End::Gone);
@@ -296,14 +297,14 @@ impl Task {
                 }
             }
         } else {
-            wish.await
+            request.await
         };
         let guard = match taken {
             Ok(guard) => guard,
             Err(error) => return self.failed(n, &error),
         };
         let valid = guard.valid_until().as_nanos();
-        say(&Said::Granted {
+        say(&Event::Granted {
             n,
             at: now(),
             token: guard.token().get(),
@@ -332,7 +333,7 @@ impl Task {
     }
 
     fn over(&self, n: u64, end: End) {
-        say(&Said::Over { n, at: now(), end });
+        say(&Event::Over { n, at: now(), end });
     }
 
     /// Holds, writes, and leaves.
@@ -348,11 +349,11 @@ impl Task {
                     told = Some(now());
                     break;
                 }
-                until = guard.prolonged() => say(&Said::Valid { n, until: until.as_nanos() }),
+                until = guard.prolonged() => say(&Event::Valid { n, until: until.as_nanos() }),
                 () = &mut ends => break,
             }
         }
-        // Asked last, as a careful program does. Between this and the write it may be stopped all the same.
+        // Checked last, as a careful program does. The process may still be stopped between the check and the write.
         if guard.is_valid() {
             self.write(n, name, &guard, read).await;
         }
@@ -362,7 +363,7 @@ impl Task {
             told = Some(left);
         }
         let until = told.unwrap_or(left).min(valid);
-        say(&Said::Left {
+        say(&Event::Left {
             n,
             until,
             told,
@@ -377,14 +378,14 @@ impl Task {
         }
     }
 
-    /// Holds past the lease, and writes then like a program that never asks whether it still may.
+    /// Holds past the lease, and then writes like a program that never checks its lock.
     async fn overstay(&mut self, n: u64, name: u32, guard: Guard) -> End {
         let read = self.access.ask(&format!("r {name}")).await.unwrap_or(0);
         guard.lost().await;
         let told = now();
         let valid = guard.valid_until().as_nanos();
         let (until, told) = (valid.min(told), Some(told));
-        say(&Said::Left {
+        say(&Event::Left {
             n,
             until,
             told,
@@ -402,7 +403,7 @@ impl Task {
         let mode = guard.mode().letter();
         let value = read + 1;
         let request = format!("w {worker}:{life}:{n} {name} {token} {claim} {mode} {value}");
-        // The resource's own log tells what came of it.
+        // The log of the resource has the result.
         drop(self.access.ask(&request).await);
     }
 }

@@ -25,9 +25,9 @@ pub enum LeaseKind {
 /// How a waiter learns that its turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The store pushes a message to it.
+    /// A message wakes it. It polls the store as a fall-back at most.
     Push,
-    /// It asks the store again and again.
+    /// It polls the store.
     Poll,
 }
 

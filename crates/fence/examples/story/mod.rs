@@ -1,7 +1,7 @@
-//! The story that the examples here tell, each with a fence of its own, in two processes.
+//! The story of these examples, in two processes. Each example has another fence.
 //!
-//! The sleeper takes the lock, and is stopped (SIGSTOP) for longer than its lease. Its successor takes the lock and writes.
-//! Then the sleeper wakes up in the middle of its work, and writes, too: it is refused, and told which token won.
+//! The sleeper takes the lock, and is stopped (SIGSTOP) for longer than its lease. The successor takes the lock and writes.
+//! Then the sleeper wakes up in the middle of its work and writes, too. The fence refuses it, and names the token that won.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -13,22 +13,22 @@ use fencelock::Sequencer;
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// What the lock protects.
+/// The protected resource.
 pub(crate) trait Ledger {
-    /// Writes, in one step with the check that nobody has come after the holder.
+    /// Writes in one step with the check that no later holder has passed.
     async fn write(&self, holder: &Sequencer, text: &str) -> Result<()>;
 }
 
-/// Where the ledger is: the first argument.
+/// The place of the ledger: the first argument.
 pub(crate) fn place() -> Result<String> {
     let place = env::args().nth(1);
     Ok(place.ok_or("say where the ledger is, such as redis://127.0.0.1:6379")?)
 }
 
-/// By which a process knows that it is the sleeper, and where the locks are.
+/// Set in the process of the sleeper, to the store of the locks.
 const STORE: &str = "SLEEPER_STORE";
 
-pub(crate) async fn tell(ledger: &impl Ledger, place: &str) -> Result<()> {
+pub(crate) async fn run(ledger: &impl Ledger, place: &str) -> Result<()> {
     if let Ok(store) = env::var(STORE) {
         return sleep(ledger, &store).await;
     }
@@ -41,23 +41,23 @@ pub(crate) async fn tell(ledger: &impl Ledger, place: &str) -> Result<()> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let told = watch(ledger, &store, &mut sleeper).await;
-    // Whatever came of it; it may be stopped still.
+    let result = watch(ledger, &store, &mut sleeper).await;
+    // In any case: it may still be stopped.
     sleeper.kill()?;
     sleeper.wait()?;
     fs::remove_dir_all(&directory)?;
-    told
+    result
 }
 
 async fn sleep(ledger: &impl Ledger, store: &str) -> Result<()> {
     let client = fencelock::connect(store).await?;
     let wish = client.lock("ledger").ttl(Duration::from_millis(500));
-    // Not renewed: its lease ends anyway while it is stopped.
+    // Without renewal: the lease ends while the process is stopped.
     let guard = wish.renew(false).await?;
     let holder = guard.sequencer().await?;
     println!("{holder}");
     io::stdin().read_line(&mut String::new())?;
-    // A program should ask `guard.is_valid()` here. But even then it could be stopped right after that.
+    // A program should check `guard.is_valid()` here. But even then it could be stopped right after the check.
     match ledger.write(&holder, "by the sleeper").await {
         Ok(()) => println!("it is not refused"),
         Err(refusal) => println!("it is refused: {refusal}"),
@@ -77,7 +77,7 @@ async fn watch(ledger: &impl Ledger, store: &str, sleeper: &mut Child) -> Result
     signal("-STOP", sleeper)?;
 
     let client = fencelock::connect(store).await?;
-    // Granted once the sleeper's lease is over.
+    // Granted when the sleeper's lease has ended.
     let guard = client.lock("ledger").await?;
     let holder = guard.sequencer().await?;
     ledger.write(&holder, "by the successor").await?;

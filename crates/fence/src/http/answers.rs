@@ -1,4 +1,4 @@
-//! The first answers to operations, for those who ask again.
+//! The first answers to operations, for repeated requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -10,44 +10,44 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
-use tokio::sync::{Mutex as Turns, OwnedMutexGuard};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::problem::Problem;
-use crate::highest::Gates;
+use crate::gates::Gates;
 
 /// The header that names an operation.
 pub const KEY_HEADER: &str = "idempotency-key";
 
-/// The header of an answer that was given before.
+/// The header of a repeated answer.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The longest answer that is kept.
+/// The longest answer.
 const LONGEST: usize = 1 << 20;
 
-/// What an answer costs beside its text: about what the maps and the allocator take.
+/// About what an answer costs beside its text, for the maps and the allocator.
 const OVERHEAD: usize = 256;
 
-/// The first answers to operations, in memory. Cheap to clone; all clones are one.
+/// The first answers to operations, in memory. Cheap to clone: all clones share the answers.
 ///
-/// Bounded in size: the oldest answers are forgotten first. All are forgotten with the process. An operation that must not be
-/// done twice over a restart needs its outcome in the database that it writes to: see
+/// Bounded in size: the oldest answers are dropped first. All end with the process. For an operation that must not be done
+/// twice over a restart, store the outcome in the database that it writes to: see
 /// [`sql::Operations`](crate::sql::Operations).
 #[derive(Clone)]
 pub struct Answers {
     kept: Arc<Mutex<Kept>>,
 }
 
-/// An operation: the lock that protects what it writes to, and the key that its client chose.
+/// An operation: its lock, and the key that the client chose.
 type Key = (LockName, String);
 
 struct Kept {
     answers: HashMap<Key, Known>,
-    /// From the oldest on.
+    /// The oldest first.
     order: VecDeque<Key>,
     size: usize,
-    most: usize,
-    /// Operations that are running.
-    running: Gates<Key, Turns<()>>,
+    max_size: usize,
+    /// The operations that are running.
+    running: Gates<Key, AsyncMutex<()>>,
 }
 
 #[derive(Clone)]
@@ -57,7 +57,7 @@ struct Known {
     answer: Answer,
 }
 
-/// What the service answered.
+/// An answer of the service.
 #[derive(Clone)]
 pub(super) struct Answer {
     status: StatusCode,
@@ -65,44 +65,46 @@ pub(super) struct Answer {
     body: Vec<u8>,
 }
 
-/// What comes of looking an operation up.
-pub(super) enum Turn {
-    /// It was done: its first answer.
+/// What is known of an operation.
+pub(super) enum Lookup {
+    /// It was done. This is its first answer.
     Done(Answer),
-    /// It is to be done now, and nobody else does it while this is kept.
-    Mine(Mine),
+    /// It was not done before.
+    First(FirstAttempt),
 }
 
-pub(super) struct Mine {
+/// The right to do an operation. No other request does it meanwhile.
+pub(super) struct FirstAttempt {
     answers: Answers,
     key: Key,
     request: String,
-    _turn: OwnedMutexGuard<()>,
+    _running: OwnedMutexGuard<()>,
 }
 
 impl Answers {
-    /// Keeps answers of `bytes` together, with their headers and some 256 bytes for each; and always the last one.
+    /// Keeps answers of up to `bytes` in total, counting their headers and some 256 bytes for each. The last answer is always
+    /// kept.
     #[must_use]
     pub fn in_memory(bytes: usize) -> Self {
         let kept = Kept {
             answers: HashMap::new(),
             order: VecDeque::new(),
             size: 0,
-            most: bytes,
+            max_size: bytes,
             running: Gates::default(),
         };
         let kept = Arc::new(Mutex::new(kept));
         Self { kept }
     }
 
-    /// The first answer to an operation, or the right to do it. Waits while somebody else does it.
-    pub(super) async fn turn(
+    /// The first answer to an operation, or the right to do it. Waits while another request does it.
+    pub(super) async fn look_up(
         &self,
         lock: &LockName,
         operation: &str,
         parts: &Parts,
         limit: Duration,
-    ) -> Result<Turn, Problem> {
+    ) -> Result<Lookup, Problem> {
         let key = (lock.clone(), operation.to_owned());
         let target = parts
             .uri
@@ -116,22 +118,22 @@ impl Answers {
             }
             kept.running.of(&key)
         };
-        let turn = tokio::time::timeout(limit, running.lock_owned()).await;
-        let turn = turn.map_err(|_| Problem::running(operation, limit))?;
-        // Whoever did it meanwhile has kept the answer before it let us in.
+        let running = tokio::time::timeout(limit, running.lock_owned()).await;
+        let running = running.map_err(|_| Problem::running(operation, limit))?;
+        // The request that did it has kept its answer before it let this one in.
         if let Some(done) = self.kept().done(&key, &request) {
             return done;
         }
-        Ok(Turn::Mine(Mine {
+        Ok(Lookup::First(FirstAttempt {
             answers: self.clone(),
             key,
             request,
-            _turn: turn,
+            _running: running,
         }))
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Nothing in there panics halfway.
+        // Nothing panics while it is locked.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -142,16 +144,16 @@ impl fmt::Debug for Answers {
         f.debug_struct("Answers")
             .field("count", &kept.answers.len())
             .field("size", &kept.size)
-            .field("most", &kept.most)
+            .field("max_size", &kept.max_size)
             .finish()
     }
 }
 
 impl Kept {
-    fn done(&self, key: &Key, request: &str) -> Option<Result<Turn, Problem>> {
+    fn done(&self, key: &Key, request: &str) -> Option<Result<Lookup, Problem>> {
         let known = self.answers.get(key)?;
         Some(match known.request == request {
-            true => Ok(Turn::Done(known.answer.clone())),
+            true => Ok(Lookup::Done(known.answer.clone())),
             false => Err(Problem::another_request(&key.1, &known.request)),
         })
     }
@@ -160,7 +162,7 @@ impl Kept {
         self.size += size(&key, &known);
         self.order.push_back(key.clone());
         self.answers.insert(key, known);
-        while self.size > self.most && self.order.len() > 1 {
+        while self.size > self.max_size && self.order.len() > 1 {
             let oldest = self.order.pop_front();
             let gone = oldest.and_then(|key| self.answers.remove_entry(&key));
             self.size -= gone.map_or(0, |(key, known)| size(&key, &known));
@@ -178,15 +180,15 @@ fn size(key: &Key, known: &Known) -> usize {
     OVERHEAD + key + known.request.len() + headers + known.answer.body.len()
 }
 
-impl Mine {
-    /// Keeps the answer, and gives it back for whoever asked first. `None`: the service failed without one.
+impl FirstAttempt {
+    /// Keeps the answer, and returns it for this request. `None`: the service failed without an answer.
     pub(super) async fn keep<R>(self, response: Option<Response<R>>) -> Response<R>
     where
         R: Body + From<Vec<u8>>,
         R::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let answer = match response {
-            // By these the service says that it has done nothing.
+            // These say that the service has done nothing.
             Some(response) if is_refusal(response.status()) => return response,
             Some(response) => Answer::read(response).await,
             None => Err(Problem::failed()),
@@ -246,7 +248,7 @@ impl Answer {
         response
     }
 
-    /// The same for whoever asks again.
+    /// The answer to a repeated request.
     pub(super) fn again<R: From<Vec<u8>>>(self) -> Response<R> {
         let mut response = self.into_response();
         let headers: &mut HeaderMap = response.headers_mut();
@@ -255,7 +257,7 @@ impl Answer {
     }
 }
 
-/// The operation that a request names; `None` if it names none.
+/// The operation of a request, if it names one.
 pub(super) fn operation(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let mut sent = headers.get_all(KEY_HEADER).iter();
     let key = match (sent.next(), sent.next()) {
@@ -265,7 +267,7 @@ pub(super) fn operation(headers: &HeaderMap) -> Result<Option<String>, Problem> 
     };
     let key = key.to_str().map(str::trim);
     let key = key.map_err(|_| Problem::unreadable_key("it is not ASCII"))?;
-    // The draft standard wants quotes around it; most clients send none.
+    // The draft standard requires quotes; most clients send none.
     let bare = key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
     let key = bare.unwrap_or(key);
     match key.len() {

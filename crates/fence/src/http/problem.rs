@@ -1,4 +1,4 @@
-//! What a request is told that gets no answer from the service.
+//! The answers to requests that the service does not handle.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Problem {
         self
     }
 
-    /// Whoever has waited that long in vain need not come back at once.
+    /// The client waited that long without success, so it should not repeat the request at once.
     fn retry_after(mut self, waited: Duration) -> Self {
         self.retry_after = Some(waited.as_secs().clamp(1, 60));
         self
@@ -59,7 +59,7 @@ impl Problem {
             StatusCode::BAD_REQUEST,
             "unreadable",
             "The sequencer cannot be read",
-            format!("Fencelock-Sequencer: {why}; send one, as the lock's holder has it"),
+            format!("Fencelock-Sequencer: {why}; send the sequencer of the holder"),
         )
     }
 
@@ -74,7 +74,7 @@ impl Problem {
 
     pub(super) fn of_another(sequencer: &Sequencer, lock: &str) -> Self {
         let detail = format!(
-            "lock {lock} protects this, and not {}; take lock {lock}",
+            "lock {lock} protects this resource, not {}; take lock {lock}",
             sequencer.name
         );
         Self::new(
@@ -107,7 +107,7 @@ impl Problem {
             StatusCode::PRECONDITION_FAILED,
             "not-held",
             "The lock is not held",
-            format!("the grant of lock {name} with token {token} is over; take the lock again"),
+            format!("the grant of lock {name} with token {token} has ended; take the lock again"),
         )
         .member("lock", json!(name.as_str()))
         .member("token", json!(token.get()))
@@ -119,14 +119,18 @@ impl Problem {
             StatusCode::SERVICE_UNAVAILABLE,
             "unknown",
             "The sequencer cannot be judged now",
-            // Not the error: it tells of the inside of the service.
-            format!("whether lock {lock} is held cannot be found out; try again"),
+            // Not the error, which would reveal internals of the service.
+            format!("it is unknown whether lock {lock} is held; try again"),
         )
         .member("lock", json!(lock))
     }
 
     pub(super) fn busy(lock: &str, waited: Duration) -> Self {
-        tracing::warn!(lock, ?waited, "an earlier request shuts out the next");
+        tracing::warn!(
+            lock,
+            ?waited,
+            "a request waited too long for an earlier one"
+        );
         let detail = format!(
             "an earlier request of a holder of lock {lock} is still being handled after {waited:?}; try again"
         );
@@ -156,12 +160,12 @@ impl Problem {
 
     pub(super) fn another_request(key: &str, first: &str) -> Self {
         let detail = format!(
-            "Idempotency-Key {key} came first with {first}; send a key of its own with each operation"
+            "Idempotency-Key {key} was first used with {first}; send a new key with each operation"
         );
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "another-request",
-            "The idempotency key is another operation's",
+            "The idempotency key belongs to another operation",
             detail,
         )
     }
@@ -171,14 +175,14 @@ impl Problem {
             StatusCode::INTERNAL_SERVER_ERROR,
             "failed",
             "The service failed",
-            "the service failed while it handled the request, and may have written; look before you try again"
+            "the service failed while it handled the request, and may have written; check that before you try again"
                 .to_owned(),
         )
     }
 
     pub(super) fn answer_lost(most: usize) -> Self {
         let detail = format!(
-            "the operation was carried out, but its answer broke off or is longer than {most} bytes, and was not kept"
+            "the operation was carried out, but its answer was incomplete or longer than {most} bytes, and was not kept"
         );
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,18 +1,19 @@
-//! [`TableFence`] with `mysql_async`.
+//! [`TableFence`] and [`Operations`] with `mysql_async`.
 
 use fencelock_core::Sequencer;
 use mysql_async::Transaction;
 use mysql_async::prelude::Queryable;
 
-use super::{Operation, Operations, TableFence};
+use super::operations::{Operation, Operations};
+use super::table_fence::TableFence;
 use crate::error::Result;
 
-/// Lets a holder pass, or refuses it. Call it first in the transaction; roll that back if it is refused. The table must be
-/// there ([`TableFence::create`]).
+/// Lets a holder pass, or refuses it. Call this first in the transaction, and roll back if it fails. The table must exist
+/// ([`TableFence::create`]).
 ///
 /// # Errors
 /// [`FenceError::Stale`](crate::FenceError::Stale) if the holder was superseded, [`FenceError::Write`](crate::FenceError::Write)
-/// for the database's errors: a deadlock between two new locks among them, after which the transaction is to be repeated.
+/// for the database's errors. After a deadlock, which two new locks may cause, repeat the transaction.
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
@@ -21,21 +22,22 @@ pub async fn pass(
     fence: &TableFence,
     sequencer: &Sequencer,
 ) -> Result<()> {
-    let asked = async {
+    let queried = async {
         transaction.query_drop(fence.mark(sequencer)).await?;
         transaction.query_first(fence.select(sequencer)).await
     };
-    let found = asked.await;
+    let found = queried.await;
     let found = found.map_err(|error: mysql_async::Error| fence.failed(error))?;
     fence.judge(found, sequencer)
 }
 
-/// Begins an operation: `None` if this is the first try, and its outcome if it was done before. Call it first in the
-/// transaction, and before the fence; roll back if either refuses. The table must be there ([`Operations::create`]).
+/// Begins an operation. Returns `None` if this is the first attempt, and the outcome if the operation was done before. Call
+/// this first in the transaction, before the fence, and roll back if either fails. The table must exist
+/// ([`Operations::create`]).
 ///
 /// # Errors
-/// Those of [`Operations::outcome`], and [`FenceError::Write`](crate::FenceError::Write) for the database's errors: a
-/// deadlock among them, if several waited for a first try that was rolled back, after which the transaction is to be repeated.
+/// Those of [`Operations::outcome`], and [`FenceError::Write`](crate::FenceError::Write) for the database's errors. After
+/// a deadlock, which may occur if several waited for a first attempt that was rolled back, repeat the transaction.
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
@@ -56,10 +58,10 @@ pub async fn begin(
     operations.outcome(found, operation).map(Some)
 }
 
-/// Keeps the outcome of the operation that this transaction has begun. Commit then.
+/// Stores the outcome of the operation that this transaction has begun. Then commit.
 ///
 /// # Errors
-/// [`FenceError::Damaged`](crate::FenceError::Damaged) if it has not begun it, or has finished it;
+/// [`FenceError::Damaged`](crate::FenceError::Damaged) if the transaction has not begun it, or has finished it;
 /// [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
 ///
 /// # Cancel safety
@@ -73,6 +75,6 @@ pub async fn finish(
 ) -> Result<()> {
     let finish = operations.finish(sequencer, operation);
     let changed = transaction.exec_drop(finish, (outcome,)).await;
-    changed.map_err(|error| operations.failed("keep an outcome", error))?;
+    changed.map_err(|error| operations.failed("store an outcome", error))?;
     operations.finished(transaction.affected_rows(), operation)
 }

@@ -1,24 +1,23 @@
-//! Operations that are done once, however often they are asked for.
+//! Operations that are done once, however often they are requested.
 
-use std::fmt::Display;
 use std::time::Duration;
 
-use fencelock_core::{Error as LockError, Sequencer};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use fencelock_core::{Error, Sequencer};
 
-use super::{Dialect, name_of, table_name};
+use super::dialect::Dialect;
+use super::table::{LONGEST_NAME, TableName, encoded, lock_name};
 use crate::error::{FenceError, Result};
 
 /// The columns that [`Operations::select`] reads.
 pub const OPERATION_COLUMNS: &str = "fingerprint, outcome";
 
-/// An operation as a row has it: `fingerprint`, `outcome`.
+/// An operation as a row stores it: `fingerprint`, `outcome`.
 pub type StoredOperation = (String, Option<String>);
 
 /// The longest id and the longest fingerprint, in bytes.
 const LONGEST: usize = 255;
 
-/// One thing to do, such as one payment: every try at it has the same id, and nothing else has that id.
+/// One thing to do, such as one payment. Every attempt has the same id, and no other operation has that id.
 ///
 /// ```
 /// # use fencelock_fence::sql::Operation;
@@ -36,15 +35,15 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// An operation by its id: 1 to 255 bytes of text, such as a UUID. Whoever asks for the operation chooses it once, before
-    /// the first try, and keeps it for the others.
+    /// An operation by its id: 1 to 255 bytes of text, such as a UUID. The client chooses it before the first attempt, and
+    /// sends the same id with every further attempt.
     ///
     /// # Errors
     /// [`fencelock_core::Error::Invalid`] if it is empty or longer.
-    pub fn new(id: &str) -> Result<Self, LockError> {
+    pub fn new(id: &str) -> Result<Self, Error> {
         if id.is_empty() {
             let why = "it is empty; choose one for each operation, such as a UUID";
-            return Err(LockError::invalid("operation id", id, why));
+            return Err(Error::invalid("operation id", id, why));
         }
         Ok(Self {
             id: short_enough("operation id", id)?,
@@ -52,12 +51,12 @@ impl Operation {
         })
     }
 
-    /// Says what the operation is, in 255 bytes of text at most, such as a digest of the request. A later try with the same
-    /// id and another fingerprint is refused ([`FenceError::AnotherOperation`]): somebody has used an id twice.
+    /// What the operation does, in 255 bytes of text at most, such as a digest of the request. A later attempt with the
+    /// same id and another fingerprint is refused ([`FenceError::AnotherOperation`]): an id was used twice.
     ///
     /// # Errors
     /// [`fencelock_core::Error::Invalid`] if it is longer.
-    pub fn fingerprint(self, of: &str) -> Result<Self, LockError> {
+    pub fn fingerprint(self, of: &str) -> Result<Self, Error> {
         let fingerprint = short_enough("fingerprint", of)?;
         Ok(Self {
             fingerprint,
@@ -65,87 +64,84 @@ impl Operation {
         })
     }
 
-    /// Its id.
+    /// The id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 }
 
-fn short_enough(what: &'static str, text: &str) -> Result<String, LockError> {
+fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
     if text.len() > LONGEST {
         let why = "it is longer than 255 bytes; send a digest of it";
-        return Err(LockError::invalid(what, text, why));
+        return Err(Error::invalid(what, text, why));
     }
     Ok(text.to_owned())
 }
 
 /// A table of operations and their outcomes, beside a [`RowFence`](super::RowFence) or a
-/// [`TableFence`](super::TableFence): a fence lets the same holder pass as often as it likes, so a request that is sent twice
-/// would be carried out twice.
+/// [`TableFence`](super::TableFence). A fence lets the same holder pass again, so without this table a request that is sent
+/// twice would be carried out twice.
 ///
-/// All in **one transaction**, which is rolled back if anything refuses:
+/// Do all of this in **one transaction**, and roll it back if a step fails:
 ///
-/// 1. Run [`Operations::begin`]. A row inserted: this is the first try. Somebody else who begins the same operation waits
-///    until this transaction ends.
-/// 2. No row inserted: read [`Operations::select`], hand the row to [`Operations::outcome`], and answer with that. Nothing is
-///    to be written, and no fence is asked: what was done was done, whoever holds the lock by now.
-/// 3. The first try goes through the fence, writes, and runs [`Operations::finish`] with its outcome. Commit.
+/// 1. Run [`Operations::begin`]. If it inserted a row, this is the first attempt. Another transaction that begins the same
+///    operation waits until this one ends.
+/// 2. If it inserted no row: read [`Operations::select`], pass the row to [`Operations::outcome`], and answer with the
+///    outcome. Write nothing, and do not check the fence: the operation was done, whoever holds the lock now.
+/// 3. The first attempt passes the fence, writes, and runs [`Operations::finish`] with its outcome. Commit.
 ///
-/// The driver helpers (`sqlite::begin`, which has an example, and `sqlite::finish`; and those of `postgres` and `mysql`) run
-/// 1 to 2, and 3. An id counts for each lock by itself. Use `READ COMMITTED` in PostgreSQL, or be ready for serialization errors.
+/// The driver helpers do steps 1 and 2 (`sqlite::begin`, which has an example) and step 3 (`sqlite::finish`); there are the
+/// same for `postgres` and `mysql`. Ids are counted for each lock separately. In PostgreSQL use `READ COMMITTED`, or be ready for
+/// serialization errors.
 ///
-/// An outcome is kept until [`Operations::prune`] removes it: run that now and then, and keep outcomes for longer than any
-/// client tries again. A try after that is a first try; then only the fence refuses it, if its holder was superseded.
+/// An outcome is kept until [`Operations::prune`] deletes it. Run that now and then, and keep outcomes for longer than any
+/// client repeats a request. After that an attempt counts as the first one, and only the fence may refuse it.
 #[derive(Clone, Debug)]
 pub struct Operations {
     dialect: Dialect,
-    table: String,
+    table: TableName,
 }
 
 impl Operations {
     /// Operations in the table `fencelock_operations`.
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
-        let table = "fencelock_operations".to_owned();
+        let table = TableName::fixed("fencelock_operations");
         Self { dialect, table }
     }
 
     /// Operations in another table.
     ///
     /// # Errors
-    /// [`fencelock_core::Error::Invalid`] if that is no plain name.
-    pub fn in_table(dialect: Dialect, table: &str) -> Result<Self, LockError> {
-        let table = table_name(table)?;
+    /// [`fencelock_core::Error::Invalid`] if the name has other characters than letters, digits, `_` and `.`.
+    pub fn in_table(dialect: Dialect, table: &str) -> Result<Self, Error> {
+        let table = TableName::new(table)?;
         Ok(Self { dialect, table })
     }
 
-    /// The statement that makes the table if there is none.
+    /// The statement that creates the table if it does not exist.
     #[must_use]
     pub fn create(&self) -> String {
-        // Names, ids and fingerprints are percent-encoded: three bytes for each at most.
-        let (name, id, outcome, end) = match self.dialect {
-            Dialect::Postgres | Dialect::Sqlite => ("TEXT", "TEXT", "TEXT", ")"),
-            Dialect::Mysql => (
-                "VARCHAR(1536) CHARACTER SET ascii COLLATE ascii_bin",
-                "VARCHAR(765) CHARACTER SET ascii COLLATE ascii_bin",
-                "LONGTEXT CHARACTER SET utf8mb4",
-                // Or a pruning would lock every row that it looks at.
-                ", INDEX (done_at)) ENGINE=InnoDB",
-            ),
+        let (outcome, index) = match self.dialect {
+            Dialect::Postgres | Dialect::Sqlite => ("TEXT", ""),
+            // Without the index `prune` would lock every row that it reads.
+            Dialect::Mysql => ("LONGTEXT CHARACTER SET utf8mb4", ", INDEX (done_at)"),
         };
+        let (table, options) = (&self.table, self.dialect.table_options());
+        let name = self.dialect.encoded_text(LONGEST_NAME);
+        let id = self.dialect.encoded_text(LONGEST);
         format!(
-            "CREATE TABLE IF NOT EXISTS {} (name {name} NOT NULL, operation {id} NOT NULL, fingerprint {id} NOT NULL, \
-             token BIGINT NOT NULL, done_at BIGINT NOT NULL, outcome {outcome}, PRIMARY KEY (name, operation){end}",
-            self.table
+            "CREATE TABLE IF NOT EXISTS {table} (name {name} NOT NULL, operation {id} NOT NULL, fingerprint {id} NOT NULL, \
+             token BIGINT NOT NULL, done_at BIGINT NOT NULL, outcome {outcome}, PRIMARY KEY (name, operation){index}){options}"
         )
     }
 
-    /// Begins an operation: inserts its row unless there is one, and waits while somebody else is at it.
+    /// Begins an operation: inserts its row unless there is one. Waits while another transaction does the same operation.
     #[must_use]
     pub fn begin(&self, sequencer: &Sequencer, operation: &Operation) -> String {
         let (table, token, now) = (&self.table, sequencer.token, self.now());
-        let (name, id) = (name_of(sequencer), encoded(&operation.id));
+        let (name, id) = (lock_name(sequencer), encoded(&operation.id));
         let fingerprint = encoded(&operation.fingerprint);
         let (ignore, end) = match self.dialect {
             Dialect::Postgres | Dialect::Sqlite => {
@@ -159,25 +155,25 @@ impl Operations {
         )
     }
 
-    /// Reads what was made of an operation, after an [`Operations::begin`] that inserted nothing.
+    /// Reads the outcome of an operation, after an [`Operations::begin`] that inserted no row.
     #[must_use]
     pub fn select(&self, sequencer: &Sequencer, operation: &Operation) -> String {
         let end = match self.dialect {
             Dialect::Postgres | Dialect::Sqlite => "",
-            // The row as it is, and not as it was when the transaction began.
+            // Otherwise it would read the row as it was at the start of the transaction.
             Dialect::Mysql => " LOCK IN SHARE MODE",
         };
         let (table, which) = (&self.table, which(sequencer, operation));
         format!("SELECT {OPERATION_COLUMNS} FROM {table} WHERE {which}{end}")
     }
 
-    /// The first try's outcome, from what [`Operations::select`] found.
+    /// The outcome of the first attempt, from the result of [`Operations::select`].
     ///
     /// # Errors
     /// [`FenceError::AnotherOperation`] if the fingerprints differ, [`FenceError::Damaged`] if a transaction was committed
-    /// without [`Operations::finish`], or nothing was found: it was pruned at that moment, or `begin` was not run.
+    /// without [`Operations::finish`], or if there is no row: it was pruned at that moment, or `begin` was not run.
     pub fn outcome(&self, found: Option<StoredOperation>, operation: &Operation) -> Result<String> {
-        let resource = self.table.clone();
+        let resource = self.table.to_string();
         let id = operation.id.clone();
         let Some((fingerprint, outcome)) = found else {
             let why =
@@ -189,15 +185,15 @@ impl Operations {
         }
         outcome.ok_or_else(|| {
             let why = format!(
-                "operation {id:?} was committed without an outcome; look whether it was carried out, and set its outcome, or \
+                "operation {id:?} was committed without an outcome; find out whether it was carried out, and set its outcome or \
                  delete its row"
             );
             FenceError::damaged(resource, why)
         })
     }
 
-    /// Keeps the outcome of the operation that this transaction has begun. It has one placeholder, for the outcome: text
-    /// that is enough to answer the same request again. One row must be changed.
+    /// Stores the outcome of the operation that this transaction has begun. The statement has one placeholder, for the
+    /// outcome: text that is enough to answer the same request again. It must change one row.
     #[must_use]
     pub fn finish(&self, sequencer: &Sequencer, operation: &Operation) -> String {
         let placeholder = match self.dialect {
@@ -208,7 +204,7 @@ impl Operations {
         format!("UPDATE {table} SET outcome = {placeholder} WHERE {which} AND outcome IS NULL")
     }
 
-    /// Forgets the operations that were begun longer ago than that, by the database's clock.
+    /// Deletes the operations that were begun longer ago, by the clock of the database.
     ///
     /// ```
     /// # use fencelock_fence::sql::{Dialect, Operations};
@@ -234,17 +230,17 @@ impl Operations {
         }
     }
 
-    /// The table, for errors.
+    /// An error of the database.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(super) fn failed(
         &self,
         action: &'static str,
         cause: impl Into<fencelock_core::Cause>,
     ) -> FenceError {
-        FenceError::write(&self.table, action, cause)
+        FenceError::write(self.table.to_string(), action, cause)
     }
 
-    /// Whether the outcome was kept, by how many rows [`Operations::finish`] changed.
+    /// Whether the outcome was stored, by the number of rows that [`Operations::finish`] changed.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(super) fn finished(&self, changed: u64, operation: &Operation) -> Result<()> {
         if changed == 1 {
@@ -254,16 +250,11 @@ impl Operations {
         let why = format!(
             "operation {id:?} was not begun in this transaction; roll back, and begin it first"
         );
-        Err(FenceError::damaged(&self.table, why))
+        Err(FenceError::damaged(self.table.to_string(), why))
     }
 }
 
 fn which(sequencer: &Sequencer, operation: &Operation) -> String {
-    let (name, id) = (name_of(sequencer), encoded(&operation.id));
+    let (name, id) = (lock_name(sequencer), encoded(&operation.id));
     format!("name = '{name}' AND operation = '{id}'")
-}
-
-/// Letters, digits and `%` only, whatever the text is.
-fn encoded(text: &str) -> impl Display + '_ {
-    utf8_percent_encode(text, NON_ALPHANUMERIC)
 }

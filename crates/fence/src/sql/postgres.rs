@@ -1,13 +1,14 @@
-//! [`TableFence`] with `tokio-postgres`.
+//! [`TableFence`] and [`Operations`] with `tokio-postgres`.
 
 use fencelock_core::Sequencer;
 use tokio_postgres::Transaction;
 
-use super::{Operation, Operations, TableFence};
+use super::operations::{Operation, Operations};
+use super::table_fence::TableFence;
 use crate::error::Result;
 
-/// Lets a holder pass, or refuses it. Call it first in the transaction; roll that back if it is refused. The table must be
-/// there ([`TableFence::create`]).
+/// Lets a holder pass, or refuses it. Call this first in the transaction, and roll back if it fails. The table must exist
+/// ([`TableFence::create`]).
 ///
 /// # Errors
 /// [`FenceError::Stale`](crate::FenceError::Stale) if the holder was superseded, [`FenceError::Write`](crate::FenceError::Write)
@@ -20,19 +21,20 @@ pub async fn pass(
     fence: &TableFence,
     sequencer: &Sequencer,
 ) -> Result<()> {
-    let asked = async {
+    let queried = async {
         transaction.batch_execute(&fence.mark(sequencer)).await?;
         let row = transaction.query_opt(&fence.select(sequencer), &[]).await?;
         row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)))
             .transpose()
     };
-    let found = asked.await;
+    let found = queried.await;
     let found = found.map_err(|error: tokio_postgres::Error| fence.failed(error))?;
     fence.judge(found, sequencer)
 }
 
-/// Begins an operation: `None` if this is the first try, and its outcome if it was done before. Call it first in the
-/// transaction, and before the fence; roll back if either refuses. The table must be there ([`Operations::create`]).
+/// Begins an operation. Returns `None` if this is the first attempt, and the outcome if the operation was done before. Call
+/// this first in the transaction, before the fence, and roll back if either fails. The table must exist
+/// ([`Operations::create`]).
 ///
 /// # Errors
 /// Those of [`Operations::outcome`], and [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
@@ -57,10 +59,10 @@ pub async fn begin(
     operations.outcome(found, operation).map(Some)
 }
 
-/// Keeps the outcome of the operation that this transaction has begun. Commit then.
+/// Stores the outcome of the operation that this transaction has begun. Then commit.
 ///
 /// # Errors
-/// [`FenceError::Damaged`](crate::FenceError::Damaged) if it has not begun it, or has finished it;
+/// [`FenceError::Damaged`](crate::FenceError::Damaged) if the transaction has not begun it, or has finished it;
 /// [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
 ///
 /// # Cancel safety
@@ -74,6 +76,6 @@ pub async fn finish(
 ) -> Result<()> {
     let finish = operations.finish(sequencer, operation);
     let changed = transaction.execute(&finish, &[&outcome]).await;
-    let changed = changed.map_err(|error| operations.failed("keep an outcome", error))?;
+    let changed = changed.map_err(|error| operations.failed("store an outcome", error))?;
     operations.finished(changed, operation)
 }

@@ -1,13 +1,14 @@
-//! [`TableFence`] with `rusqlite`.
+//! [`TableFence`] and [`Operations`] with `rusqlite`.
 
 use fencelock_core::Sequencer;
 use rusqlite::{OptionalExtension, Transaction};
 
-use super::{Operation, Operations, TableFence};
+use super::operations::{Operation, Operations};
+use super::table_fence::TableFence;
 use crate::error::Result;
 
-/// Lets a holder pass, or refuses it. Call it first in the transaction, begun `IMMEDIATE`; drop that if it is refused. The
-/// table must be there ([`TableFence::create`]).
+/// Lets a holder pass, or refuses it. Call this first in an `IMMEDIATE` transaction, and drop the transaction if it fails.
+/// The table must exist ([`TableFence::create`]).
 ///
 /// # Errors
 /// [`FenceError::Stale`](crate::FenceError::Stale) if the holder was superseded, [`FenceError::Write`](crate::FenceError::Write)
@@ -17,18 +18,18 @@ pub fn pass(
     fence: &TableFence,
     sequencer: &Sequencer,
 ) -> Result<()> {
-    let asked = || {
+    let queried = || {
         transaction.execute(&fence.mark(sequencer), ())?;
         let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
         let select = fence.select(sequencer);
         transaction.query_row(&select, (), row).optional()
     };
-    let found = asked().map_err(|error| fence.failed(error))?;
+    let found = queried().map_err(|error| fence.failed(error))?;
     fence.judge(found, sequencer)
 }
 
-/// Begins an operation: `None` if this is the first try, and its outcome if it was done before. Call it first in the
-/// transaction, begun `IMMEDIATE`, and before the fence; drop the transaction if either refuses. The table must be there
+/// Begins an operation. Returns `None` if this is the first attempt, and the outcome if the operation was done before. Call
+/// this first in an `IMMEDIATE` transaction, before the fence, and drop the transaction if either fails. The table must exist
 /// ([`Operations::create`]).
 ///
 /// ```
@@ -85,10 +86,10 @@ pub fn begin(
         .map(Some)
 }
 
-/// Keeps the outcome of the operation that this transaction has begun. Commit then.
+/// Stores the outcome of the operation that this transaction has begun. Then commit.
 ///
 /// # Errors
-/// [`FenceError::Damaged`](crate::FenceError::Damaged) if it has not begun it, or has finished it;
+/// [`FenceError::Damaged`](crate::FenceError::Damaged) if the transaction has not begun it, or has finished it;
 /// [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
 pub fn finish(
     transaction: &Transaction<'_>,
@@ -99,6 +100,6 @@ pub fn finish(
 ) -> Result<()> {
     let finish = operations.finish(sequencer, operation);
     let changed = transaction.execute(&finish, [outcome]);
-    let changed = changed.map_err(|error| operations.failed("keep an outcome", error))?;
+    let changed = changed.map_err(|error| operations.failed("store an outcome", error))?;
     operations.finished(changed as u64, operation)
 }

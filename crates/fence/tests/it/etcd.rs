@@ -1,4 +1,4 @@
-//! On an etcd server.
+//! A fence on an etcd server.
 
 use etcd_client::{Client, KvClient, TxnOp};
 use fencelock_fence::etcd::EtcdFence;
@@ -22,7 +22,7 @@ async fn stored(client: &mut KvClient, key: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_story_and_the_rule_and_what_is_in_the_way() {
+async fn the_story_the_rule_and_foreign_values() {
     let server = Etcd::start().unwrap();
     let mut client = connect(&server).await;
     let fence = EtcdFence::new("ledger/fence");
@@ -73,7 +73,7 @@ async fn the_story_and_the_rule_and_what_is_in_the_way() {
     assert!(matches!(lost, Err(FenceError::Write { .. })), "{lost:?}");
 }
 
-/// Between the read and the transaction others come in: they are judged anew, and never overtaken.
+/// Other holders pass between the read and the transaction: the holder is judged again, and overtakes none of them.
 #[tokio::test]
 async fn many_write_at_once_and_none_after_a_later_one() {
     let server = Etcd::start().unwrap();

@@ -1,11 +1,11 @@
-//! The examples tell the story to its end, on real servers.
+//! The examples run to their end, on real servers.
 
 use std::path::Path;
 use std::process::Command;
 
 use fencelock_testbed::Dir;
 
-/// An example, to be run as its user would.
+/// The command that runs an example as its user would.
 fn example(name: &str) -> Command {
     let here = std::env::current_exe().unwrap();
     let built = here.parent().and_then(Path::parent).unwrap();
@@ -20,8 +20,8 @@ fn example(name: &str) -> Command {
     Command::new(program)
 }
 
-/// Runs an example with where its ledger is.
-fn tells_the_story(name: &str, place: &str) {
+/// Runs an example with the place of its ledger.
+fn runs_the_story(name: &str, place: &str) {
     let mut example = example(name);
     if !place.is_empty() {
         example.arg(place);
@@ -43,7 +43,7 @@ fn tells_the_story(name: &str, place: &str) {
 #[test]
 fn files() {
     let dir = Dir::new("ledger").unwrap();
-    tells_the_story("files", dir.path().to_str().unwrap());
+    runs_the_story("files", dir.path().to_str().unwrap());
     let entry = std::fs::read_to_string(dir.join("ledger")).unwrap();
     assert_eq!(entry, "by the successor");
 }
@@ -51,7 +51,7 @@ fn files() {
 #[test]
 fn replicas() {
     let dir = Dir::new("ledger").unwrap();
-    tells_the_story("replicas", dir.path().to_str().unwrap());
+    runs_the_story("replicas", dir.path().to_str().unwrap());
     let entry = std::fs::read_to_string(dir.join("a/ledger")).unwrap();
     assert!(entry.ends_with("by the successor"), "{entry}");
 }
@@ -59,7 +59,7 @@ fn replicas() {
 #[cfg(feature = "http")]
 #[test]
 fn axum_service() {
-    tells_the_story("axum_service", "");
+    runs_the_story("axum_service", "");
 }
 
 #[cfg(feature = "sqlite")]
@@ -67,7 +67,7 @@ fn axum_service() {
 fn sqlite_row() {
     let dir = Dir::new("ledger").unwrap();
     let path = dir.join("app.db");
-    tells_the_story("sqlite_row", &path);
+    runs_the_story("sqlite_row", &path);
     let app = rusqlite::Connection::open(path).unwrap();
     let entry = app.query_row("SELECT entry FROM ledger", [], |row| {
         row.get::<_, String>(0)
@@ -75,7 +75,7 @@ fn sqlite_row() {
     assert_eq!(entry.unwrap(), "by the successor");
 }
 
-/// Wherever it is killed, the order sent again is carried out exactly once, and answered as the first time.
+/// Wherever the process is killed, the repeated order is carried out exactly once, with the same answer.
 #[cfg(feature = "sqlite")]
 #[test]
 fn order_and_stock() {
@@ -125,21 +125,21 @@ fn order_and_stock() {
 #[test]
 fn postgres_row() {
     let server = fencelock_testbed::Postgres::start().unwrap();
-    tells_the_story("postgres_row", &server.url());
+    runs_the_story("postgres_row", &server.url());
 }
 
 #[cfg(feature = "mysql")]
 #[test]
 fn mysql_transaction() {
     let server = fencelock_testbed::MariaDb::start().unwrap();
-    tells_the_story("mysql_transaction", &server.url());
+    runs_the_story("mysql_transaction", &server.url());
 }
 
 #[cfg(feature = "redis")]
 #[test]
 fn redis_script() {
     let server = fencelock_testbed::Redis::start().unwrap();
-    tells_the_story("redis_script", &server.url());
+    runs_the_story("redis_script", &server.url());
     let entry: String = server.command(&["GET", "{ledger}:entry"]).unwrap();
     assert_eq!(entry, "by the successor");
     let writes: u64 = server.command(&["GET", "{ledger}:writes"]).unwrap();
@@ -150,12 +150,12 @@ fn redis_script() {
 #[test]
 fn etcd_transaction() {
     let server = fencelock_testbed::Etcd::start().unwrap();
-    tells_the_story("etcd_transaction", &format!("127.0.0.1:{}", server.port(0)));
+    runs_the_story("etcd_transaction", &format!("127.0.0.1:{}", server.port(0)));
 }
 
 #[cfg(feature = "zookeeper")]
 #[test]
 fn zookeeper_multi() {
     let server = fencelock_testbed::ZooKeeper::start().unwrap();
-    tells_the_story("zookeeper_multi", &format!("127.0.0.1:{}", server.port()));
+    runs_the_story("zookeeper_multi", &format!("127.0.0.1:{}", server.port()));
 }

@@ -1,4 +1,4 @@
-//! In memory and in a file.
+//! [`Highest`] in memory and in a file.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -14,11 +14,11 @@ use proptest::prelude::*;
 
 use crate::{by, exclusive, grants, model, says_who_won, shared};
 
-/// What happens to a fence in a file.
+/// A step of a test of a fence in a file.
 #[derive(Clone, Debug)]
 enum Step {
     Mark(fencelock_core::Sequencer),
-    /// The process dies; of what it was writing just then so many bytes reached the disk.
+    /// The process crashes. So many bytes of its last write have reached the disk.
     Crash(Vec<u8>),
 }
 
@@ -35,7 +35,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn it_follows_the_rule_over_crashes(steps in steps()) {
+    fn the_rule_holds_over_crashes(steps in steps()) {
         let dir = Dir::new("marks").unwrap();
         let path = dir.join("marks");
         let mut fence = Highest::open(&path).unwrap();
@@ -55,7 +55,7 @@ proptest! {
                     }
                 }
                 Step::Crash(torn) => {
-                    // What was synced is there; nothing else can be relied upon.
+                    // Only what was synced is certain to be there.
                     drop(fence);
                     let mut file = OpenOptions::new().append(true).open(&path).unwrap();
                     file.write_all(&torn).unwrap();
@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn marks_read_back_and_nothing_else_does(
+    fn only_marks_parse_as_marks(
         exclusive in 0..1u64 << 53, more in 0..1000u64, claim in any::<[u8; 16]>(), text in ".{0,60}"
     ) {
         let claim = Some(fencelock_core::ClaimId::from_bytes(claim));
@@ -81,7 +81,7 @@ fn a_stale_write_does_not_run() {
     let fence = Highest::in_memory();
     let mut written = Vec::new();
     fence.write(&exclusive(33), || written.push(33)).unwrap();
-    // The same claim as often as it likes; another one with its token never.
+    // The same claim passes again; another claim with its token does not.
     fence.write(&exclusive(33), || written.push(33)).unwrap();
     let forged = fence.write(&by(Mode::Exclusive, 33, 1), || written.push(0));
     assert!(forged.unwrap_err().stale().is_some());
@@ -96,7 +96,7 @@ fn a_stale_write_does_not_run() {
 }
 
 #[test]
-fn readers_pass_beside_each_other_and_keep_earlier_writers_out() {
+fn readers_pass_together_and_keep_earlier_writers_out() {
     let fence = Highest::in_memory();
     fence.mark(&exclusive(10)).unwrap();
     for token in [13, 12, 11, 13] {
@@ -130,7 +130,7 @@ async fn a_later_holder_waits_for_the_write_of_an_earlier_one() {
     );
     drop(two);
     let pass = writer.await.unwrap().unwrap();
-    // Refused once the later one is done, and not before: it might have been first.
+    // Refused when the later write has ended, not earlier: until then this one might have been first.
     let late = tokio::spawn({
         let fence = fence.clone();
         async move { fence.enter(&exclusive(2)).await.map(drop) }
@@ -166,7 +166,7 @@ fn threads_write_one_at_a_time() {
 }
 
 #[test]
-fn a_file_is_one_process_s_at_a_time_and_remembers() {
+fn a_file_belongs_to_one_process_at_a_time_and_remembers() {
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
     let fence = Highest::open(&path).unwrap();
@@ -182,7 +182,7 @@ fn a_file_is_one_process_s_at_a_time_and_remembers() {
 }
 
 #[test]
-fn a_file_that_was_written_often_is_rewritten_and_keeps_every_mark() {
+fn a_file_that_was_written_often_is_rewritten_with_every_mark() {
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
     let fence = Highest::open(&path).unwrap();
@@ -204,7 +204,7 @@ fn a_file_that_was_written_often_is_rewritten_and_keeps_every_mark() {
 }
 
 #[test]
-fn damage_is_told_and_nobody_passes() {
+fn damage_is_reported_and_no_holder_passes() {
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
     let fence = Highest::open(&path).unwrap();
@@ -222,23 +222,23 @@ fn damage_is_told_and_nobody_passes() {
         Highest::open(&path),
         Err(FenceError::Damaged { .. })
     ));
-    // Neither is a thing that is no file, such as one without an end.
+    // A path that is not a regular file is refused, too.
     let endless = dir.join("endless");
     std::os::unix::fs::symlink("/dev/zero", &endless).unwrap();
     let error = Highest::open(&endless).unwrap_err().to_string();
-    assert!(error.contains("no regular file"), "{error}");
+    assert!(error.contains("not a regular file"), "{error}");
 }
 
-/// What is read may not be on the disk yet: the process before may have died between writing and syncing it.
+/// A line that can be read may not be on the disk yet: the last process may have crashed between write and sync.
 #[cfg(unix)]
 #[test]
-fn what_is_read_is_written_anew_for_the_same_people() {
+fn opening_rewrites_the_file_with_its_permissions() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
     Highest::open(&path).unwrap().mark(&exclusive(34)).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-    // Kept open, so that no other file can have its number.
+    // Kept open, so that no other file gets its inode number.
     let before = fs::File::open(&path).unwrap();
     let fence = Highest::open(&path).unwrap();
     let after = fs::metadata(&path).unwrap();
@@ -269,10 +269,10 @@ fn a_file_with_two_names_is_one_fence() {
     assert!(fence.mark(&exclusive(34)).is_err());
 }
 
-/// A process marks one token after the other, opens the file anew now and then, and is killed: whatever it had told of is
-/// there.
+/// A process marks one token after the other, opens the file again now and then, and is killed. Every mark that it has
+/// reported is in the file.
 #[test]
-fn a_process_that_is_killed_leaves_what_it_told_of() {
+fn a_killed_process_leaves_every_reported_mark() {
     const PATH: &str = "MARKS_OF_ONE_THAT_IS_KILLED";
     if let Some(path) = std::env::var_os(PATH) {
         let mut next = 1;
@@ -292,14 +292,14 @@ fn a_process_that_is_killed_leaves_what_it_told_of() {
     for round in 0..20 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg("highest::a_process_that_is_killed_leaves_what_it_told_of")
+            .arg("highest::a_killed_process_leaves_every_reported_mark")
             .env(PATH, &path)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let tokens = lines.filter_map(|line| line.unwrap().parse::<u64>().ok());
-        // Killed after a number of marks that differs, at whatever it does then; what it said before is read to its end.
+        // Killed after a varying number of marks, at any moment. Then its whole output is read.
         for (at, token) in tokens.enumerate() {
             told = token;
             if at == round {
@@ -314,10 +314,10 @@ fn a_process_that_is_killed_leaves_what_it_told_of() {
     }
 }
 
-/// In a process of its own, whose files may not grow beyond a kilobyte: nobody passes by a mark that is not on the disk.
+/// In another process, whose files may not grow beyond a kilobyte: no holder passes with a mark that is not on the disk.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_disk_that_is_full_lets_nobody_new_pass() {
+fn a_full_disk_lets_no_new_holder_pass() {
     const PATH: &str = "MARKS_ON_A_FULL_DISK";
     let open = |path: &Path| (Highest::open(path).unwrap(), path.to_owned());
     if let Some(path) = std::env::var_os(PATH) {
@@ -331,7 +331,7 @@ fn a_disk_that_is_full_lets_nobody_new_pass() {
         };
         assert!(matches!(error, FenceError::Write { .. }), "{error}");
         assert!(last > 3);
-        // Those who passed are not put off by it.
+        // Holders that have passed still pass.
         fence.mark(&exclusive(last)).unwrap();
         assert!(
             fence
@@ -346,12 +346,12 @@ fn a_disk_that_is_full_lets_nobody_new_pass() {
     }
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
-    // Without the signal that ends a process there.
+    // Without the signal that would end the process.
     let child = Command::new("bash")
         .args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$0" "$@""#])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture"])
-        .arg("highest::a_disk_that_is_full_lets_nobody_new_pass")
+        .arg("highest::a_full_disk_lets_no_new_holder_pass")
         .env(PATH, &path)
         .output()
         .unwrap();
@@ -365,7 +365,7 @@ fn a_disk_that_is_full_lets_nobody_new_pass() {
 }
 
 #[test]
-fn a_file_of_another_version_is_refused_as_such() {
+fn a_file_of_another_version_is_refused() {
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
     fs::write(&path, "fencelock marks 2\nsomething new\n").unwrap();
@@ -375,9 +375,9 @@ fn a_file_of_another_version_is_refused_as_such() {
     assert!(kept.contains("something new"));
 }
 
-/// In an async service the disk must not hold up what has nothing to do with it.
+/// In an async service the disk must not block other tasks.
 #[tokio::test]
-async fn a_file_is_entered_from_async_code() {
+async fn async_code_enters_a_fence_in_a_file() {
     let dir = Dir::new("marks").unwrap();
     let fence = Highest::open(dir.join("marks")).unwrap();
     drop(fence.enter(&exclusive(33)).await.unwrap());
@@ -385,10 +385,10 @@ async fn a_file_is_entered_from_async_code() {
     says_who_won(fence.enter(&exclusive(33)).await.unwrap_err().stale());
 }
 
-/// Whoever deletes one of the two files makes room for another process; of the two only the later one is a fence.
+/// When one of the two files was deleted, another process can open the fence. Then only the later process has the fence.
 #[cfg(unix)]
 #[test]
-fn a_file_that_was_taken_away_lets_nobody_pass() {
+fn a_deleted_file_lets_no_holder_pass() {
     let dir = Dir::new("marks").unwrap();
     let path = dir.join("marks");
     let early = Highest::open(&path).unwrap();
@@ -396,7 +396,7 @@ fn a_file_that_was_taken_away_lets_nobody_pass() {
     fs::remove_file(dir.join("marks.lock")).unwrap();
     let late = Highest::try_open(&path).unwrap();
     late.mark(&exclusive(35)).unwrap();
-    // Neither a new holder nor one that has passed before.
+    // Neither a new holder nor one that has passed.
     for token in [34, 33] {
         let error = early.mark(&exclusive(token)).unwrap_err();
         assert!(matches!(error, FenceError::Damaged { .. }), "{error:?}");
@@ -413,10 +413,10 @@ fn a_file_that_was_taken_away_lets_nobody_pass() {
     assert!(fence.mark(&exclusive(35)).unwrap_err().stale().is_some());
 }
 
-/// Who waits for the lock of a file that is taken away meanwhile gets the one that is there.
+/// A process that waits for a lock file gets the new one if the lock file is replaced meanwhile.
 #[cfg(target_os = "linux")]
 #[test]
-fn who_waits_for_a_lock_that_is_taken_away_waits_for_the_next() {
+fn a_process_that_waits_for_a_replaced_lock_file_gets_the_new_one() {
     let dir = Dir::new("marks").unwrap();
     let (path, lock) = (dir.join("marks"), dir.join("marks.lock"));
     let first = Highest::open(&path).unwrap();

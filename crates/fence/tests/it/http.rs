@@ -1,4 +1,4 @@
-//! Before a service.
+//! The fence before an HTTP service.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use crate::exclusive;
 
-/// Counts what gets through to it.
+/// Counts the requests that it handles.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<u32>>);
 
@@ -63,7 +63,7 @@ fn text(token: u64) -> String {
 }
 
 #[tokio::test]
-async fn who_is_late_is_refused_and_told_who_won() {
+async fn a_late_holder_is_refused_and_the_answer_names_the_winner() {
     let counts = Counts::default();
     let name = exclusive(1).name;
     let mut service = FenceLayer::for_lock(name.as_str()).layer(counts.clone());
@@ -94,7 +94,7 @@ async fn who_is_late_is_refused_and_told_who_won() {
         assert_eq!(status, expected, "{problem}");
     }
     assert_eq!(*counts.0.lock().unwrap(), 3);
-    // Reads need none, unless that is wanted; a stale one is refused all the same.
+    // Reads need no sequencer, unless that is required. A stale sequencer is always refused.
     assert_eq!(send(&mut service, "GET", &[]).await.0, StatusCode::OK);
     let (status, _) = send(&mut service, "GET", &[&text(33)]).await;
     assert_eq!(status, StatusCode::PRECONDITION_FAILED);
@@ -117,11 +117,11 @@ async fn the_store_is_asked_whether_the_grant_is_held() {
     let sent = sequencer.to_string();
     assert_eq!(send(&mut service, "PUT", &[&sent]).await.0, StatusCode::OK);
     guard.release().await.unwrap();
-    // Nobody came after it, but it holds no more.
+    // No holder came after it, but it no longer holds.
     let (status, problem) = send(&mut service, "PUT", &[&sent]).await;
     assert_eq!(status, StatusCode::PRECONDITION_FAILED);
     assert_eq!(problem["type"], "urn:fencelock:not-held");
-    // One that was made up is refused, and keeps nobody out.
+    // An invented sequencer is refused, and keeps no holder out.
     let forged = Sequencer {
         token: fencelock_core::Token((1 << 53) - 1),
         ..sequencer
@@ -132,13 +132,13 @@ async fn the_store_is_asked_whether_the_grant_is_held() {
     let guard = holder.lock("ledger").await.unwrap();
     let next = guard.sequencer().await.unwrap().to_string();
     assert_eq!(send(&mut service, "PUT", &[&next]).await.0, StatusCode::OK);
-    // Who was succeeded hears by whom.
+    // The superseded holder is told which token won.
     let (_, problem) = send(&mut service, "PUT", &[&sent]).await;
     assert_eq!(problem["type"], "urn:fencelock:stale");
     assert_eq!(problem["won"], guard.token().get());
 }
 
-/// Nobody else's request is in the service while a holder's is.
+/// While the service handles a request of a holder, no other holder has one in it.
 #[tokio::test]
 async fn the_check_and_the_write_are_one_step() {
     #[derive(Clone)]

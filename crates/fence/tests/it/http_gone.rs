@@ -1,4 +1,4 @@
-//! Before a service whose clients do not wait for it: a real one on loopback, whose requests are dropped halfway.
+//! The fence before an HTTP service on loopback, whose clients disconnect before the answer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 
 use crate::exclusive;
 
-/// A service whose handlers say that they have begun, and then wait until they may go on.
+/// A service whose handlers report that they have begun, and then wait until the test lets them continue.
 #[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) log: Arc<Mutex<Vec<String>>>,
@@ -47,7 +47,7 @@ impl Service {
         format!("{body} was written")
     }
 
-    /// Serves behind the layer, and with a timeout outside of it if one is given.
+    /// Serves behind the layer, with a timeout outside of it if one is given.
     pub(crate) async fn start(layer: FenceLayer, timeout: Option<Duration>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let this = Self {
@@ -72,7 +72,7 @@ impl Service {
         this
     }
 
-    /// Sends a request, and leaves it open.
+    /// Sends a request without reading the answer.
     pub(crate) async fn send(&self, token: u64, more: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         let (sequencer, length) = (exclusive(token), body.len());
@@ -103,7 +103,7 @@ fn layer() -> FenceLayer {
     FenceLayer::for_lock(exclusive(1).name.as_str())
 }
 
-/// As long as a handler is on its way the next holder is told to come again, and never overtakes it.
+/// While a handler runs, the next holder gets 503, and never overtakes it.
 async fn is_not_overtaken(service: &Service) {
     let next = answer(service.send(34, "", "next").await).await;
     assert!(next.starts_with("http/1.1 503 "), "{next}");
@@ -119,7 +119,7 @@ async fn is_not_overtaken(service: &Service) {
 }
 
 #[tokio::test]
-async fn a_client_that_has_gone_lets_nobody_overtake_its_write() {
+async fn a_disconnected_client_lets_no_holder_overtake_its_write() {
     let service = Service::start(layer().wait_at_most(Duration::from_millis(300)), None).await;
     let first = service.send(33, "", "first").await;
     wait(&service.begun).await;
@@ -128,7 +128,7 @@ async fn a_client_that_has_gone_lets_nobody_overtake_its_write() {
 }
 
 #[tokio::test]
-async fn a_timeout_outside_lets_nobody_overtake_the_write_that_it_gave_up() {
+async fn a_timeout_outside_lets_no_holder_overtake_the_write() {
     let layer = layer().wait_at_most(Duration::from_millis(300));
     let service = Service::start(layer, Some(Duration::from_secs(3))).await;
     let first = service.send(33, "", "first").await;
@@ -138,15 +138,15 @@ async fn a_timeout_outside_lets_nobody_overtake_the_write_that_it_gave_up() {
     is_not_overtaken(&service).await;
 }
 
-/// The next holder waits for the end of the handler whose client has gone, if that comes in time.
+/// The next holder waits for the handler of a disconnected client, if it ends in time.
 #[tokio::test]
-async fn the_next_holder_waits_for_a_handler_whose_client_has_gone() {
+async fn the_next_holder_waits_for_the_handler_of_a_disconnected_client() {
     let service = Service::start(layer(), None).await;
     let first = service.send(33, "", "first").await;
     wait(&service.begun).await;
     drop(first);
     let next = service.send(34, "", "next").await;
-    // Long enough for the server to notice that the first has gone.
+    // Long enough for the server to notice the disconnection.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(service.logged(), ["first begins"]);
     service.go_on.add_permits(2);
@@ -167,9 +167,10 @@ async fn a_handler_that_panics_opens_the_gate() {
     assert!(next.starts_with("http/1.1 200 "), "{next}");
 }
 
-/// The handler waits for a body whose client has gone: the body ends in an error, the handler ends, and the gate opens.
+/// The handler waits for the body of a disconnected client: the body ends with an error, the handler ends, and the gate
+/// opens.
 #[tokio::test]
-async fn a_body_that_breaks_off_ends_its_handler() {
+async fn an_incomplete_body_ends_its_handler() {
     let service = Service::start(layer(), None).await;
     service.go_on.add_permits(1);
     let mut first = TcpStream::connect(&service.address).await.unwrap();

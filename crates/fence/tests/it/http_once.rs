@@ -1,4 +1,4 @@
-//! Before a service whose clients ask again: the same `Idempotency-Key` is handled once.
+//! The fence before an HTTP service whose clients repeat requests: an `Idempotency-Key` is handled once.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn layer() -> FenceLayer {
 }
 
 #[tokio::test]
-async fn the_second_try_gets_the_first_answer() {
+async fn the_second_request_gets_the_first_answer() {
     let service = Service::start(layer(), None).await;
     service.go_on.add_permits(10);
     let first = answer(service.send(33, KEY, "pay").await).await;
@@ -23,7 +23,7 @@ async fn the_second_try_gets_the_first_answer() {
         "{first}"
     );
     assert!(!first.contains("idempotent-replayed"), "{first}");
-    // By the same holder, with or without quotes; by the next one; and by the first one again, which is late by now.
+    // From the same holder, with and without quotes; from the next one; and from the first one again, which is late now.
     for (token, key) in [(33, "Idempotency-Key: pay-1\r\n"), (34, KEY), (33, KEY)] {
         let again = answer(service.send(token, key, "pay").await).await;
         assert!(
@@ -33,7 +33,7 @@ async fn the_second_try_gets_the_first_answer() {
         assert!(again.contains("idempotent-replayed: true"), "{again}");
     }
     assert_eq!(service.logged(), ["pay begins", "pay writes"]);
-    // Another key is another operation, and none is none at all.
+    // Another key is another operation. Without a key there is no operation.
     for more in ["Idempotency-Key: pay-2\r\n", "", ""] {
         let other = answer(service.send(34, more, "more").await).await;
         assert!(other.starts_with("http/1.1 200 "), "{other}");
@@ -41,9 +41,9 @@ async fn the_second_try_gets_the_first_answer() {
     assert_eq!(service.logged().len(), 8);
 }
 
-/// The client went away before its answer came, and so did not hear that it was paid.
+/// The client disconnected before the answer, so it does not know that the operation was done.
 #[tokio::test]
-async fn what_a_client_that_has_gone_asked_for_is_not_done_again() {
+async fn the_operation_of_a_disconnected_client_is_not_done_again() {
     let service = Service::start(layer(), None).await;
     let first = service.send(33, KEY, "pay").await;
     wait(&service.begun).await;
@@ -57,7 +57,7 @@ async fn what_a_client_that_has_gone_asked_for_is_not_done_again() {
 }
 
 #[tokio::test]
-async fn a_second_try_while_the_first_runs_is_told_to_come_again() {
+async fn a_second_request_while_the_first_runs_gets_409() {
     let service = Service::start(layer().wait_at_most(Duration::from_millis(200)), None).await;
     let first = service.send(33, KEY, "pay").await;
     wait(&service.begun).await;
@@ -69,9 +69,9 @@ async fn a_second_try_while_the_first_runs_is_told_to_come_again() {
     assert_eq!(service.logged(), ["pay begins", "pay writes"]);
 }
 
-/// Whether it has written nobody knows: it is not done again under that key.
+/// It is unknown whether the handler has written, so the operation is not done again.
 #[tokio::test]
-async fn a_panic_is_an_answer_too() {
+async fn a_panic_counts_as_an_answer() {
     let service = Service::start(layer(), None).await;
     service.go_on.add_permits(10);
     for _ in 0..2 {
@@ -83,7 +83,7 @@ async fn a_panic_is_an_answer_too() {
 }
 
 #[tokio::test]
-async fn a_key_is_one_operation_s() {
+async fn a_key_belongs_to_one_operation() {
     let service = Service::start(layer(), None).await;
     service.go_on.add_permits(10);
     answer(service.send(33, KEY, "pay").await).await;
@@ -109,9 +109,9 @@ async fn a_key_is_one_operation_s() {
     assert_eq!(service.logged(), ["pay begins", "pay writes"]);
 }
 
-/// A refusal is no answer of the service: the operation is done once its holder may do it.
+/// A refusal is not an answer of the service: the operation is done when its holder passes.
 #[tokio::test]
-async fn what_was_refused_is_not_done() {
+async fn a_refused_operation_is_done_later() {
     let service = Service::start(layer(), None).await;
     service.go_on.add_permits(10);
     answer(service.send(34, "", "other").await).await;
@@ -131,9 +131,9 @@ async fn what_was_refused_is_not_done() {
     );
 }
 
-/// The oldest answers go first; the last one stays, however small the room is.
+/// The oldest answers are dropped first. The last one is always kept.
 #[tokio::test]
-async fn room_is_bounded() {
+async fn the_size_is_bounded() {
     let layer = FenceLayer::for_lock(exclusive(1).name.as_str()).answer_once(Answers::in_memory(1));
     let service = Service::start(layer, None).await;
     service.go_on.add_permits(10);

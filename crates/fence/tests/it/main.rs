@@ -1,4 +1,4 @@
-//! Fences against a plain model, under crashes and reordering, and on real databases and servers.
+//! Fences compared with a simple model, under crashes and reordering, and on real databases and servers.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[cfg(feature = "etcd")]
@@ -38,18 +38,18 @@ pub(crate) const MODES: [Mode; 3] = [
     },
 ];
 
-/// The grant of a claim of its own.
+/// A grant of its own claim.
 pub(crate) fn grant(mode: Mode, token: u64) -> Sequencer {
     by(mode, token, token)
 }
 
-/// A grant of the claim `who`.
-pub(crate) fn by(mode: Mode, token: u64, who: u64) -> Sequencer {
+/// A grant of the claim with this number.
+pub(crate) fn by(mode: Mode, token: u64, claim: u64) -> Sequencer {
     Sequencer {
         name: LockName::new("ledger: \"ä%'").unwrap(),
         mode,
         token: Token(token),
-        claim: ClaimId::from_bytes(u128::from(who + 1).to_be_bytes()),
+        claim: ClaimId::from_bytes(u128::from(claim + 1).to_be_bytes()),
     }
 }
 
@@ -61,16 +61,16 @@ pub(crate) fn shared(token: u64) -> Sequencer {
     grant(Mode::Shared, token)
 }
 
-/// Few tokens and claims, so that all of them meet; a claim has one token in the end, as real ones have.
+/// Few tokens and claims, so that they meet often.
 pub(crate) fn grants() -> impl Strategy<Value = Sequencer> {
     let mode = prop_oneof![3 => Just(MODES[0]), 2 => Just(MODES[1]), 1 => Just(MODES[2])];
-    (mode, 1..12u64, 0..3u64).prop_map(|(mode, token, who)| by(mode, token, who))
+    (mode, 1..12u64, 0..3u64).prop_map(|(mode, token, claim)| by(mode, token, claim))
 }
 
-/// The rule, as its text has it, over everything that has passed before.
+/// The rule as its text says it, over all holders that have passed before.
 pub(crate) fn model(passed: &[Sequencer], next: &Sequencer) -> Result<(), u64> {
-    let alone = passed.iter().filter(|p| p.mode == Mode::Exclusive);
-    let alone = alone.map(|p| p.token.get()).max().unwrap_or(0);
+    let exclusive = passed.iter().filter(|p| p.mode == Mode::Exclusive);
+    let exclusive = exclusive.map(|p| p.token.get()).max().unwrap_or(0);
     let any = passed.iter().map(|p| p.token.get()).max().unwrap_or(0);
     let first_of_top = passed.iter().find(|p| p.token.get() == any);
     let same = first_of_top.is_some_and(|p| p.claim == next.claim);
@@ -78,12 +78,12 @@ pub(crate) fn model(passed: &[Sequencer], next: &Sequencer) -> Result<(), u64> {
     match next.mode {
         Mode::Exclusive if token > any || (token == any && same) => Ok(()),
         Mode::Exclusive => Err(any),
-        _ if token > alone => Ok(()),
-        _ => Err(alone),
+        _ if token > exclusive => Ok(()),
+        _ => Err(exclusive),
     }
 }
 
-/// What a fence answers to the story that every test tells: 33 and 34.
+/// The refusal in the story of the tests: 33 is late, and 34 has won.
 pub(crate) fn says_who_won(stale: Option<&Stale>) {
     let stale = stale.unwrap();
     assert_eq!((stale.late.token.get(), stale.won.get()), (33, 34));

@@ -1,4 +1,4 @@
-//! On a MariaDB server.
+//! Fences on a MariaDB server.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn rows_and_tables_follow_the_rule() {
         for next in many.new_tree(&mut runner).unwrap().current() {
             let expected = model(&passed, &next);
             let won = |error: fencelock_fence::FenceError| error.stale().unwrap().won.get();
-            // A value that is there already counts as no change, and must not read as a refusal.
+            // Writing the same value counts as no change, and must not look like a refusal.
             let update = of_row.update("value = 1", "id = ?", &next);
             conn.exec_drop(update, (round,)).await.unwrap();
             let by_row = match conn.affected_rows() {
@@ -64,7 +64,8 @@ async fn rows_and_tables_follow_the_rule() {
     conn.disconnect().await.unwrap();
 }
 
-/// Who comes in between waits, and is then judged by what was committed: also in a transaction that began before.
+/// Another holder waits for the transaction, and is then judged by the committed marks, even if its own transaction began
+/// earlier.
 #[tokio::test]
 async fn a_transaction_keeps_its_place_until_it_ends() {
     let server = MariaDb::start().unwrap();
@@ -78,7 +79,7 @@ async fn a_transaction_keeps_its_place_until_it_ends() {
     let of_33 = fence.clone();
     let waiting = tokio::spawn(async move {
         let mut transaction = late.start_transaction(TxOpts::default()).await.unwrap();
-        // Its view of the database is from before 34 has committed.
+        // Its snapshot is older than the commit of 34.
         transaction
             .query_drop("SELECT 1 FROM fencelock_fence")
             .await
@@ -93,7 +94,7 @@ async fn a_transaction_keeps_its_place_until_it_ends() {
     says_who_won(waiting.await.unwrap().unwrap_err().stale());
 }
 
-/// Why a row was not written is read from the row as it is, and not as it was when the transaction began.
+/// `explain` reads the present row, not the row at the start of the transaction.
 #[tokio::test]
 async fn a_row_says_in_a_transaction_who_won() {
     let server = MariaDb::start().unwrap();
@@ -120,7 +121,7 @@ async fn a_row_says_in_a_transaction_who_won() {
     says_who_won(refused.unwrap_err().stale());
 }
 
-/// One operation in one transaction: what it answers, or why it is refused.
+/// One operation in one transaction. Returns its outcome or the refusal.
 async fn once(
     conn: &mut Conn,
     holder: &fencelock_core::Sequencer,
@@ -129,7 +130,7 @@ async fn once(
     let fence = TableFence::new(Dialect::Mysql);
     let operations = Operations::new(Dialect::Mysql);
     let mut transaction = conn.start_transaction(TxOpts::default()).await.unwrap();
-    // Its view of the database is from before whoever it waits for has committed.
+    // Its snapshot is older than the commit that it waits for.
     let view = "SELECT 1 FROM fencelock_operations";
     transaction.query_drop(view).await.unwrap();
     if let Some(outcome) = mysql::begin(&mut transaction, &operations, holder, operation).await? {
@@ -159,7 +160,7 @@ async fn with_operations(server: &MariaDb) -> Conn {
     conn
 }
 
-/// Of all who try the same operation at once, one does it, and the others get its outcome.
+/// Of several attempts at the same time, one does the operation, and the others get its outcome.
 #[tokio::test]
 async fn an_operation_is_done_once() {
     let server = MariaDb::start().unwrap();
@@ -177,7 +178,7 @@ async fn an_operation_is_done_once() {
     let more = Operation::new("more").unwrap();
     let done = once(&mut conn, &exclusive(36), &more).await;
     assert_eq!(done.unwrap(), "is 2 ä€😀");
-    // 34 is late by now; it was done all the same.
+    // 34 is late now, but its operation was done.
     let again = once(&mut conn, &crate::shared(34), &pay).await;
     assert_eq!(again.unwrap(), "is 1 ä€😀");
     let late = Operation::new("late").unwrap();
@@ -203,9 +204,9 @@ async fn an_operation_is_done_once() {
     assert_eq!(conn.affected_rows(), 1);
 }
 
-/// The second try waits for the first one's end, and does the work if that did not.
+/// The second attempt waits for the end of the first, and does the operation if the first was rolled back.
 #[tokio::test]
-async fn a_second_try_takes_over_what_was_rolled_back() {
+async fn a_second_attempt_does_what_was_rolled_back() {
     let server = MariaDb::start().unwrap();
     let (mut early, mut late) = (with_operations(&server).await, connect(&server).await);
     let operations = Operations::new(Dialect::Mysql);

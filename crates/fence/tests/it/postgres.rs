@@ -1,4 +1,4 @@
-//! On a PostgreSQL server.
+//! Fences on a PostgreSQL server.
 
 use std::time::Duration;
 
@@ -69,8 +69,8 @@ async fn rows_and_tables_follow_the_rule() {
     }
 }
 
-/// The check and the writes of a transaction are one step: who comes in between waits, and is then judged by what was
-/// committed.
+/// The check and the writes of a transaction are one step: another holder waits, and is then judged by the committed
+/// marks.
 #[tokio::test]
 async fn a_transaction_keeps_its_place_until_it_ends() {
     let server = Postgres::start().unwrap();
@@ -101,7 +101,7 @@ async fn a_transaction_keeps_its_place_until_it_ends() {
     says_who_won(refused.unwrap_err().stale());
 }
 
-/// One operation in one transaction: what it answers, or why it is refused.
+/// One operation in one transaction. Returns its outcome or the refusal.
 async fn once(
     client: &mut Client,
     holder: &fencelock_core::Sequencer,
@@ -121,7 +121,8 @@ async fn once(
     Ok(outcome)
 }
 
-/// Of all who try the same operation at once, also as different holders, one does it, and the others get its outcome.
+/// Of several attempts at the same time, also of different holders, one does the operation, and the others get its
+/// outcome.
 #[tokio::test]
 async fn an_operation_is_done_once() {
     let server = Postgres::start().unwrap();
@@ -150,7 +151,7 @@ async fn an_operation_is_done_once() {
         once(&mut client, &exclusive(36), &more).await.unwrap(),
         "is 2"
     );
-    // 34 is late by now; it was done all the same.
+    // 34 is late now, but its operation was done.
     assert_eq!(
         once(&mut client, &crate::shared(34), &pay).await.unwrap(),
         "is 1"
@@ -185,9 +186,9 @@ async fn an_operation_is_done_once() {
     );
 }
 
-/// The second try waits for the first one's end, and does the work if that did not.
+/// The second attempt waits for the end of the first, and does the operation if the first was rolled back.
 #[tokio::test]
-async fn a_second_try_takes_over_what_was_rolled_back() {
+async fn a_second_attempt_does_what_was_rolled_back() {
     let server = Postgres::start().unwrap();
     let (mut early, mut late) = (connect(&server).await, connect(&server).await);
     let (fence, operations) = (

@@ -1,4 +1,4 @@
-//! Replicas that are slow, that answer in any order, that lose answers, that are away for a while.
+//! Replicas that are slow, answer in any order, lose answers, or are down for a while.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,27 +12,27 @@ use tokio::time::sleep;
 
 use crate::{exclusive, says_who_won};
 
-/// What befalls one request to one replica.
+/// What happens to one request to one replica.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Fine,
-    /// It arrives so late.
+    /// It arrives after this delay.
     Late(u64),
-    /// It is done, and its answer comes so late.
+    /// It takes effect, and its answer comes after this delay.
     LateReply(u64),
     Lost,
-    /// It is done, and the caller hears of a failure.
+    /// It takes effect, and the caller gets an error.
     ReplyLost,
 }
 
 #[derive(Debug, Default)]
 struct Disk {
     marks: Marks,
-    /// What was written, in order.
+    /// The writes, in order.
     written: Vec<(u64, u32)>,
 }
 
-/// Its disk outlives its crashes; while it is down it answers nothing.
+/// Its disk survives crashes. While it is down it does not answer.
 #[derive(Clone, Debug)]
 struct Place {
     disk: Arc<Mutex<Disk>>,
@@ -102,13 +102,13 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
     proptest::collection::vec(fate, 0..40)
 }
 
-/// The holders, by token: after how long each begins each of its writes.
+/// The holders, by token, with the delay before each of their writes.
 fn holders() -> impl Strategy<Value = BTreeMap<u64, Vec<u64>>> {
     let pauses = proptest::collection::vec(0..80u64, 1..4);
     proptest::collection::btree_map(1..9u64, pauses, 1..6)
 }
 
-/// A write that was accepted: its token and value, and when it was begun and answered.
+/// An accepted write: its token and value, and the times of its start and its answer.
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     written: (u64, u32),
@@ -140,7 +140,7 @@ proptest! {
                         sleep(Duration::from_millis(pause)).await;
                         let begun = tokio::time::Instant::now();
                         if quorum.write(&exclusive(token), at as u32).await.is_ok() {
-                            // Only what is before in time is before.
+                            // Only writes that ended earlier come before it.
                             let ended = tokio::time::Instant::now();
                             let written = (token, at as u32);
                             accepted.lock().unwrap().push(Accepted { written, begun, ended });
@@ -151,7 +151,7 @@ proptest! {
             for task in tasks {
                 task.await.unwrap();
             }
-            // What is under way arrives.
+            // Requests in flight arrive.
             sleep(Duration::from_secs(10)).await;
         });
         let accepted = accepted.lock().unwrap();
@@ -161,11 +161,11 @@ proptest! {
             }
         }
         for place in &places {
-            // By token, and one holder's in the order in which it wrote them.
+            // By token, and the writes of one holder in their order.
             let disk = place.disk.lock().unwrap();
             prop_assert!(disk.written.is_sorted(), "{:?}", disk.written);
         }
-        // Whoever reads a majority and takes what has the highest token reads what was accepted last, or what came later.
+        // A reader of a majority that takes the value with the highest token gets the last accepted write, or a later one.
         let majority = places.len() / 2 + 1;
         if let Some(last) = accepted.iter().map(|a| a.written).max() {
             let have = places.iter().filter(|place| {
@@ -183,7 +183,7 @@ async fn the_story_of_33_and_34_on_three_replicas() {
     let quorum = Quorum::new(places.clone());
     assert_eq!(quorum.majority(), 2);
     quorum.write(&exclusive(33), 1).await.unwrap();
-    // The successor marks, so that what it reads stays as it is.
+    // The successor marks, so that the value that it reads does not change.
     quorum.mark(&exclusive(34)).await.unwrap();
     says_who_won(quorum.write(&exclusive(33), 2).await.unwrap_err().stale());
     quorum.write(&exclusive(34), 3).await.unwrap();
@@ -205,7 +205,7 @@ async fn the_story_of_33_and_34_on_three_replicas() {
 }
 
 #[tokio::test]
-async fn too_few_replicas_are_an_error_and_one_that_is_away_is_none() {
+async fn one_replica_may_be_down_and_two_may_not() {
     let down = |count: usize| {
         let away =
             (0..3).map(move |at| Place::new(vec![Fate::Lost; if at < count { 9 } else { 0 }]));
@@ -219,7 +219,7 @@ async fn too_few_replicas_are_an_error_and_one_that_is_away_is_none() {
     else {
         panic!("{error:?}");
     };
-    // It ends as soon as it is decided.
+    // It ends as soon as the result is certain.
     assert!(done <= 1);
     assert_eq!((needed, of), (2, 3));
     let none: Quorum<Place> = Quorum::new([]);
@@ -227,10 +227,10 @@ async fn too_few_replicas_are_an_error_and_one_that_is_away_is_none() {
     assert_eq!(exclusive(1).mode, Mode::Exclusive);
 }
 
-/// A replica that is slow with one write must not do it after the next one of the same holder.
+/// A slow replica must not do a write after the next write of the same holder.
 #[tokio::test(start_paused = true)]
-async fn a_slow_replica_does_a_holder_s_writes_in_their_order() {
-    // What befalls it, the last first: the second write's mark and write, and before that the first one's.
+async fn a_slow_replica_does_the_writes_of_a_holder_in_order() {
+    // What happens to its requests, the last one first: mark and write of the second write, then of the first.
     let slow = vec![Fate::Fine, Fate::Fine, Fate::Late(50), Fate::Fine];
     let fates = [Vec::new(), Vec::new(), slow];
     let places = fates.map(Place::new);

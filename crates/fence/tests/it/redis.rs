@@ -1,4 +1,4 @@
-//! On a Redis server.
+//! A fence on a Redis server.
 
 use fencelock_fence::redis::RedisFence;
 use fencelock_fence::{FenceError, Marks};
@@ -45,7 +45,7 @@ async fn the_story_of_33_and_34() {
         server.command(&["GET", "ledger:writes"]).unwrap(),
     );
     assert_eq!((value, writes), (34, 3));
-    // Scripts that were flushed are loaded again; an error of a command is told.
+    // A script that was flushed is loaded again. An error of a command is reported.
     let _: String = server.command(&["SCRIPT", "FLUSH"]).unwrap();
     fence.mark(&mut connection, &exclusive(35)).await.unwrap();
     let wrong = fence

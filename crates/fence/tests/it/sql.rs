@@ -1,4 +1,4 @@
-//! Statements, for every dialect.
+//! The statements of every dialect.
 
 use fencelock_fence::FenceError;
 use fencelock_fence::sql::{Dialect, RowFence, TableFence};
@@ -6,7 +6,7 @@ use fencelock_fence::sql::{Dialect, RowFence, TableFence};
 use crate::{exclusive, says_who_won};
 
 #[test]
-fn no_name_smuggles_anything_in() {
+fn no_name_contains_a_statement() {
     for bad in ["", "a b", "a;b", "a'b", "a\"b", "ä"] {
         assert!(RowFence::new(bad).is_err(), "{bad}");
         assert!(TableFence::in_table(Dialect::Mysql, bad).is_err(), "{bad}");
@@ -19,7 +19,7 @@ fn no_name_smuggles_anything_in() {
 }
 
 #[test]
-fn what_is_found_afterwards_says_why() {
+fn explain_and_judge_say_why() {
     let fence = RowFence::new("ledger").unwrap();
     let claim = exclusive(34).claim.to_string();
     let found = Some((34, 34, claim.clone()));

@@ -1,4 +1,4 @@
-//! On SQLite: the statements do what the rule says.
+//! The statements follow the rule on SQLite.
 
 use fencelock_fence::FenceError;
 use fencelock_fence::sql::{Dialect, Operation, Operations, RowFence, TableFence, sqlite};
@@ -74,9 +74,9 @@ fn the_story_of_33_and_34() {
     );
 }
 
-/// The row came after the update had looked: nothing was written, and the holder must not believe that it was.
+/// The row was inserted after the update: nothing was written, and the holder must not believe that it was.
 #[test]
-fn a_row_that_came_too_late_was_not_written() {
+fn a_row_that_was_inserted_after_the_update_was_not_written() {
     let (connection, fence, _) = ledger();
     for holder in [exclusive(34), shared(34)] {
         connection.execute("DELETE FROM ledger", ()).unwrap();
@@ -94,7 +94,7 @@ fn a_row_that_came_too_late_was_not_written() {
     }
 }
 
-/// One operation in one transaction: what it answers, or why it is refused.
+/// One operation in one transaction. Returns its outcome or the refusal.
 fn once(
     connection: &mut Connection,
     holder: &fencelock_core::Sequencer,
@@ -131,22 +131,22 @@ fn an_operation_is_done_once() {
     assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
     let more = Operation::new("more").unwrap();
     assert_eq!(once(&mut ledger, &exclusive(34), &more).unwrap(), "is 2");
-    // It was done by 33, which is late by now, and it is known still what came of it.
+    // 33 has done it. 33 is late now, and its outcome is still known.
     assert_eq!(once(&mut ledger, &exclusive(33), &pay).unwrap(), "is 1");
     assert_eq!(once(&mut ledger, &exclusive(35), &pay).unwrap(), "is 1");
     let late = Operation::new("late").unwrap();
     let refused = once(&mut ledger, &exclusive(33), &late).unwrap_err();
     says_who_won(refused.stale());
-    // What was refused was not done.
+    // The refused operation was not done.
     assert_eq!(once(&mut ledger, &exclusive(34), &late).unwrap(), "is 3");
-    // An id counts for each lock by itself.
+    // Ids are counted for each lock separately.
     let mut of_another = exclusive(33);
     of_another.name = fencelock_core::LockName::new("another").unwrap();
     assert_eq!(once(&mut ledger, &of_another, &pay).unwrap(), "is 4");
 }
 
 #[test]
-fn an_id_is_one_operation_s() {
+fn an_id_belongs_to_one_operation() {
     let mut ledger = with_operations();
     let of = |what: &str| Operation::new("pay").unwrap().fingerprint(what).unwrap();
     once(&mut ledger, &exclusive(33), &of("3 to Ann")).unwrap();
@@ -157,10 +157,7 @@ fn an_id_is_one_operation_s() {
             matches!(refused, FenceError::AnotherOperation { .. }),
             "{refused:?}"
         );
-        assert!(
-            refused.to_string().contains("choose an id of its own"),
-            "{refused}"
-        );
+        assert!(refused.to_string().contains("choose a new id"), "{refused}");
     }
     assert!(Operation::new(&"x".repeat(256)).is_err());
     assert!(
@@ -171,9 +168,9 @@ fn an_id_is_one_operation_s() {
     );
 }
 
-/// Nobody can tell whether it was done: it is neither done again nor answered.
+/// It is unknown whether the operation was done, so it is neither done again nor answered.
 #[test]
-fn a_commit_without_an_outcome_is_told() {
+fn a_commit_without_an_outcome_is_reported() {
     let mut ledger = with_operations();
     let operations = Operations::new(Dialect::Sqlite);
     let pay = Operation::new("pay").unwrap();
@@ -189,13 +186,14 @@ fn a_commit_without_an_outcome_is_told() {
     let told = once(&mut ledger, &exclusive(33), &pay).unwrap_err();
     assert!(matches!(told, FenceError::Damaged { .. }), "{told:?}");
     assert!(
-        told.to_string().contains("look whether it was carried out"),
+        told.to_string()
+            .contains("find out whether it was carried out"),
         "{told}"
     );
 }
 
 #[test]
-fn old_outcomes_are_forgotten_when_that_is_asked() {
+fn old_outcomes_are_deleted_by_prune() {
     let mut ledger = with_operations();
     let operations = Operations::new(Dialect::Sqlite);
     let hour = std::time::Duration::from_secs(3600);
@@ -214,7 +212,7 @@ fn old_outcomes_are_forgotten_when_that_is_asked() {
 
 /// The fence in the protected row, with the statements themselves.
 #[test]
-fn a_row_s_operation_is_done_once() {
+fn an_operation_with_a_row_fence_is_done_once() {
     let (mut connection, fence, _) = ledger();
     let operations = Operations::in_table(Dialect::Sqlite, "done").unwrap();
     connection.execute_batch(&operations.create()).unwrap();

@@ -1,4 +1,4 @@
-//! On a ZooKeeper server.
+//! A fence on a ZooKeeper server.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn with_ledger(server: &ZooKeeper) -> Client {
 }
 
 #[tokio::test]
-async fn the_story_and_the_rule_and_what_is_in_the_way() {
+async fn the_story_the_rule_and_foreign_values() {
     let server = ZooKeeper::start().unwrap();
     let client = with_ledger(&server).await;
     let fence = ZooKeeperFence::new("/ledger/fence");
@@ -49,7 +49,7 @@ async fn the_story_and_the_rule_and_what_is_in_the_way() {
     let forged = write(0, &by(Mode::Exclusive, 34, 1)).await;
     assert!(forged.unwrap_err().stale().is_some());
     assert_eq!(stored(&client, "/ledger").await, "34");
-    // An error of the holder's own writes undoes the marks with them.
+    // An error of the holder's writes undoes the marks, too.
     let holder = exclusive(35);
     let nowhere = fence.write(&client, &holder, |multi| {
         multi.add_set_data("/nowhere", b"", None)
@@ -89,7 +89,7 @@ async fn the_story_and_the_rule_and_what_is_in_the_way() {
     );
 }
 
-/// Between the read and the multi others come in: they are judged anew, and never overtaken.
+/// Other holders pass between the read and the multi: the holder is judged again, and overtakes none of them.
 #[tokio::test]
 async fn many_write_at_once_and_none_after_a_later_one() {
     let server = ZooKeeper::start().unwrap();

@@ -1,4 +1,4 @@
-//! Rows with a version, on any database: the same accidents for all of them.
+//! The tests of versioned rows, the same for every database.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,7 +10,7 @@ pub(crate) trait Bank: Sized {
     type Error: Debug;
     const DIALECT: Dialect;
 
-    /// How many rows it changed.
+    /// Returns the number of changed rows.
     async fn run(&mut self, sql: &str) -> Result<u64, Self::Error>;
 
     /// The first row: a version and a balance.
@@ -23,7 +23,7 @@ fn accounts() -> Versioned {
     Versioned::new("accounts").unwrap()
 }
 
-async fn do_<B: Bank>(bank: &mut B, sql: &str) -> u64 {
+async fn execute<B: Bank>(bank: &mut B, sql: &str) -> u64 {
     let done = bank.run(sql).await;
     done.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
 }
@@ -36,46 +36,46 @@ async fn read<B: Bank>(bank: &mut B, id: u32) -> (Version, i64) {
 
 async fn write<B: Bank>(bank: &mut B, id: u32, balance: i64, seen: Version) -> u64 {
     let update = accounts().update(&format!("balance = {balance}"), &format!("id = {id}"), seen);
-    do_(bank, &update).await
+    execute(bank, &update).await
 }
 
 async fn set_up<B: Bank>(bank: &mut B) {
-    do_(
+    execute(
         bank,
         "CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL)",
     )
     .await;
-    do_(bank, &accounts().add_column()).await;
-    do_(
+    execute(bank, &accounts().add_column()).await;
+    execute(
         bank,
         "INSERT INTO accounts (id, balance) VALUES (1, 100), (2, 100)",
     )
     .await;
 }
 
-/// All of it, on an empty database.
-pub(crate) async fn every_accident<B: Bank>(one: &mut B, other: &mut B) {
+/// All tests, on an empty database.
+pub(crate) async fn all_tests<B: Bank>(one: &mut B, other: &mut B) {
     set_up(one).await;
     a_b_a(one, other).await;
-    for kept in [false, true] {
-        if kept {
-            // Twice: they may be there.
+    for triggers in [false, true] {
+        if triggers {
+            // Twice, because they may exist already.
             for trigger in [
                 accounts().triggers(B::DIALECT),
                 accounts().triggers(B::DIALECT),
             ]
             .concat()
             {
-                do_(one, &trigger).await;
+                execute(one, &trigger).await;
             }
         }
-        bypassed(one, other, kept).await;
-        deleted_and_inserted(one, other, kept).await;
+        bypassed(one, other, triggers).await;
+        deleted_and_inserted(one, other, triggers).await;
     }
     several_rows(one, other).await;
 }
 
-/// Changed, and changed back: the value does not tell, the version does.
+/// The value was changed and changed back. The version shows it, the value does not.
 async fn a_b_a<B: Bank>(one: &mut B, other: &mut B) {
     let (seen, value) = read(one, 1).await;
     for balance in [50, 100] {
@@ -84,51 +84,55 @@ async fn a_b_a<B: Bank>(one: &mut B, other: &mut B) {
     }
     assert_eq!(write(one, 1, 90, seen).await, 0);
     let naive = format!("UPDATE accounts SET balance = 90 WHERE id = 1 AND balance = {value}");
-    assert_eq!(do_(one, &naive).await, 1, "the value alone does not tell");
-    // Read again, it is written.
+    assert_eq!(
+        execute(one, &naive).await,
+        1,
+        "the value alone does not show it"
+    );
+    // After reading again, the write succeeds.
     let (seen, _) = read(one, 1).await;
     assert_eq!(write(one, 1, 100, seen).await, 1);
     assert_eq!(read(other, 1).await.1, 100);
 }
 
-/// Somebody who knows of no versions: unnoticed, unless the database keeps them.
-async fn bypassed<B: Bank>(one: &mut B, other: &mut B, kept: bool) {
+/// A writer that ignores the version. Only triggers notice it.
+async fn bypassed<B: Bank>(one: &mut B, other: &mut B, triggers: bool) {
     let (seen, _) = read(one, 1).await;
-    do_(other, "UPDATE accounts SET balance = 70 WHERE id = 1").await;
-    assert_eq!(write(one, 1, 90, seen).await, u64::from(!kept));
-    assert_eq!(read(one, 1).await.1, if kept { 70 } else { 90 });
+    execute(other, "UPDATE accounts SET balance = 70 WHERE id = 1").await;
+    assert_eq!(write(one, 1, 90, seen).await, u64::from(!triggers));
+    assert_eq!(read(one, 1).await.1, if triggers { 70 } else { 90 });
 }
 
-/// A new row in the place of the old one.
-async fn deleted_and_inserted<B: Bank>(one: &mut B, other: &mut B, kept: bool) {
-    do_(one, "DELETE FROM accounts WHERE id = 1").await;
-    do_(one, "INSERT INTO accounts (id, balance) VALUES (1, 100)").await;
+/// A new row replaces the old one.
+async fn deleted_and_inserted<B: Bank>(one: &mut B, other: &mut B, triggers: bool) {
+    execute(one, "DELETE FROM accounts WHERE id = 1").await;
+    execute(one, "INSERT INTO accounts (id, balance) VALUES (1, 100)").await;
     let (seen, _) = read(one, 1).await;
     let delete = accounts().delete("id = 1", seen);
-    assert_eq!(do_(other, &delete).await, 1);
-    assert_eq!(do_(other, &delete).await, 0);
-    do_(other, "INSERT INTO accounts (id, balance) VALUES (1, 30)").await;
-    assert_eq!(write(one, 1, 90, seen).await, u64::from(!kept));
+    assert_eq!(execute(other, &delete).await, 1);
+    assert_eq!(execute(other, &delete).await, 0);
+    execute(other, "INSERT INTO accounts (id, balance) VALUES (1, 30)").await;
+    assert_eq!(write(one, 1, 90, seen).await, u64::from(!triggers));
 }
 
-/// All of them or none.
+/// All rows are written, or none.
 async fn several_rows<B: Bank>(one: &mut B, other: &mut B) {
     let ((first, _), (second, balance)) = (read(one, 1).await, read(one, 2).await);
     let before = read(other, 1).await;
     assert_eq!(write(other, 2, balance + 1, second).await, 1);
-    do_(one, "BEGIN").await;
+    execute(one, "BEGIN").await;
     assert_eq!(write(one, 1, -1, first).await, 1);
     assert_eq!(write(one, 2, -1, second).await, 0);
-    do_(one, "ROLLBACK").await;
+    execute(one, "ROLLBACK").await;
     assert_eq!(read(one, 1).await, before);
     assert_eq!(read(one, 2).await.1, balance + 1);
 }
 
-/// Moves one from an account to another, reading anew as often as it takes.
+/// Moves 1 from an account to another, with as many attempts as it takes.
 pub(crate) async fn move_one<B: Bank>(bank: &mut B, from: u32, to: u32) {
     let often = Retry {
-        most: 1000,
-        longest: Duration::from_millis(20),
+        max_attempts: 1000,
+        max_pause: Duration::from_millis(20),
         ..Retry::default()
     };
     let moved = retry(often, async || {

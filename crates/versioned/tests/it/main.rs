@@ -1,4 +1,4 @@
-//! Rows with a version, on real databases.
+//! Versioned rows, on real databases.
 
 #![cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)]

@@ -1,11 +1,11 @@
-//! Rows with a version on MariaDB.
+//! Versioned rows on MariaDB.
 
 use fencelock_testbed::MariaDb;
 use fencelock_versioned::{Dialect, is_mysql_conflict};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, OptsBuilder};
 
-use crate::bank::{Bank, every_accident, move_one};
+use crate::bank::{Bank, all_tests, move_one};
 
 impl Bank for Conn {
     type Error = mysql_async::Error;
@@ -39,14 +39,14 @@ async fn bare(server: &MariaDb) -> Conn {
 }
 
 #[tokio::test]
-async fn versions_tell_what_values_do_not() {
+async fn versions_show_every_change() {
     let server = MariaDb::start().unwrap();
-    every_accident(&mut bare(&server).await, &mut bare(&server).await).await;
+    all_tests(&mut bare(&server).await, &mut bare(&server).await).await;
 }
 
-/// In both directions at once, so that there are deadlocks among the conflicts.
+/// In both directions at once, so that deadlocks are among the conflicts.
 #[tokio::test]
-async fn contended_rows_are_written_by_trying_again() {
+async fn contended_rows_are_written_after_retries() {
     let server = MariaDb::start().unwrap();
     let mut admin = bare(&server).await;
     let tables = "CREATE TABLE accounts (id INT PRIMARY KEY, balance INT NOT NULL, version BIGINT NOT NULL DEFAULT 1); \

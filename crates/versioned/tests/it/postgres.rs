@@ -1,11 +1,11 @@
-//! Rows with a version on PostgreSQL.
+//! Versioned rows on PostgreSQL.
 
 use fencelock_testbed::Postgres;
 use fencelock_versioned::{Dialect, is_postgres_conflict};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
-use crate::bank::{Bank, every_accident, move_one};
+use crate::bank::{Bank, all_tests, move_one};
 
 impl Bank for Client {
     type Error = tokio_postgres::Error;
@@ -36,21 +36,21 @@ async fn raw(server: &Postgres, name: &str) -> Client {
 }
 
 #[tokio::test]
-async fn versions_tell_what_values_do_not() {
+async fn versions_show_every_change() {
     let server = Postgres::start().unwrap();
     let (mut one, mut other) = (raw(&server, "one").await, raw(&server, "other").await);
-    every_accident(&mut one, &mut other).await;
+    all_tests(&mut one, &mut other).await;
 }
 
-/// In both directions at once, so that there are deadlocks among the conflicts.
+/// In both directions at once, so that deadlocks are among the conflicts.
 #[tokio::test]
-async fn contended_rows_are_written_by_trying_again() {
+async fn contended_rows_are_written_after_retries() {
     contended(&Postgres::start().unwrap()).await;
 }
 
-/// A transaction that is serializable is undone for what it has read, too.
+/// PostgreSQL also rolls a serializable transaction back because of rows that it only read.
 #[tokio::test]
-async fn serializable_transactions_are_tried_again() {
+async fn serializable_transactions_are_retried() {
     let server = Postgres::builder()
         .config("default_transaction_isolation", "serializable")
         .start()

@@ -1,11 +1,11 @@
-//! Rows with a version in SQLite.
+//! Versioned rows in SQLite.
 
 use fencelock_versioned::{
     Attempt, Dialect, Retry, Version, Versioned, is_sqlite_conflict, retry_blocking,
 };
 use rusqlite::{Connection, OptionalExtension};
 
-use crate::bank::{Bank, every_accident, move_one};
+use crate::bank::{Bank, all_tests, move_one};
 
 #[path = "../../examples/versioned.rs"]
 mod example;
@@ -42,14 +42,14 @@ fn open(dir: &fencelock_testbed::Dir) -> Connection {
 }
 
 #[tokio::test]
-async fn versions_tell_what_values_do_not() {
+async fn versions_show_every_change() {
     let dir = fencelock_testbed::Dir::new("versioned").unwrap();
-    every_accident(&mut open(&dir), &mut open(&dir)).await;
+    all_tests(&mut open(&dir), &mut open(&dir)).await;
     move_one(&mut open(&dir), 1, 2).await;
 }
 
 #[test]
-fn contended_rows_are_written_by_trying_again() {
+fn contended_rows_are_written_after_retries() {
     let dir = fencelock_testbed::Dir::new("versioned").unwrap();
     let admin = open(&dir);
     let counter = Versioned::new("counter").unwrap();
@@ -62,7 +62,7 @@ fn contended_rows_are_written_by_trying_again() {
         .execute("INSERT INTO counter (id, n) VALUES (1, 0)", ())
         .unwrap();
     let often = Retry {
-        most: 1000,
+        max_attempts: 1000,
         ..Retry::default()
     };
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The strategies that hang on a connection.
+//! The connection-bound strategies.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ async fn with(server: &MariaDb, options: &str) -> Client {
     open(&format!("{}?{options}", server.url())).await.unwrap()
 }
 
-/// Names beside it in the index, names that the server would fold or cut, and the same name in another database.
+/// Neighbours in the index, names that the server would fold or cut, and the same name in another database.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_is_never_blocked() {
     let server = MariaDb::start().unwrap();
@@ -43,7 +43,7 @@ async fn another_name_is_never_blocked() {
         })
         .await;
         let long = format!("{long}b");
-        // The first time connections are made, which may be in each other's way where tokens are reserved.
+        // The first time connections are made, which may conflict where tokens are reserved.
         for counts in [false, true] {
             let before = status(&server, "Innodb_row_lock_waits");
             let begun = Instant::now();
@@ -71,7 +71,7 @@ async fn another_name_is_never_blocked() {
     assert!(!plan.contains("ALL"), "{plan}");
 }
 
-/// Told at once and not when the lease is over; whoever is next has a higher token.
+/// The loss is reported at once, not when the lease is over. The next holder has a higher token.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_administrator_ends_the_connections() {
     let server = MariaDb::start().unwrap();
@@ -92,7 +92,7 @@ async fn an_administrator_ends_the_connections() {
     }
 }
 
-/// However soon the server ends what is idle, or takes long, for others.
+/// The server ends idle connections and long statements of others early.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
     let server = MariaDb::start().unwrap();
@@ -115,7 +115,7 @@ async fn limits_of_the_server_end_neither_a_hold_nor_a_wait() {
         let waiter = tokio::spawn(two.lock("a").into_future());
         let lost = timeout(Duration::from_secs(4), guard.lost()).await;
         assert!(lost.is_err(), "{strategy}: {lost:?}");
-        // Nor was a wait ended and begun anew.
+        // Nor did a wait end and begin anew.
         assert_eq!(number(&server, TIMEOUTS), 0, "{strategy}");
         let ended = status(&server, "Max_statement_time_exceeded");
         assert_eq!(ended, 0, "{strategy}");
@@ -152,7 +152,7 @@ async fn a_killed_server_frees_all_and_tokens_go_on() {
     }
 }
 
-/// A waiter that has just got its row, and is to draw a token from somebody who wants the row.
+/// A waiter has just locked its row, and draws a token from a client that wants the row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {
     let server = MariaDb::start().unwrap();
@@ -160,12 +160,12 @@ async fn a_deadlock_is_tried_again() {
     let before = token_of(&client, "a").await;
     let (mut holder, mut other) = (bare(&server).await, bare(&server).await);
     let lock = "SELECT 1 FROM fencelock_names WHERE name = 'a' FOR UPDATE";
-    // Whoever clears up may have deleted the row, or be about to.
+    // A clean-up may have deleted the row, or be about to.
     let make = "INSERT INTO fencelock_names (name) VALUES ('a') ON DUPLICATE KEY UPDATE name = 'a'";
     for sql in ["START TRANSACTION", make] {
         holder.query_drop(sql).await.unwrap();
     }
-    // Whoever has changed more rows is spared.
+    // The server spares the client that has changed more rows.
     for sql in [
         "CREATE TABLE heavy (a INT)",
         "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -178,7 +178,7 @@ async fn a_deadlock_is_tried_again() {
         let client = client.clone();
         async move { client.lock("a").await }
     });
-    // What takes so long waits.
+    // A call that takes this long is waiting.
     let waiting = |statement: &str| {
         let running = "SELECT COUNT(*) FROM information_schema.processlist WHERE time_ms > 100";
         number(&server, &format!("{running} AND info LIKE '{statement}%'")) > 0
@@ -204,7 +204,7 @@ async fn a_deadlock_is_tried_again() {
     assert!(guard.token() > before);
 }
 
-/// So many connections and no more, whatever waits; the rest stands in line in this process.
+/// Only so many connections, whatever waits. The other claims queue in this process.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_beyond_the_bound_queue_in_the_process() {
     let server = MariaDb::start().unwrap();
@@ -251,7 +251,7 @@ async fn tokens_increase_whatever_the_clock_does() {
         let (one, two) = (with(&server, &options).await, with(&server, &options).await);
         let guard = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
         clock.forward(Duration::from_secs(3600)).unwrap();
-        // The lock hangs on a connection and not on the clock.
+        // The lock is bound to a connection, not to the clock.
         for _ in 0..3 {
             soon("a renewal", guard.prolonged()).await;
             assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
@@ -269,14 +269,14 @@ async fn tokens_increase_whatever_the_clock_does() {
     }
 }
 
-/// A hold that begins in the future, since the clock was set back, is shown as held for no time.
+/// A hold that begins in the future, since the clock was set back, shows as held for no time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_since_later_than_now_is_shown() {
     let server = MariaDb::start().unwrap();
     for strategy in BOTH {
         let client = with(&server, &format!("strategy={strategy}")).await;
         let guard = take(&client, strategy).await;
-        // Who holds is written down after the grant.
+        // The record is written after the grant.
         let row = format!("`lock`.fencelock_bound WHERE name = '{strategy}'");
         until("it is written down", || {
             number(&server, &format!("SELECT COUNT(*) FROM {row}")) == 1
@@ -291,7 +291,7 @@ async fn a_hold_since_later_than_now_is_shown() {
     }
 }
 
-/// The replica has not heard of the last grants.
+/// The replica has missed the last grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_increase_over_the_promotion_of_a_replica() {
     let primary = MariaDb::builder().replicated().start().unwrap();
@@ -320,15 +320,15 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
             *last = token_of(client, "a").await;
         }
     }
-    // A switch-over: the old one takes no more writes, its connections stay, and one waits for a lock there. (A statement
-    // that waits for a row would hold the switch-over up.)
+    // A switch-over: the old primary takes no more writes, its connections stay, and one waits for a lock there. (A
+    // statement that waits for a row would block the switch-over.)
     let guard = take(&clients[0], "a").await;
     last[0] = guard.token();
     let other = open(&url(BOTH[0])).await.unwrap();
     let waiter = tokio::spawn(async move { other.lock("a").await });
     until("it waits", || status(&primary, "Threads_running") > 1).await;
     primary.demote().unwrap();
-    // What is written down of it cannot be deleted now, so nothing confirms the release.
+    // Its record cannot be deleted now, so nothing confirms the release.
     drop(guard);
     until("nobody waits there", || {
         status(&primary, "Threads_running") <= 1
@@ -351,7 +351,7 @@ async fn tokens_increase_over_the_promotion_of_a_replica() {
     assert_eq!(number(&primary, "SELECT @@read_only"), 1);
 }
 
-/// The server would rather read a small table from end to end, and lock what it reads, than use the index.
+/// The server would scan a small table, and lock what it reads, rather than use the index.
 #[tokio::test(flavor = "multi_thread")]
 async fn clearing_up_waits_for_no_holder() {
     let server = MariaDb::start().unwrap();
@@ -397,7 +397,7 @@ async fn ten_thousand_names_leave_no_row() {
     );
 }
 
-/// What is locked on one node of a Galera cluster is free on another.
+/// A lock on one node of a Galera cluster is free on another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_of_a_cluster_is_refused() {
     let server = MariaDb::builder()

@@ -1,4 +1,4 @@
-//! The tokens of `get-lock`, which go by the numbers of UUID_SHORT().
+//! The tokens of `get-lock`, which are made of the numbers of UUID_SHORT().
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn counter(server: &MariaDb, column: &str) -> u64 {
     number(server, &sql)
 }
 
-/// Somebody else uses so many numbers, or as many as come before this one.
+/// Another client uses so many numbers, or all that come before this one.
 fn burn(server: &MariaDb, count: u64) {
     server
         .sql(&format!("DO BENCHMARK({count}, UUID_SHORT())"))
@@ -36,7 +36,7 @@ impl Highest {
     }
 }
 
-/// Whoever waits for a lock draws when it is had: above what was drawn meanwhile.
+/// A waiter draws its token after the grant: above those that were drawn meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_drawn_after_the_lock_is_had() {
     let server = MariaDb::start().unwrap();
@@ -52,7 +52,7 @@ async fn tokens_are_drawn_after_the_lock_is_had() {
     drawn.above(soon("the waiting one", waiting).await.unwrap());
 }
 
-/// What was reserved is used up: by the grants themselves, and at once by somebody else.
+/// The reservation is used up: by the grants themselves, and at once by another client.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_reserved_is_raised_before_it_is_granted() {
     let mut server = MariaDb::start().unwrap();
@@ -80,7 +80,7 @@ async fn what_is_reserved_is_raised_before_it_is_granted() {
     assert!(counter(&server, "base") > base, "a new section");
 }
 
-/// Of two clients one is there while the server goes and comes back, and one comes later.
+/// One of two clients is connected while the server restarts, the other one comes later.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_before_and_after_a_restart_agree() {
     let mut server = MariaDb::start().unwrap();
@@ -98,7 +98,7 @@ async fn clients_of_before_and_after_a_restart_agree() {
     }
 }
 
-/// The clock that the server begins its numbers with is set back, to exactly where they look like those of before.
+/// The clock that seeds the server's numbers is set back, to where the new numbers look like the old ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_are_counted_again_make_no_old_tokens() {
     let clock = ClockShim::new().unwrap();
@@ -115,7 +115,7 @@ async fn numbers_that_are_counted_again_make_no_old_tokens() {
         highest.above(token_of(&one, "a").await);
     }
     one.close().await.unwrap();
-    // The next run begins a moment before, and somebody else uses up the numbers in between.
+    // The next run begins a moment earlier, and another client uses up the numbers in between.
     let (origin, upto) = (counter(&server, "origin"), counter(&server, "upto"));
     let begun = loop {
         clock.back(Duration::from_secs(3)).unwrap();
@@ -145,7 +145,7 @@ async fn another_id_of_the_server_changes_no_numbers() {
     }
 }
 
-/// Nobody is left who draws from the section of before, and its row is from before the last reservations.
+/// No client draws from the old section any more, and its row is older than the last reservations.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_forgot_goes_on_above() {
     let server = MariaDb::start().unwrap();
@@ -167,7 +167,7 @@ async fn a_store_that_forgot_goes_on_above() {
         ))
         .unwrap();
     highest.above(token_of(&client(&server).await, "a").await);
-    // And above what AUTO_INCREMENT gave, ahead of the time as it may be.
+    // Also above the ids of AUTO_INCREMENT, even if these are ahead of the time.
     let ahead = highest.0.get() / 16 + 1_000_000_000;
     server
         .sql(&format!(
@@ -180,7 +180,7 @@ async fn a_store_that_forgot_goes_on_above() {
     assert!(token >= Token(16 * ahead), "{token}");
 }
 
-/// A connection that finds itself at another server, as a proxy may have it, grants nothing.
+/// A connection that a proxy leads to another server grants nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_section_that_was_replaced_is_left() {
     let server = MariaDb::start().unwrap();

@@ -1,51 +1,34 @@
-//! Several hosts, opening to look only, and what is said of a store that cannot be opened.
+//! Several hosts, inspection, and stores that cannot be opened.
 
+use super::shared::hosts::{
+    a_silent_host_is_passed_over, a_user_is_refused, another_server_is_explained,
+    inspection_creates_nothing, two_writers_are_refused,
+};
+use super::shared::inspect;
 use super::*;
 
 const STRATEGIES: [&str; 3] = ["lease", "for-update", "get-lock"];
 
-/// Two servers that both take writes would each grant the same lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_that_take_writes_are_refused() {
     let (one, two) = (MariaDb::start().unwrap(), MariaDb::start().unwrap());
+    let ports = [one.port(), two.port()];
+    let both = |[one, two]: [u16; 2]| format!("mysql://lock@127.0.0.1:{one},127.0.0.1:{two}/lock");
     for strategy in STRATEGIES {
-        let url = format!(
-            "mysql://lock@127.0.0.1:{},127.0.0.1:{}/lock?strategy={strategy}",
-            one.port(),
-            two.port()
-        );
-        let error = open(&url).await.unwrap_err();
-        assert!(matches!(error, Error::Config { .. }), "{error:?}");
-        let text = error.to_string();
-        assert!(text.contains("read_only"), "{text}");
-        for port in [one.port(), two.port()] {
-            assert!(text.contains(&port.to_string()), "{text}");
-        }
+        let url = format!("{}?strategy={strategy}", both(ports));
+        two_writers_are_refused(&url, ports, "read_only").await;
     }
     assert_eq!(tables(&one), 0);
     // Two names of one server are one.
     let url = format!("mysql://lock@127.0.0.1:{0},localhost:{0}/lock", one.port());
     token_of(&open(&url).await.unwrap(), "a").await;
-    // One that does not answer is not waited for.
     two.pause().unwrap();
-    let url = format!(
-        "mysql://lock@127.0.0.1:{},127.0.0.1:{}/lock",
-        two.port(),
-        one.port()
-    );
-    let begun = Instant::now();
-    let client = open(&url).await.unwrap();
-    assert!(
-        begun.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        begun.elapsed()
-    );
-    token_of(&client, "a").await;
-    // Back again, it is noticed when the client connects anew.
+    let client = a_silent_host_is_passed_over(&both([two.port(), one.port()])).await;
+    // When the host is back, the client notices it with its next connection.
     two.resume().unwrap();
-    let begun = Instant::now();
+    let begin = Instant::now();
     loop {
-        assert!(begun.elapsed() < LIMIT, "it is not noticed");
+        assert!(begin.elapsed() < LIMIT, "it is not noticed");
         one.sql("KILL USER 'lock'").unwrap();
         if let Err(Error::Config { .. }) = client.try_lock("b").await {
             break;
@@ -59,36 +42,18 @@ fn tables(server: &MariaDb) -> u64 {
     number(server, made)
 }
 
-async fn look_only(url: &str) -> fencelock_core::Result<Client> {
-    let mut url = StoreUrl::parse(url)?;
-    url.inspect_only = true;
-    let engine = fencelock_mysql::connect(url).await?;
-    Client::builder(engine).build()
-}
-
-/// Where no lock can be taken there is something to look at: nothing is made and nothing is written.
+/// Inspection creates nothing and writes nothing, so it also works where no lock can be taken.
 #[tokio::test(flavor = "multi_thread")]
-async fn looking_needs_no_right_to_write() {
+async fn inspection_needs_no_right_to_write() {
     let server = MariaDb::builder().replicated().start().unwrap();
     server
         .sql("CREATE USER 'stranger'@'%'; GRANT SELECT ON `lock`.* TO 'stranger'@'%'")
         .unwrap();
     for strategy in STRATEGIES {
         let url = format!("{}?strategy={strategy}", server.url());
-        let client = look_only(&url).await.unwrap();
-        assert!(client.look("a").await.unwrap().holders.is_empty());
-        assert!(client.list("").await.unwrap().is_empty());
-        // Whoever may make the tables does so with its first lock; that is nothing to be told.
-        let said = format!("{:?}", client.diagnose().await.unwrap());
-        assert!(!said.contains("fencelock schema"), "{said}");
-        assert!(client.try_lock("a").await.is_err());
-        client.close().await.unwrap();
         let port = server.port();
         let stranger = format!("mysql://stranger@127.0.0.1:{port}/lock?strategy={strategy}");
-        let client = look_only(&stranger).await.unwrap();
-        let said = format!("{:?}", client.diagnose().await.unwrap());
-        assert!(said.contains("fencelock schema mysql"), "{said}");
-        client.close().await.unwrap();
+        inspection_creates_nothing(&url, &stranger, "fencelock schema mysql").await;
     }
     assert_eq!(tables(&server), 0);
 
@@ -98,53 +63,37 @@ async fn looking_needs_no_right_to_write() {
         .sql("CREATE USER 'reader'@'%'; GRANT SELECT ON `lock`.* TO 'reader'@'%'")
         .unwrap();
     replica.follow(&server).unwrap();
-    for url in [
-        format!("mysql://reader@127.0.0.1:{}/lock", server.port()),
-        format!("mysql://reader@127.0.0.1:{}/lock", replica.port()),
-    ] {
-        let client = look_only(&url).await.unwrap();
+    let at = |port: u16| format!("mysql://reader@127.0.0.1:{port}/lock");
+    for url in [at(server.port()), at(replica.port())] {
+        let client = inspect(&url).await.unwrap();
         assert_eq!(client.look("a").await.unwrap().token(), Some(held.token()));
         assert_eq!(client.list("").await.unwrap().len(), 1);
-        let said = format!("{:?}", client.diagnose().await.unwrap());
+        let findings = format!("{:?}", client.diagnose().await.unwrap());
         assert!(
-            said.contains("may not INSERT") || said.contains("takes no writes"),
-            "{said}"
+            findings.contains("may not INSERT") || findings.contains("takes no writes"),
+            "{findings}"
         );
         client.close().await.unwrap();
     }
     for strategy in ["for-update", "get-lock"] {
-        let url = format!(
-            "mysql://reader@127.0.0.1:{}/lock?strategy={strategy}",
-            replica.port()
-        );
-        let client = look_only(&url).await.unwrap();
+        let url = format!("{}?strategy={strategy}", at(replica.port()));
+        let client = inspect(&url).await.unwrap();
         assert!(client.look("a").await.unwrap().holders.is_empty());
         client.close().await.unwrap();
     }
     // A lock cannot be taken there.
-    let url = format!("mysql://reader@127.0.0.1:{}/lock", replica.port());
-    assert!(open(&url).await.is_err());
+    assert!(open(&at(replica.port())).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_come_in_is_told_what_to_do() {
+async fn an_error_at_open_names_the_remedy() {
     let server = MariaDb::builder().password("secret").start().unwrap();
-    let at =
-        |who: &str, database: &str| format!("mysql://{who}@127.0.0.1:{}/{database}", server.port());
-    for url in [
-        at("lock", "lock"),
-        at("lock:wrong", "lock"),
-        at("nobody:wrong", "lock"),
-    ] {
-        let error = open(&url).await.unwrap_err();
-        assert!(matches!(error, Error::Refused { .. }), "{url}: {error:?}");
-        let text = error.to_string();
-        assert!(text.contains("check user and password"), "{text}");
-        assert!(!text.contains("secret") && !text.contains('\n'), "{text}");
+    for user in ["lock", "lock:wrong", "nobody:wrong"] {
+        let url = format!("mysql://{user}@127.0.0.1:{}/lock", server.port());
+        a_user_is_refused(&url, "check user and password").await;
     }
-    // Something else is there, which greets nobody, or says what no MySQL says.
+    // Another kind of server, which waits for the client to speak.
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = format!("mysql://lock@127.0.0.1:{}/lock", redis.port());
-    let text = open(&url).await.unwrap_err().to_string();
-    assert!(text.contains("is it a MySQL or MariaDB server?"), "{text}");
+    another_server_is_explained(&url, "is it a MySQL or MariaDB server?").await;
 }

@@ -1,32 +1,20 @@
 //! A dump that is restored into the running server.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::process::Command;
 
 use fencelock_testbed::{Flow, Proxy};
 
+use super::shared::late;
+use super::shared::restore::{above, run, tokens_go_on_above};
 use super::*;
 
-fn run(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
-    let mut child = Command::new(program)
+fn run_client(program: &str, server: &MariaDb, input: &[u8]) -> Vec<u8> {
+    let mut command = Command::new(program);
+    command
         .args(["--no-defaults", "--skip-ssl"])
         .args(["--protocol=tcp", "--host=127.0.0.1"])
-        .args([&format!("--port={}", server.port()), "--user=lock", "lock"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(input).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{program}");
-    output.stdout
-}
-
-async fn above(client: &Client, last: &mut Token, what: &str) {
-    let token = token_of(client, "a").await;
-    assert!(token > *last, "{what}: {token} after {last}");
-    *last = token;
+        .args([&format!("--port={}", server.port()), "--user=lock", "lock"]);
+    run(&mut command, input)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,37 +25,26 @@ async fn tokens_go_on_above_when_a_dump_is_restored() {
         let mut last = Token(0);
         let before = open(&url).await.unwrap();
         above(&before, &mut last, strategy).await;
-        let old = run("mariadb-dump", &server, b"");
-        // Those who come now count anew.
+        let old = run_client("mariadb-dump", &server, b"");
+        // Without a connection left, the next clients of get-lock begin a new section.
         before.close().await.unwrap();
         until("its connections are gone", || connections(&server) == 0).await;
         let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
         above(&one, &mut last, strategy).await;
         above(&two, &mut last, strategy).await;
-        let dump = run("mariadb-dump", &server, b"");
+        let new = run_client("mariadb-dump", &server, b"");
         // Nothing is promised of a dump that is younger than a tenth of a second.
         sleep(Duration::from_millis(100)).await;
-        for dump in [&dump, &old] {
-            for _ in 0..40 {
-                above(&one, &mut last, strategy).await;
-            }
-            run("mariadb", &server, dump);
-            // First the one that has seen none of the tokens since; then the one that has; then a new one.
-            above(&two, &mut last, "a connection of before").await;
-            above(&one, &mut last, "the last holder's connection").await;
-            above(&two, &mut last, "a connection of before").await;
-            run("mariadb", &server, dump);
-            let new = open(&url).await.unwrap();
-            above(&new, &mut last, "a new connection").await;
-            above(&two, &mut last, "a connection of before").await;
-            above(&one, &mut last, "a connection of before").await;
+        for dump in [&new, &old] {
+            let restore = || drop(run_client("mariadb", &server, dump));
+            tokens_go_on_above(&url, (&one, &two), &mut last, restore).await;
         }
     }
 }
 
-/// The server gave up the wait for a row, and its client is stopped before it hears of that.
+/// The server gives up a wait for a row, and the client is stopped before it hears of that.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_stopped_after_an_error_is_in_nobodys_way_for_long() {
+async fn a_client_that_is_stopped_after_an_error_blocks_others_only_briefly() {
     let server = MariaDb::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let other = client(&server).await;
@@ -87,7 +64,7 @@ async fn a_client_that_is_stopped_after_an_error_is_in_nobodys_way_for_long() {
     until("the server gave up", || number(&server, TIMEOUTS) > before).await;
     blocker.query_drop("ROLLBACK").await.unwrap();
     held.release().await.unwrap();
-    // The row that it has locked stands for the draws of this lock.
+    // The stopped client keeps the lock's row for draws locked.
     let begun = Instant::now();
     let next = timeout(LIMIT, async {
         loop {
@@ -109,7 +86,5 @@ async fn a_client_that_is_stopped_after_an_error_is_in_nobodys_way_for_long() {
 #[tokio::test(flavor = "multi_thread")]
 async fn late_requests_do_no_harm() {
     let server = MariaDb::start().unwrap();
-    let engine = fencelock_mysql::connect(StoreUrl::parse(&server.url()).unwrap());
-    let engine: Arc<dyn fencelock_core::Engine> = engine.await.unwrap();
-    late::late_requests_do_no_harm(engine).await;
+    late::late_requests_do_no_harm(&server.url()).await;
 }

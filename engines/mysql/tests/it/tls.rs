@@ -1,13 +1,10 @@
 //! TLS to MariaDB.
 
-#[path = "../../../sql/tests/shared/tls.rs"]
-mod shared;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use crate::shared::tls::{self as shared, PASSWORD, Recorder, locks, not_let_in, opened};
 use fencelock_testbed::{MariaDb, Proxy};
-use shared::{Ear, PASSWORD, locks, not_let_in, opened};
 
 const STRATEGIES: [&str; 3] = ["lease", "get-lock", "for-update"];
 
@@ -25,7 +22,7 @@ async fn a_server_that_insists() {
         let url = format!("{url}?strategy={strategy}&tls-ca={}", server.ca());
         locks(&url, &proxy).await;
         let plain = format!("{}?strategy={strategy}", server.url());
-        // On the machine itself nobody asks for TLS unprompted.
+        // On this machine TLS is off by default.
         let words = ["check user and password", "tls=require"];
         not_let_in(&plain, &words).await;
         not_let_in(&format!("{plain}&tls=off"), &words).await;
@@ -69,11 +66,11 @@ async fn tls_that_is_hidden_on_the_way() {
     shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, 0).await;
 }
 
-/// In the second byte of the capabilities in the greeting.
+/// The bit in the second byte of the capabilities in the greeting.
 const OFFER: u8 = 0x08;
 
-/// Takes the offer out of the greeting.
-fn hide(client: &mut TcpStream, server: &mut TcpStream, _: &Ear) -> std::io::Result<()> {
+/// Removes the offer of TLS from the greeting.
+fn hide(client: &mut TcpStream, server: &mut TcpStream, _: &Recorder) -> std::io::Result<()> {
     let mut head = [0; 4];
     server.read_exact(&mut head)?;
     let length = u32::from_le_bytes([head[0], head[1], head[2], 0]);

@@ -1,49 +1,34 @@
-//! Several hosts, opening to look only, and what is said of a store that cannot be opened.
+//! Several hosts, inspection, and stores that cannot be opened.
 
+use super::shared::hosts::{
+    a_silent_host_is_passed_over, a_user_is_refused, another_server_is_explained,
+    inspection_creates_nothing, two_writers_are_refused,
+};
+use super::shared::inspect;
 use super::*;
 
-/// Two servers that both take writes would each grant the same lock.
+const TABLES: &str = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencelock%'";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_that_take_writes_are_refused() {
     let (one, two) = (Postgres::start().unwrap(), Postgres::start().unwrap());
+    let ports = [one.port(), two.port()];
+    let both =
+        |[one, two]: [u16; 2]| format!("postgres://lock@127.0.0.1:{one},127.0.0.1:{two}/lock");
     for strategy in ["lease", "advisory"] {
-        let url = format!(
-            "postgres://lock@127.0.0.1:{},127.0.0.1:{}/lock?strategy={strategy}",
-            one.port(),
-            two.port()
-        );
-        let error = open(&url).await.unwrap_err();
-        assert!(matches!(error, Error::Config { .. }), "{error:?}");
-        let text = error.to_string();
-        assert!(text.contains("take writes"), "{text}");
-        for port in [one.port(), two.port()] {
-            assert!(text.contains(&port.to_string()), "{text}");
-        }
+        let url = format!("{}?strategy={strategy}", both(ports));
+        two_writers_are_refused(&url, ports, "take writes").await;
     }
-    let made = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencelock%'";
-    assert_eq!(one.psql("lock", made).unwrap(), "0");
+    assert_eq!(one.psql("lock", TABLES).unwrap(), "0");
     // Two names of one server are one.
     let url = format!(
         "postgres://lock@127.0.0.1:{0},localhost:{0}/lock",
         one.port()
     );
-    drop(open(&url).await.unwrap().lock("a").await.unwrap());
-    // One that does not answer is not waited for.
+    token_of(&open(&url).await.unwrap(), "a").await;
     two.pause().unwrap();
-    let url = format!(
-        "postgres://lock@127.0.0.1:{},127.0.0.1:{}/lock",
-        two.port(),
-        one.port()
-    );
-    let begun = Instant::now();
-    let client = open(&url).await.unwrap();
-    assert!(
-        begun.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        begun.elapsed()
-    );
-    drop(client.lock("a").await.unwrap());
-    // Back again, it is noticed when the client connects anew.
+    let client = a_silent_host_is_passed_over(&both([two.port(), one.port()])).await;
+    // When the host is back, the client notices it with its next connection.
     two.resume().unwrap();
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencelock'";
     until("it is noticed", async || {
@@ -53,60 +38,41 @@ async fn two_servers_that_take_writes_are_refused() {
     .await;
 }
 
-async fn look_only(url: &str) -> Result<Client, Error> {
-    let mut url = StoreUrl::parse(url)?;
-    url.inspect_only = true;
-    let engine = fencelock_postgres::connect(url).await?;
-    Client::builder(engine).build()
-}
-
-/// Where no lock can be taken there is something to look at: nothing is made and nothing is written.
+/// Inspection creates nothing and writes nothing, so it also works where no lock can be taken.
 #[tokio::test(flavor = "multi_thread")]
-async fn looking_needs_no_right_to_write() {
+async fn inspection_needs_no_right_to_write() {
     let server = Postgres::start().unwrap();
     server.psql("lock", "CREATE ROLE stranger LOGIN").unwrap();
     for strategy in ["lease", "advisory"] {
         let url = format!("{}?strategy={strategy}", server.url());
-        let client = look_only(&url).await.unwrap();
-        assert!(client.look("a").await.unwrap().holders.is_empty());
-        assert!(client.list("").await.unwrap().is_empty());
-        // Whoever may make the tables does so with its first lock; that is nothing to be told.
-        let said = format!("{:?}", client.diagnose().await.unwrap());
-        assert!(!said.contains("fencelock schema"), "{said}");
-        assert!(client.try_lock("a").await.is_err());
-        client.close().await.unwrap();
         let stranger = url.replacen("//lock@", "//stranger@", 1);
-        let client = look_only(&stranger).await.unwrap();
-        let said = format!("{:?}", client.diagnose().await.unwrap());
-        assert!(said.contains("fencelock schema postgres"), "{said}");
-        client.close().await.unwrap();
+        inspection_creates_nothing(&url, &stranger, "fencelock schema postgres").await;
     }
-    let made = "SELECT count(*) FROM pg_class WHERE relname LIKE 'fencelock%'";
-    assert_eq!(server.psql("lock", made).unwrap(), "0");
+    assert_eq!(server.psql("lock", TABLES).unwrap(), "0");
 
     let replica = server.replica().unwrap();
     let held = open(&server.url()).await.unwrap().lock("a").await.unwrap();
-    // A reader of the primary, and anybody at a replica.
+    // A user with SELECT at the primary, and any user at a replica.
     let reader = "CREATE ROLE reader LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader";
     server.psql("lock", reader).unwrap();
     for url in [
         format!("postgres://reader@127.0.0.1:{}/lock", server.port()),
         replica.url(),
     ] {
-        let client = look_only(&url).await.unwrap();
-        until("the hold is seen", async || {
+        let client = inspect(&url).await.unwrap();
+        until("the hold shows", async || {
             client.look("a").await.unwrap().token() == Some(held.token())
         })
         .await;
         assert_eq!(client.list("").await.unwrap().len(), 1);
-        let said = format!("{:?}", client.diagnose().await.unwrap());
+        let findings = format!("{:?}", client.diagnose().await.unwrap());
         assert!(
-            said.contains("INSERT") || said.contains("recovery"),
-            "{said}"
+            findings.contains("INSERT") || findings.contains("recovery"),
+            "{findings}"
         );
         client.close().await.unwrap();
     }
-    let client = look_only(&format!("{}?strategy=advisory", replica.url())).await;
+    let client = inspect(&format!("{}?strategy=advisory", replica.url())).await;
     let client = client.unwrap();
     assert!(client.look("a").await.unwrap().holders.is_empty());
     client.close().await.unwrap();
@@ -115,32 +81,26 @@ async fn looking_needs_no_right_to_write() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_come_in_is_told_what_to_do() {
+async fn an_error_at_open_names_the_remedy() {
     let server = Postgres::builder().password("secret").start().unwrap();
     let at = |who: &str, database: &str| {
         format!("postgres://{who}@127.0.0.1:{}/{database}", server.port())
     };
-    for (url, word) in [
-        (at("lock", "lock"), "password-file"),
-        (at("lock:wrong", "lock"), "check user and password"),
-        (at("nobody:wrong", "lock"), "check user and password"),
+    for (user, word) in [
+        ("lock", "password-file"),
+        ("lock:wrong", "check user and password"),
+        ("nobody:wrong", "check user and password"),
     ] {
-        let error = open(&url).await.unwrap_err();
-        assert!(matches!(error, Error::Refused { .. }), "{url}: {error:?}");
-        let text = error.to_string();
-        assert!(text.contains(word) && !text.contains("secret"), "{text}");
-        assert!(!text.contains('\n'), "{text}");
+        a_user_is_refused(&at(user, "lock"), word).await;
     }
     let error = open(&at("lock:secret", "nowhere")).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
     assert!(error.to_string().contains("create it"), "{error}");
-    // Something else is there: one that waits for more, and one that speaks first.
+    // Another kind of server: one that waits for more, and one that speaks first.
     let redis = fencelock_testbed::Redis::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", redis.port());
-    let text = open(&url).await.unwrap_err().to_string();
-    assert!(text.contains("is it a PostgreSQL server?"), "{text}");
+    another_server_is_explained(&url, "is it a PostgreSQL server?").await;
     let maria = fencelock_testbed::MariaDb::start().unwrap();
     let url = format!("postgres://lock@127.0.0.1:{}/lock", maria.port());
-    let text = open(&url).await.unwrap_err().to_string();
-    assert!(text.contains("is no PostgreSQL server"), "{text}");
+    another_server_is_explained(&url, "is no PostgreSQL server").await;
 }

@@ -1,37 +1,20 @@
-//! A dump that is restored into the running server.
+//! A dump that is restored into the running server, an older schema, and other things that come from before.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use fencelock_core::engine::Evict;
 
+use super::shared::late;
+use super::shared::restore::{above, run, tokens_go_on_above};
 use super::*;
 
-fn run(program: &str, server: &Postgres, args: &[&str], input: &[u8]) -> Vec<u8> {
-    let mut child = Command::new(program)
+fn run_client(program: &str, server: &Postgres, args: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut command = Command::new(program);
+    command
         .args(["-h", "127.0.0.1", "-p", &server.port().to_string()])
         .args(["-U", "postgres", "-d", "lock"])
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(input).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{program}");
-    output.stdout
-}
-
-/// Takes the lock, and tells that its token is above all of before.
-async fn above(client: &Client, last: &mut Token, what: &str) {
-    let guard = timeout(LIMIT, client.lock("a"))
-        .await
-        .unwrap_or_else(|_| panic!("{what}: in vain"));
-    let guard = guard.unwrap();
-    let token = guard.token();
-    assert!(token > *last, "{what}: {token} after {last}");
-    *last = token;
-    guard.release().await.unwrap();
+        .args(args);
+    run(&mut command, input)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,24 +39,14 @@ async fn tokens_go_on_above_when_a_dump_is_restored() {
             let mut last = Token(0);
             above(&one, &mut last, strategy).await;
             above(&two, &mut last, strategy).await;
-            let dumped = run("pg_dump", &server, dump, b"");
-            for _ in 0..40 {
-                above(&one, &mut last, strategy).await;
-            }
-            run(restorer, &server, restore, &dumped);
-            // First the one that has seen none of the tokens since; then the one that has; then a new one.
-            above(&two, &mut last, "a connection of before").await;
-            above(&one, &mut last, "the last holder's connection").await;
-            above(&two, &mut last, "a connection of before").await;
-            run(restorer, &server, restore, &dumped);
-            let new = open(&url).await.unwrap();
-            above(&new, &mut last, "a new connection").await;
-            above(&two, &mut last, "a connection of before").await;
+            let dumped = run_client("pg_dump", &server, dump, b"");
+            let restore = || drop(run_client(restorer, &server, restore, &dumped));
+            tokens_go_on_above(&url, (&one, &two), &mut last, restore).await;
         }
     }
 }
 
-/// The functions of an older version are made anew by the first client of this one.
+/// The first client of this version replaces the functions of an older one.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_schema_is_stepped_up() {
     let server = Postgres::start().unwrap();
@@ -92,7 +65,7 @@ async fn an_older_schema_is_stepped_up() {
         server.psql("lock", count).unwrap() == "0"
     })
     .await;
-    // Somebody who may not make functions says what is to be run.
+    // The error for a user who may not create functions names the script.
     server
         .psql("lock", "DROP FUNCTION fencelock_revision")
         .unwrap();
@@ -107,10 +80,10 @@ async fn an_older_schema_is_stepped_up() {
     assert!(text.contains("fencelock schema postgres"), "{text}");
 }
 
-/// The server has no room for news. Nobody is told, and the lock is free nonetheless. The queue is 8 GB and cannot be made
-/// smaller before PostgreSQL 17, so the server's two functions are shadowed by some that answer as they do when it is full.
+/// The server's queue of notifications is full. Nobody is notified, and the lock is free nonetheless. The queue has 8 GB and cannot
+/// be made smaller before PostgreSQL 17, so the test shadows the server's two functions with others that act as if it were full.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_of_news_keeps_no_lock() {
+async fn a_full_queue_of_notifications_keeps_no_lock() {
     let server = Postgres::start().unwrap();
     drop(open(&server.url()).await.unwrap());
     let full = "\
@@ -133,7 +106,7 @@ async fn a_full_queue_of_news_keeps_no_lock() {
     guard.release().await.unwrap();
     let next = timeout(LIMIT, waiter).await.unwrap().unwrap().unwrap();
     assert!(next.token() > token);
-    // Nor does it keep anybody from taking a lock away.
+    // An eviction works as well.
     assert!(one.evict("a", next.token(), Evict::Release).await.unwrap());
     let last = timeout(LIMIT, one.lock("a")).await.unwrap().unwrap();
     assert!(last.token() > next.token());
@@ -142,6 +115,5 @@ async fn a_full_queue_of_news_keeps_no_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn late_requests_do_no_harm() {
     let server = Postgres::start().unwrap();
-    let engine = fencelock_postgres::connect(StoreUrl::parse(&server.url()).unwrap());
-    late::late_requests_do_no_harm(engine.await.unwrap()).await;
+    late::late_requests_do_no_harm(&server.url()).await;
 }

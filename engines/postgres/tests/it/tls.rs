@@ -1,13 +1,12 @@
 //! TLS to PostgreSQL.
 
-#[path = "../../../sql/tests/shared/tls.rs"]
-mod shared;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use crate::shared::tls::{
+    self as shared, PASSWORD, Recorder, locks, not_let_in, opened, soon, take,
+};
 use fencelock_testbed::{Postgres, Proxy};
-use shared::{Ear, PASSWORD, locks, not_let_in, opened, soon, take};
 
 use crate::until;
 
@@ -36,7 +35,7 @@ async fn a_server_that_insists() {
         not_let_in(&format!("{plain}&sslmode=disable"), &["tls=require"]).await;
         drop(opened(&format!("{plain}&tls=prefer")).await);
     }
-    // Who listens does so with TLS, too, also after that connection was cut.
+    // The listener uses TLS as well, also after its connection was cut.
     let client = opened(&format!("{url}?tls-ca={}", server.ca())).await;
     let listens = || {
         let ask = "SELECT min(pid) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE ssl AND query LIKE 'LISTEN%'";
@@ -87,14 +86,14 @@ async fn tls_that_is_hidden_on_the_way() {
     shared::tls_that_is_hidden_on_the_way(at, &STRATEGIES, hide, ASK.len()).await;
 }
 
-/// The question whether the server has TLS.
+/// The client's request for TLS.
 const ASK: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
 
 /// Answers the client that there is no TLS.
-fn hide(client: &mut TcpStream, _: &mut TcpStream, hear: &Ear) -> std::io::Result<()> {
+fn hide(client: &mut TcpStream, _: &mut TcpStream, record: &Recorder) -> std::io::Result<()> {
     let mut asked = [0; ASK.len()];
     client.read_exact(&mut asked)?;
-    hear(&asked);
+    record(&asked);
     assert_eq!(asked, ASK, "the client does not ask for TLS");
     client.write_all(b"N")
 }

@@ -1,13 +1,13 @@
-//! One round of requests to several nodes: what they have answered so far, and the one who waits until that is enough.
+//! One round of requests to several nodes: it counts the replies until they suffice.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// What is counted.
+/// The count of a round.
 pub(crate) trait Tally {
-    /// Whether the result is clear, or nothing more will come.
+    /// Whether the result is certain, or no more replies will come.
     fn is_enough(&self) -> bool;
 }
 
@@ -29,7 +29,7 @@ impl<T: Tally> Round<T> {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node has answered.
+    /// Counts the reply of one node.
     pub(crate) fn count(&self, answer: impl FnOnce(&mut T)) {
         let mut tally = self.tally();
         answer(&mut tally);
@@ -40,14 +40,14 @@ impl<T: Tally> Round<T> {
         }
     }
 
-    /// Returns when there are answers enough, or the time is over. What comes later is counted and not waited for.
-    pub(crate) async fn enough(&self, patience: Duration) {
+    /// Returns when the replies suffice, or after the timeout. Later replies are still counted.
+    pub(crate) async fn enough(&self, timeout: Duration) {
         let enough = async {
             while !self.tally().is_enough() {
                 self.enough.notified().await;
             }
         };
-        // Whichever comes first: who waits looks at the tally.
-        drop(tokio::time::timeout(patience, enough).await);
+        // Either way the caller reads the tally.
+        drop(tokio::time::timeout(timeout, enough).await);
     }
 }

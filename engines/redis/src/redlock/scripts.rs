@@ -1,8 +1,7 @@
-//! The scripts that run on each node. Only a node that may vote is given them.
+//! The scripts that run on each node. Only a node that votes gets them.
 
 use crate::scripts::Script;
 
-/// All of them.
 #[derive(Debug)]
 pub(crate) struct Scripts {
     pub(crate) attach: Script,
@@ -31,8 +30,8 @@ impl Scripts {
         }
     }
 
-    /// Those that are called by name.
-    pub(crate) fn kept(&self) -> [&Script; 6] {
+    /// Those that are called by their hash.
+    pub(crate) fn loaded(&self) -> [&Script; 6] {
         [
             &self.acquire,
             &self.mark,

@@ -1,7 +1,7 @@
--- redlock_ask: ask the claim that holds to let go.
+-- redlock_ask: ask the claim that holds to release.
 -- KEYS 1 lock
 -- ARGV 1 'fl1:' claim ':'
--- Answers 1 done, 0 it does not hold.
+-- Returns 1 done, 0 it does not hold.
 local value = redis.call('GET', KEYS[1])
 if not value or string.sub(value, 1, #ARGV[1]) ~= ARGV[1] then
   return 0

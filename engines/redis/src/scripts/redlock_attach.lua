@@ -1,10 +1,10 @@
--- redlock_attach: the first call on each connection. Tells whether this server process votes, and notes when it was seen
--- first if it does not: for each machine that asks, by that machine's boot clock, which nobody sets.
+-- redlock_attach: the first call on each connection. Tells whether this server process votes. If not, notes when each
+-- machine saw it first, by that machine's boot clock, which cannot be set.
 -- KEYS 1 memory
 -- ARGV 1 the server's run id  2 longest lease in ms  3 the machine  4 its boot clock in ms
--- Answers {member, micros, since, longest, floor, first}: member 1 if it was let in since it was started, 0 if it was
--- before, -1 if it has no memory at all; since: when anybody saw it first, in micros, which names this spell without
--- memory; longest: the longest lease that anyone uses; first: when this machine saw it first, by its boot clock.
+-- Returns {member, micros, since, longest, floor, first}: member 1 if it was admitted since its start, 0 if it was admitted
+-- before, -1 if it has no memory; since: when a client saw it first, in micros, which names this absence; longest: the
+-- longest lease in use; first: when this machine saw it first, by its boot clock.
 local memory, run, machine, now = KEYS[1], ARGV[1], ARGV[3], ARGV[4]
 local parts = redis.call('TIME')
 local micros = parts[1] * 1000000 + parts[2]
@@ -21,7 +21,7 @@ if seen ~= run then
   redis.call('HSET', memory, 'since', run .. ':' .. since)
   watch = ''
 end
--- '<machine>=<boot clock in ms>,' for each, up to some fifty: those who come later have to watch by themselves.
+-- '<machine>=<boot clock in ms>,' for each, up to about fifty: clients on further machines go by what they see.
 local first = string.match(watch, machine .. '=(%-?%d+),')
 if not first or tonumber(first) > tonumber(now) then
   first = now

@@ -1,8 +1,8 @@
--- redlock_join: lets a server process vote, with no counter below those given.
+-- redlock_join: admits a server process, with no counter below the given ones.
 -- KEYS 1 memory
--- ARGV 1 the server's run id  2 since when it was seen, in micros: another memory lost meanwhile would show  3 floor
---      4 whether it is let in by the time (1 or 0)  5... the counters, one for each bucket
--- Answers 1, or 0 if it has forgotten since.
+-- ARGV 1 the server's run id  2 since when it was seen, in micros: it changes with another loss of memory  3 floor
+--      4 whether it is admitted by time (1 or 0)  5... the counters, one for each bucket
+-- Returns 1, or 0 if it has lost its memory since.
 local memory, run = KEYS[1], ARGV[1]
 if redis.call('HGET', memory, 'run') == run then
   return 1

@@ -1,6 +1,6 @@
--- redlock_look: the lock as one node has it. Changes nothing.
--- KEYS 1 lock  2 line
--- Answers {now, value, pttl, waiters}: waiters as stored, 1000 at most.
+-- redlock_look: the state of the lock at one node. Changes nothing.
+-- KEYS 1 lock  2 queue
+-- Returns {now, value, pttl, waiters}: waiters as stored, at most 1000.
 local parts = redis.call('TIME')
 local now = parts[1] * 1000 + math.floor(parts[2] / 1000)
 local waiters = {}

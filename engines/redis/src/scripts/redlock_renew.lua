@@ -1,8 +1,8 @@
--- redlock_renew: prolong many holds, and write their tokens. Never makes a key anew, and never changes a token that was
--- written by a renewal.
+-- redlock_renew: prolong many holds, and write their tokens. Never creates a key, and never changes a token that a renewal
+-- has written.
 -- KEYS n locks
--- ARGV 3 for each: 'fl1:' claim ':'  token  px, or '>' and px where the lease is to get no shorter
--- Answers for each: 0 lost, or held by another token, 1 kept, 2 kept and asked to let go, 3 not done (out of memory).
+-- ARGV 3 for each: 'fl1:' claim ':'  token  px, or '>' and px if the lease must not get shorter
+-- Returns for each: 0 lost, or held with another token, 1 kept, 2 kept and asked to release, 3 not done (out of memory).
 local now
 local answers = {}
 for i, name in ipairs(KEYS) do

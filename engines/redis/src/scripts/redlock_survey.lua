@@ -1,8 +1,8 @@
 -- redlock_survey: what one node tells one that lost its memory.
 -- KEYS 1 memory
 -- ARGV 1 the server's run id  2 how many buckets there are
--- Answers {member (1 or 0), micros, floor, longest, counters, young}: a counter for each bucket, '' for none; young: 1 if
--- it was let in by the time, and a quorum was not complete yet.
+-- Returns {member (1 or 0), micros, floor, longest, counters, young}: a counter for each bucket, '' for none; young: 1 if it
+-- was admitted by time before a quorum was complete.
 local memory = KEYS[1]
 local parts = redis.call('TIME')
 local member = redis.call('HGET', memory, 'run') == ARGV[1] and 1 or 0

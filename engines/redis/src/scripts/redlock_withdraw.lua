@@ -1,30 +1,30 @@
--- redlock_withdraw: release, leave the line, or undo an attempt.
--- KEYS 1 lock  2 line
--- ARGV 1 'fl1:' claim ':', and the attempt with ':' if only that is meant  2 'release', 'undo' or 'lost', or the lock-delay
+-- redlock_withdraw: release, leave the queue, or undo an attempt.
+-- KEYS 1 lock  2 queue
+-- ARGV 1 'fl1:' claim ':', and the attempt and ':' to withdraw only that one  2 'release', 'undo' or 'lost', or the lock-delay
 --      in ms to abandon
--- Answers 1 released, 2 left the line, 3 over before, 4 not the owner.
-local name, line = KEYS[1], KEYS[2]
--- The whole value: Lua takes longer to write the numbers of a range.
+-- Returns 1 released, 2 left the queue, 3 it had expired, 4 not the owner.
+local name, queue = KEYS[1], KEYS[2]
+-- GET, not GETRANGE: Lua takes longer to format the numbers of the range.
 local value = redis.call('GET', name)
 local mine = value and string.sub(value, 1, #ARGV[1]) == ARGV[1]
 if mine and ARGV[2] == 'release' then
   redis.call('DEL', name)
   -- The common case ends here.
-  if redis.call('EXISTS', line) == 0 then
+  if redis.call('EXISTS', queue) == 0 then
     return 1
   end
 end
-local waiting = line .. ':who'
+local queue_data = queue .. ':who'
 
--- Tells the one who has waited longest, if its process listens.
+-- Tells the first waiter whose process listens.
 local function ring()
   for _ = 1, 64 do
-    local claim = redis.call('ZPOPMIN', line)[1]
+    local claim = redis.call('ZPOPMIN', queue)[1]
     if not claim then
       return
     end
-    local channel = string.match(redis.call('HGET', waiting, claim) or '', '^%d+:%d+:%d+:%w+:%d+:([^:]*):')
-    redis.call('HDEL', waiting, claim)
+    local channel = string.match(redis.call('HGET', queue_data, claim) or '', '^%d+:%d+:%d+:%w+:%d+:([^:]*):')
+    redis.call('HDEL', queue_data, claim)
     if channel then
       local told = redis.pcall('PUBLISH', 'fencelock:' .. channel, 'w' .. claim)
       if type(told) == 'number' and told > 0 then
@@ -55,8 +55,8 @@ if mine then
   return 1
 end
 local claim = string.sub(ARGV[1], 5, 36)
-if ARGV[2] ~= 'undo' and ARGV[2] ~= 'lost' and redis.call('ZREM', line, claim) == 1 then
-  redis.call('HDEL', waiting, claim)
+if ARGV[2] ~= 'undo' and ARGV[2] ~= 'lost' and redis.call('ZREM', queue, claim) == 1 then
+  redis.call('HDEL', queue_data, claim)
   return 2
 end
 return value and 4 or 3

@@ -1,8 +1,8 @@
--- release: the common case of `withdraw`: the claim holds, alone, and nobody is in line.
--- KEYS 1 lock  2 line
+-- release: the common case of `withdraw`: the claim is exclusive and holds, and there is no queue.
+-- KEYS 1 lock  2 queue
 -- ARGV 1 'fl1:' and the claim
--- Answers 1 released, 0 if it is another case.
--- It reads no more of the value than it needs; numbers as text, which Lua would have to make of them.
+-- Returns 1 released, 0 in another case.
+-- It reads only the part that it needs. The numbers are text, since Lua would have to format them.
 if redis.call('GETRANGE', KEYS[1], '0', '35') == ARGV[1] and redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('DEL', KEYS[1])
   return 1

@@ -1,7 +1,7 @@
 -- renew: prolong many exclusive holds, and write their tokens.
 -- KEYS n locks
 -- ARGV 4 for each: 'fl1:' and the claim  token  px  rest, or empty to keep what is stored
--- Answers for each: 0 lost, 1 kept, 2 kept and asked to let go, 3 not done (out of memory).
+-- Returns for each: 0 lost, 1 kept, 2 kept and asked to release, 3 not done (out of memory).
 local time
 local function now()
   if not time then
@@ -25,7 +25,7 @@ local function renew(name, mark, token, px, rest)
   end
   local answer = asked == '1' and 2 or 1
   if lowest > 0 and number < tonumber(stored) or stored == token and since ~= '0' then
-    -- It is written already, or a later one is: then this call comes late.
+    -- The token is written already, or a later one is: then this call is late.
     redis.call('PEXPIRE', name, px)
     return answer
   end

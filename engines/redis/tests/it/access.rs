@@ -1,28 +1,21 @@
-//! Ways in: users and their rights, sockets, TLS, servers that do not answer.
+//! Opening a store: users and their rights, sockets, TLS, servers that do not answer.
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::Withdrawn;
-use fencelock_core::{Durability, Engine, Error, StoreUrl};
+use fencelock_core::engine::{Claim, Evict, Withdrawn};
+use fencelock_core::{Durability, Engine, Error};
 use fencelock_redis::Redis;
 use fencelock_testbed::Redis as Server;
 
-use crate::support::{ms, open, open_with, server};
+use crate::support::{ms, open, open_with, refused, server};
 
-/// The least rights, as the documentation of the crate lists them.
+/// The rights that the documentation of the crate lists.
 const LEAST: &str = "resetchannels -@all ~a ~{*}:fencelock:* ~fencelock:* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe +publish \
                      +eval +evalsha +time +get +getrange +set +del +exists +incrby +pttl +pexpire +pexpireat +zadd +zrem +zpopmin +zrange \
                      +zrangebyscore +zscore +zcard +zrank +hset +hget +hdel +hmget +hgetall +scan";
 
-async fn refused(url: &str) -> Error {
-    match Redis::connect(StoreUrl::parse(url).unwrap()).await {
-        Ok(_) => panic!("{url} lets us in"),
-        Err(error) => error,
-    }
-}
-
 #[tokio::test]
-async fn the_least_rights_do() {
+async fn the_documented_rights_suffice() {
     let server = Server::builder()
         .user("least", "secret", LEAST)
         .start()
@@ -38,11 +31,7 @@ async fn the_least_rights_do() {
         let token = store.held(&claim).await.tokens.first;
         let writer = store.claim("a");
         let place = store.waits(&writer).await;
-        let held = store.renew(&claim, token).await;
-        assert!(
-            matches!(held, fencelock_core::engine::Renewal::Kept { .. }),
-            "{held:?}"
-        );
+        store.kept(&claim, token).await;
         assert_eq!(
             store
                 .engine
@@ -56,15 +45,8 @@ async fn the_least_rights_do() {
         );
         assert_eq!(store.release(&claim).await, Withdrawn::Released);
         let token = store.granted(&writer, &place).await.tokens.first;
-        let evict = fencelock_core::engine::Evict::Release;
-        assert!(
-            store
-                .engine
-                .inspect()
-                .evict(&writer.name, token, evict)
-                .await
-                .unwrap()
-        );
+        let evict = Evict::Release;
+        assert!(store.evict(&writer.name, token, evict).await);
     }
     let log: Vec<redis::Value> = server.command(&["ACL", "LOG"]).unwrap();
     assert!(log.is_empty(), "{log:?}");
@@ -122,7 +104,7 @@ async fn a_wrong_password_is_refused_and_never_shown() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_within_the_timeout() {
+async fn an_absent_or_silent_server_is_reported_within_the_timeout() {
     let free = fencelock_testbed::Port::free().unwrap();
     let begin = Instant::now();
     let error = refused(&format!("redis://127.0.0.1:{}", free.number())).await;
@@ -141,7 +123,7 @@ async fn nobody_there_is_told_within_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_and_a_callers_own_client_do() {
+async fn a_unix_socket_and_an_existing_client_work() {
     let server = Server::builder().unix_socket().start().unwrap();
     let store = open(&format!("redis+unix://{}", server.socket())).await;
     let (first, second) = (store.claim("a"), store.claim("a"));
@@ -157,7 +139,7 @@ async fn a_unix_socket_and_a_callers_own_client_do() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn tls_does_and_checks_the_certificate() {
+async fn tls_works_and_checks_the_certificate() {
     let server = Server::builder().tls().start().unwrap();
     let port = server.tls_port().unwrap();
     let store = open(&format!("rediss://localhost:{port}?tls-ca={}", server.ca())).await;
@@ -174,7 +156,7 @@ async fn tls_does_and_checks_the_certificate() {
 
 #[cfg(not(feature = "tls"))]
 #[tokio::test]
-async fn without_tls_built_in_it_says_so() {
+async fn without_the_tls_feature_the_error_names_it() {
     let error = refused("rediss://localhost").await;
     assert!(error.to_string().contains("feature"), "{error}");
 }
@@ -241,11 +223,11 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     store.lock(&claim).await;
     let before = clock.now();
     server.restart_empty().unwrap();
-    let impatient = fencelock_core::engine::Claim {
+    let impatient = Claim {
         wait: false,
         ..store.plain("a")
     };
-    // Once the new server answers, it is for refusing.
+    // The new server's first answer is a refusal.
     let error = store.engine.place(&impatient).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let next = store.plain("a");
@@ -253,16 +235,16 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     assert!(clock.now().since(before) >= ms(1000));
 }
 
-/// The way to a server is a link to its socket, so that another server can be put in its place.
+/// A link leads to the server's socket, so that another server can be put in its place.
 #[tokio::test]
 async fn a_server_put_in_anothers_place_grants_nothing_until_the_delay_is_over() {
     let start = || Server::builder().unix_socket().start().unwrap();
     let (first, second) = (start(), start());
-    let way = std::path::Path::new(first.dir()).join("way");
-    let lead_to = |server: &Server| {
-        let new = way.with_extension("new");
+    let link = std::path::Path::new(first.dir()).join("link");
+    let point_to = |server: &Server| {
+        let new = link.with_extension("new");
         std::os::unix::fs::symlink(server.socket(), &new).unwrap();
-        std::fs::rename(&new, &way).unwrap();
+        std::fs::rename(&new, &link).unwrap();
     };
     let begin = Instant::now();
     let uptime = || {
@@ -272,23 +254,23 @@ async fn a_server_put_in_anothers_place_grants_nothing_until_the_delay_is_over()
             .find_map(|line| line.strip_prefix("uptime_in_seconds:"));
         line.map_or(0, |seconds| seconds.parse::<u64>().unwrap())
     };
-    // Longer than the delay, so that its uptime alone does not keep it from granting.
+    // Longer than the delay, so that its uptime alone allows grants.
     while uptime() < 4 {
         assert!(begin.elapsed() < Duration::from_secs(10));
         tokio::time::sleep(ms(20)).await;
     }
-    lead_to(&first);
-    let url = format!("redis+unix://{}?restart-delay=2s", way.display());
+    point_to(&first);
+    let url = format!("redis+unix://{}?restart-delay=2s", link.display());
     let store = open(&url).await;
     let claim = store.plain("a");
     store.lock(&claim).await;
-    lead_to(&second);
+    point_to(&second);
     let before = store.engine.clock().now();
     let kill = |server: &Server| {
         let killed = server.command::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         assert_eq!(killed.unwrap(), 1);
     };
-    let met_anew = async |by: &str| {
+    let reconnected = async |by: &str| {
         let begin = Instant::now();
         loop {
             let list: String = second
@@ -303,9 +285,9 @@ async fn a_server_put_in_anothers_place_grants_nothing_until_the_delay_is_over()
         }
     };
     kill(&first);
-    let by = met_anew("").await;
+    let by = reconnected("").await;
     kill(&second);
-    met_anew(&by).await;
+    reconnected(&by).await;
     let grant = store.lock(&store.plain("b")).await;
     let waited = grant.counted_from.since(before);
     assert!(waited >= ms(2000), "{waited:?}");

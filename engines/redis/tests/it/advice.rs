@@ -1,11 +1,10 @@
-//! What is said about a store, and what to do: it must be true after the next start of the server, too.
+//! Promises and advice about a store must also be true after the next start of the server.
 
 use fencelock_core::engine::{Claim, Standing};
-use fencelock_core::{Durability, Engine, Error, StoreUrl};
-use fencelock_redis::Redis;
+use fencelock_core::{Durability, Engine, Error};
 use fencelock_testbed::{Etcd, MariaDb, Redis as Server};
 
-use crate::support::{Store, open, server};
+use crate::support::{Store, open, refused, server};
 
 fn run(server: &Server, commands: &[&[&str]]) {
     for command in commands {
@@ -17,7 +16,7 @@ const APPEND: &[&str] = &["CONFIG", "SET", "appendonly", "yes"];
 const ALWAYS: &[&str] = &["CONFIG", "SET", "appendfsync", "always"];
 const REWRITE: &[&str] = &["CONFIG", "REWRITE"];
 
-/// What the promises say. What a diagnosis finds comes on top of that, and does not repeat it.
+/// What the promises say. A diagnosis must not repeat it.
 async fn judged(server: &Server) -> (Durability, Vec<String>) {
     let store = open(&server.url()).await;
     let promises = store.engine.promises();
@@ -36,7 +35,7 @@ async fn judged(server: &Server) -> (Durability, Vec<String>) {
     (promises.durability, limits)
 }
 
-/// Whether a lock is granted again after a crash of the server and a start with the same command line.
+/// Whether a lock is granted twice: before and after a crash of the server and a start with the same command line.
 async fn granted_twice(server: &mut Server) -> bool {
     let store = open(&server.url()).await;
     store.held(&store.claim("a")).await;
@@ -50,7 +49,7 @@ async fn granted_twice(server: &mut Server) -> bool {
 }
 
 #[tokio::test]
-async fn what_config_set_alone_brings_is_not_believed() {
+async fn a_setting_of_config_set_alone_is_not_believed() {
     let mut server = server();
     let (durability, limits) = judged(&server).await;
     assert_eq!(durability, Durability::Volatile);
@@ -60,11 +59,11 @@ async fn what_config_set_alone_brings_is_not_believed() {
     assert_eq!(durability, Durability::Volatile, "{limits:?}");
     assert!(limits[0].contains("until its next start"), "{limits:?}");
     assert!(limits[0].contains("CONFIG REWRITE"), "{limits:?}");
-    assert!(granted_twice(&mut server).await, "it did last");
+    assert!(granted_twice(&mut server).await, "it survived");
 }
 
 #[tokio::test]
-async fn what_was_advised_lasts_over_a_crash() {
+async fn advised_settings_survive_a_crash() {
     let mut server = server();
     run(&server, &[APPEND, ALWAYS, REWRITE]);
     let (durability, limits) = judged(&server).await;
@@ -75,9 +74,9 @@ async fn what_was_advised_lasts_over_a_crash() {
     assert_eq!(durability, Durability::Durable);
 }
 
-/// The append-only file was on from the start; how it is flushed was set later.
+/// The append-only file was on from the start; its flushing was set later.
 #[tokio::test]
-async fn of_two_settings_one_may_last() {
+async fn one_of_two_settings_may_survive() {
     let server = Server::builder().append_only("everysec").start().unwrap();
     assert_eq!(judged(&server).await.0, Durability::Process);
     run(&server, &[ALWAYS]);
@@ -110,13 +109,6 @@ async fn an_eviction_policy_that_was_set_is_not_believed() {
     assert!(limits.is_empty(), "{limits:?}");
 }
 
-async fn refused(url: &str) -> Error {
-    match Redis::connect(StoreUrl::parse(url).unwrap()).await {
-        Ok(_) => panic!("{url} lets us in"),
-        Err(error) => error,
-    }
-}
-
 #[tokio::test]
 async fn a_database_that_is_not_there_is_an_error_of_the_url() {
     let server = server();
@@ -134,7 +126,7 @@ async fn the_port_of_another_server_is_an_error_of_the_url() {
     let error = refused(&format!("redis://127.0.0.1:{}", mariadb.port())).await;
     assert!(matches!(error, Error::Config { .. }), "{error}");
     assert!(error.to_string().contains("no Redis server"), "{error}");
-    // It says nothing; so would a Redis that goes down.
+    // It says nothing, as a Redis that goes down.
     let error = refused(&format!("redis://127.0.0.1:{}", etcd.port(0))).await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(

@@ -1,12 +1,12 @@
-//! One claim, and two.
+//! One claim or two.
 
-use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Claim, Evict, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Error, Token};
 
-use crate::support::{Store, calls, ms, open, server};
+use crate::support::{Store, calls, ms, nothing_is_left, open, server};
 
 #[tokio::test]
-async fn takes_and_releases_by_either_way() {
+async fn takes_and_releases_with_and_without_scripts() {
     let server = server();
     let store = open(&server.url()).await;
     let mut last = Token(0);
@@ -25,12 +25,11 @@ async fn takes_and_releases_by_either_way() {
         assert_eq!(store.release(&claim).await, Withdrawn::Released);
         assert_eq!(store.release(&claim).await, Withdrawn::Expired);
     }
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
 #[tokio::test]
-async fn a_claim_that_does_not_wait_is_turned_away_and_leaves_nothing() {
+async fn a_claim_that_does_not_wait_is_refused_and_leaves_nothing() {
     let server = server();
     let store = open(&server.url()).await;
     let first = store.plain("a");
@@ -46,8 +45,7 @@ async fn a_claim_that_does_not_wait_is_turned_away_and_leaves_nothing() {
         assert_eq!(store.release(&second).await, Withdrawn::NotOwner);
     }
     assert_eq!(store.release(&first).await, Withdrawn::Released);
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
 #[tokio::test]
@@ -71,13 +69,13 @@ async fn placing_again_reports_and_prolongs() {
 }
 
 #[tokio::test]
-async fn renewals_prolong_record_and_tell_the_lost() {
+async fn renewals_prolong_record_and_report_losses() {
     let server = server();
     let store = open(&server.url()).await;
     let (kept, lost) = (store.plain("kept"), store.plain("lost"));
     let token = store.held(&kept).await.tokens.first;
     store.held(&lost).await;
-    let view = store.engine.inspect().look(&kept.name).await.unwrap();
+    let view = store.look(&kept.name).await;
     assert_eq!(view.holders.len(), 1);
     assert_eq!(view.token(), None, "the fast path does not record");
     let _: i64 = server.command(&["PEXPIRE", "kept", "500"]).unwrap();
@@ -87,19 +85,11 @@ async fn renewals_prolong_record_and_tell_the_lost() {
         matches!(renewed, Renewal::Kept { asked: false, .. }),
         "{renewed:?}"
     );
-    let renewed = store.renew(&lost, token).await;
-    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    store.lost(&lost, token).await;
     assert!(Store::pttl(&server, "kept") > 29_000);
-    let view = store.engine.inspect().look(&kept.name).await.unwrap();
+    let view = store.look(&kept.name).await;
     assert_eq!(view.token(), Some(token));
-    assert!(
-        store
-            .engine
-            .inspect()
-            .evict(&kept.name, token, fencelock_core::engine::Evict::Ask)
-            .await
-            .unwrap()
-    );
+    assert!(store.evict(&kept.name, token, Evict::Ask).await);
     for _ in 0..2 {
         let renewed = store.renew(&kept, token).await;
         assert!(
@@ -129,7 +119,7 @@ async fn a_thousand_holds_are_renewed_in_two_commands() {
 }
 
 #[tokio::test]
-async fn a_closed_store_says_so() {
+async fn a_closed_store_reports_that() {
     let server = server();
     let store = open(&server.url()).await;
     let claim = store.claim("a");
@@ -153,12 +143,11 @@ async fn names_leave_nothing_behind() {
         store.held(&claim).await;
         assert_eq!(store.release(&claim).await, Withdrawn::Released);
     }
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
 #[tokio::test]
-async fn all_sorts_of_names_work_also_in_line() {
+async fn unusual_names_work_also_in_the_queue() {
     let server = server();
     let store = open(&server.url()).await;
     let long = "x".repeat(512);
@@ -183,8 +172,7 @@ async fn all_sorts_of_names_work_also_in_line() {
         let page = store.engine.inspect().list(name, None, 10).await.unwrap();
         assert!(page.items.is_empty());
     }
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
 #[tokio::test]

@@ -1,32 +1,31 @@
-//! Slots: where keys lie, who hears of a grant, and what happens to a lock on its way from one node to another.
+//! Clusters: slots of keys, messages of grants, and locks whose slot is moved to another node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Event, Evict, HeldClaim, Renewal, Withdrawn};
-use fencelock_core::{Engine, Error, StoreUrl};
-use fencelock_redis::Redis;
+use fencelock_core::{Engine, Error};
 use fencelock_testbed::{Port, Redis as Server, RedisCluster};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{ms, open, server};
+use crate::support::{ms, open, refused, server};
 
-/// One cluster for what needs no other; each with names of its own.
+/// These share one cluster, and use different names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
-    odd_names_lie_together(&cluster).await;
-    grants_are_told_to_those_who_wait(&cluster).await;
-    events_find_a_holder(&cluster).await;
+    the_keys_of_unusual_names_share_a_slot(&cluster).await;
+    grants_are_pushed_to_waiters(&cluster).await;
+    events_reach_a_holder(&cluster).await;
     many_renewals_go_out_together(&cluster).await;
     a_moved_lock_is_still_held(&cluster).await;
     a_user_with_the_least_rights(&cluster).await;
     wrong_addresses(&cluster).await;
 }
 
-async fn odd_names_lie_together(cluster: &RedisCluster) {
+async fn the_keys_of_unusual_names_share_a_slot(cluster: &RedisCluster) {
     let (one, two) = (open(&cluster.url()).await, open(&cluster.url()).await);
     for name in ["a}b", "{}a", "}a{", "a{t}b", "{t}", "{", "}", "plain"] {
         for first in [one.claim(name), one.shared(name)] {
@@ -47,7 +46,7 @@ async fn odd_names_lie_together(cluster: &RedisCluster) {
     }
 }
 
-async fn grants_are_told_to_those_who_wait(cluster: &RedisCluster) {
+async fn grants_are_pushed_to_waiters(cluster: &RedisCluster) {
     let (one, two) = (open(&cluster.url()).await, open(&cluster.url()).await);
     for i in 0..20 {
         let name = format!("push/{i}");
@@ -58,13 +57,13 @@ async fn grants_are_told_to_those_who_wait(cluster: &RedisCluster) {
         one.release(&first).await;
         let grant = two.granted(&second, &place).await;
         assert!(grant.tokens.first > token);
-        // Not by asking again, which would be after half a second at least.
+        // Sooner than a recheck, which comes after at least half a second.
         assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
         two.release(&second).await;
     }
 }
 
-async fn events_find_a_holder(cluster: &RedisCluster) {
+async fn events_reach_a_holder(cluster: &RedisCluster) {
     let (one, two) = (open(&cluster.url()).await, open(&cluster.url()).await);
     let claim = one.claim("event");
     let token = one.held(&claim).await.tokens.first;
@@ -73,20 +72,14 @@ async fn events_find_a_holder(cluster: &RedisCluster) {
         (Evict::Ask, Event::Asked(claim.id)),
         (Evict::Release, Event::Lost(claim.id)),
     ] {
-        assert!(
-            two.engine
-                .inspect()
-                .evict(&claim.name, token, how)
-                .await
-                .unwrap()
-        );
+        assert!(two.evict(&claim.name, token, how).await);
         loop {
             let heard = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
             let heard = heard.unwrap().unwrap().unwrap();
             if heard == event {
                 break;
             }
-            // Each node tells it.
+            // Each node sends it.
             assert_eq!(heard, Event::Asked(claim.id));
         }
     }
@@ -136,15 +129,15 @@ async fn a_moved_lock_is_still_held(cluster: &RedisCluster) {
     };
     cluster.begin_move(slot, from, to).unwrap();
     kept("before its keys move").await;
-    let impatient = fencelock_core::engine::Claim {
+    let impatient = Claim {
         wait: false,
         ..two.claim("foo")
     };
-    // Scripts of several keys wait for the end of the move.
+    // Scripts with several keys wait for the end of the move.
     let error = two.engine.place(&impatient).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     cluster.move_keys(slot, from, to).unwrap();
-    kept("on the way").await;
+    kept("during the move").await;
     assert!(two.engine.place(&impatient).await.is_err());
     cluster.end_move(slot, from, to).unwrap();
     kept("at the target").await;
@@ -156,7 +149,7 @@ async fn a_moved_lock_is_still_held(cluster: &RedisCluster) {
     two.release(&waiter).await;
 }
 
-/// The least rights, as the documentation of the crate lists them.
+/// The rights that the documentation of the crate lists.
 const LEAST: &str = "resetchannels -@all ~a ~{*}:fencelock:* ~fencelock:* &fencelock:* +hello +client|id \
                      +client|kill +info +config|get +cluster|info +cluster|slots +asking +subscribe +publish +ssubscribe \
                      +sunsubscribe +spublish +eval +evalsha +time +get +getrange +set +del +exists +incrby +pttl +pexpire \
@@ -186,19 +179,12 @@ async fn a_user_with_the_least_rights(cluster: &RedisCluster) {
         let log: Vec<redis::Value> = node.command(&["ACL", "LOG"]).unwrap();
         assert!(log.is_empty(), "{log:?}");
     }
-    // Who may not tell or hear of grants is told so before it may have to wait.
+    // A user who may not publish or subscribe gets an error before it waits.
     for right in ["+spublish", "+ssubscribe"] {
         user(&LEAST.replace(right, ""));
         let store = open(&url).await;
         let error = store.engine.place(&store.claim("a")).await.unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{error}");
-    }
-}
-
-async fn refused(url: &str) -> Error {
-    match Redis::connect(StoreUrl::parse(url).unwrap()).await {
-        Ok(_) => panic!("{url} lets us in"),
-        Err(error) => error,
     }
 }
 
@@ -217,9 +203,9 @@ async fn wrong_addresses(cluster: &RedisCluster) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
-/// Those of the other nodes go on, shared ones too, whatever is asked of the dead one.
+/// The holds at the other nodes are renewed in time, shared ones too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_node_costs_no_hold_of_another() {
+async fn a_dead_node_costs_no_hold_at_another() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
     let store = open(&format!("{}?response-timeout=300ms", cluster.url())).await;
     let (mut held, mut until) = (Vec::new(), Vec::new());
@@ -261,13 +247,13 @@ async fn a_dead_node_costs_no_hold_of_another() {
                 other => panic!("{other:?}"),
             }
         }
-        // As the core does, a while later.
+        // As the core does, a little later.
         tokio::time::sleep(ms(300)).await;
     }
     assert!(lost > 0);
 }
 
-/// Passes connections on to a server, and after `muted` nothing more of the second.
+/// Forwards connections to a server. Once `muted`, nothing more of the second connection.
 async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
     let mut count = 0;
     while let Ok((mut near, _)) = listener.accept().await {
@@ -298,9 +284,9 @@ async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
     }
 }
 
-/// What is asked over the other connection has answers all the while.
+/// The first connection is answered all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_hears_nothing_is_made_anew() {
+async fn a_silent_channel_connection_is_replaced() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let way = listener.local_addr().unwrap().port().to_string();
     let bus = Port::free().unwrap();
@@ -350,7 +336,7 @@ async fn a_connection_that_hears_nothing_is_made_anew() {
     assert!(failed > 0);
 }
 
-/// With TLS and certificates, both ways in.
+/// With TLS and certificates, by the URL and by redirections.
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn a_cluster_with_tls() {

@@ -1,61 +1,43 @@
 //! Fail-overs under load: several clients take one lock again and again while masters are killed, stopped and cut off
-//! from their replicas. Judged by every grant: no token twice, none against time, no two at once.
+//! from their replicas. Every grant is checked: no token twice, no
+//! token against time, no two holders at once.
 //!
-//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs as many as that of each
-//! kind; without it there are three.
+//! `FENCELOCK_FAILOVERS=50 cargo test -p fencelock-redis --test it failover -- --nocapture` runs so many of each kind;
+//! without the variable there are three.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave};
-use fencelock_core::{BootInstant, Clock, Engine, Error};
+use fencelock_core::{Clock, Engine, Error};
 use fencelock_testbed::{RedisCluster, RedisSentinel};
 
+use crate::history::{Stay, faults};
 use crate::support::{Store, ms, open};
 
-/// How long a lock is held at most.
+/// The longest hold.
 const TTL: Duration = Duration::from_millis(1500);
-
-/// One grant as its holder saw it.
-#[derive(Clone, Copy, Debug)]
-struct Stay {
-    token: u64,
-    from: BootInstant,
-    to: BootInstant,
-}
-
-/// What is wrong with a history.
-fn faults(stays: &[Stay]) -> Vec<String> {
-    let mut sorted = stays.to_vec();
-    sorted.sort_by_key(|stay| stay.token);
-    let mut faults = Vec::new();
-    for pair in sorted.windows(2) {
-        let (one, two) = (pair[0], pair[1]);
-        if one.token == two.token {
-            faults.push(format!("one token twice: {one:?} {two:?}"));
-        }
-        // The next must come in after the one before has left.
-        if two.from < one.to {
-            faults.push(format!(
-                "two at once, or tokens against time: {one:?} {two:?}"
-            ));
-        }
-    }
-    faults
-}
 
 #[test]
 fn each_kind_of_fault_is_found() {
-    let stay = |token, from, to| Stay {
+    let stay = |token, asked, from, to| Stay {
         token,
-        from: BootInstant::from_nanos(from),
-        to: BootInstant::from_nanos(to),
+        asked,
+        from,
+        to,
     };
-    assert!(faults(&[stay(2, 10, 20), stay(1, 0, 10)]).is_empty());
-    assert_eq!(faults(&[stay(1, 0, 10), stay(1, 10, 20)]).len(), 1);
-    assert_eq!(faults(&[stay(1, 0, 11), stay(2, 10, 20)]).len(), 1);
-    assert_eq!(faults(&[stay(2, 0, 10), stay(1, 10, 20)]).len(), 1);
+    let right = [stay(1, 0, 1, 10), stay(2, 0, 10, 20), stay(3, 0, 30, 30)];
+    assert!(faults(&right).is_empty());
+    for (wrong, what) in [
+        ([stay(1, 0, 1, 10), stay(1, 0, 10, 20)], "one token twice"),
+        ([stay(2, 0, 1, 10), stay(1, 11, 12, 20)], "against time"),
+        ([stay(1, 0, 1, 10), stay(2, 0, 9, 20)], "two at once"),
+        ([stay(1, 0, 1, 100), stay(2, 0, 9, 20)], "two at once"),
+    ] {
+        let found = faults(&wrong);
+        assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
+    }
 }
 
 /// How many fail-overs of each kind.
@@ -64,7 +46,7 @@ fn count() -> usize {
     asked.and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
-/// Clients that lock and release one name until they are told to stop.
+/// Clients that lock and release one name until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     stays: Arc<Mutex<Vec<Stay>>>,
@@ -88,7 +70,7 @@ impl Load {
         self.stays.lock().unwrap().len()
     }
 
-    /// Waits until there are so many grants more than now.
+    /// Waits for so many further grants.
     async fn goes_on(&self, grants: usize) {
         let (begin, before) = (Clock::Boot.now(), self.count());
         while self.count() < before + grants {
@@ -118,9 +100,9 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         };
         let grant = store.lock(&claim).await;
         let from = Clock::Boot.now();
-        // What a client believes: a little less than the lease.
+        // A client counts on a little less than the lease.
         let ends = grant.counted_from + grant.lease.mul_f64(0.98);
-        // Now and then held to the end, so that a fail-over finds somebody who holds.
+        // Sometimes held to the end, so that a fail-over meets a holder.
         let held = if fastrand::u8(..4) == 0 {
             TTL
         } else {
@@ -129,8 +111,13 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
         tokio::time::sleep(held).await;
         let to = Clock::Boot.now().min(ends);
         if to > from {
-            let token = grant.tokens.first.get();
-            stays.lock().unwrap().push(Stay { token, from, to });
+            stays.lock().unwrap().push(Stay {
+                token: grant.tokens.first.get(),
+                // Grants come in the order of their tokens.
+                asked: from.as_nanos(),
+                from: from.as_nanos(),
+                to: to.as_nanos(),
+            });
         }
         let begin = Clock::Boot.now();
         while Clock::Boot.now().since(begin) < TTL {
@@ -142,7 +129,7 @@ async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mute
     }
 }
 
-/// Kills the master again and again, in the middle of what goes on; every other time cut off from its replicas before.
+/// Kills the master again and again under load; every second time it is cut off from its replicas first.
 async fn fail_over(group: &mut RedisSentinel, load: &Load) {
     for round in 0..count() {
         load.goes_on(3).await;
@@ -165,7 +152,7 @@ async fn fail_over(group: &mut RedisSentinel, load: &Load) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_all_replicas_waited_for_no_failover_grants_twice() {
+async fn with_replicas_no_failover_grants_twice() {
     let mut group = RedisSentinel::start().unwrap();
     let url = format!("{}&replicas=2&claim-window=1s", group.url());
     let load = Load::start(&url, "r").await;
@@ -175,7 +162,7 @@ async fn with_all_replicas_waited_for_no_failover_grants_twice() {
     let faults = faults(&stays);
     assert!(faults.is_empty(), "{faults:#?}");
     let limits = open(&url).await.engine.promises().limits.clone();
-    // Only that a restarted server forgets, which these do.
+    // The only limit: a restarted server forgets.
     assert!(
         limits.iter().all(|limit| limit.what.contains("restart")),
         "{limits:?}"
@@ -188,7 +175,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     let url = format!("{}&promotion-delay=1600ms&claim-window=1s", group.url());
     let load = Load::start(&url, "p").await;
     fail_over(&mut group, &load).await;
-    // And an old master that comes back to life, and knows of nothing.
+    // And an old master that comes back and does not know that it is replaced.
     let master = group.master().unwrap();
     load.goes_on(3).await;
     group.servers()[master].pause().unwrap();
@@ -204,7 +191,7 @@ async fn with_a_promotion_delay_no_failover_grants_twice() {
     assert_eq!(store.engine.promises().max_ttl, ms(1600));
 }
 
-/// What `promises()` says of asynchronous replicas does happen: two hold at once. Tokens grow all the same.
+/// What the promises say of asynchronous replicas does happen: two hold at once. Tokens still grow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_either_a_lock_is_lost_as_promises_say() {
     let group = RedisSentinel::start().unwrap();
@@ -224,10 +211,10 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
     waiter.waits(&next).await;
     group.servers()[0].kill9();
     tokio::task::block_in_place(|| group.await_failover(0)).unwrap();
-    // 30 s were granted to the first.
+    // The first lease is 30 s long.
     let second = waiter.lock(&next).await.tokens.first;
     assert!(second > token, "{second} after {token}");
-    // The first hears of it as soon as it asks.
+    // The first holder learns of it with its next renewal.
     let begin = Clock::Boot.now();
     loop {
         match store.renew(&claim, token).await {
@@ -242,7 +229,7 @@ async fn without_either_a_lock_is_lost_as_promises_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shortfall_of_replicas_is_an_error_and_leaves_nothing() {
+async fn too_few_replicas_are_an_error_and_leave_nothing() {
     let group = RedisSentinel::start().unwrap();
     let store = open(&format!("{}&replicas=2", group.url())).await;
     let claim = store.claim("s");
@@ -256,7 +243,7 @@ async fn a_shortfall_of_replicas_is_an_error_and_leaves_nothing() {
         let left: i64 = group.servers()[0].command(&["EXISTS", "s"]).unwrap();
         assert_eq!(left, 0, "it was withdrawn");
     }
-    // Neither does a renewal count.
+    // A renewal does not count either.
     group.mend_replication();
     tokio::task::block_in_place(|| group.await_ready()).unwrap();
     let claim = store.claim("s");
@@ -269,7 +256,7 @@ async fn a_shortfall_of_replicas_is_an_error_and_leaves_nothing() {
     assert!(error.to_string().contains("0 of 2 replicas"), "{error}");
 }
 
-/// A master of a cluster dies, and slots move, under load; with every grant on the replica before it counts.
+/// A master of a cluster dies, and slots move, under load. A grant counts only when the replica has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster_neither_a_lost_master_nor_a_moved_slot_grants_twice() {
     let mut cluster = RedisCluster::start(3, 1, 1000, None).unwrap();

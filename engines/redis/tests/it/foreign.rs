@@ -1,14 +1,14 @@
-//! Others on the same keys: other clients' locks, other types, other versions.
+//! Locks of other clients, keys of other types, and other versions.
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Claim, Evict, Standing, Withdrawn};
 use fencelock_core::{Clock, Engine, Error};
 
 use crate::support::{ms, open, server};
 
 #[tokio::test]
-async fn they_exclude_us_and_we_them() {
+async fn other_clients_and_this_one_exclude_each_other() {
     let server = server();
     let store = open(&server.url()).await;
     for claim in [store.plain("x"), store.claim("x"), store.shared("x")] {
@@ -40,13 +40,13 @@ async fn they_exclude_us_and_we_them() {
 }
 
 #[tokio::test]
-async fn their_release_is_seen_soon_by_the_whole_line() {
+async fn the_whole_queue_soon_sees_the_release_of_another_client() {
     let server = server();
     let store = open(&server.url()).await;
     let _: String = server.command(&["SET", "y", "theirs"]).unwrap();
     let (first, second) = (store.claim("y"), store.claim("y"));
-    let view = store.engine.inspect().look(&first.name).await.unwrap();
-    assert_eq!(view.holders[0].ttl_left, None, "without end, and said so");
+    let view = store.look(&first.name).await;
+    assert_eq!(view.holders[0].ttl_left, None, "it has no end");
     assert_eq!(view.holders[0].claim, None);
     assert_eq!(view.holders[0].owner, "theirs");
     let place = store.waits(&first).await;
@@ -61,16 +61,15 @@ async fn their_release_is_seen_soon_by_the_whole_line() {
 }
 
 #[tokio::test]
-async fn a_lock_that_was_deleted_is_lost_and_the_line_goes_on() {
+async fn a_lock_that_was_deleted_is_lost_and_the_queue_goes_on() {
     let server = server();
     let store = open(&server.url()).await;
     let (first, second) = (store.claim("z"), store.claim("z"));
     let token = store.held(&first).await.tokens.first;
     let place = store.waits(&second).await;
     let _: i64 = server.command(&["DEL", "z"]).unwrap();
-    let renewed = store.renew(&first, token).await;
-    assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
-    // The renewal that found the loss served the line.
+    store.lost(&first, token).await;
+    // The renewal that found the loss served the queue.
     let grant = tokio::time::timeout(ms(300), store.granted(&second, &place)).await;
     assert!(grant.unwrap().tokens.first > token);
     assert_eq!(store.release(&first).await, Withdrawn::NotOwner);
@@ -121,7 +120,7 @@ async fn a_newer_format_is_refused_and_left_alone() {
         let error = store.engine.inspect().look(&claim.name).await.unwrap_err();
         assert!(matches!(error, Error::NotALock { .. }), "{error}");
     }
-    let evict = fencelock_core::engine::Evict::Release;
+    let evict = Evict::Release;
     let name = store.claim("v").name;
     let error = store
         .engine

@@ -1,29 +1,29 @@
-//! From hand to hand: the line, pushes, and what covers a push that does not come.
+//! Hand-over: the queue, pushes, and what happens when a push is lost.
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Claim, Evict, Renewal, Standing, Withdrawn};
 use fencelock_core::{Clock, Engine, Token};
 
-use crate::support::{Store, calls, ms, one_listens, open, open_with, server};
+use crate::support::{Store, calls, ms, nothing_is_left, one_listens, open, open_with, server};
 
 #[tokio::test]
-async fn the_line_is_served_in_order_by_pushes() {
+async fn the_queue_is_served_in_order_by_pushes() {
     let server = server();
     let (here, there) = (open(&server.url()).await, open(&server.url()).await);
     let first = here.claim("q");
     let mut last = here.held(&first).await.tokens.first;
-    let mut line = Vec::new();
+    let mut queue = Vec::new();
     for i in 0..6 {
         let store = if i % 2 == 0 { &there } else { &here };
         let claim = store.claim("q");
         let before = Clock::Boot.now();
         let place = store.waits(&claim).await;
         assert_eq!(place.ahead, Some(i));
-        line.push((store, claim, place, before..Clock::Boot.now()));
+        queue.push((store, claim, place, before..Clock::Boot.now()));
     }
     assert_eq!(here.release(&first).await, Withdrawn::Released);
-    for (store, claim, place, asked) in line {
+    for (store, claim, place, asked) in queue {
         let grant = store.granted(&claim, &place).await;
         assert!(grant.tokens.first > last);
         assert!(grant.recorded);
@@ -35,8 +35,7 @@ async fn the_line_is_served_in_order_by_pushes() {
         last = grant.tokens.first;
         assert_eq!(store.release(&claim).await, Withdrawn::Released);
     }
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
 #[tokio::test]
@@ -55,7 +54,7 @@ async fn a_renewal_turns_the_window_into_a_lease() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_left_is_passed_over() {
+async fn a_waiter_that_left_is_skipped() {
     let server = server();
     let store = open(&server.url()).await;
     let claims = [store.claim("l"), store.claim("l"), store.claim("l")];
@@ -68,7 +67,7 @@ async fn a_waiter_that_left_is_passed_over() {
 }
 
 #[tokio::test]
-async fn placing_again_keeps_the_place_and_tells_of_the_grant() {
+async fn placing_again_keeps_the_place_and_returns_the_grant() {
     let server = server();
     let store = open(&server.url()).await;
     let claims = [store.claim("k"), store.claim("k"), store.claim("k")];
@@ -78,7 +77,7 @@ async fn placing_again_keeps_the_place_and_tells_of_the_grant() {
     assert_eq!(store.waits(&claims[1]).await.ahead, Some(0));
     assert_eq!(store.waits(&claims[2]).await.ahead, Some(1));
     store.release(&claims[0]).await;
-    // The push is out; asking is as good, and gives the whole lease.
+    // Placing the claim again also gives the grant, with the whole lease.
     let grant = store.held(&claims[1]).await;
     assert_eq!(grant.lease, claims[1].ttl);
     assert!(Store::pttl(&server, "k") > 29_000);
@@ -86,16 +85,16 @@ async fn placing_again_keeps_the_place_and_tells_of_the_grant() {
     assert_eq!(place.ahead, Some(0));
 }
 
-/// A push with a token that is not above the counter of the newest answer was overtaken by it.
+/// A push whose token is not above the counter of the newest reply is older than that reply.
 #[tokio::test]
-async fn a_push_from_before_the_newest_answer_is_not_believed() {
+async fn a_push_from_before_the_newest_reply_is_ignored() {
     let server = server();
     let store = open_with(&server, "claim-window=200ms").await;
     let claims = [store.claim("old"), store.claim("old")];
     store.held(&claims[0]).await;
     store.waits(&claims[1]).await;
     store.release(&claims[0]).await;
-    // The grant is pushed, but nobody takes it before its window is over and another holds.
+    // The grant is pushed, but not taken before its window is over and another claim holds.
     let other = open(&server.url()).await;
     let third = other.claim("old");
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -113,7 +112,7 @@ async fn a_push_from_before_the_newest_answer_is_not_believed() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(ms(5)).await;
     }
-    // The push is in the mail still; the answer to this overtakes it.
+    // The push has not been read yet; this reply is newer.
     let newer = store.waits(&claims[1]).await;
     let stale = tokio::time::timeout(ms(100), store.engine.wait(&claims[1], &newer)).await;
     assert!(stale.is_err(), "{stale:?}");
@@ -128,12 +127,12 @@ async fn a_lost_push_costs_a_recheck_and_no_more() {
     let (first, second) = (store.claim("p"), store.claim("p"));
     store.held(&first).await;
     let place = store.waits(&second).await;
-    // Granted on the server, told to nobody: as if the message had been lost.
+    // Granted on the server without a message, as if that had been lost.
     let value: String = server.command(&["GET", "p"]).unwrap();
     let value = value.replace(&first.id.to_string(), &second.id.to_string());
-    let line = "{p}:fencelock:line";
+    let queue = "{p}:fencelock:line";
     let _: i64 = server
-        .command(&["ZREM", line, &second.id.to_string()])
+        .command(&["ZREM", queue, &second.id.to_string()])
         .unwrap();
     let _: String = server.command(&["SET", "p", &value, "PX", "400"]).unwrap();
     let grant = tokio::time::timeout(ms(1000), async {
@@ -146,9 +145,9 @@ async fn a_lost_push_costs_a_recheck_and_no_more() {
     assert_eq!(grant.await.unwrap().lease, second.ttl);
 }
 
-/// A waiter whose process listens but does not take the grant holds up the line for one window.
+/// A waiter whose process listens but does not take the grant delays the queue by one window.
 #[tokio::test]
-async fn a_silent_grantee_costs_one_window() {
+async fn an_unconfirmed_grant_costs_one_window() {
     let server = server();
     let store = open_with(&server, "claim-window=300ms").await;
     let claims = [store.claim("s"), store.claim("s"), store.claim("s")];
@@ -162,9 +161,9 @@ async fn a_silent_grantee_costs_one_window() {
     assert!((ms(250)..ms(900)).contains(&took), "{took:?}");
 }
 
-/// Waiters whose processes are gone are skipped at once, 64 in a script; the others are served by who asks next.
+/// Waiters whose processes are gone are skipped, 64 by each script.
 #[tokio::test]
-async fn the_dead_are_skipped() {
+async fn dead_waiters_are_skipped() {
     let server = server();
     let (store, dying) = (open(&server.url()).await, open(&server.url()).await);
     let first = store.claim("dead");
@@ -183,13 +182,12 @@ async fn the_dead_are_skipped() {
     let grant = tokio::time::timeout(Duration::from_secs(1), store.lock(&last)).await;
     assert_eq!(grant.unwrap().lease, last.ttl);
     assert_eq!(store.release(&last).await, Withdrawn::Released);
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
-/// Whoever does not wait passes a line of the dead as those do who wait.
+/// A claim that does not wait passes dead waiters like one that waits.
 #[tokio::test]
-async fn a_free_lock_with_a_dead_line_is_not_busy() {
+async fn a_free_lock_with_a_dead_queue_is_not_busy() {
     let server = server();
     let store = open(&server.url()).await;
     for claim in [store.claim("free"), store.shared("free")] {
@@ -214,28 +212,27 @@ async fn a_free_lock_with_a_dead_line_is_not_busy() {
         store.held(&impatient).await;
         assert_eq!(store.release(&impatient).await, Withdrawn::Released);
     }
-    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
-    assert_eq!(keys, ["fencelock:counter"]);
+    nothing_is_left(&server);
 }
 
 #[tokio::test]
-async fn a_grant_nobody_waits_for_is_given_back() {
+async fn a_grant_without_a_waiter_is_given_back() {
     let server = server();
     let store = open_with(&server, "claim-window=20s").await;
     let (first, third) = (store.claim("b"), store.claim("b"));
     store.held(&first).await;
-    // A line entry of this process of which the process knows nothing.
+    // The server has a waiter of this process that the process does not know.
     let second = store.claim("b");
     store.waits(&second).await;
-    let line = "{b}:fencelock:line";
+    let queue = "{b}:fencelock:line";
     let who: String = server
-        .command(&["HGET", &format!("{line}:who"), &second.id.to_string()])
+        .command(&["HGET", &format!("{queue}:who"), &second.id.to_string()])
         .unwrap();
     assert_eq!(store.release(&second).await, Withdrawn::LeftQueue);
     let id = second.id.to_string();
-    let _: i64 = server.command(&["ZADD", line, "1", &id]).unwrap();
+    let _: i64 = server.command(&["ZADD", queue, "1", &id]).unwrap();
     let _: i64 = server
-        .command(&["HSET", &format!("{line}:who"), &id, &who])
+        .command(&["HSET", &format!("{queue}:who"), &id, &who])
         .unwrap();
     let place = store.waits(&third).await;
     store.release(&first).await;
@@ -299,31 +296,17 @@ async fn ranges_come_from_scripts_only_and_stay_below_time() {
     let next = store.claim("r2");
     let after = store.held(&next).await.tokens.first;
     assert!(after.get() >= grant.tokens.first.get() + 16);
-    // The current token moves within the range; any of the range is the holder's.
+    // The current token moves within the range; every token of the range belongs to the holder.
     let moved = Token(grant.tokens.first.get() + 3);
     store.renew(&claim, moved).await;
-    let view = store.engine.inspect().look(&claim.name).await.unwrap();
+    let view = store.look(&claim.name).await;
     assert_eq!(view.token(), Some(moved));
     let last = Token(grant.tokens.first.get() + 15);
     let beyond = Token(grant.tokens.first.get() + 16);
-    let evict = fencelock_core::engine::Evict::Release;
-    assert!(
-        !store
-            .engine
-            .inspect()
-            .evict(&claim.name, beyond, evict)
-            .await
-            .unwrap()
-    );
-    assert!(
-        store
-            .engine
-            .inspect()
-            .evict(&claim.name, last, evict)
-            .await
-            .unwrap()
-    );
-    // A counter ahead of time gives single tokens.
+    let evict = Evict::Release;
+    assert!(!store.evict(&claim.name, beyond, evict).await);
+    assert!(store.evict(&claim.name, last, evict).await);
+    // A counter ahead of the time gives single tokens.
     let _: String = server
         .command(&["SET", "fencelock:counter", "8000000000000000"])
         .unwrap();
@@ -331,18 +314,18 @@ async fn ranges_come_from_scripts_only_and_stay_below_time() {
 }
 
 #[tokio::test]
-async fn two_commands_a_hand_off() {
+async fn a_hand_over_takes_two_commands() {
     let server = server();
     let stores = [open(&server.url()).await, open(&server.url()).await];
-    store_cycle(&stores, 10).await;
+    cycle(&stores, 10).await;
     let before = commands(&server);
-    store_cycle(&stores, 500).await;
+    cycle(&stores, 500).await;
     let spent = commands(&server) - before;
-    // 1000 grants; the counting itself and a few turns at begin and end beside.
+    // 1000 grants, a few turns at the begin and the end, and the counting itself.
     assert!(spent <= 2 * 1000 + 20, "{spent} commands for 1000 grants");
 }
 
-async fn store_cycle(stores: &[Store; 2], turns: usize) {
+async fn cycle(stores: &[Store; 2], turns: usize) {
     let one = async {
         for _ in 0..turns {
             let claim = stores[0].plain("hot");

@@ -1,4 +1,4 @@
-//! Looking, listing, taking away.
+//! Looking at locks, listing them, and taking them from their holders.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use fencelock_core::{Engine, LockName, Token};
 use crate::support::{ms, open, server};
 
 #[tokio::test]
-async fn shows_who_holds_and_who_waits() {
+async fn shows_holders_and_waiters() {
     let server = server();
     let store = open(&server.url()).await;
     let holder = Claim {
@@ -24,7 +24,7 @@ async fn shows_who_holds_and_who_waits() {
         ..store.shared("s")
     };
     store.waits(&waiter).await;
-    let view = store.engine.inspect().look(&holder.name).await.unwrap();
+    let view = store.look(&holder.name).await;
     assert_eq!(view.holders.len(), 1);
     let seen = &view.holders[0];
     assert_eq!(seen.claim, Some(holder.id));
@@ -37,11 +37,11 @@ async fn shows_who_holds_and_who_waits() {
     assert_eq!(view.waiters.len(), 1);
     assert_eq!(view.waiters[0].owner, "patient");
     assert_eq!(view.waiters[0].mode, waiter.mode);
-    // A renewal does not make it younger.
+    // A renewal does not reset the time.
     tokio::time::sleep(ms(60)).await;
     store.renew(&holder, token).await;
     store.renew(&holder, token).await;
-    let view = store.engine.inspect().look(&holder.name).await.unwrap();
+    let view = store.look(&holder.name).await;
     let held = view.holders[0].held.unwrap();
     assert!((ms(55)..ms(5000)).contains(&held), "{held:?}");
 }
@@ -109,7 +109,7 @@ async fn lists_by_prefix_in_parts() {
 }
 
 #[tokio::test]
-async fn a_forced_release_is_told_and_serves_the_line() {
+async fn a_forced_release_is_reported_and_serves_the_queue() {
     let server = server();
     let (store, other) = (open(&server.url()).await, open(&server.url()).await);
     let mut events = store.engine.events().unwrap();
@@ -124,43 +124,19 @@ async fn a_forced_release_is_told_and_serves_the_line() {
         let name = LockName::new(mode).unwrap();
         assert!(
             !other
-                .engine
-                .inspect()
                 .evict(&name, Token(token.get() + 1), Evict::Release)
                 .await
-                .unwrap()
         );
-        assert!(
-            other
-                .engine
-                .inspect()
-                .evict(&name, token, Evict::Ask)
-                .await
-                .unwrap()
-        );
+        assert!(other.evict(&name, token, Evict::Ask).await);
         assert_eq!(
             events.next().await.unwrap().unwrap(),
             Event::Asked(first.id)
         );
-        assert!(
-            other
-                .engine
-                .inspect()
-                .evict(&name, token, Evict::Release)
-                .await
-                .unwrap()
-        );
+        assert!(other.evict(&name, token, Evict::Release).await);
         assert_eq!(events.next().await.unwrap().unwrap(), Event::Lost(first.id));
         store.granted(&second, &place).await;
         assert_eq!(store.release(&first).await, Withdrawn::NotOwner);
-        assert!(
-            !other
-                .engine
-                .inspect()
-                .evict(&name, token, Evict::Release)
-                .await
-                .unwrap()
-        );
+        assert!(!other.evict(&name, token, Evict::Release).await);
         assert_eq!(store.release(&second).await, Withdrawn::Released);
     }
 }

@@ -1,10 +1,9 @@
-//! Requests that come late, when the claim that they are about has gone on: they neither shorten, nor revive, nor end
-//! what it has by now.
+//! Requests that arrive after later ones of the same claim: they neither shorten nor revive nor end its present grant.
 
 use std::time::Instant;
 
+use fencelock_core::Token;
 use fencelock_core::engine::{Claim, Renewal, Withdrawn};
-use fencelock_core::{Engine, Token};
 use fencelock_testbed::Redis as Server;
 
 use crate::support::{Store, calls, ms, open, server};
@@ -30,7 +29,7 @@ async fn a_late_place_does_not_shorten_a_lease() {
         assert_eq!(again.lease, ms(2000));
         let left = Store::pttl(&server, claim.name.as_str());
         assert!(left > 20_000, "{}: {left} ms are left", claim.name);
-        // Nor does one that is not recorded yet, and a longer one counts.
+        // A longer lease counts.
         let longer = Claim {
             ttl: ms(60_000),
             ..claim.clone()
@@ -75,12 +74,10 @@ async fn a_renewal_with_the_token_of_an_earlier_grant_is_lost() {
             ..claim.clone()
         };
         let token = store.held(&short).await.tokens.first;
-        let renewed = store.renew(&claim, before).await;
-        assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+        store.lost(&claim, before).await;
         let left = Store::pttl(&server, claim.name.as_str());
         assert!(left <= 5000, "{}: {left} ms are left", claim.name);
-        let renewed = store.renew(&claim, token).await;
-        assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+        store.kept(&claim, token).await;
     }
 }
 
@@ -96,35 +93,24 @@ async fn a_renewal_names_a_token_of_its_range_and_the_last_one_stays() {
     assert_eq!(tokens.count, 8);
     let at = |offset: u64| Token(tokens.first.get() + offset);
     let kept = |renewed: Renewal| matches!(renewed, Renewal::Kept { .. });
-    let shown = async || {
-        store
-            .engine
-            .inspect()
-            .look(&claim.name)
-            .await
-            .unwrap()
-            .token()
-    };
+    let shown = async || store.look(&claim.name).await.token();
     for offset in [0, 3, 7] {
         assert!(kept(store.renew(&claim, at(offset)).await));
         assert_eq!(shown().await, Some(at(offset)));
     }
-    // It was sent before the last one.
+    // This renewal was sent before the last one.
     assert!(kept(store.renew(&claim, at(3)).await));
     assert_eq!(shown().await, Some(at(7)));
-    let beyond = store.renew(&claim, at(8)).await;
-    assert!(matches!(beyond, Renewal::Lost), "{beyond:?}");
-    let below = store.renew(&claim, Token(tokens.first.get() - 1)).await;
-    assert!(matches!(below, Renewal::Lost), "{below:?}");
-    // A grant of the fast path has no token there yet: the first renewal brings it.
+    store.lost(&claim, at(8)).await;
+    store.lost(&claim, Token(tokens.first.get() - 1)).await;
+    // A grant of the fast path has no stored token: the first renewal writes it.
     let claim = store.plain("unrecorded");
     let token = store.held(&claim).await.tokens.first;
     assert!(kept(store.renew(&claim, token).await));
-    let other = store.renew(&claim, Token(token.get() + 1)).await;
-    assert!(matches!(other, Renewal::Lost), "{other:?}");
+    store.lost(&claim, Token(token.get() + 1)).await;
 }
 
-/// The channel of the process that has a claim, which stands in what is stored for it.
+/// The channel of a claim's process, from the stored value.
 fn channel(server: &Server, stored: &[&str]) -> String {
     let stored: String = server.command(stored).unwrap();
     let mut channel = stored.split(':').rev().skip(1);
@@ -132,7 +118,7 @@ fn channel(server: &Server, stored: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn a_late_give_back_spares_the_next_grant() {
+async fn a_late_give_back_does_not_end_the_next_grant() {
     let server = server();
     let (store, other) = (open(&server.url()).await, open(&server.url()).await);
     for (holder, waiter) in [
@@ -153,19 +139,18 @@ async fn a_late_give_back_spares_the_next_grant() {
         let stored = [stored, vec![id.as_str()]].concat();
         let words = if name == "alone" { 2 } else { 3 };
         let channel = channel(&server, &stored[..words]);
-        // The news of an earlier grant of the claim, late: nobody waits for it here any more.
+        // A late message about an earlier grant of the claim, which no longer waits here.
         let scripts = || calls(&server, "evalsha") + calls(&server, "eval");
         let ran = scripts();
-        let news = format!("g{id}:{before}:1:{name}");
-        let heard: i64 = server.command(&["PUBLISH", &channel, &news]).unwrap();
+        let message = format!("g{id}:{before}:1:{name}");
+        let heard: i64 = server.command(&["PUBLISH", &channel, &message]).unwrap();
         assert_eq!(heard, 1);
         let begin = Instant::now();
         while scripts() == ran {
             assert!(begin.elapsed() < ms(10_000), "nothing is given back");
             tokio::time::sleep(ms(2)).await;
         }
-        let renewed = store.renew(&waiter, token).await;
-        assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+        store.kept(&waiter, token).await;
         store.release(&waiter).await;
     }
 }

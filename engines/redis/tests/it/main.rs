@@ -1,25 +1,26 @@
-//! The engine against a real redis-server: every rule of its own that guards against something definite.
+//! The engines against real servers: each rule of their own, and the fault that it guards against.
 
-// A test that fails here says where.
+// A failing `unwrap` names its line.
 #![allow(clippy::unwrap_used)]
 
 mod access;
 mod advice;
 mod basics;
 mod cluster;
+mod delays;
 mod failover;
 mod faults;
 mod foreign;
-mod gates;
 mod handoff;
+#[path = "../history/mod.rs"]
+mod history;
 mod inspect;
+mod inspect_only;
 mod late;
-mod looking;
 mod redlock;
-mod redlock_time;
 mod restore;
 mod sentinel;
 mod shared;
-mod started;
 mod support;
 mod tokens;
+mod uptime;

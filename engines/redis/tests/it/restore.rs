@@ -1,4 +1,4 @@
-//! An old file of a server is put back: what it acknowledged since is undone.
+//! An old file of a server is restored: it has lost what it acknowledged since.
 
 use fencelock_core::engine::Leave;
 use fencelock_core::{Engine, Token};
@@ -6,7 +6,7 @@ use fencelock_testbed::Redis as Server;
 
 use crate::support::{Store, open};
 
-async fn drill(mut server: Server, save: impl Fn(&Server), put_back: impl Fn(&mut Server)) {
+async fn drill(mut server: Server, save: impl Fn(&Server), restore: impl Fn(&mut Server)) {
     let before: Store = open(&server.url()).await;
     let mut fence = Token(0);
     let mut pass = async |store: &Store| {
@@ -25,7 +25,7 @@ async fn drill(mut server: Server, save: impl Fn(&Server), put_back: impl Fn(&mu
     for _ in 0..20 {
         pass(&before).await;
     }
-    put_back(&mut server);
+    restore(&mut server);
     let written: String = server.command(&["GET", "written"]).unwrap();
     assert_eq!(written, "before");
     let after = open(&server.url()).await;
@@ -35,7 +35,7 @@ async fn drill(mut server: Server, save: impl Fn(&Server), put_back: impl Fn(&mu
 }
 
 #[tokio::test]
-async fn tokens_go_on_above_after_an_append_only_file_was_put_back() {
+async fn tokens_still_grow_after_an_append_only_file_was_restored() {
     let server = Server::builder().append_only("always").start().unwrap();
     drill(
         server,
@@ -46,11 +46,11 @@ async fn tokens_go_on_above_after_an_append_only_file_was_put_back() {
 }
 
 #[tokio::test]
-async fn tokens_go_on_above_after_a_snapshot_was_put_back() {
+async fn tokens_still_grow_after_a_snapshot_was_restored() {
     drill(
         Server::start().unwrap(),
         |server| server.command(&["SAVE"]).unwrap(),
-        // Killed, it has no other file than that one.
+        // It is killed, so it has only that file.
         |server| server.restart().unwrap(),
     )
     .await;

@@ -1,19 +1,19 @@
-//! The way to a master behind Sentinels: users of their own, the least rights, and TLS. Fail-overs are in `failover`.
+//! Opening a store with Sentinels: their own users, the documented rights, and TLS. Fail-overs are in `failover`.
 
 use std::time::Instant;
 
 use fencelock_core::Error;
-use fencelock_core::engine::{Renewal, Withdrawn};
+use fencelock_core::engine::Withdrawn;
 use fencelock_testbed::{Redis, RedisSentinel};
 
 use crate::support::{Store, ms, open};
 
-/// The least rights, as the documentation of the crate lists them; `wait` for `replicas`.
+/// The rights that the documentation of the crate lists; `wait` for `replicas`.
 const LEAST: &str = "resetchannels -@all ~* &fencelock:* +hello +client|id +client|kill +info +config|get +subscribe \
                      +publish +eval +evalsha +time +get +getrange +set +del +exists +incrby +pttl +pexpire +pexpireat \
                      +zadd +zrem +zpopmin +zrange +zrangebyscore +zscore +zcard +zrank +hset +hget +hdel +hmget +hgetall \
                      +scan +wait";
-/// And what a user of the Sentinels needs.
+/// The rights of a user of the Sentinels.
 const ASKS: &str = "-@all +hello +sentinel|get-master-addr-by-name +sentinel|master";
 
 fn set_user(servers: &[Redis], name: &str, rights: &str) {
@@ -64,7 +64,6 @@ async fn users_of_the_servers_and_of_the_sentinels() {
     assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error}");
 }
 
-/// Most of them agree without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hung_sentinel_of_three_stops_nothing() {
     let group = RedisSentinel::start().unwrap();
@@ -73,12 +72,11 @@ async fn a_hung_sentinel_of_three_stops_nothing() {
     let claim = store.claim("before");
     let token = store.lock(&claim).await.tokens.first;
     group.sentinels()[1].pause().unwrap();
-    // Longer than one word of the Sentinels is good.
+    // Longer than an answer of the Sentinels is valid.
     let begin = Instant::now();
     let mut turns = 0;
     while begin.elapsed() < ms(4000) {
-        let renewed = store.renew(&claim, token).await;
-        assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+        store.kept(&claim, token).await;
         let next = store.claim("next");
         store.held(&next).await;
         assert_eq!(store.release(&next).await, Withdrawn::Released);
@@ -92,13 +90,13 @@ async fn a_hung_sentinel_of_three_stops_nothing() {
 async fn tls_to_sentinels_and_servers() {
     let group = RedisSentinel::builder().tls().start().unwrap();
     let all = || group.servers().iter().chain(group.sentinels());
-    // Each has an authority of its own; one file may name several.
+    // Each has its own authority; one file may contain several.
     let bundle = group.servers()[0].dir().join("all.crt");
     let authorities: Vec<String> = all()
         .map(|server| std::fs::read_to_string(server.ca()).unwrap())
         .collect();
     std::fs::write(&bundle, authorities.concat()).unwrap();
-    // The Sentinels tell the ports without TLS.
+    // The Sentinels return the ports without TLS.
     let at_tls = |server: &Redis| format!("localhost:{}", server.tls_port().unwrap());
     let map = group.servers().iter();
     let map = map.map(|server| format!("127.0.0.1:{}={}", server.port(), at_tls(server)));

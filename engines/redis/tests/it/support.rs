@@ -1,39 +1,59 @@
-//! What the tests share: stores, claims, and short ways to ask.
+//! What the tests share: stores, claims, and short forms of calls.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
-use fencelock_core::{ClaimIds, Engine, LockName, Mode, StoreUrl, Token};
+use fencelock_core::engine::{
+    Claim, Evict, Grant, HeldClaim, Leave, LockView, Place, Renewal, Standing, Withdrawn,
+};
+use fencelock_core::{ClaimIds, Engine, Error, LockName, Mode, StoreUrl, Token};
 use fencelock_redis::Redis;
 
-/// An engine on a URL, and a source of claims.
-pub(crate) struct Store {
-    pub(crate) engine: Redis,
-    ids: ClaimIds,
+/// An engine, and a source of claims.
+pub(crate) struct Store<E = Redis> {
+    pub(crate) engine: Arc<E>,
+    pub(crate) ids: ClaimIds,
 }
 
 pub(crate) async fn open(url: &str) -> Store {
-    let engine = Redis::connect(StoreUrl::parse(url).unwrap()).await.unwrap();
-    let ids = ClaimIds::new().unwrap();
-    Store { engine, ids }
+    let url = StoreUrl::parse(url).unwrap();
+    Store::new(Redis::connect(url).await.unwrap())
 }
 
-/// Waits until the server listens to one process of all those that were open.
-pub(crate) async fn one_listens(server: &fencelock_testbed::Redis) {
+/// The error when a store cannot be opened.
+pub(crate) async fn refused(url: &str) -> Error {
+    match Redis::connect(StoreUrl::parse(url).unwrap()).await {
+        Ok(_) => panic!("{url} is accepted"),
+        Err(error) => error,
+    }
+}
+
+/// Waits until something is true.
+pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
-    let listened = || {
-        server
-            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"])
-            .unwrap()
-    };
-    while listened().len() > 1 {
-        assert!(begin.elapsed() < Duration::from_secs(5));
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(15), "in vain: {what}");
         tokio::time::sleep(ms(2)).await;
     }
 }
 
-/// With options, after `?`.
+/// Checks that the locks left no keys.
+pub(crate) fn nothing_is_left(server: &fencelock_testbed::Redis) {
+    let keys: Vec<String> = server.command(&["KEYS", "*"]).unwrap();
+    assert_eq!(keys, ["fencelock:counter"]);
+}
+
+/// Waits until the server has one subscriber left.
+pub(crate) async fn one_listens(server: &fencelock_testbed::Redis) {
+    let channels = || {
+        server
+            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "fencelock:*"])
+            .unwrap()
+    };
+    until("one listens", || channels().len() <= 1).await;
+}
+
 pub(crate) async fn open_with(server: &fencelock_testbed::Redis, options: &str) -> Store {
     open(&format!("{}?{options}", server.url())).await
 }
@@ -42,7 +62,7 @@ pub(crate) fn server() -> fencelock_testbed::Redis {
     fencelock_testbed::Redis::start().unwrap()
 }
 
-/// How often the server was given a command.
+/// How often the server received a command.
 pub(crate) fn calls(server: &fencelock_testbed::Redis, command: &str) -> u64 {
     let stats: String = server.command(&["INFO", "commandstats"]).unwrap();
     let begin = format!("cmdstat_{command}:calls=");
@@ -55,20 +75,12 @@ pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-impl Store {
-    /// A claim that waits, for 30 s, recorded: the way by script.
+impl Store<Redis> {
+    /// A claim that waits, for 30 s, recorded: by script.
     pub(crate) fn claim(&self, name: &str) -> Claim {
         Claim {
-            id: self.ids.next(),
-            owner: "tester".into(),
-            name: LockName::new(name).unwrap(),
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(30),
-            lock_delay: Duration::ZERO,
-            wait: true,
-            reserve: 1,
             record: true,
-            label: None,
+            ..Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap())
         }
     }
 
@@ -96,6 +108,20 @@ impl Store {
         }
     }
 
+    /// For how many ms more the server keeps the lock.
+    pub(crate) fn pttl(server: &fencelock_testbed::Redis, name: &str) -> i64 {
+        server.command(&["PTTL", name]).unwrap()
+    }
+}
+
+impl<E: Engine> Store<E> {
+    pub(crate) fn new(engine: E) -> Self {
+        Self {
+            engine: Arc::new(engine),
+            ids: ClaimIds::new().unwrap(),
+        }
+    }
+
     pub(crate) async fn held(&self, claim: &Claim) -> Grant {
         match self.engine.place(claim).await {
             Ok(Standing::Held(grant)) => grant,
@@ -110,7 +136,7 @@ impl Store {
         }
     }
 
-    /// The grant that comes by itself.
+    /// The pushed grant.
     pub(crate) async fn granted(&self, claim: &Claim, place: &Place) -> Grant {
         let changed = self.engine.wait(claim, place);
         let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
@@ -120,7 +146,7 @@ impl Store {
         }
     }
 
-    /// As the core does it: place, wait until the recheck, place again.
+    /// As the core does it: places the claim, waits until the recheck, and places it again.
     pub(crate) async fn lock(&self, claim: &Claim) -> Grant {
         loop {
             let place = match self.engine.place(claim).await {
@@ -163,8 +189,23 @@ impl Store {
         renewed.remove(0)
     }
 
-    /// How much longer the server keeps the lock, in ms, as it says.
-    pub(crate) fn pttl(server: &fencelock_testbed::Redis, name: &str) -> i64 {
-        server.command(&["PTTL", name]).unwrap()
+    /// A renewal that must succeed.
+    pub(crate) async fn kept(&self, claim: &Claim, token: Token) {
+        let renewed = self.renew(claim, token).await;
+        assert!(matches!(renewed, Renewal::Kept { .. }), "{renewed:?}");
+    }
+
+    /// A renewal that must find the hold lost.
+    pub(crate) async fn lost(&self, claim: &Claim, token: Token) {
+        let renewed = self.renew(claim, token).await;
+        assert!(matches!(renewed, Renewal::Lost), "{renewed:?}");
+    }
+
+    pub(crate) async fn look(&self, name: &LockName) -> LockView {
+        self.engine.inspect().look(name).await.unwrap()
+    }
+
+    pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> bool {
+        self.engine.inspect().evict(name, token, how).await.unwrap()
     }
 }

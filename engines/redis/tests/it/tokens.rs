@@ -1,11 +1,11 @@
-//! Tokens: strictly upwards, whatever becomes of the counter.
+//! Tokens grow strictly, whatever happens to the counter.
 
-use fencelock_core::engine::{Claim, Withdrawn};
+use fencelock_core::engine::{Claim, Evict, Withdrawn};
 use fencelock_core::{Engine, Token};
 
 use crate::support::{Store, ms, open, server};
 
-/// What may befall the counter.
+/// What may happen to the counter.
 type Mishap = fn(&fencelock_testbed::Redis);
 
 fn flushall(server: &fencelock_testbed::Redis) {
@@ -50,7 +50,7 @@ async fn a_lost_counter_is_noticed_and_lifted() {
                 last = token;
             }
             mishap(&server);
-            // Whoever comes first, by whichever way, must not fall below what the other has seen.
+            // The first token, by script or not, must be above every token that the other store has seen.
             for store in [&two, &one, &two] {
                 let token = once(store, record).await;
                 assert!(token > last, "{token} after {last}");
@@ -61,7 +61,7 @@ async fn a_lost_counter_is_noticed_and_lifted() {
 }
 
 #[tokio::test]
-async fn a_counter_lost_while_many_come_at_once() {
+async fn a_counter_is_lost_under_concurrency() {
     let server = server();
     let store = std::sync::Arc::new(open(&server.url()).await);
     let before = once(&store, false).await;
@@ -88,13 +88,13 @@ async fn a_counter_lost_while_many_come_at_once() {
     all.sort_unstable();
     assert!(
         all.windows(2).all(|pair| pair[0] < pair[1]),
-        "a token twice"
+        "one token twice"
     );
     assert!(all[0] > before);
 }
 
 #[tokio::test]
-async fn a_hand_off_after_the_loss_lifts_too() {
+async fn a_hand_over_after_the_loss_also_lifts_the_counter() {
     let server = server();
     let store = open(&server.url()).await;
     let (first, second) = (store.claim("h"), store.claim("h"));
@@ -106,7 +106,7 @@ async fn a_hand_off_after_the_loss_lifts_too() {
 }
 
 #[tokio::test]
-async fn tokens_rise_over_restarts() {
+async fn tokens_grow_over_restarts() {
     let mut server = server();
     let store = open(&server.url()).await;
     let mut last = once(&store, false).await;
@@ -121,7 +121,7 @@ async fn tokens_rise_over_restarts() {
 }
 
 #[tokio::test]
-async fn a_counter_that_is_no_string_is_named() {
+async fn a_counter_of_another_type_is_named() {
     let server = server();
     let store = open(&server.url()).await;
     let _: i64 = server.command(&["DEL", "fencelock:counter"]).unwrap();
@@ -131,7 +131,7 @@ async fn a_counter_that_is_no_string_is_named() {
     let url = fencelock_core::StoreUrl::parse(&server.url()).unwrap();
     let error = fencelock_redis::Redis::connect(url).await.unwrap_err();
     assert!(error.to_string().contains("fencelock:"), "{error}");
-    // A claim under way is not left behind holding.
+    // A claim under way does not keep the lock.
     let claim = store.plain("t");
     let error = store.engine.place(&claim).await.unwrap_err();
     assert!(error.is_retryable(), "{error}");
@@ -140,7 +140,7 @@ async fn a_counter_that_is_no_string_is_named() {
 }
 
 #[tokio::test]
-async fn nobody_sees_a_token_before_it_is_recorded() {
+async fn a_token_counts_for_others_once_it_is_recorded() {
     let server = server();
     let store = open(&server.url()).await;
     let claim = Claim {
@@ -148,31 +148,10 @@ async fn nobody_sees_a_token_before_it_is_recorded() {
         ..store.plain("r")
     };
     let token = store.held(&claim).await.tokens.first;
-    let evict = fencelock_core::engine::Evict::Release;
-    assert!(
-        !store
-            .engine
-            .inspect()
-            .evict(&claim.name, token, evict)
-            .await
-            .unwrap()
-    );
-    assert!(
-        !store
-            .engine
-            .inspect()
-            .evict(&claim.name, Token(0), evict)
-            .await
-            .unwrap()
-    );
+    let evict = Evict::Release;
+    assert!(!store.evict(&claim.name, token, evict).await);
+    assert!(!store.evict(&claim.name, Token(0), evict).await);
     store.renew(&claim, token).await;
-    assert!(
-        store
-            .engine
-            .inspect()
-            .evict(&claim.name, token, evict)
-            .await
-            .unwrap()
-    );
+    assert!(store.evict(&claim.name, token, evict).await);
     assert_eq!(store.release(&claim).await, Withdrawn::Expired);
 }

@@ -1,4 +1,4 @@
-//! The control connection: one per client, for everything that is not a hold. It is made again when it breaks.
+//! The control connection: one per client, for everything that is not a hold. It is made anew when it breaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,47 +7,53 @@ use fencelock_core::engine::{Cursor, Evict, LockView, Page};
 use fencelock_core::{ClaimId, Error, LockName, Promises, Result, Token};
 use tokio::sync::Mutex;
 
-use super::dialect::{Dialect, Record, SessionId, Settings, Tie};
+use super::dialect::{Dialect, Record, SessionId, Settings};
+use super::signal::CloseSignal;
 
 pub(super) struct Control<D: Dialect> {
     dialect: Arc<D>,
     settings: Settings,
-    session: Mutex<Option<(D::Session, Arc<Tie>)>>,
+    session: Mutex<Option<(D::Session, Arc<CloseSignal>)>>,
 }
 
-/// Runs a call on the connection: again on a fresh one if it broke, since every call here may be repeated; and for as long
-/// as there is time if only others were in its way.
+/// Runs a call on the connection. Every call here may be repeated: on a fresh connection if this one broke, and after
+/// conflicts for as long as there is time.
 macro_rules! call {
     ($self:ident, $action:expr, |$session:ident| $call:expr) => {{
         let action: String = $action.into();
-        $self.within(&action, async {
-            let mut slot = $self.session.lock().await;
-            loop {
-                // Taken out meanwhile, so that a call that is dropped halfway leaves no connection in an unknown state.
-                let (mut session, tie, fresh) = match slot.take() {
-                    Some((session, tie)) if !tie.is_cut() => (session, tie, false),
-                    _ => {
-                        let tie = Tie::new(None);
-                        ($self.dialect.connect(Arc::clone(&tie)).await?, tie, true)
-                    }
-                };
-                let $session = &mut session;
-                match $call.await {
-                    Err(Error::Unavailable { .. }) if !fresh => {}
-                    Err(error) if D::is_in_the_way(&error) => {
-                        // Those who got in each other's way do not try again in step.
-                        let pause = Duration::from_micros(fastrand::u64(200..5000));
-                        tokio::time::sleep(pause).await;
-                    }
-                    Err(error @ Error::Unavailable { .. }) => return Err(error),
-                    answer => {
-                        *slot = Some((session, tie));
-                        return answer;
+        $self
+            .within(&action, async {
+                let mut slot = $self.session.lock().await;
+                loop {
+                    // Taken out, so that a dropped call leaves no connection in an unknown state.
+                    let (mut session, signal, fresh) = match slot.take() {
+                        Some((session, signal)) if !signal.is_closed() => (session, signal, false),
+                        _ => {
+                            let signal = CloseSignal::new(None);
+                            (
+                                $self.dialect.connect(Arc::clone(&signal)).await?,
+                                signal,
+                                true,
+                            )
+                        }
+                    };
+                    let $session = &mut session;
+                    match $call.await {
+                        Err(Error::Unavailable { .. }) if !fresh => {}
+                        Err(error) if D::is_conflict(&error) => {
+                            // Random, so that the two do not conflict again.
+                            let pause = Duration::from_micros(fastrand::u64(200..5000));
+                            tokio::time::sleep(pause).await;
+                        }
+                        Err(error @ Error::Unavailable { .. }) => return Err(error),
+                        answer => {
+                            *slot = Some((session, signal));
+                            return answer;
+                        }
                     }
                 }
-            }
-        })
-        .await
+            })
+            .await
     }};
 }
 
@@ -68,10 +74,10 @@ impl<D: Dialect> Control<D> {
     /// The first connection.
     pub(super) async fn open(&self) -> Result<Promises> {
         let first = async {
-            let tie = Tie::new(None);
-            let mut session = self.dialect.connect(Arc::clone(&tie)).await?;
+            let signal = CloseSignal::new(None);
+            let mut session = self.dialect.connect(Arc::clone(&signal)).await?;
             let promises = self.dialect.promises(&mut session).await?;
-            *self.session.lock().await = Some((session, tie));
+            *self.session.lock().await = Some((session, signal));
             Ok(promises)
         };
         timed(
@@ -92,15 +98,15 @@ impl<D: Dialect> Control<D> {
         records: &[Record],
         asked: &[ClaimId],
     ) -> Result<Vec<ClaimId>> {
-        call!(self, "write down who holds", |session| self
+        call!(self, "record who holds", |session| self
             .dialect
             .record(session, records, asked))
     }
 
-    pub(super) async fn forget(&self, claim: ClaimId) -> Result<()> {
+    pub(super) async fn delete_record(&self, claim: ClaimId) -> Result<()> {
         call!(self, "release a lock", |session| self
             .dialect
-            .forget(session, claim))
+            .delete_record(session, claim))
     }
 
     pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
@@ -109,10 +115,10 @@ impl<D: Dialect> Control<D> {
             .look(session, name))
     }
 
-    pub(super) async fn is_written(&self, name: &LockName) -> Result<bool> {
+    pub(super) async fn is_recorded(&self, name: &LockName) -> Result<bool> {
         call!(self, format!("look at lock {name}"), |session| self
             .dialect
-            .is_written(session, name))
+            .is_recorded(session, name))
     }
 
     pub(super) async fn list(
@@ -134,16 +140,16 @@ impl<D: Dialect> Control<D> {
         )
     }
 
-    pub(super) async fn lives(&self, of: &SessionId) -> Result<bool> {
+    pub(super) async fn is_open(&self, of: &SessionId) -> Result<bool> {
         call!(self, "wait for a lock", |session| self
             .dialect
-            .lives(session, of))
+            .is_open(session, of))
     }
 
-    pub(super) async fn gone(&self, sessions: &[SessionId]) -> Result<Vec<SessionId>> {
-        call!(self, "look for connections", |session| self
+    pub(super) async fn ended(&self, sessions: &[SessionId]) -> Result<Vec<SessionId>> {
+        call!(self, "check connections", |session| self
             .dialect
-            .gone(session, sessions))
+            .ended(session, sessions))
     }
 
     pub(super) async fn end(&self, of: &SessionId) -> Result<()> {
@@ -152,12 +158,12 @@ impl<D: Dialect> Control<D> {
             .end(session, of))
     }
 
-    pub(super) async fn sweep(&self) -> Result<()> {
-        call!(self, "clear up", |session| self.dialect.sweep(session))
+    pub(super) async fn clean_up(&self) -> Result<()> {
+        call!(self, "clean up", |session| self.dialect.clean_up(session))
     }
 }
 
-/// What comes of a call within its time.
+/// The call's answer, or an error after the time limit.
 pub(super) async fn timed<T>(
     store: impl ToString,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! The connections that hold and wait: so many at most, and those that are free used again.
+//! The connections that hold and wait: a limited number, and free ones are used again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,26 +8,27 @@ use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::control::timed;
-use super::dialect::{Dialect, Settings, Tie};
+use super::dialect::{Dialect, Settings};
+use super::signal::CloseSignal;
 
 /// A free connection is closed after this time.
-const UNUSED: Duration = Duration::from_secs(10);
+const MAX_IDLE: Duration = Duration::from_secs(10);
 
-/// A free connection, and since when it is.
-type Spare<D> = (<D as Dialect>::Session, Arc<Tie>, BootInstant);
+/// A free connection, and when it became free.
+type Spare<D> = (<D as Dialect>::Session, Arc<CloseSignal>, BootInstant);
 
 pub(super) struct Pool<D: Dialect> {
     dialect: Arc<D>,
     settings: Settings,
     permits: Arc<Semaphore>,
     free: Mutex<Vec<Spare<D>>>,
-    tell: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<Event>,
 }
 
-/// A connection in somebody's hands. Dropped, it is closed.
-pub(super) struct Leased<D: Dialect> {
+/// A connection in use. A drop closes it.
+pub(super) struct PooledSession<D: Dialect> {
     pub(super) session: D::Session,
-    pub(super) tie: Arc<Tie>,
+    pub(super) signal: Arc<CloseSignal>,
     /// Whether it served another claim before.
     pub(super) used_before: bool,
     permit: OwnedSemaphorePermit,
@@ -37,14 +38,14 @@ impl<D: Dialect> Pool<D> {
     pub(super) fn new(
         dialect: Arc<D>,
         settings: Settings,
-        tell: mpsc::UnboundedSender<Event>,
+        events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         Self {
             dialect,
             settings,
             permits: Arc::new(Semaphore::new(settings.max_connections)),
             free: Mutex::default(),
-            tell,
+            events,
         }
     }
 
@@ -53,76 +54,79 @@ impl<D: Dialect> Pool<D> {
     }
 
     /// A connection, unless all are in use.
-    pub(super) async fn lease_now(&self) -> Result<Option<Leased<D>>> {
+    pub(super) async fn try_get(&self) -> Result<Option<PooledSession<D>>> {
         match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => self.with(permit).await.map(Some),
+            Ok(permit) => self.reuse_or_connect(permit).await.map(Some),
             Err(tokio::sync::TryAcquireError::NoPermits) => Ok(None),
             Err(tokio::sync::TryAcquireError::Closed) => Err(Error::Closed),
         }
     }
 
     /// A connection, when one is free; first come, first served.
-    pub(super) async fn lease(&self) -> Result<Leased<D>> {
+    pub(super) async fn get(&self) -> Result<PooledSession<D>> {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
-        self.with(permit.map_err(|_| Error::Closed)?).await
+        self.reuse_or_connect(permit.map_err(|_| Error::Closed)?)
+            .await
     }
 
-    async fn with(&self, permit: OwnedSemaphorePermit) -> Result<Leased<D>> {
+    async fn reuse_or_connect(&self, permit: OwnedSemaphorePermit) -> Result<PooledSession<D>> {
         let spare = {
             let mut free = self.free();
-            let live = |(_, tie, since): &Spare<D>| {
-                !tie.is_cut() && Clock::Boot.now().since(*since) < UNUSED
+            let live = |(_, signal, since): &Spare<D>| {
+                !signal.is_closed() && Clock::Boot.now().since(*since) < MAX_IDLE
             };
             let spare = free.pop().filter(live);
             if spare.is_none() {
-                // The others have been free for longer.
+                // The other free ones are older still.
                 free.clear();
             }
             spare
         };
-        if let Some((session, tie, _)) = spare {
-            return Ok(Leased {
+        if let Some((session, signal, _)) = spare {
+            return Ok(PooledSession {
                 session,
-                tie,
+                signal,
                 used_before: true,
                 permit,
             });
         }
-        self.fresh(permit).await
+        self.connect(permit).await
     }
 
-    async fn fresh(&self, permit: OwnedSemaphorePermit) -> Result<Leased<D>> {
-        let tie = Tie::new(Some(self.tell.clone()));
-        let connect = self.dialect.connect(Arc::clone(&tie));
+    async fn connect(&self, permit: OwnedSemaphorePermit) -> Result<PooledSession<D>> {
+        let signal = CloseSignal::new(Some(self.events.clone()));
+        let connect = self.dialect.connect(Arc::clone(&signal));
         let limit = self.settings.response_timeout;
-        Ok(Leased {
+        Ok(PooledSession {
             session: timed(&*self.dialect, limit, "connect", connect).await?,
-            tie,
+            signal,
             used_before: false,
             permit,
         })
     }
 
-    /// A fresh connection for one that turned out to be dead.
-    pub(super) async fn renew(&self, dead: Leased<D>) -> Result<Leased<D>> {
-        let Leased { permit, .. } = dead;
-        self.fresh(permit).await
+    /// A fresh connection for one that has ended.
+    pub(super) async fn replace(&self, ended: PooledSession<D>) -> Result<PooledSession<D>> {
+        let PooledSession { permit, .. } = ended;
+        self.connect(permit).await
     }
 
-    /// For others to use. It holds nothing.
-    pub(super) fn give_back(&self, leased: Leased<D>) {
-        let Leased { session, tie, .. } = leased;
-        tie.unbind();
-        if !tie.is_cut() && !self.permits.is_closed() {
-            self.free().push((session, tie, Clock::Boot.now()));
+    /// Returns a connection that holds nothing, for other claims to use.
+    pub(super) fn put_back(&self, conn: PooledSession<D>) {
+        let PooledSession {
+            session, signal, ..
+        } = conn;
+        signal.unbind();
+        if !signal.is_closed() && !self.permits.is_closed() {
+            self.free().push((session, signal, Clock::Boot.now()));
         }
     }
 
-    /// Closes those that nobody needed for a while.
+    /// Closes connections that nobody needed for a while.
     pub(super) fn trim(&self) {
         let now = Clock::Boot.now();
         self.free()
-            .retain(|(_, tie, since)| !tie.is_cut() && now.since(*since) < UNUSED);
+            .retain(|(_, signal, since)| !signal.is_closed() && now.since(*since) < MAX_IDLE);
     }
 
     pub(super) fn close(&self) {

@@ -14,7 +14,7 @@ pub struct Host {
 /// The hosts of a URL, in its order.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if there is none, one stands there twice, or a port is none.
+/// [`Error::Config`](fencelock_core::Error::Config) if there is no host, one is named twice, or a port is not a number.
 pub fn hosts(url: &StoreUrl, default_port: u16) -> Result<Vec<Host>> {
     let mut hosts = Vec::new();
     for text in &url.hosts {
@@ -30,14 +30,15 @@ pub fn hosts(url: &StoreUrl, default_port: u16) -> Result<Vec<Host>> {
             None => default_port,
             Some(port) => {
                 let parsed = port.parse().ok().filter(|port| *port != 0);
-                parsed
-                    .ok_or_else(|| url.refuse("what stands after the colon of a host is no port"))?
+                parsed.ok_or_else(|| {
+                    url.refuse("the port after the colon of a host is not a number from 1 to 65535")
+                })?
             }
         };
         let name = name.to_owned();
         let host = Host { name, port };
         if hosts.contains(&host) {
-            return Err(url.refuse(format!("the host {text} stands in it twice")));
+            return Err(url.refuse(format!("it names the host {text} twice")));
         }
         hosts.push(host);
     }

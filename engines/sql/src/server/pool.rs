@@ -7,10 +7,10 @@ use std::time::Duration;
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::dialect::{Dialect, Trouble};
+use super::dialect::Dialect;
+use super::error::Failure;
 
-/// A connection that nobody has used for so long is made anew: the server, or something on the way to it, may have
-/// forgotten it.
+/// A connection that was idle for so long is made anew: the server, or a device on the way, may have dropped it.
 const STALE: Duration = Duration::from_secs(60);
 
 /// The connections of one engine.
@@ -18,7 +18,7 @@ pub(super) struct Pool<D: Dialect> {
     pub(super) dialect: D,
     pub(super) response_timeout: Duration,
     idle: Mutex<Idle<D::Session>>,
-    /// One connection is kept for renewals, which must not stand behind a thousand other calls.
+    /// One connection is kept for renewals, which must not queue behind a thousand other calls.
     others: Semaphore,
     renewals: Semaphore,
     /// When the server answered last, in nanoseconds.
@@ -28,29 +28,29 @@ pub(super) struct Pool<D: Dialect> {
 
 struct Idle<S> {
     sessions: Vec<(BootInstant, S)>,
-    /// Counted up when all that were made before are not to be used again.
+    /// Counted up when no earlier connection may be used again.
     generation: u64,
 }
 
-/// Who may use which connections.
+/// Which connections a call may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Renewals,
     Others,
 }
 
-/// One call: what it does, and until when it may.
+/// One call, and its deadline.
 pub(super) struct Call<'a, D: Dialect> {
     pool: &'a Pool<D>,
     action: String,
     deadline: BootInstant,
-    /// Tables are made once, not again and again.
-    made_schema: bool,
-    /// The lost connections over which something was sent of which nobody knows what became.
+    /// Each call creates missing tables once at most.
+    created_tables: bool,
+    /// The lost connections that carried requests of unknown outcome.
     pub(super) lost: Vec<String>,
 }
 
-/// A connection in use. Dropped without [`Loan::give_back`] it is ended: nobody knows what it is in the middle of.
+/// A connection in use. A drop without [`Loan::give_back`] ends it: a request may be under way on it.
 pub(super) struct Loan<'a, D: Dialect> {
     pool: &'a Pool<D>,
     session: Option<D::Session>,
@@ -74,9 +74,9 @@ impl<D: Dialect> Pool<D> {
         }
     }
 
-    /// Takes in the first connection.
+    /// Adds the first connection.
     pub(super) fn put(&self, session: D::Session) {
-        let now = self.hear();
+        let now = self.note_answer();
         self.idle().sessions.push((now, session));
     }
 
@@ -86,7 +86,7 @@ impl<D: Dialect> Pool<D> {
             pool: self,
             action: action.into(),
             deadline: Clock::Boot.now() + self.response_timeout,
-            made_schema: false,
+            created_tables: false,
             lost: Vec::new(),
         }
     }
@@ -114,7 +114,7 @@ impl<D: Dialect> Pool<D> {
         }
     }
 
-    fn hear(&self) -> BootInstant {
+    fn note_answer(&self) -> BootInstant {
         let now = Clock::Boot.now();
         self.answered.store(now.as_nanos(), Ordering::SeqCst);
         now
@@ -122,7 +122,7 @@ impl<D: Dialect> Pool<D> {
 }
 
 impl<'a, D: Dialect> Call<'a, D> {
-    /// A connection, as soon as one is free. While the server answers others, their calls do not count against this one.
+    /// A connection, as soon as one is free. While the server answers other calls, the wait for a connection is not limited.
     pub(super) async fn loan(&mut self, lane: Lane) -> Result<Loan<'a, D>> {
         let permits = match lane {
             Lane::Renewals => &self.pool.renewals,
@@ -137,21 +137,21 @@ impl<'a, D: Dialect> Call<'a, D> {
                 permit
             }
         };
-        let fresh = Clock::Boot.now();
+        let now = Clock::Boot.now();
         let (taken, generation) = {
             let mut idle = self.pool.idle();
             (idle.sessions.pop(), idle.generation)
         };
         let session = match taken {
-            Some((used, session)) if fresh.since(used) < STALE => session,
+            Some((used, session)) if now.since(used) < STALE => session,
             stale => {
                 if let Some((_, session)) = stale {
                     self.pool.dialect.disconnect(session);
                 }
                 let Some(connected) = self.within(self.pool.dialect.connect()).await else {
-                    return Err(self.silence());
+                    return Err(self.no_answer());
                 };
-                self.pool.hear();
+                self.pool.note_answer();
                 connected?
             }
         };
@@ -174,14 +174,14 @@ impl<'a, D: Dialect> Call<'a, D> {
                     let answered = self.pool.answered.load(Ordering::SeqCst);
                     let silent = Clock::Boot.now().since(BootInstant::from_nanos(answered));
                     if silent >= timeout {
-                        return Err(self.silence());
+                        return Err(self.no_answer());
                     }
                 }
             }
         }
     }
 
-    /// What `future` comes to before the deadline.
+    /// The output of `future`, or `None` after the deadline.
     pub(super) async fn within<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -190,50 +190,52 @@ impl<'a, D: Dialect> Call<'a, D> {
         }
     }
 
-    /// Whether to try again after this; the error if not. The connection is given back, mended or ended.
-    pub(super) async fn judge(
+    /// Returns if the call may be tried again, or the error. Gives the connection back, or ends it.
+    pub(super) async fn after_failure(
         &mut self,
         mut loan: Loan<'_, D>,
-        trouble: Trouble,
+        failure: Failure,
     ) -> Result<(), Error> {
-        if let (Trouble::Gone(_) | Trouble::Silent, Some(session)) = (&trouble, &loan.session) {
-            self.lost.push(self.pool.dialect.trace(session));
+        if let (Failure::Disconnected(_) | Failure::NoAnswer, Some(session)) =
+            (&failure, &loan.session)
+        {
+            self.lost.push(self.pool.dialect.connection_id(session));
         }
-        let cause = match trouble {
-            Trouble::Told(error) => {
+        let cause = match failure {
+            Failure::Final(error) => {
                 loan.give_back();
                 return Err(error);
             }
-            Trouble::Again(cause) => {
+            Failure::Conflict(cause) => {
                 loan.give_back();
-                // Those who got in each other's way do not try again in step.
+                // Random, so that the two do not conflict again.
                 tokio::time::sleep(Duration::from_micros(fastrand::u64(200..5000))).await;
                 cause
             }
-            Trouble::NoSchema(cause) if !self.made_schema => {
-                self.made_schema = true;
+            Failure::NoTables(cause) if !self.created_tables => {
+                self.created_tables = true;
                 let made = match loan.session.as_mut() {
                     Some(session) => {
-                        let made = self.pool.dialect.make_schema(session);
-                        self.within(made).await.unwrap_or(Err(Trouble::Silent))
+                        let made = self.pool.dialect.create_tables(session);
+                        self.within(made).await.unwrap_or(Err(Failure::NoAnswer))
                     }
-                    None => Err(Trouble::Silent),
+                    None => Err(Failure::NoAnswer),
                 };
                 match made {
-                    // The other connections count on a counter of tokens that is no more.
+                    // The other connections rely on a token counter that is gone.
                     Ok(()) => drop(loan),
-                    Err(Trouble::Told(error)) => return Err(error),
+                    Err(Failure::Final(error)) => return Err(error),
                     Err(_) => {}
                 }
                 self.pool.drop_idle();
                 cause
             }
-            Trouble::Gone(cause) | Trouble::Moved(cause) | Trouble::NoSchema(cause) => {
+            Failure::Disconnected(cause) | Failure::ReadOnly(cause) | Failure::NoTables(cause) => {
                 drop(loan);
                 self.pool.drop_idle();
                 cause
             }
-            Trouble::Silent => return Err(self.silence()),
+            Failure::NoAnswer => return Err(self.no_answer()),
         };
         if self.pool.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed);
@@ -244,21 +246,21 @@ impl<'a, D: Dialect> Call<'a, D> {
         Ok(())
     }
 
-    fn silence(&self) -> Error {
+    fn no_answer(&self) -> Error {
         let cause = format!("no answer within {:?}", self.pool.response_timeout);
         Error::unavailable(&self.pool.dialect, &self.action, cause)
     }
 }
 
 impl<D: Dialect> Loan<'_, D> {
-    /// The connection. `None` never happens: it is there until the loan ends.
-    pub(super) fn session(&mut self) -> Result<&mut D::Session, Trouble> {
-        self.session.as_mut().ok_or(Trouble::Silent)
+    /// The connection. It is there until the loan ends.
+    pub(super) fn session(&mut self) -> Result<&mut D::Session, Failure> {
+        self.session.as_mut().ok_or(Failure::NoAnswer)
     }
 
-    /// The connection is good for others.
+    /// Returns the connection for other calls to use.
     pub(super) fn give_back(mut self) {
-        let now = self.pool.hear();
+        let now = self.pool.note_answer();
         let Some(session) = self.session.take() else {
             return;
         };
@@ -287,7 +289,7 @@ impl<D: Dialect> Drop for Pool<D> {
     }
 }
 
-/// Runs `$work`, which is a `Result<_, Trouble>`, on a connection; again on another if that may help.
+/// Runs `$work`, a `Result<_, Failure>`, on a connection, and again on another one if that may help.
 macro_rules! attempt {
     ($call:expr, $lane:expr, |$session:ident| $work:expr) => {{
         let call = &mut $call;
@@ -300,14 +302,14 @@ macro_rules! attempt {
                     $work
                 };
                 let done = call.within(work).await;
-                done.unwrap_or(Err($crate::server::dialect::Trouble::Silent))
+                done.unwrap_or(Err($crate::server::error::Failure::NoAnswer))
             };
             match done {
                 Ok(done) => {
                     loan.give_back();
                     break done;
                 }
-                Err(trouble) => call.judge(loan, trouble).await?,
+                Err(failure) => call.after_failure(loan, failure).await?,
             }
         }
     }};

@@ -1,4 +1,4 @@
-//! Whom to trust, who we are, and what is wrong with a certificate.
+//! Trusted authorities, the client's certificate, and errors of certificates.
 
 use std::error::Error as StdError;
 use std::io;
@@ -11,20 +11,20 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
 use super::Files;
 
-/// The library for TLS keeps its cryptography per process. An application that chose one before keeps its own.
+/// The TLS library has one cryptography provider per process. If the application chose one, it stays.
 pub(super) fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 
-/// What `tls=require` goes by, read when the store is opened.
+/// What `tls=require` checks, read when the store is opened.
 pub struct Trust {
     /// The authorities to trust.
     pub authorities: Vec<CertificateDer<'static>>,
     /// Certificate and key of this client, as the files have them.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// All of it, for who makes handshakes himself.
+    /// All of it, for drivers that leave the handshake to their caller.
     pub config: Arc<ClientConfig>,
 }
 
@@ -32,7 +32,7 @@ impl Trust {
     pub(super) fn read(url: &StoreUrl, files: &Files) -> Result<Self> {
         let mut store = RootCertStore::empty();
         let authorities = match files.ca.as_deref() {
-            // PostgreSQL's own clients have this word for it.
+            // The word of PostgreSQL's own clients.
             None | Some("system") => of_this_machine(url, &mut store)?,
             Some(file) => {
                 let authorities =
@@ -107,17 +107,17 @@ fn of_this_machine(
     let mut authorities = rustls_native_certs::load_native_certs().certs;
     authorities.retain(|authority| store.add(authority.clone()).is_ok());
     if authorities.is_empty() {
-        let why = "TLS needs to know whom to trust, and this machine has no list of authorities (on Debian the package \
-                   ca-certificates); give tls-ca=FILE";
+        let why = "TLS needs a trusted authority, and this machine has no list of them (on Debian the package ca-certificates); \
+                   give tls-ca=FILE";
         return Err(url.refuse(why));
     }
     Ok(authorities)
 }
 
-/// What somebody has to change so that a handshake that failed can succeed; nothing if it may do so by itself.
+/// What to change so that a failed handshake can succeed; `None` if a retry may succeed.
 pub fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
     if find::<InvalidDnsNameError>(error).is_some() {
-        return Some(format!("{host} is no name that a certificate can have"));
+        return Some(format!("{host} is not a name that a certificate can have"));
     }
     match find::<rustls::Error>(error)? {
         rustls::Error::InvalidCertificate(error) => Some(certificate(error, host)),
@@ -125,7 +125,7 @@ pub fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
         rustls::Error::PeerIncompatible(why) => Some(nothing_in_common(host, why)),
         rustls::Error::AlertReceived(alert) => match alert {
             AlertDescription::CertificateRequired => Some(format!(
-                "{host} wants a certificate of this client; give tls-cert and tls-key"
+                "{host} requires a certificate of this client; give tls-cert and tls-key"
             )),
             AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
@@ -134,7 +134,7 @@ pub fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
             | AlertDescription::CertificateUnknown
             | AlertDescription::UnknownCA
             | AlertDescription::AccessDenied => Some(format!(
-                "{host} does not take the certificate of tls-cert: {alert:?}; give one of an authority that it trusts"
+                "{host} does not accept the certificate of tls-cert: {alert:?}; give one of an authority that it trusts"
             )),
             AlertDescription::ProtocolVersion
             | AlertDescription::HandshakeFailure
@@ -147,16 +147,15 @@ pub fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
 
 fn nothing_in_common(host: &str, why: &dyn std::fmt::Debug) -> String {
     format!(
-        "{host} and this client have no way of TLS in common: {why:?}; the server needs TLS 1.2 or later"
+        "{host} and this client have no TLS version and cipher in common: {why:?}; the server needs TLS 1.2 or later"
     )
 }
 
 fn certificate(error: &CertificateError, host: &str) -> String {
-    let change = "give the server a certificate that says so (subjectAltName), or name in the URL what it says";
+    let change = "give the server a certificate for that name (subjectAltName), or use the certificate's name in the URL";
     match error {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => format!(
-            "the certificate of {host} is of an authority that is not trusted here; give that authority in tls-ca=FILE (PEM), \
-             if it is the right one"
+            "the authority of {host}'s certificate is not trusted here; if it is the right one, give it in tls-ca=FILE (PEM)"
         ),
         CertificateError::NotValidForNameContext { presented, .. } if !presented.is_empty() => {
             let names: Vec<&str> = presented.iter().map(|name| plain(name)).collect();
@@ -190,7 +189,7 @@ fn certificate(error: &CertificateError, host: &str) -> String {
     }
 }
 
-/// A name without what it is a name of: `DnsName("db.example")`.
+/// The bare name in text such as `DnsName("db.example")`.
 fn plain(name: &str) -> &str {
     let inner = name
         .split_once('(')
@@ -203,7 +202,7 @@ fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     if let Some(found) = error.downcast_ref() {
         return Some(found);
     }
-    // What an I/O error was made of does not count as its source.
+    // The inner error of an I/O error is not its source.
     let inner = error
         .downcast_ref::<io::Error>()
         .and_then(io::Error::get_ref);

@@ -1,4 +1,4 @@
-//! TLS to the servers of a URL: what it asks for, and what that is worth.
+//! TLS to the servers of a URL.
 
 #[cfg(feature = "tls")]
 mod certificates;
@@ -15,13 +15,13 @@ pub use certificates::{Trust, explain};
 pub enum Mode {
     /// Never.
     Off,
-    /// If the server offers it; nobody's certificate is checked.
+    /// If the server offers it; certificates are not checked.
     Prefer,
-    /// Always, with a certificate that is for this host and of an authority that is trusted.
+    /// Always, with a certificate for this host from a trusted authority.
     Require,
 }
 
-/// How the database's own clients call `tls`, `tls-ca`, `tls-cert` and `tls-key` in their URLs.
+/// The names of `tls`, `tls-ca`, `tls-cert` and `tls-key` in the URLs of the database's own clients.
 pub type Usual = [&'static str; 4];
 
 /// The files of `tls-ca`, `tls-cert` and `tls-key`.
@@ -32,11 +32,11 @@ struct Files {
     key: Option<String>,
 }
 
-/// What a URL says of TLS.
+/// The TLS options of a URL.
 #[derive(Clone, Debug)]
 pub struct Tls {
     asked: Option<Mode>,
-    /// There if a host requires it.
+    /// Present if a host requires it.
     #[cfg(feature = "tls")]
     pub trust: Option<std::sync::Arc<Trust>>,
 }
@@ -58,7 +58,7 @@ impl Tls {
         let asked = with_files(url, asked, &files)?;
         if asked.is_some_and(|mode| mode != Mode::Off) && hosts.iter().any(is_socket) {
             return Err(url.refuse(
-                "it asks for TLS over a socket of this machine, which has none; leave tls out",
+                "it asks for TLS over a socket of this machine, which has none; remove tls",
             ));
         }
         Self::with(url, asked, &files, hosts)
@@ -79,7 +79,7 @@ impl Tls {
     #[cfg(not(feature = "tls"))]
     fn with(url: &StoreUrl, asked: Option<Mode>, _files: &Files, hosts: &[Host]) -> Result<Self> {
         let tls = Self { asked };
-        let change = "this build has no TLS; build with the feature tls, or say tls=off";
+        let change = "this build has no TLS; build with the feature tls, or use tls=off";
         match hosts.iter().find(|host| tls.mode(host) != Mode::Off) {
             None => Ok(tls),
             Some(_) if asked.is_some() => Err(url.refuse(change)),
@@ -89,7 +89,7 @@ impl Tls {
         }
     }
 
-    /// How to connect to one of the hosts. What does not leave the machine is not encrypted unless that is asked for.
+    /// How to connect to one of the hosts. By default a connection inside this machine is not encrypted.
     pub fn mode(&self, host: &Host) -> Mode {
         match self.asked {
             Some(mode) => mode,
@@ -98,16 +98,16 @@ impl Tls {
         }
     }
 
-    /// What the way to the hosts lacks.
+    /// What the connections to the hosts lack.
     pub fn finding(&self, hosts: &[Host]) -> Option<Finding> {
         let open = |host: &&Host| !is_local(host) && self.mode(host) != Mode::Require;
         let host = hosts.iter().find(open)?;
         let lacks = match self.mode(host) {
             Mode::Prefer => {
-                "tls=prefer checks no certificate and does without TLS where none is offered: whoever sits between and \
-                 changes what passes"
+                "tls=prefer checks no certificate and goes on without TLS where none is offered: an attacker on the network \
+                 who changes the traffic"
             }
-            _ => "what goes there is not encrypted: whoever sits between",
+            _ => "the connection is not encrypted: an attacker on the network",
         };
         Some(Finding::new(
             Purpose::Correctness,
@@ -115,12 +115,12 @@ impl Tls {
                 "{} is another machine, and {lacks} can read the password and take every lock",
                 host.name
             ),
-            "say tls=require, with tls-ca=FILE for an authority of your own",
+            "use tls=require, with tls-ca=FILE for an authority of your own",
         ))
     }
 }
 
-/// The mode that is asked for, by our own word or by the one of the database's own clients.
+/// The mode of the URL, by our own option or that of the database's own clients.
 fn take_mode(url: &mut StoreUrl, usual: &'static str) -> Result<Option<Mode>> {
     let own = url.take("tls");
     let Some(value) = take_one_of(url, "tls", own.clone(), usual)? else {
@@ -132,14 +132,14 @@ fn take_mode(url: &mut StoreUrl, usual: &'static str) -> Result<Option<Mode>> {
         "require" => Mode::Require,
         "disable" | "disabled" if own.is_none() => Mode::Off,
         "preferred" if own.is_none() => Mode::Prefer,
-        // More is checked than some of these words ask for, and nothing less.
+        // This checks at least what each of these words asks for.
         "required" | "verify-ca" | "verify-full" | "verify-identity" if own.is_none() => {
             Mode::Require
         }
         _ => {
             let option = if own.is_some() { "tls" } else { usual };
             return Err(url.refuse(format!(
-                "{option}={value} is unknown here; say tls=off, tls=prefer or tls=require"
+                "{option}={value} is unknown; use tls=off, tls=prefer or tls=require"
             )));
         }
     };
@@ -166,7 +166,7 @@ fn take_one_of(
     }
 }
 
-/// Who names an authority or a certificate wants it used.
+/// A URL that names an authority or a certificate requires TLS.
 fn with_files(url: &StoreUrl, asked: Option<Mode>, files: &Files) -> Result<Option<Mode>> {
     let given = [
         ("tls-ca", &files.ca),
@@ -182,7 +182,7 @@ fn with_files(url: &StoreUrl, asked: Option<Mode>, files: &Files) -> Result<Opti
     match asked {
         None | Some(Mode::Require) => Ok(Some(Mode::Require)),
         Some(_) => Err(url.refuse(format!(
-            "{option} is for tls=require, the only one that checks certificates; leave one of the two out"
+            "{option} needs tls=require, the only mode that checks certificates; remove one of the two"
         ))),
     }
 }
@@ -198,16 +198,16 @@ fn is_local(host: &Host) -> bool {
         || address.is_some_and(|address| address.is_loopback())
 }
 
-/// Why nothing was sent to a server that has no TLS to offer.
+/// The error for a server that offers no TLS.
 #[cfg(feature = "tls")]
 pub fn not_offered(host: &str) -> String {
     format!(
-        "{host} offers no TLS, or somebody on the way hides that it does; no password and no statement was sent. Switch TLS \
-         on at the server, or say tls=off if nobody else can come between"
+        "{host} offers no TLS, or an attacker on the network hides that it does; no password and no statement was sent. Switch \
+         TLS on at the server, or use tls=off if the network is safe"
     )
 }
 
-/// What a server that lets nobody in may want: for the end of a sentence.
+/// What a server that refuses a user may need: the end of a sentence.
 pub fn hint(tls: &Tls, mode: Mode) -> &'static str {
     #[cfg(feature = "tls")]
     let certificate = tls
@@ -217,9 +217,9 @@ pub fn hint(tls: &Tls, mode: Mode) -> &'static str {
     #[cfg(not(feature = "tls"))]
     let certificate = tls.asked.is_none();
     match mode {
-        Mode::Off => "; TLS is off here: if the server insists on it, say tls=require",
+        Mode::Off => "; TLS is off here: if the server requires it, use tls=require",
         Mode::Require if !certificate => {
-            "; if the server wants a certificate of this user, give tls-cert and tls-key"
+            "; if the server requires a certificate of this user, give tls-cert and tls-key"
         }
         _ => "",
     }
@@ -279,7 +279,7 @@ mod tests {
         ] {
             let error = read(options, host).unwrap_err().to_string();
             assert!(
-                error.contains("build with the feature tls, or say tls=off"),
+                error.contains("build with the feature tls, or use tls=off"),
                 "{error}"
             );
         }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_open_to_others_is_found() {
+    fn a_connection_that_others_can_read_is_found() {
         let hosts = ["localhost", "db.example"].map(|name| Host {
             name: name.to_owned(),
             port: 1,

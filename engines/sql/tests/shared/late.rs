@@ -1,25 +1,12 @@
-//! Requests that come late, and what they must not do.
+//! Requests that arrive late.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, HeldClaim, Renewal, Standing};
-use fencelock_core::{ClaimIds, Engine, LockName, Mode, Token};
+use fencelock_core::{Engine, Mode, StoreUrl, Token};
 
-fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
-    Claim {
-        id: ClaimIds::new().unwrap().next(),
-        owner: "late".into(),
-        name: LockName::new(name).unwrap(),
-        mode,
-        ttl,
-        lock_delay: Duration::ZERO,
-        wait: false,
-        reserve: 1,
-        record: true,
-        label: None,
-    }
-}
+use super::claim;
 
 async fn place(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
     match engine.place(claim).await.unwrap() {
@@ -28,8 +15,10 @@ async fn place(engine: &Arc<dyn Engine>, claim: &Claim) -> Token {
     }
 }
 
-/// A place that comes late leaves a longer lease as it is, and a renewal that names another grant's token is lost.
-pub(crate) async fn late_requests_do_no_harm(engine: Arc<dyn Engine>) {
+/// A late request to place a claim does not shorten its lease, and a renewal with another grant's token is lost.
+pub(crate) async fn late_requests_do_no_harm(url: &str) {
+    let engine = crate::engine::connect(StoreUrl::parse(url).unwrap());
+    let engine: Arc<dyn Engine> = engine.await.unwrap();
     for (name, mode) in [("alone", Mode::Exclusive), ("beside", Mode::Shared)] {
         let long = claim(name, mode, Duration::from_secs(600));
         let token = place(&engine, &long).await;

@@ -1,21 +1,16 @@
-//! TLS to a database server: servers that insist on it, certificates that are not theirs, and a way that hides it. The same
-//! for each kind of server; `crate::open` opens its stores.
-
-mod way;
+//! TLS to a database server: servers that require it, wrong certificates, and proxies that hide it.
 
 use std::time::Duration;
 
 use fencelock_core::engine::Evict;
 use fencelock_core::{Client, Error, Guard};
 use fencelock_testbed::Proxy;
-use tokio::time::timeout;
-pub(crate) use way::{Ear, Meddle, Way};
 
-use crate::open;
+use super::open;
+pub(crate) use super::soon;
+pub(crate) use super::wire::{Meddle, Recorder, Wire};
 
-/// Far beyond what anything here takes.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Of the user `lock`. Nobody else may ever see it.
+/// The password of the user `lock`. It must never show.
 pub(crate) const PASSWORD: &str = "hunter2";
 
 pub(crate) async fn opened(url: &str) -> Client {
@@ -24,7 +19,7 @@ pub(crate) async fn opened(url: &str) -> Client {
         .unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
-/// The error of a store that cannot be opened, as one line that is nobody's password.
+/// The error of a store that cannot be opened: one line, without the password.
 async fn refused(url: &str) -> (Error, String) {
     let error = match open(url).await {
         Ok(_) => panic!("{url} can be opened"),
@@ -35,7 +30,7 @@ async fn refused(url: &str) -> (Error, String) {
     (error, text)
 }
 
-/// That a store cannot be opened because of how it is configured, and what the error says.
+/// A store that cannot be opened because of its configuration. The error has these words.
 pub(crate) async fn misconfigured(url: &str, words: &[&str]) {
     let (error, text) = refused(url).await;
     assert!(matches!(error, Error::Config { .. }), "{url}: {error:?}");
@@ -44,7 +39,7 @@ pub(crate) async fn misconfigured(url: &str, words: &[&str]) {
     }
 }
 
-/// That the server lets this user not in, and what the error says.
+/// The server refuses this user. The error has these words.
 pub(crate) async fn not_let_in(url: &str, words: &[&str]) {
     let (error, text) = refused(url).await;
     assert!(matches!(error, Error::Refused { .. }), "{url}: {error:?}");
@@ -53,18 +48,13 @@ pub(crate) async fn not_let_in(url: &str, words: &[&str]) {
     }
 }
 
-pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
-    let done = timeout(LIMIT, future).await;
-    done.unwrap_or_else(|_| panic!("waited in vain for {what}"))
-}
-
 pub(crate) async fn take(client: &Client, name: &str) -> Guard {
     soon("a lock", client.lock(name).ttl(Duration::from_secs(20)))
         .await
         .unwrap()
 }
 
-/// Takes, waits, hands over, evicts; and all of it again after the connections were cut.
+/// Takes, waits, hands over and evicts; and all of it again after the connections were cut.
 pub(crate) async fn locks(url: &str, cut: &Proxy) {
     let (one, two) = (opened(url).await, opened(url).await);
     for round in ["first", "after a cut"] {
@@ -96,13 +86,13 @@ pub(crate) async fn locks(url: &str, cut: &Proxy) {
     two.close().await.unwrap();
 }
 
-/// A server whose certificate is right, and one whose is for db.example.
+/// A server with the right certificate, and one whose certificate is for db.example.
 pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, &str)) {
     let ((url, ca), (named, its_ca)) = (right, named);
     drop(opened(&format!("{url}?tls-ca={ca}")).await);
     let by_name = url.replace("127.0.0.1", "localhost");
     drop(opened(&format!("{by_name}?tls-ca={ca}")).await);
-    // Another authority; and none that this machine knows.
+    // Another authority, and none that this machine knows.
     misconfigured(
         &format!("{url}?tls-ca={its_ca}"),
         &["authority", "tls-ca=FILE"],
@@ -111,11 +101,11 @@ pub(crate) async fn certificates_are_checked(right: (&str, &str), named: (&str, 
     misconfigured(&format!("{url}?tls=require"), &["tls-ca=FILE"]).await;
     let words = ["is for db.example, and not for 127.0.0.1"];
     misconfigured(&format!("{named}?tls-ca={its_ca}"), &words).await;
-    // Whoever only wants not to be overheard does not look.
+    // A client that only prefers TLS does not check the certificate.
     drop(opened(&format!("{named}?tls=prefer")).await);
 }
 
-/// A server that wants a certificate of this client; that certificate and its key, and those of another server's client.
+/// A server that requires a client certificate: that certificate and its key, and those of another server's client.
 pub(crate) async fn clients_show_their_own_certificates(
     (url, ca): (&str, &str),
     (cert, key): (String, String),
@@ -127,7 +117,7 @@ pub(crate) async fn clients_show_their_own_certificates(
     not_let_in(&without, &["give tls-cert and tls-key"]).await;
     misconfigured(
         &format!("{without}&tls-cert={other}&tls-key={its_key}"),
-        &["does not take the certificate of tls-cert"],
+        &["does not accept the certificate of tls-cert"],
     )
     .await;
     misconfigured(
@@ -137,7 +127,7 @@ pub(crate) async fn clients_show_their_own_certificates(
     .await;
 }
 
-/// Somebody on the way says that the server has no TLS: nothing of worth is sent to him, but so many bytes.
+/// A proxy says that the server has no TLS. The client sends it only so many bytes, none of them secret.
 pub(crate) async fn tls_that_is_hidden_on_the_way(
     (url, ca): (&str, &str),
     strategies: &[&str],
@@ -145,21 +135,21 @@ pub(crate) async fn tls_that_is_hidden_on_the_way(
     sent: usize,
 ) {
     for strategy in strategies {
-        let way = Way::to(port(url), hide);
-        let url = way.url(url, strategy);
+        let wire = Wire::to(port(url), hide);
+        let url = wire.url(url, strategy);
         misconfigured(&format!("{url}&tls-ca={ca}"), &["offers no TLS", "tls=off"]).await;
-        let heard = way.heard();
-        assert!(!heard.is_empty());
-        for heard in heard {
-            assert_eq!(heard.len(), sent, "{:?}", String::from_utf8_lossy(&heard));
+        let sent_by = wire.sent();
+        assert!(!sent_by.is_empty());
+        for bytes in sent_by {
+            assert_eq!(bytes.len(), sent, "{:?}", String::from_utf8_lossy(&bytes));
         }
-        // Whom that does not trouble, he hears: he would have heard the others, too.
+        // A client that only prefers TLS goes on without it, so the proxy would have recorded the others as well.
         drop(opened(&format!("{url}&tls=prefer")).await);
-        assert!(way.hears("SELECT"), "{url}");
+        assert!(wire.has_sent("SELECT"), "{url}");
     }
 }
 
-/// Only who connects to whom can be seen on the way, and how much they talk.
+/// The proxy can read nothing of an encrypted connection.
 pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), strategies: &[&str]) {
     for strategy in strategies {
         for (tls, open) in [
@@ -167,23 +157,23 @@ pub(crate) async fn nothing_can_be_read_on_the_way((url, ca): (&str, &str), stra
             ("tls=prefer".into(), false),
             ("tls=off".into(), true),
         ] {
-            let way = Way::listening(port(url));
-            let url = format!("{}&{tls}", way.url(url, strategy));
+            let wire = Wire::listening(port(url));
+            let url = format!("{}&{tls}", wire.url(url, strategy));
             let client = opened(&url).await;
             take(&client, "a-name").await.release().await.unwrap();
             client.close().await.unwrap();
             for word in ["SELECT", "lock", "fencelock"] {
-                assert_eq!(way.hears(word), open, "{url}: {word}");
+                assert_eq!(wire.has_sent(word), open, "{url}: {word}");
             }
             assert!(
-                open || !way.hears("a-name") && !way.hears(PASSWORD),
+                open || !wire.has_sent("a-name") && !wire.has_sent(PASSWORD),
                 "{url}"
             );
         }
     }
 }
 
-/// A server without any TLS, which is how the defaults of this machine meet it; and an authority, whoever's it is.
+/// A server without TLS, which is fine on this machine; and any authority.
 pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
     for way in ["", "?tls=off", "?tls=prefer"] {
         drop(opened(&format!("{url}{way}")).await);
@@ -195,7 +185,7 @@ pub(crate) async fn a_server_that_has_none(url: &str, ca: &str) {
     .await;
 }
 
-/// 0.0.0.0 leads to this machine, too, but says nothing of it: it is one like any other.
+/// 0.0.0.0 leads to this machine, but counts as another one.
 pub(crate) async fn another_machine((local, ca): (&str, &str)) {
     let url = local.replace("127.0.0.1", "0.0.0.0");
     misconfigured(&url, &["tls-ca=FILE"]).await;

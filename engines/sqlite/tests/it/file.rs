@@ -1,4 +1,4 @@
-//! The file: made, deleted, damaged, foreign, locked.
+//! The file: created, deleted, damaged, locked, of another program.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ async fn open(text: &str) -> Result<Sqlite, Error> {
     Sqlite::open(StoreUrl::parse(text).unwrap()).await
 }
 
-/// What opening that file says, which must be about its configuration.
+/// The configuration error of opening that file.
 async fn refusal(path: &Path) -> String {
     let error = Sqlite::at(path).await.unwrap_err();
     assert!(matches!(error, Error::Config { .. }), "{error:?}");
@@ -38,7 +38,7 @@ async fn tokens_increase_over_openings() {
 }
 
 #[tokio::test]
-async fn a_deleted_file_is_made_anew_and_tokens_still_increase() {
+async fn a_deleted_file_is_created_again_and_tokens_still_increase() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let before = held(&a, &claim("job")).await.tokens.first;
@@ -48,7 +48,7 @@ async fn a_deleted_file_is_made_anew_and_tokens_still_increase() {
     }
     let after = held(&b, &claim("job")).await.tokens.first;
     assert!(after > before);
-    // Both are on the new file.
+    // Both use the new file.
     busy(&a, &attempt(claim("job"))).await;
 }
 
@@ -60,22 +60,22 @@ fn times_open(path: &Path) -> usize {
     names.filter(|name| name == path).count()
 }
 
-/// As when a backup is moved to where a running process has just made the file anew.
+/// A backup is put back where a running process has just created the file.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_replaced_while_it_is_opened_is_left() {
-    for made in [false, true] {
+async fn a_file_that_is_replaced_while_it_is_opened_is_not_used() {
+    for existed in [false, true] {
         let directory = Directory::new();
         let backup = directory.0.join("backup.db");
         let other = Sqlite::at(&backup).await.unwrap();
         held(&other, &claim("job")).await;
         other.close().await.unwrap();
-        // Whoever opens the file has to write to it, and waits until it is replaced.
-        if made {
+        // To open the file the engine has to write to it, so it waits until the file is replaced.
+        if existed {
             directory.open().await.close().await.unwrap();
         }
         let first = directory.raw();
-        if made {
+        if existed {
             let sql = "UPDATE store SET boot = 'another'";
             first.execute(sql, []).unwrap();
         }
@@ -88,7 +88,7 @@ async fn a_file_that_is_replaced_while_it_is_opened_is_left() {
         }
         for end in ["-wal", "-shm"] {
             let path = format!("{}{end}", directory.file().display());
-            assert_eq!(std::fs::remove_file(path).is_ok(), made);
+            assert_eq!(std::fs::remove_file(path).is_ok(), existed);
         }
         std::fs::rename(&backup, directory.file()).unwrap();
         first.execute_batch("COMMIT").unwrap();
@@ -98,7 +98,7 @@ async fn a_file_that_is_replaced_while_it_is_opened_is_left() {
 }
 
 #[tokio::test]
-async fn rows_of_another_run_of_the_machine_are_over() {
+async fn rows_of_another_boot_are_over() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let before = held(&engine, &claim("job")).await.tokens.first;
@@ -107,7 +107,7 @@ async fn rows_of_another_run_of_the_machine_are_over() {
     directory.raw().execute(sql, []).unwrap();
     let sql = "UPDATE holders SET run = 'another'";
     directory.raw().execute(sql, []).unwrap();
-    // A place in line as the clock of another run counts it.
+    // A waiter by the clock of another boot.
     let later = (now() + Duration::from_secs(3600)).as_nanos() as i64;
     let sql = "UPDATE waiters SET expiry = ?1";
     directory.raw().execute(sql, [later]).unwrap();
@@ -122,7 +122,7 @@ async fn rows_of_another_run_of_the_machine_are_over() {
 }
 
 #[tokio::test]
-async fn rows_that_nobody_meets_are_swept() {
+async fn expired_rows_of_unused_locks_are_deleted() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let brief = lasting(50, claim("never used again"));
@@ -138,7 +138,7 @@ async fn rows_that_nobody_meets_are_swept() {
 }
 
 #[tokio::test]
-async fn a_newer_format_is_refused_and_left_alone() {
+async fn a_newer_format_is_refused_and_not_changed() {
     let directory = Directory::new();
     directory.open().await.close().await.unwrap();
     let raw = directory.raw();
@@ -155,7 +155,7 @@ async fn a_newer_format_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_refused_and_left_alone() {
+async fn a_file_of_another_program_is_refused_and_not_changed() {
     let directory = Directory::new();
     let theirs = directory.raw();
     theirs
@@ -178,7 +178,7 @@ async fn what_is_not_ours_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_told() {
+async fn a_damaged_file_is_reported() {
     let directory = Directory::new();
     let engine = directory.open().await;
     held(&engine, &claim("job")).await;
@@ -196,7 +196,7 @@ async fn a_damaged_file_is_told() {
 }
 
 #[tokio::test]
-async fn a_path_that_cannot_be_is_named() {
+async fn an_impossible_path_is_explained() {
     let directory = Directory::new();
     let text = refusal(&directory.0.join("missing/locks.db")).await;
     assert!(text.contains("does not exist"), "{text}");
@@ -206,7 +206,7 @@ async fn a_path_that_cannot_be_is_named() {
     refusal(&directory.0.join("plain/locks.db")).await;
 }
 
-/// By the other name nobody would meet: SQLite names the files beside it by the path.
+/// SQLite names the files beside it by its path, so processes that use different names do not see each other.
 #[tokio::test]
 async fn a_file_with_two_names_is_refused() {
     let directory = Directory::new();
@@ -218,7 +218,7 @@ async fn a_file_with_two_names_is_refused() {
         let text = refusal(path).await;
         assert!(text.contains("2 names"), "{text}");
     }
-    // Whoever has it open goes on.
+    // An engine that has it open goes on.
     held(&engine, &claim("other")).await;
     std::fs::remove_file(linked).unwrap();
     let link = directory.0.join("link.db");
@@ -226,7 +226,7 @@ async fn a_file_with_two_names_is_refused() {
     busy(&Sqlite::at(link).await.unwrap(), &attempt(claim("job"))).await;
 }
 
-/// As an earlier version made it.
+/// A file that an earlier version created.
 #[tokio::test]
 async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
     let directory = Directory::new();
@@ -249,7 +249,7 @@ async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
     let view = engine.inspect().look(&name("job")).await.unwrap();
     assert_eq!(view.waiters[0].label.as_deref(), Some("nightly"));
     held(&engine, &claim("other")).await;
-    // In another run of the machine none of them holds.
+    // In another boot none of them holds.
     raw.execute("UPDATE store SET boot = 'another'", [])
         .unwrap();
     raw.execute(
@@ -287,7 +287,7 @@ async fn urls_are_checked() {
 }
 
 #[tokio::test]
-async fn a_file_that_others_keep_locked_is_waited_for_and_then_told() {
+async fn a_file_that_stays_locked_is_waited_for_and_then_reported() {
     let directory = Directory::new();
     directory.open().await.close().await.unwrap();
     let path = directory.file().display().to_string();
@@ -307,7 +307,7 @@ async fn a_file_that_others_keep_locked_is_waited_for_and_then_told() {
     );
     let bounds = Duration::from_millis(300)..Duration::from_millis(1500);
     assert!(bounds.contains(&waited), "{waited:?}");
-    // Looking needs no lock on the file.
+    // Reading needs no lock on the file.
     assert!(
         engine
             .inspect()
@@ -322,13 +322,13 @@ async fn a_file_that_others_keep_locked_is_waited_for_and_then_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_fails_does_not_fail_those_beside_it() {
+async fn a_request_that_fails_does_not_fail_others_in_its_transaction() {
     let directory = Directory::new();
     let engine = directory.open().await;
     held(&engine, &claim("broken")).await;
     let raw = directory.raw();
     raw.execute("UPDATE holders SET mode = '?'", []).unwrap();
-    // All of these are queued while the file is locked, so they go into one transaction.
+    // All are queued while the file is locked, so they are done in one transaction.
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let place = |text: &'static str| {
         let engine = Arc::clone(&engine);
@@ -344,7 +344,7 @@ async fn a_request_that_fails_does_not_fail_those_beside_it() {
 }
 
 #[tokio::test]
-async fn many_open_a_new_file_at_once() {
+async fn many_engines_open_a_new_file_at_once() {
     let directory = Directory::new();
     let open = || {
         let path = directory.file();
@@ -369,9 +369,9 @@ async fn closed_is_closed() {
     engine.close().await.unwrap();
 }
 
-/// The thread waits as long as opening may take; whoever closes waits as long as for an answer.
+/// The worker waits for the connect timeout, and `close` for the response timeout.
 #[tokio::test]
-async fn closing_does_not_wait_for_ever() {
+async fn closing_ends_after_the_response_timeout() {
     let directory = Directory::new();
     let path = directory.file().display().to_string();
     let url = format!("sqlite:{path}?response-timeout=100ms&connect-timeout=60s");
@@ -389,7 +389,7 @@ async fn closing_does_not_wait_for_ever() {
     other.execute_batch("COMMIT").unwrap();
 }
 
-/// In a process of its own, which runs out of file descriptors.
+/// In another process, which runs out of file descriptors.
 #[tokio::test]
 async fn closing_needs_no_file_descriptor() {
     const PATH: &str = "FILE_OF_ONE_WITHOUT_DESCRIPTORS";
@@ -403,7 +403,7 @@ async fn closing_needs_no_file_descriptor() {
         let start = now();
         let closed = tokio::time::timeout(Duration::from_secs(20), engine.close()).await;
         closed.unwrap().unwrap();
-        // Nothing that was waited for in vain.
+        // No timeout was waited for.
         assert!(now().since(start) < Duration::from_secs(4));
         drop(files);
         println!("it is closed.");
@@ -421,6 +421,6 @@ async fn closing_needs_no_file_descriptor() {
         .env(PATH, directory.file())
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&child.stdout);
-    assert!(told.contains("it is closed."), "{told}");
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(text.contains("it is closed."), "{text}");
 }

@@ -30,9 +30,9 @@ async fn a_release_leaves_no_row_and_frees_at_once() {
     assert_eq!(grant.lease, first.ttl);
     assert!(grant.recorded);
     busy(&b, &attempt(second.clone())).await;
-    assert_eq!(rows(&directory), 1, "a try that fails leaves nothing");
-    let strange = b.withdraw(&second, Leave::Release).await.unwrap();
-    assert_eq!(strange, Withdrawn::NotOwner);
+    assert_eq!(rows(&directory), 1, "an attempt that fails leaves no row");
+    let other = b.withdraw(&second, Leave::Release).await.unwrap();
+    assert_eq!(other, Withdrawn::NotOwner);
     let released = a.withdraw(&first, Leave::Release).await.unwrap();
     assert_eq!(released, Withdrawn::Released);
     assert_eq!(rows(&directory), 0);
@@ -56,13 +56,13 @@ async fn placing_again_reports_and_prolongs() {
     assert_eq!(again.tokens, first.tokens);
     assert!(again.counted_from > first.counted_from);
     assert!(until() > before);
-    // The row outlives what the client may believe.
+    // The row outlives the lease of the client.
     assert!(until().unsigned_abs() >= (again.counted_from + again.lease).as_nanos());
 }
 
-/// As a process leaves them that goes on with the claim of another.
+/// The second engine goes on with the claim of the first.
 #[tokio::test]
-async fn late_requests_of_a_claim_do_its_hold_no_harm() {
+async fn late_requests_of_a_claim_do_not_harm_its_hold() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let long = lasting(3_600_000, claim("job"));
@@ -100,7 +100,7 @@ async fn a_downgrade_has_a_new_token_and_lets_readers_in() {
 }
 
 #[tokio::test]
-async fn a_range_of_tokens_is_the_claims_alone() {
+async fn a_range_of_tokens_belongs_to_one_claim() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let many = Claim {
@@ -137,7 +137,7 @@ async fn a_range_of_tokens_is_the_claims_alone() {
 }
 
 #[tokio::test]
-async fn what_expired_is_lost_and_the_next_holder_left_alone() {
+async fn an_expired_hold_is_lost_and_the_next_one_untouched() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let (brief, next) = (lasting(150, claim("job")), claim("job"));
@@ -145,7 +145,7 @@ async fn what_expired_is_lost_and_the_next_holder_left_alone() {
     let second = acquire(&b, &next).await;
     assert!(
         now() >= first.counted_from + first.lease,
-        "not before the lease is over"
+        "not before the lease has ended"
     );
     assert!(second.tokens.first > first.tokens.first);
     let lost = renewed(&a, &brief, first.tokens.first).await;
@@ -171,20 +171,20 @@ async fn a_release_after_the_lease_says_so() {
 }
 
 #[tokio::test]
-async fn the_lock_delay_keeps_others_out_after_a_loss_only() {
+async fn the_lock_delay_runs_after_a_loss_only() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let delayed = || Claim {
         lock_delay: Duration::from_millis(300),
         ..lasting(100, claim("job"))
     };
-    let vanishing = delayed();
-    let grant = held(&a, &vanishing).await;
+    let lost = delayed();
+    let grant = held(&a, &lost).await;
     let next = delayed();
     let after = acquire(&b, &next).await;
     assert!(now() >= grant.counted_from + Duration::from_millis(400));
 
-    // In good order: free at once.
+    // Released: free at once.
     let released = b.withdraw(&next, Leave::Release).await.unwrap();
     assert_eq!(released, Withdrawn::Released);
     let third = Claim {
@@ -194,7 +194,7 @@ async fn the_lock_delay_keeps_others_out_after_a_loss_only() {
     let held_long = held(&a, &third).await;
     assert!(held_long.tokens.first > after.tokens.first);
 
-    // Abandoned: not before the lock-delay is over, though the lease would be longer.
+    // Abandoned: the lock-delay runs, although the lease would be longer.
     let abandoned_at = now();
     assert_eq!(
         a.withdraw(&third, Leave::Abandon).await.unwrap(),
@@ -212,7 +212,7 @@ async fn the_lock_delay_keeps_others_out_after_a_loss_only() {
 }
 
 #[tokio::test]
-async fn an_eviction_in_another_process_is_told_at_once() {
+async fn an_eviction_by_another_process_is_reported_at_once() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let claim = claim("job");
@@ -252,7 +252,7 @@ async fn an_eviction_in_another_process_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn an_eviction_in_the_same_process_is_told_at_once() {
+async fn an_eviction_by_the_same_process_is_reported_at_once() {
     let directory = Directory::new();
     let engine = directory.open().await;
     let claim = claim("job");
@@ -342,10 +342,10 @@ async fn looks_and_lists() {
     assert_eq!(view.waiters.len(), 1);
     assert_eq!(view.waiters[0].mode, Mode::Shared);
 
-    // Free again: `unlike` returns then.
+    // `watch` returns when the lock is free again.
     let gone = name("a/b gone");
     let seen = engine.inspect().look(&gone).await.unwrap().token();
-    // On a busy machine it may be so already.
+    // On a busy machine it may be free already.
     if seen.is_some() {
         let free = engine.inspect().watch(&gone, seen).await.unwrap();
         assert!(free.holders.is_empty());
@@ -419,7 +419,7 @@ async fn never_two_at_once_and_tokens_strictly_increase() {
             let (engine, inside, highest) = (engine.clone(), inside.clone(), highest.clone());
             workers.push(tokio::spawn(async move {
                 for _ in 0..25 {
-                    let claim = claim("hot");
+                    let claim = claim("contended");
                     let token = acquire(&engine, &claim).await.tokens.first.get();
                     assert!(!inside.swap(true, Ordering::SeqCst), "two hold");
                     assert!(highest.swap(token, Ordering::SeqCst) < token, "tokens fell");

@@ -1,13 +1,13 @@
-//! The SQLite engine on real files: two engine objects on one file stand for two processes.
+//! The SQLite engine on real files. Two engines on one file stand for two processes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod file;
+mod harm;
 mod leases;
-mod line;
-mod mounts;
+mod namespaces;
+mod queue;
 mod restore;
-mod strangers;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use fencelock_core::engine::{Claim, Grant, HeldClaim, Place, Standing};
 use fencelock_core::{BootInstant, ClaimIds, Clock, Engine, LockName, Mode, Token};
 use fencelock_sqlite::Sqlite;
 
-/// A directory of its own, gone at the end of the test.
+/// A temporary directory.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -39,7 +39,7 @@ impl Directory {
         Arc::new(Sqlite::at(self.file()).await.unwrap())
     }
 
-    /// The file by other means than the engine's.
+    /// The file, opened without the engine.
     fn raw(&self) -> rusqlite::Connection {
         raw(&self.file())
     }
@@ -47,7 +47,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // A leftover in the temporary directory harms nobody.
+        // A leftover in the temporary directory does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -64,18 +64,7 @@ fn name(text: &str) -> LockName {
 
 /// A claim that waits, exclusive, for 30 seconds.
 fn claim(text: &str) -> Claim {
-    Claim {
-        id: ClaimIds::new().unwrap().next(),
-        owner: "somebody".into(),
-        name: name(text),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(30),
-        lock_delay: Duration::ZERO,
-        wait: true,
-        reserve: 1,
-        record: true,
-        label: None,
-    }
+    Claim::new(ClaimIds::new().unwrap().next(), "somebody", name(text))
 }
 
 fn shared(text: &str) -> Claim {
@@ -85,7 +74,7 @@ fn shared(text: &str) -> Claim {
     }
 }
 
-/// The claim, not waiting.
+/// A claim that does not wait.
 fn attempt(claim: Claim) -> Claim {
     Claim {
         wait: false,
@@ -126,7 +115,7 @@ async fn busy(engine: &Sqlite, claim: &Claim) {
     assert!(matches!(standing, Standing::Busy), "{standing:?}");
 }
 
-/// Waits as the core does: place, wait for a change or the time to recheck, place again.
+/// Waits as the core does: place, wait for a change or until the recheck, place again.
 async fn acquire(engine: &Sqlite, claim: &Claim) -> Grant {
     loop {
         match engine.place(claim).await.unwrap() {
@@ -137,12 +126,12 @@ async fn acquire(engine: &Sqlite, claim: &Claim) -> Grant {
                     () = Clock::Boot.sleep_until(place.recheck) => {}
                 }
             }
-            Standing::Busy => panic!("busy, though it was to wait"),
+            Standing::Busy => panic!("busy, although the claim waits"),
         }
     }
 }
 
-/// How many rows of claims there are.
+/// The number of rows of claims.
 fn rows(directory: &Directory) -> i64 {
     let sql = "SELECT (SELECT count(*) FROM holders) + (SELECT count(*) FROM waiters)";
     let raw = directory.raw();

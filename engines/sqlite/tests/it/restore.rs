@@ -1,11 +1,11 @@
-//! An old copy of the file is put back: a fence sees tokens that go on increasing.
+//! An old copy of the file is put back, and tokens go on increasing.
 
 use fencelock_core::Client;
 use fencelock_fence::Highest;
 
 use super::*;
 
-/// Takes the lock and writes to what it protects.
+/// Takes the lock and writes under the fence.
 async fn write(client: &Client, fence: &Highest) -> Token {
     let guard = client.lock("job").await.unwrap();
     let sequencer = guard.sequencer().await.unwrap();
@@ -20,13 +20,13 @@ async fn client(directory: &Directory) -> Client {
 
 fn move_back(directory: &Directory, copy: &Path) {
     for end in ["-wal", "-shm"] {
-        // Not there if nobody has the file open.
+        // They are missing if no process has the file open.
         let _ = std::fs::remove_file(format!("{}{end}", directory.file().display()));
     }
     std::fs::rename(copy, directory.file()).unwrap();
 }
 
-/// Through SQLite, so that whoever has the file open does not see it exchanged.
+/// Through SQLite, so that an engine that has the file open does not notice.
 fn copy_back(directory: &Directory, copy: &Path) {
     let raw = directory.raw();
     raw.execute("ATTACH ?1 AS old", [copy.to_str().unwrap()])
@@ -75,18 +75,18 @@ async fn tokens_go_on_increasing_when_an_old_copy_is_put_back() {
     }
 }
 
-/// Whoever has the file open draws none below what it has met, also when the wall clock is no help.
+/// An engine draws no token below one that it has seen, even if the wall clock is behind.
 #[tokio::test]
-async fn no_token_is_below_one_that_was_met() {
+async fn no_token_is_below_one_that_was_seen() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
     let raw = directory.raw();
     let ahead = 1_i64 << 52;
     raw.execute("UPDATE store SET token = ?1", [ahead]).unwrap();
-    let met = held(&a, &claim("one")).await.tokens.first;
-    assert_eq!(met.get(), ahead.unsigned_abs() + 1);
+    let seen = held(&a, &claim("one")).await.tokens.first;
+    assert_eq!(seen.get(), ahead.unsigned_abs() + 1);
     raw.execute("UPDATE store SET token = 5", []).unwrap();
-    assert!(held(&a, &claim("two")).await.tokens.first > met);
-    // What is in the file is what the others go on from.
-    assert!(held(&b, &claim("three")).await.tokens.first > met);
+    assert!(held(&a, &claim("two")).await.tokens.first > seen);
+    // The others go on from the token in the file.
+    assert!(held(&b, &claim("three")).await.tokens.first > seen);
 }

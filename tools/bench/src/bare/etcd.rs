@@ -12,15 +12,15 @@ use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 
 use super::failed;
 
-/// The leases of all keys, in seconds: longer than anything is measured.
+/// The ttl of all keys, in seconds: longer than every measurement.
 const LEASE: i64 = 600;
 
-/// One connection, shared by all tasks as the library shares its own.
+/// One connection, shared by all tasks, as in the library.
 #[derive(Clone)]
 pub(crate) struct BareEtcd {
     client: Client,
     lease: i64,
-    /// Of tasks that had the lock by the lock service and are done: it tells claims apart by their leases.
+    /// The leases of tasks that have used the lock service, which identifies claims by their leases.
     leases: Arc<Mutex<Vec<i64>>>,
 }
 
@@ -47,7 +47,7 @@ impl BareEtcd {
         })
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times.
+    /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let mut kv = self.client.kv_client();
         let mut pairs = 0;
@@ -89,7 +89,7 @@ impl BareEtcd {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for `name` and takes it, by the lock service.
+    /// Waits for the lock `name` of the lock service.
     pub(crate) async fn lock(&self, name: &str) -> Result<Locked> {
         let spare = self.leases().pop();
         let lease = match spare {
@@ -110,7 +110,7 @@ impl BareEtcd {
     }
 }
 
-/// Held by the lock service.
+/// A lock of the lock service.
 pub(crate) struct Locked {
     of: BareEtcd,
     key: Vec<u8>,

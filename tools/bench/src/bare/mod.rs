@@ -1,4 +1,4 @@
-//! The baselines: what the engine's own client does with the same server and no lock library at all.
+//! The baselines: the engine's plain client on the same server, without a lock library.
 
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;
@@ -17,10 +17,10 @@ pub(crate) mod zookeeper;
 
 use fencelock::Error;
 
-/// Refuses a URL by which the store speaks TLS: these baselines do not, and would send the password in the clear.
+/// Refuses a URL with TLS: the baselines do not support it, and would send the password in the clear.
 ///
 /// # Errors
-/// [`Error::Config`] then.
+/// [`Error::Config`] for such a URL.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn check_plain(url: &mut fencelock::StoreUrl) -> Result<(), Error> {
     let tls = url.take("tls");
@@ -44,7 +44,7 @@ fn check_plain(url: &mut fencelock::StoreUrl) -> Result<(), Error> {
     Ok(())
 }
 
-/// The names in turn, for as long as there is time.
+/// The names in turn until the end.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn statements(names: &[String], until: fencelock::BootInstant) -> impl Iterator<Item = &String> {
     let clock = fencelock::Clock::Boot;

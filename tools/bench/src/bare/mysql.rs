@@ -1,5 +1,5 @@
 //! A lock on MySQL or MariaDB without a library, by the store's strategy: one INSERT of a unique name and one DELETE, each
-//! its own transaction; a row that is there, locked FOR UPDATE in a transaction; GET_LOCK. All statements prepared.
+//! its own transaction; an existing row, locked FOR UPDATE in a transaction; GET_LOCK. All statements prepared.
 
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use mysql_async::prelude::Queryable;
@@ -15,7 +15,7 @@ pub(crate) struct BareMySql {
 }
 
 impl BareMySql {
-    /// A table beside the store's own.
+    /// A table next to the store's.
     pub(crate) async fn open(url: &str) -> Result<Self> {
         let mut parts = StoreUrl::parse(url)?;
         check_plain(&mut parts)?;
@@ -47,7 +47,7 @@ impl BareMySql {
         Conn::new(self.options.clone()).await.map_err(refuse)
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times.
+    /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let mut conn = self.connect().await?;
         let value = format!("bare:{:032x}", Clock::Boot.now().as_nanos());
@@ -80,7 +80,7 @@ impl BareMySql {
                     conn.exec_drop(&release, ()).await
                 }
                 "get-lock" => {
-                    // The server takes 64 characters.
+                    // The server accepts 64 characters.
                     let name = &name[name.len().saturating_sub(60)..];
                     conn.exec_drop(&take, (name,)).await.map_err(refuse)?;
                     conn.exec_drop(&release, (name,)).await

@@ -14,7 +14,7 @@ pub(crate) struct BarePostgres {
 }
 
 impl BarePostgres {
-    /// A table beside the store's own.
+    /// A table next to the store's.
     pub(crate) async fn open(url: &str) -> Result<Self> {
         let mut parts = StoreUrl::parse(url)?;
         check_plain(&mut parts)?;
@@ -43,12 +43,12 @@ impl BarePostgres {
 
     async fn connect(&self) -> Result<Client> {
         let (client, connection) = self.config.connect(NoTls).await.map_err(refuse)?;
-        // Ends with its client.
+        // The task ends with its client.
         drop(tokio::spawn(connection));
         Ok(client)
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times.
+    /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let client = self.connect().await?;
         let value = format!("bare:{:032x}", Clock::Boot.now().as_nanos());

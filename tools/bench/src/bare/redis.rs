@@ -12,7 +12,7 @@ use super::failed;
 pub(super) const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
 
-/// One connection, shared by all tasks as the library shares its own.
+/// One connection, shared by all tasks, as in the library.
 #[derive(Clone)]
 pub(crate) struct BareRedis {
     client: Client,
@@ -40,7 +40,7 @@ impl BareRedis {
         })
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times.
+    /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let refuse = |error: RedisError| failed("the bare Redis client", error);
         let mut connection = self.connection.clone();
@@ -80,7 +80,7 @@ impl BareRedis {
         Ok(times)
     }
 
-    /// How many commands clients send to the server within `period`; what scripts call is not counted.
+    /// The number of commands that clients send to the server within `period`, without those that scripts call.
     pub(crate) async fn commands_within(&self, period: Duration) -> Result<u64> {
         let monitor = self.client.get_async_monitor().await;
         let monitor = monitor.map_err(|error| failed("MONITOR", error))?;

@@ -1,5 +1,5 @@
-//! A lock on several Redis servers without a library: `SET NX PX` at all of them at once, and a script that compares and
-//! deletes; each waits for all.
+//! A lock on several Redis servers without a library: `SET NX PX` on all servers at once, and a script that compares and
+//! deletes. Both wait for all answers.
 
 use fencelock::{BootInstant, Clock, Error, Result, StoreUrl};
 use futures_util::future::try_join_all;
@@ -34,7 +34,7 @@ impl BareRedlock {
         Ok(Self { nodes, release })
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times.
+    /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let value = format!("bare:{:032x}", Clock::Boot.now().as_nanos());
         let mut pairs = 0;

@@ -8,14 +8,14 @@ use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::failed;
 
-/// A file beside the store's own.
+/// A file next to the store's.
 #[derive(Clone)]
 pub(crate) struct BareSqlite {
     path: PathBuf,
 }
 
 impl BareSqlite {
-    /// A fresh table in a file beside the one that `url` names, so that both lie on the same disk.
+    /// A fresh table in a file next to the one that `url` names, on the same disk.
     pub(crate) fn open(url: &str) -> Result<Self> {
         let parts = StoreUrl::parse(url)?;
         if parts.path.is_empty() {
@@ -42,7 +42,7 @@ impl BareSqlite {
         connect().map_err(|error: rusqlite::Error| failed("the bare SQLite client", error))
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times. A connection and a thread of its own.
+    /// Locks `names` in turn until `until`, with a connection and a thread of its own. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let (this, names) = (self.clone(), names.to_vec());
         let run = move || {
@@ -59,7 +59,7 @@ impl BareSqlite {
         for suffix in ["", "-wal", "-shm"] {
             let mut path = self.path.clone().into_os_string();
             path.push(suffix);
-            // Whatever is not there need not be removed.
+            // A failure means that there is no file.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -7,7 +7,7 @@ use zookeeper_client::{Acls, Client, CreateMode};
 
 use super::failed;
 
-/// One session, shared by all tasks as the library shares its own.
+/// One session, shared by all tasks, as in the library.
 #[derive(Clone)]
 pub(crate) struct BareZooKeeper {
     client: Client,
@@ -33,7 +33,7 @@ impl BareZooKeeper {
         Ok(Self { client, root })
     }
 
-    /// Takes and releases `names` in turn until `until`; how many times.
+    /// Locks `names` in turn until `until`. Returns the number of pairs.
     pub(crate) async fn pairs(&self, names: &[String], until: BootInstant) -> Result<u64> {
         let refuse = |error| failed("the bare ZooKeeper client", error);
         let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());

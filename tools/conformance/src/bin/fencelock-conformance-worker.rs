@@ -1,4 +1,4 @@
-//! Another process that locks: takes requests as lines of JSON on its standard input, answers on its standard output.
+//! Another process that locks: it reads requests as lines of JSON from its standard input, and answers on its standard output.
 //! Its only argument is the store's URL. Ends with its input.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -34,7 +34,7 @@ async fn main() {
                 Ok(ok) => json!({"id": id, "ok": ok}),
                 Err(error) => json!({"id": id, "error": error}),
             };
-            // Whole lines, also when several tasks answer at once.
+            // Whole lines, even if several tasks answer at once.
             writeln!(std::io::stdout().lock(), "{answer}").unwrap();
         });
     }
@@ -102,7 +102,7 @@ impl Worker {
         Ok(json!(format!("{release:?}")))
     }
 
-    /// What the process believes, without asking anybody.
+    /// What the process believes, without a request to the store.
     fn see(&self, request: &Value) -> Answer {
         let guard = self.guard(request);
         Ok(json!({"valid": guard.is_valid(), "now": Clock::Boot.now().as_nanos()}))
@@ -113,8 +113,8 @@ impl Worker {
         Ok(json!({"reason": reason.to_string(), "now": Clock::Boot.now().as_nanos()}))
     }
 
-    /// Locks and releases so many times; answers with a list of (token, from, to). A release that is not confirmed is
-    /// no error: it goes on behind.
+    /// Locks and releases `count` times. Answers with a list of (token, from, to). An unconfirmed release is no error: it
+    /// continues in the background.
     async fn rounds(&self, request: &Value) -> Answer {
         let name = request["name"].as_str().unwrap();
         let millis = |key: &str| Duration::from_millis(request[key].as_u64().unwrap());

@@ -1,4 +1,4 @@
-//! Locks made of locks: several at once, so many at a time, and elections.
+//! Locks made of locks: several locks at once, semaphores, and elections.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn several_locks_in_any_order_are_no_deadlock(ctx: Ctx) {
             for round in 0..8 {
                 let mut names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
                 names.rotate_left((turn + round) % 3);
-                // Any two of them have a lock in common.
+                // Any two sets have a lock in common.
                 let all = client.lock_all(&names[..2]).await.unwrap();
                 assert!(all.is_valid());
                 all.release().await.unwrap();
@@ -96,7 +96,7 @@ async fn several_locks_dropped_leave_nothing(ctx: Ctx) {
     let names = ["a", "b"].map(|part| format!("{name}/{part}"));
     let held = take(&two, &names[1]).await;
     let waiting = tokio::spawn(one.lock_all(&names).into_future());
-    ctx.await_line(&two, &names[1], 1).await;
+    ctx.await_queued(&two, &names[1], 1).await;
     waiting.abort();
     let first = soon("the first of them", two.lock(&names[0])).await;
     first.unwrap().release().await.unwrap();
@@ -111,7 +111,7 @@ async fn several_locks_dropped_leave_nothing(ctx: Ctx) {
 async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
-    // The ttl is the time by which a holder finds out if the store cannot tell it.
+    // A holder that the store cannot notify learns it within the ttl.
     let wish = one.lock_all(&names);
     let wish = wish.each(|wish| wish.ttl(Duration::from_secs(3)).recorded());
     let all = soon("all of them", wish).await.unwrap();
@@ -120,7 +120,7 @@ async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
     let (lost, _) = soon("the loss", all.lost()).await;
     assert_eq!(lost.as_str(), names[1]);
     assert!(!all.is_valid() && all.remaining().is_zero());
-    // The others are held until they are given back.
+    // The others are held until their release.
     for other in [&names[0], &names[2]] {
         assert!(all.get(other).unwrap().is_valid());
         let held = two.try_lock(other).await;
@@ -158,7 +158,7 @@ async fn permits_are_counted(ctx: Ctx) {
         held[0].sequencer().await.unwrap(),
         held[1].sequencer().await.unwrap(),
     );
-    // Parsed, a permit's sequencer says nothing of how many there are.
+    // A parsed sequencer of a permit does not contain the number of permits.
     let second = second.to_string().parse().unwrap();
     assert!(two.check(&first).await.unwrap() && two.check(&second).await.unwrap());
     let last = held[2].token();
@@ -182,7 +182,7 @@ async fn permits_are_served_in_order(ctx: Ctx) {
     for count in 1..=3 {
         let semaphore = ctx.client().await.semaphore(&name, 2).unwrap();
         waiting.push(tokio::spawn(semaphore.acquire().into_future()));
-        ctx.await_line(&one, &name, count).await;
+        ctx.await_queued(&one, &name, count).await;
     }
     let mut last = second.token();
     let mut held = std::collections::VecDeque::from([first, second]);
@@ -260,7 +260,7 @@ async fn permits_are_renewed_and_expire_one_by_one(ctx: Ctx) {
     );
     let kept = of_one.acquire().ttl(ttl).await.unwrap();
     let brief = of_one.acquire().ttl(ttl).renew(false).await.unwrap();
-    // Its end frees one permit, and no more.
+    // Its end frees exactly one permit.
     let next = soon("the permit that expired", of_two.acquire())
         .await
         .unwrap();
@@ -289,7 +289,7 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     let seen = seen.unwrap();
     assert_eq!((&*seen.value, seen.token), ("http://one", first.token()));
     let next = tokio::spawn(two.election(&name).campaign("two, later").into_future());
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     assert_eq!(voter.leader().await.unwrap().unwrap().token, first.token());
     let before = first.token();
     let sequencer = first.sequencer().await.unwrap();
@@ -297,7 +297,7 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     assert_eq!(first.resign().await.unwrap(), Release::Released);
     let second = soon("the next one leads", next).await.unwrap().unwrap();
     assert!(second.token() > before);
-    // Between them nobody may be seen to lead.
+    // In between there may be no leader.
     let seen = loop {
         let seen = soon("the next leader is seen", leaders.next()).await;
         if let Some(seen) = seen.unwrap() {
@@ -317,7 +317,7 @@ async fn a_killed_leader_is_succeeded(ctx: Ctx) {
     let held = leader.take(Wanted::new(&name, ctx.ttl(600))).await;
     let election = client.election(&name);
     let next = tokio::spawn(election.campaign("the next").into_future());
-    ctx.await_line(&client, &name, 1).await;
+    ctx.await_queued(&client, &name, 1).await;
     leader.process().kill9();
     let next = soon("somebody leads", next).await.unwrap().unwrap();
     assert!(next.token().get() > held["token"].as_u64().unwrap());

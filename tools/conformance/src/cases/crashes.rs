@@ -50,7 +50,7 @@ fn ends_with_its_connection(promises: &Promises) -> bool {
     promises.lease == LeaseKind::Connection
 }
 
-/// By how much a lease or a claim window may be overstepped on a machine that is busy.
+/// How late the end of a lease or a claim window may be noticed on a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 async fn a_killed_holder_frees_the_lock_after_its_lease(ctx: Ctx) {
@@ -59,7 +59,7 @@ async fn a_killed_holder_frees_the_lock_after_its_lease(ctx: Ctx) {
     let mut holder = ctx.remote().await;
     let held = holder.take(Wanted::new(&name, ttl)).await;
     let waiter = wait_for(&client, &name);
-    ctx.await_line(&ctx.client().await, &name, 1).await;
+    ctx.await_queued(&ctx.client().await, &name, 1).await;
     holder.process().kill9();
     let killed = Instant::now();
     let error = client.try_lock(&name).await.unwrap_err();
@@ -79,7 +79,7 @@ async fn a_killed_holder_frees_the_lock_with_its_connection(ctx: Ctx) {
         .take(Wanted::new(&name, Duration::from_secs(60)))
         .await;
     let waiter = wait_for(&client, &name);
-    ctx.await_line(&ctx.client().await, &name, 1).await;
+    ctx.await_queued(&ctx.client().await, &name, 1).await;
     holder.process().kill9();
     let killed = Instant::now();
     let next = got("the lock, long before its lease is over", waiter).await;
@@ -93,7 +93,7 @@ async fn a_killed_holder_frees_the_lock_with_its_connection(ctx: Ctx) {
 async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
     let (client, name) = (ctx.client().await, ctx.name());
     let ttl = ctx.ttl(500);
-    // Longer than a lease without it may last: some stores count in whole seconds, or look now and then only.
+    // Longer than a lease without a lock-delay may last: some stores count in seconds or poll.
     let lock_delay = ttl + SLACK;
     let mut holder = ctx.remote().await;
     let wanted = Wanted {
@@ -106,7 +106,7 @@ async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
     let killed = Instant::now();
     let next = got("the lock after lease and lock-delay", waiter).await;
     let after = killed.elapsed();
-    // Whatever was left of the lease at its death, the lock-delay follows.
+    // The lock-delay follows the rest of the lease.
     assert!(after >= lock_delay, "free after {after:?}");
     assert!(
         after <= ttl + lock_delay + SLACK,
@@ -116,11 +116,11 @@ async fn a_killed_holder_leaves_its_lock_delay(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// What keeps a place in line for those who wait is not what keeps a hold for its lock-delay.
+/// A waiter's place in the queue does not extend a hold by its lock-delay.
 async fn a_killed_holder_that_had_waited_leaves_its_lock_delay(ctx: Ctx) {
     let (client, name) = (ctx.client().await, ctx.name());
     let ttl = ctx.ttl(500);
-    // Longer than a place in line without a sign of life.
+    // Longer than the store keeps the place of a silent waiter.
     let lock_delay = ctx.claim_window() + ttl + Duration::from_secs(1);
     let guard = take(&client, &name).await;
     let mut holder = ctx.remote().await;
@@ -128,7 +128,7 @@ async fn a_killed_holder_that_had_waited_leaves_its_lock_delay(ctx: Ctx) {
         lock_delay,
         ..Wanted::new(&name, ttl)
     });
-    ctx.await_line(&client, &name, 1).await;
+    ctx.await_queued(&client, &name, 1).await;
     guard.release().await.unwrap();
     holder.answer("it has its turn", asked).await;
     let waiter = wait_for(&client, &name);
@@ -141,7 +141,7 @@ async fn a_killed_holder_that_had_waited_leaves_its_lock_delay(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Fenced by the token, as any force-release.
+/// Fenced by the token, like every eviction.
 async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
     let (client, operator, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let ttl = ctx.ttl(500);
@@ -153,7 +153,7 @@ async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
     let held = holder.take(wanted).await;
     let token = Token(held["token"].as_u64().unwrap());
     let waiter = wait_for(&client, &name);
-    ctx.await_line(&operator, &name, 1).await;
+    ctx.await_queued(&operator, &name, 1).await;
     let view = operator.look(&name).await.unwrap();
     let sequencer = Sequencer {
         name: view.name,
@@ -163,9 +163,9 @@ async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
     };
     assert!(operator.check(&sequencer).await.unwrap());
     holder.process().kill9();
-    // Long enough for the lease itself to be over.
+    // Until the lease itself has ended.
     sleep(ttl * 2).await;
-    // The lock is kept, and held by nobody. Sessions do not tell how much of them is left.
+    // The lock is not free, but has no live holder. A session does not show how much time is left.
     if ctx.promises().lease == LeaseKind::Lease {
         assert!(!operator.check(&sequencer).await.unwrap());
     }
@@ -185,11 +185,11 @@ async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
     let mut first = ctx.remote().await;
-    // With a long ttl: it is not the lease of the dead that ends its turn.
+    // With a long ttl: not the lease of the killed process ends its turn.
     first.lock(Wanted::new(&name, Duration::from_secs(60)));
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let second = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 2).await;
+    ctx.await_queued(&one, &name, 2).await;
     first.process().kill9();
     let released = Instant::now();
     guard.release().await.unwrap();
@@ -205,14 +205,14 @@ async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
 
 async fn a_killed_writer_in_line_does_not_hold_up_readers(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    // It reads all the time, so that the writer's turn never comes.
+    // A reader holds all the time, so the writer's turn never comes.
     let reader = one.lock(&name).shared().await.unwrap();
     let mut writer = ctx.remote().await;
     writer.lock(Wanted::new(&name, Duration::from_secs(60)));
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     writer.process().kill9();
     let killed = Instant::now();
-    // Nothing tells a store that a waiter is dead; it is known by its silence.
+    // A store learns of a waiter's death only from its silence.
     let bound = 3 * ctx.claim_window() + SLACK;
     let beside = two.lock(&name).timeout(bound).shared().await.unwrap();
     assert!(killed.elapsed() <= bound);
@@ -229,7 +229,7 @@ async fn a_stopped_holder_believes_nothing_afterwards(ctx: Ctx) {
     let waiter = wait_for(&client, &name);
     holder.process().pause().unwrap();
     let next = got("the lock after the lease", waiter).await;
-    // Asked before it continues, so that this is the first thing it hears.
+    // Sent before it continues, so that it reads this first.
     let asked = holder.ask(json!({"do": "see", "guard": held["guard"]}));
     let lost = holder.ask(json!({"do": "lost", "guard": held["guard"]}));
     holder.process().resume().unwrap();
@@ -237,7 +237,7 @@ async fn a_stopped_holder_believes_nothing_afterwards(ctx: Ctx) {
     assert_eq!(seen["valid"], false, "two believe to hold");
     let lost = holder.answer("the holder hears of its loss", lost).await;
     assert!(!lost["reason"].as_str().unwrap().is_empty());
-    // What it had sent and still sends does not touch the next one.
+    // Its earlier and later requests do not affect the next holder.
     sleep(Duration::from_millis(300)).await;
     next.sequencer().await.unwrap();
     assert!(next.is_valid());
@@ -260,9 +260,9 @@ async fn a_stopped_waiter_does_not_block_the_line(ctx: Ctx) {
     let guard = take(&one, &name).await;
     let mut first = ctx.remote().await;
     let asked = first.lock(Wanted::new(&name, Duration::from_secs(60)));
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let second = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 2).await;
+    ctx.await_queued(&one, &name, 2).await;
     first.process().pause().unwrap();
     let released = Instant::now();
     guard.release().await.unwrap();
@@ -277,7 +277,7 @@ async fn a_stopped_waiter_does_not_block_the_line(ctx: Ctx) {
     sleep(Duration::from_millis(200)).await;
     assert!(next.is_valid());
     next.release().await.unwrap();
-    // It is served in the end, and not with what it missed.
+    // It is granted the lock in the end, with a new grant.
     let held = first.answer("the first is served after all", asked).await;
     assert!(held["token"].as_u64().unwrap() > token, "{held}");
     let released = first.ask(json!({"do": "release", "guard": held["guard"]}));

@@ -1,4 +1,4 @@
-//! Whatever is dropped, at whatever moment, leaves neither a lock nor a place in line.
+//! A drop at any moment leaves neither a lock nor a place in the queue.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -26,22 +26,21 @@ pub(super) static CASES: &[Case] = &[
         .promised(|promises| promises.lease != fencelock::LeaseKind::Connection),
 ];
 
-/// How a future is stopped: after so many polls, or after so long.
+/// How a future is stopped: after a number of polls, or after a time.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     Polls(u32),
     After(Duration),
 }
 
-/// Before, during and after each call to the store that there may be: by polls, and by time in steps that are finer than
-/// a call takes.
+/// Before, during and after each possible call to the store: by polls, and by time in steps shorter than a call.
 fn stops() -> impl Iterator<Item = Stop> {
     let polls = (0..6).map(Stop::Polls);
     let times = (0..40).map(|step| Stop::After(Duration::from_micros(step * step * 8)));
     polls.chain(times)
 }
 
-/// Runs a future until it is stopped; what it came to, if it came to its end before.
+/// Runs a future until it is stopped. Returns its output if it has ended before.
 async fn stopped<T>(stop: Stop, future: impl Future<Output = T>) -> Option<T> {
     match stop {
         Stop::Polls(most) => {
@@ -52,7 +51,7 @@ async fn stopped<T>(stop: Stop, future: impl Future<Output = T>) -> Option<T> {
                     return Poll::Ready(None);
                 }
                 polls += 1;
-                // At once again, whether or not there is a reason.
+                // Polls again at once, even without a wake-up.
                 cx.waker().wake_by_ref();
                 future.as_mut().poll(cx).map(Some)
             })
@@ -68,7 +67,7 @@ async fn stopped<T>(stop: Stop, future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// tokio's timers are no finer than a millisecond.
+/// tokio's timers have a resolution of a millisecond.
 async fn spin(time: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < time {
@@ -76,7 +75,7 @@ async fn spin(time: Duration) {
     }
 }
 
-/// The lock is free, or will be without anybody's lease or claim window having to end.
+/// The lock is free, or becomes free without the end of a lease or a claim window.
 async fn is_free(ctx: &Ctx, client: &Client, name: &str, stop: Stop) {
     let begin = Instant::now();
     let guard = soon("the lock after a dropped future", client.lock(name))
@@ -105,7 +104,7 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
         let guard = take(&one, &name).await;
         let before = stopped(stop, two.lock(&name).into_future()).await;
         assert!(before.is_none(), "{stop:?}: {before:?}");
-        // While the place may be being left: the lock is handed to one who went away.
+        // While the waiter may be leaving the queue: the lock is handed over to a waiter that is gone.
         guard.release().await.unwrap();
         is_free(&ctx, &three, &name, stop).await;
     }
@@ -113,11 +112,11 @@ async fn a_wait_dropped_at_any_moment(ctx: Ctx) {
     for stop in stops() {
         let guard = take(&one, &name).await;
         let waiter = wait_for(&two, &name);
-        ctx.await_line(&one, &name, 1).await;
+        ctx.await_queued(&one, &name, 1).await;
         let released = tokio::spawn(guard.release());
         stopped(stop, std::future::pending::<()>()).await;
         waiter.abort();
-        // Ended by then, one way or the other; a guard that it got is dropped here.
+        // Ended by then. A guard that it got is dropped here.
         drop(waiter.await);
         soon("the release", released).await.unwrap().unwrap();
         is_free(&ctx, &three, &name, stop).await;
@@ -139,7 +138,7 @@ async fn a_release_dropped_at_any_moment(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// With so slow a network that the drops fall before, into and after each exchange with the server.
+/// With a slow network, so that the drops come before, during and after each exchange with the server.
 async fn everything_dropped_over_a_slow_network(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
     let delay = Duration::from_millis(6);
@@ -167,7 +166,7 @@ async fn a_dropped_guard_releases(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
     let waiter = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let begin = Instant::now();
     drop(guard);
     let next = got("the waiter after a drop", waiter).await;
@@ -205,7 +204,7 @@ async fn a_panic_in_a_body_releases(ctx: Ctx) {
         let name = name.clone();
         tokio::spawn(async move {
             one.with(&name, |_held| async {
-                // Without the words that a panic prints on standard error.
+                // Without the message of a panic.
                 std::panic::resume_unwind(Box::new("out of the body"));
             })
             .await

@@ -1,4 +1,4 @@
-//! Holds that this side ends, while their guards are still there.
+//! Holds that the client ends while their guards exist.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ fn delays(promises: &Promises) -> bool {
     promises.lock_delay
 }
 
-/// With a long ttl: it is not the lease that frees the lock.
+/// With a long ttl: not the end of the lease frees the lock.
 async fn the_longest_hold_ends_in_time(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let most = Duration::from_millis(400);
@@ -54,7 +54,7 @@ async fn an_unhealthy_holder_loses_the_lock(ctx: Ctx) {
     let waiter = wait_for(&two, &name);
     let why = soon("the loss", guard.lost()).await;
     assert_eq!(why, LossReason::Unhealthy);
-    // Its process lives, its connection stands, and its guard was not dropped.
+    // Its process runs, its connection is open, and its guard was not dropped.
     let next = got("the next has it", waiter).await;
     assert!(!guard.is_valid());
     assert!(other.is_valid(), "other holds of the process go on");

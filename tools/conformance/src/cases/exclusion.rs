@@ -1,4 +1,4 @@
-//! No two hold at once, and tokens tell who came later.
+//! Two claims never hold at once, and tokens show the order of grants.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ async fn held_means_held(ctx: Ctx) {
         );
         assert!(error.to_string().contains(&name), "{error}");
     }
-    // Another name is another lock.
+    // Different names are different locks.
     let other = take(&two, &format!("{name}/other")).await;
     guard.release().await.unwrap();
     let guard = soon("the lock is free", two.try_lock(&name)).await.unwrap();
@@ -93,7 +93,7 @@ async fn tasks_and_clients_exclude_each_other(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Has each process lock and release so many times.
+/// Lets each process lock and release `count` times.
 fn begin_rounds(
     ctx: &Ctx,
     remotes: &mut [Remote],
@@ -114,7 +114,7 @@ fn begin_rounds(
         .collect()
 }
 
-/// When each of them believed to hold the lock.
+/// When each of them believed that it held the lock.
 async fn end_rounds(remotes: &mut [Remote], asked: Vec<u64>) -> Vec<Stay> {
     let mut stays = Vec::new();
     for (who, (remote, asked)) in remotes.iter_mut().zip(asked).enumerate() {
@@ -140,7 +140,7 @@ async fn eight_processes_exclude_each_other(ctx: Ctx) {
     for _ in 0..8 {
         remotes.push(ctx.remote().await);
     }
-    // All are there before the first one begins.
+    // All are ready before the first begins.
     let asked = begin_rounds(
         &ctx,
         &mut remotes,
@@ -154,7 +154,7 @@ async fn eight_processes_exclude_each_other(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// While connections are cut, bytes are delayed and held, the server hangs past the lease, is killed and comes back.
+/// While connections are cut, bytes are delayed and held, and the server hangs past the lease, is killed and restarted.
 async fn processes_exclude_each_other_through_faults(ctx: Ctx) {
     const ROUNDS: usize = 60;
     let mut remotes = Vec::new();

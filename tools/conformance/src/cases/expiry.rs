@@ -54,7 +54,7 @@ async fn a_late_release_spares_the_next(ctx: Ctx) {
         let next = got("the next has it", wait_for(&two, &name)).await;
         if dropped {
             drop(late);
-            // The drop's release goes on behind; a release of the same client's later hold comes after it.
+            // The drop releases in the background; a release of a later hold of this client comes after it.
             let other = take(&one, &format!("{name}/other")).await;
             other.release().await.unwrap();
         } else {
@@ -93,7 +93,7 @@ async fn a_release_says_what_it_found(ctx: Ctx) {
 async fn a_lock_delay_follows_a_loss(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let (ttl, delay) = (ctx.ttl(200), Duration::from_millis(600));
-    // Alone and with somebody in line: neither may have it before ttl and lock-delay are over.
+    // With and without a waiter: nobody gets the lock before ttl and lock-delay are over.
     for in_line in [false, true] {
         let begin = Instant::now();
         let wish = one.lock(&name).ttl(ttl).lock_delay(delay).renew(false);
@@ -104,7 +104,7 @@ async fn a_lock_delay_follows_a_loss(ctx: Ctx) {
             begin.elapsed() <= ttl + delay,
             "too slow a machine to tell anything"
         );
-        // It vanishes.
+        // The holder vanishes.
         std::mem::forget(guard);
         let waiter = waiter.unwrap_or_else(|| wait_for(&two, &name));
         let next = got("the lock after the lock-delay", waiter).await;
@@ -123,7 +123,7 @@ async fn a_release_needs_no_lock_delay(ctx: Ctx) {
         let mut waiter = None;
         if in_line {
             waiter = Some(wait_for(&two, &name));
-            ctx.await_line(&one, &name, 1).await;
+            ctx.await_queued(&one, &name, 1).await;
         }
         assert_eq!(guard.release().await.unwrap(), Release::Released);
         let waiter = waiter.unwrap_or_else(|| wait_for(&two, &name));
@@ -139,14 +139,14 @@ async fn a_release_needs_no_lock_delay(ctx: Ctx) {
         let (two, name) = (two.clone(), name.clone());
         tokio::spawn(async move { two.lock(&name).lock_delay(delay).await })
     };
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     guard.release().await.unwrap();
     let next = got("the lock with a lock-delay", waiter).await;
     assert_eq!(next.release().await.unwrap(), Release::Released);
     ctx.await_nothing_left().await;
 }
 
-/// A release that comes after the end of validity is none in good order.
+/// A release after the end of the validity is reported as late.
 async fn a_late_release_leaves_the_lock_delay(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let (ttl, delay) = (ctx.ttl(200), Duration::from_millis(800));
@@ -163,7 +163,7 @@ async fn a_late_release_leaves_the_lock_delay(ctx: Ctx) {
     let lost = Instant::now();
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyExpired);
     let next = got("the lock after the lock-delay", waiter).await;
-    // The delay counts from the loss, or goes on as it would have without the release.
+    // The delay counts from the loss, or continues as without the release.
     let (since_begin, since_loss) = (begin.elapsed(), lost.elapsed());
     assert!(
         since_begin >= ttl + delay || since_loss >= delay,

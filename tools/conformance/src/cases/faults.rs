@@ -30,10 +30,10 @@ pub(super) static CASES: &[Case] = &[
     case!(everything_works_over_a_slow_network).server(),
 ];
 
-/// The lease of a hold that is to outlive a restart: some servers take their time on a busy machine.
+/// The ttl of a hold that must outlive a restart, which takes time on a busy machine.
 const BEYOND_A_RESTART: Duration = Duration::from_secs(12);
 
-/// A hold that was renewed once: before, it may be kept for as long as a claim window only.
+/// A hold after its first renewal. Before that, the store may keep it only for a claim window.
 async fn has_its_lease(client: &Client, name: &str) -> Guard {
     let guard = soon("the lock", client.lock(name).ttl(BEYOND_A_RESTART)).await;
     let guard = guard.unwrap();
@@ -65,7 +65,7 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
             .await
             .unwrap();
         let waiter = wait_for(&near, &name);
-        // Not before a renewal came through, so that it is renewals that are cut.
+        // After a successful renewal, so that renewals are cut.
         soon("a renewal", guard.prolonged()).await;
         proxy.both(flow);
         let next = got("the lock after the lease", waiter).await;
@@ -75,7 +75,7 @@ async fn a_cut_holder_knows_before_the_next_is_granted(ctx: Ctx) {
             "two believe to hold"
         );
         soon("the holder hears of it", guard.lost()).await;
-        // What was held back arrives now, and must not touch the next holder.
+        // The held bytes arrive now, and must not affect the next holder.
         proxy.both(Flow::Pass);
         if flow == Flow::Lose {
             proxy.reset();
@@ -115,7 +115,7 @@ async fn a_hung_server_ends_validity_in_time(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// The server prolonged the hold in time, and the client hears of it when it has given up already.
+/// The server renews the hold in time, but the answer arrives after the client has given up.
 async fn a_late_renewal_revives_nothing(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
     let proxy = ctx.server().proxy();
@@ -156,9 +156,9 @@ async fn a_server_that_hangs_for_a_moment_costs_nothing(ctx: Ctx) {
         .await
         .unwrap();
     let waiter = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     ctx.server().pause().unwrap();
-    // Longer than any answer is waited for, shorter than the lease; a renewal falls into it.
+    // Longer than the timeout of a request, shorter than the lease, with a renewal inside.
     sleep(Duration::from_millis(2500)).await;
     ctx.server().resume().unwrap();
     soon("a renewal", guard.prolonged()).await;
@@ -206,9 +206,9 @@ async fn waiters_survive_a_restart(ctx: Ctx) {
     let name = ctx.name();
     let guard = has_its_lease(&one, &name).await;
     let first = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let second = wait_for(&three, &name);
-    ctx.await_line(&one, &name, 2).await;
+    ctx.await_queued(&one, &name, 2).await;
     ctx.server().restart().unwrap();
     soon("a renewal at the new server", guard.prolonged()).await;
     assert!(!first.is_finished() && !second.is_finished());
@@ -230,7 +230,7 @@ async fn cut_connections_cost_neither_hold_nor_place(ctx: Ctx) {
         .await
         .unwrap();
     let waiter = wait_for(&two, &name);
-    ctx.await_line(&near, &name, 1).await;
+    ctx.await_queued(&near, &name, 1).await;
     for _ in 0..3 {
         ctx.server().proxy().reset();
         soon("a renewal on a new connection", guard.prolonged()).await;
@@ -253,13 +253,13 @@ async fn cut_connections_cost_neither_hold_nor_place(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Has a client do once whatever comes before the first request for a lock.
+/// Lets a client do what precedes its first request for a lock.
 async fn know_the_store(client: &Client, name: &str) {
     let guard = take(client, &format!("{name}/before")).await;
     guard.release().await.unwrap();
 }
 
-/// Asks for a lock in a task of its own, as one that would wait for a second: some engines look before they ask for another.
+/// Requests a lock in a task of its own with a wait: some engines look before they try without a wait.
 fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move {
@@ -268,7 +268,7 @@ fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> 
     })
 }
 
-/// The server granted, and the client never heard of it.
+/// The server grants the lock, and the answer is lost.
 async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
     let (far, near) = (ctx.proxied().await, ctx.client().await);
     // In one slot of a cluster.
@@ -279,7 +279,7 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
         let name = format!("{name}/{round}");
         proxy.answers(flow);
         let asked = ask(&far, &name, ctx.ttl(30_000));
-        // A hold that hangs on a connection is written down when its holder knows of it only.
+        // A hold that is bound to a connection is recorded only after its holder knows of it.
         if outlives_connections(ctx.promises()) {
             until("the server granted it", async || {
                 near.look(&name).await.unwrap().holders.len() == 1
@@ -305,10 +305,10 @@ async fn a_grant_whose_answer_is_lost_is_undone(ctx: Ctx) {
 
 async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied().await, ctx.client().await, ctx.name());
-    // Once before, so that whatever it takes to release (a script, a prepared statement) is at the server.
+    // Once before, so that the script or prepared statement of a release is at the server.
     let guard = take(&far, &name).await;
     let waiter = wait_for(&near, &name);
-    ctx.await_line(&near, &name, 1).await;
+    ctx.await_queued(&near, &name, 1).await;
     guard.release().await.unwrap();
     got("the waiter is served", waiter)
         .await
@@ -317,7 +317,7 @@ async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
         .unwrap();
     let guard = take(&far, &name).await;
     let waiter = wait_for(&near, &name);
-    ctx.await_line(&near, &name, 1).await;
+    ctx.await_queued(&near, &name, 1).await;
     ctx.server().proxy().answers(Flow::Lose);
     let released = tokio::spawn(guard.release());
     let next = got("the waiter is served", waiter).await;
@@ -325,7 +325,7 @@ async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
     assert!(matches!(error, Err(Error::Unavailable { .. })), "{error:?}");
     ctx.server().proxy().answers(Flow::Pass);
     ctx.server().proxy().reset();
-    // The release is repeated until it is confirmed, and never touches the next one.
+    // The release is repeated until it is confirmed, and never affects the next holder.
     take(&far, &format!("{name}/other"))
         .await
         .release()
@@ -337,7 +337,7 @@ async fn a_release_whose_answer_is_lost_is_done(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// The network holds back what was sent, and delivers it when its sender has long given up.
+/// The network holds a request back, and delivers it long after its sender has given up.
 async fn requests_that_come_late_hold_nothing(ctx: Ctx) {
     let (far, near) = (ctx.proxied().await, ctx.client().await);
     // In one slot of a cluster.
@@ -378,7 +378,7 @@ async fn everything_works_over_a_slow_network(ctx: Ctx) {
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     let guard = got("the waiter is served", waiter).await;
     let waiter = wait_for(&far, &name);
-    ctx.await_line(&near, &name, 1).await;
+    ctx.await_queued(&near, &name, 1).await;
     guard.release().await.unwrap();
     let guard = got("the far waiter is served", waiter).await;
     assert!(guard.is_valid());

@@ -1,4 +1,4 @@
-//! A claim is its id: another process may go on with it, and requests of the first that come late do it no harm.
+//! A claim is its id: another process may continue it, and late requests of the first process do not harm it.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::ctx::{Ctx, soon, until};
 
 pub(super) static CASES: &[Case] = &[
     case!(another_client_goes_on_with_a_claim).promised(|promises| promises.portable),
-    // Redlock's claims are one client's, but its own requests may come late, too.
+    // A claim of Redlock belongs to one client, but its own requests may be late, too.
     case!(a_late_place_does_not_shorten)
         .promised(|promises| promises.portable || promises.engine == "redlock"),
     case!(a_renewal_with_an_old_token_is_lost).promised(|promises| promises.portable),
@@ -55,7 +55,7 @@ fn modes(promises: &Promises) -> Vec<Mode> {
     all.into_iter().filter(has).collect()
 }
 
-/// What keeps out a claim of this mode.
+/// A mode that excludes this mode.
 fn against(mode: Mode) -> Mode {
     match mode {
         Mode::Permit { .. } => mode,
@@ -71,7 +71,7 @@ async fn held(engine: &dyn Engine, claim: &Claim) -> Grant {
     }
 }
 
-/// Places a claim, and expects to stand in line.
+/// Places a claim, and expects to be queued.
 async fn waits(engine: &dyn Engine, claim: &Claim) -> Place {
     match soon("an answer to a claim", engine.place(claim)).await {
         Ok(Standing::Waiting(place)) => place,
@@ -79,7 +79,7 @@ async fn waits(engine: &dyn Engine, claim: &Claim) -> Place {
     }
 }
 
-/// Waits in line until the claim holds. A grant that the store tells of is not confirmed by placing again.
+/// Waits until the claim holds. A pushed grant is not confirmed by another place.
 async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant {
     let wait = async {
         loop {
@@ -152,7 +152,7 @@ async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
         is_kept(&*two, &claim, SHORT, token).await;
         assert_eq!(held(&*first, &claim).await.tokens, grant.tokens, "{mode:?}");
         is_kept(&*first, &claim, SHORT, token).await;
-        // The end of one process is not that of the claim.
+        // The claim outlives the process.
         soon("the first one's end", first.close()).await.unwrap();
         drop(first);
         is_kept(&*two, &claim, SHORT, token).await;
@@ -195,7 +195,7 @@ async fn a_late_place_does_not_shorten(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// As a place that comes after the release it was sent before grants the claim anew.
+/// A late place that arrives after the release grants the claim again.
 async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
     let (one, two) = (ctx.engine().await, ctx.engine().await);
     for mode in modes(ctx.promises()) {
@@ -212,7 +212,7 @@ async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
             assert_eq!(stored, new.first, "{mode:?}");
             assert!(left <= LONG / 2, "{mode:?}: prolonged to {left:?}");
         }
-        // Each of the grant's own tokens counts.
+        // Each token of the grant counts.
         let last = Token(after.get() - 1);
         is_kept(&*two, &claim, SHORT, last).await;
         let (stored, _) = kept(&*two, &claim.name, claim.id).await.unwrap();
@@ -222,8 +222,8 @@ async fn a_renewal_with_an_old_token_is_lost(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// The store tells one process of a grant to a claim that it has given up. Its giving back hangs in the network until the
-/// claim has a later grant, by way of another process.
+/// The store notifies a process of a grant to a claim that the process has given up. Its release is delayed in the network
+/// until the claim has a later grant through another process.
 async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
     let (far, near, name) = (ctx.proxied_engine().await, ctx.engine().await, ctx.name());
     let proxy = ctx.server().proxy();
@@ -232,7 +232,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         held(&*near, &before).await;
         let moved = claim(&name, mode, true);
         waits(&*far, &moved).await;
-        // Another wait, for which the far one goes on to listen.
+        // Another wait, so that the remote process continues to listen.
         let other = format!("{name}/other");
         let (holding, waiting) = (claim(&other, mode, false), claim(&other, mode, true));
         let holding = Claim {
@@ -241,7 +241,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         };
         held(&*near, &holding).await;
         waits(&*far, &waiting).await;
-        // Its leaving never arrives: the claim is still in line, and the far one has forgotten it.
+        // Its withdrawal never arrives: the claim is still queued, and the remote process has forgotten it.
         proxy.requests(Flow::Lose);
         let left = soon("a withdrawal", far.withdraw(&moved, Leave::Release)).await;
         assert!(!matches!(left, Ok(Withdrawn::LeftQueue)), "{left:?}");
@@ -251,7 +251,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
             matches!(far.place(&waiting).await, Ok(Standing::Waiting(_)))
         })
         .await;
-        // It is told of a grant, and gives it back.
+        // It is notified of a grant, and releases it.
         proxy.requests(Flow::Hold);
         let sent = proxy.request_bytes();
         release(&*near, &before).await;
@@ -259,7 +259,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         while proxy.request_bytes() == sent && begun.elapsed() < ctx.at_once() / 2 {
             sleep(Duration::from_millis(5)).await;
         }
-        // The claim window ends that grant, and others have the lock.
+        // The claim window ends that grant, and another claim holds the lock.
         let between = claim(&name, against(mode), true);
         match soon("an answer to a claim", near.place(&between)).await {
             Ok(Standing::Waiting(place)) => {

@@ -1,4 +1,4 @@
-//! Looking at locks, checking sequencers, taking locks from their holders.
+//! Inspection: look at locks, check sequencers, evict holders.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
         .await
         .unwrap();
     let waiter = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let view = two.look(&name).await.unwrap();
     let [holder] = &view.holders[..] else {
         panic!("{view:?}");
@@ -52,7 +52,7 @@ async fn a_look_tells_who_holds_and_who_waits(ctx: Ctx) {
         assert!(!waiting.owner.is_empty());
     }
     waiter.abort();
-    ctx.await_line(&one, &name, 0).await;
+    ctx.await_queued(&one, &name, 0).await;
     guard.release().await.unwrap();
     assert!(two.look(&name).await.unwrap().holders.is_empty());
 }
@@ -61,7 +61,7 @@ async fn a_list_tells_what_is_held(ctx: Ctx) {
     const TASKS: usize = 16;
     let (one, two) = (ctx.client().await, ctx.client().await);
     let mut guards = Vec::new();
-    // Also names that mean something to whoever matches patterns.
+    // Names with the characters of patterns, too.
     let names = ["a/1", "a/2", "a*", "a?", "a[12]", "b/1", "a%", "a_", "A/1"];
     for name in names {
         guards.push(one.lock(name).recorded().await.unwrap());
@@ -83,9 +83,9 @@ async fn a_list_tells_what_is_held(ctx: Ctx) {
         guard.release().await.unwrap();
     }
     assert_eq!(listed("").await, [""; 0]);
-    // Several parts, if the engine lists in parts.
+    // Several pages, if the engine lists in pages.
     let mut guards = Vec::new();
-    // A connection each is too much to ask.
+    // Not with one connection per lock.
     let many = match ctx.promises().lease {
         LeaseKind::Connection => 25,
         _ => 2500,
@@ -144,7 +144,7 @@ async fn check_is_exact(ctx: Ctx) {
         (sequencer.token, sequencer.claim),
         (guard.token(), guard.claim_id())
     );
-    // As it comes back from a resource.
+    // As a resource returns it.
     let sequencer: Sequencer = sequencer.to_string().parse().unwrap();
     assert!(two.check(&sequencer).await.unwrap());
     let token = |by: i64| Token(sequencer.token.get().wrapping_add_signed(by));
@@ -228,7 +228,7 @@ async fn eviction_is_fenced_by_the_token(ctx: Ctx) {
             .unwrap()
     );
     let next = soon("the lock is free", two.try_lock(&name)).await.unwrap();
-    // The one before cannot take it back.
+    // The evicted holder cannot renew.
     drop(guard);
     assert!(next.is_valid());
     until("only the next holds", async || {
@@ -243,7 +243,7 @@ async fn eviction_is_fenced_by_the_token(ctx: Ctx) {
 async fn an_eviction_serves_the_next(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    // The ttl is the time by which a holder finds out if the store cannot tell it.
+    // A holder that the store cannot notify learns it within the ttl.
     let guard = one
         .lock(&name)
         .ttl(Duration::from_secs(3))
@@ -251,7 +251,7 @@ async fn an_eviction_serves_the_next(ctx: Ctx) {
         .await
         .unwrap();
     let waiter = wait_for(&two, &name);
-    ctx.await_line(&three, &name, 1).await;
+    ctx.await_queued(&three, &name, 1).await;
     assert!(
         three
             .evict(&name, guard.token(), Evict::Release)
@@ -296,7 +296,7 @@ async fn a_holder_is_asked_to_let_go(ctx: Ctx) {
 async fn one_of_several_holders_is_meant(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    // The ttl is the time by which a holder finds out if the store cannot tell it.
+    // A holder that the store cannot notify learns it within the ttl.
     let wish = |client: &fencelock::Client| {
         let wish = client.lock(&name).shared().recorded();
         wish.ttl(Duration::from_secs(3)).into_future()

@@ -77,7 +77,7 @@ async fn waiting_readers_come_in_together(ctx: Ctx) {
         waiting.push(tokio::spawn(
             async move { client.lock(&name).shared().await },
         ));
-        ctx.await_line(&one, &ctx.name(), count).await;
+        ctx.await_queued(&one, &ctx.name(), count).await;
     }
     writer.release().await.unwrap();
     let mut readers = Vec::new();
@@ -91,12 +91,12 @@ async fn waiting_readers_come_in_together(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Readers that overlap all the time do not keep a writer out.
+/// Readers that overlap all the time do not starve a writer.
 async fn writers_do_not_starve(ctx: Ctx) {
     let (writer, name) = (ctx.client().await, ctx.name());
     let over = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
-    // So many and so long that there is no moment without a reader by chance.
+    // Enough readers for no moment without one.
     for offset in 0..6 {
         let (client, name, over) = (ctx.client().await, name.clone(), Arc::clone(&over));
         readers.push(tokio::spawn(async move {
@@ -121,7 +121,7 @@ async fn writers_do_not_starve(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// A reader that ends early neither cuts the others' leases nor leaves its own to them.
+/// A reader that ends early does not change the leases of the others.
 async fn readers_expire_one_by_one(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
@@ -137,7 +137,7 @@ async fn readers_expire_one_by_one(ctx: Ctx) {
         if released {
             assert_eq!(brief.release().await.unwrap(), Release::AlreadyExpired);
         } else {
-            // Over at the store, too.
+            // Ended at the store, too.
             std::mem::forget(brief);
             sleep(short / 4).await;
         }
@@ -151,14 +151,14 @@ async fn readers_expire_one_by_one(ctx: Ctx) {
             wait_for(&three, &name),
         )
         .await;
-        // Clients that end what they do not renew do so at the end of its validity.
+        // Clients end a hold without renewals at the end of its validity.
         assert!(Clock::Boot.now() >= ends, "after {:?}", begin.elapsed());
         writer.release().await.unwrap();
     }
     ctx.await_nothing_left().await;
 }
 
-/// A reader that comes after a writer is served after it, and readers next to each other come in together.
+/// A reader behind a writer is granted after it, and adjacent readers are granted together.
 async fn readers_and_writers_are_served_in_order(ctx: Ctx) {
     let (one, name) = (ctx.client().await, ctx.name());
     let first = one.lock(&name).shared().await.unwrap();
@@ -171,7 +171,7 @@ async fn readers_and_writers_are_served_in_order(ctx: Ctx) {
         waiting.push_back(tokio::spawn(
             async move { client.lock(&name).mode(mode).await },
         ));
-        ctx.await_line(&one, &ctx.name(), at + 1).await;
+        ctx.await_queued(&one, &ctx.name(), at + 1).await;
     }
     let late = one.try_lock(&name).shared().await;
     assert!(
@@ -201,7 +201,7 @@ async fn a_downgrade_lets_readers_in(ctx: Ctx) {
         let (client, name) = (two.clone(), name.clone());
         tokio::spawn(async move { client.lock(&name).shared().await })
     };
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let reader = soon("the downgrade", writer.downgrade()).await.unwrap();
     assert_eq!(reader.mode(), Mode::Shared);
     assert!(reader.token() > before.token, "a grant of its own");
@@ -212,7 +212,7 @@ async fn a_downgrade_lets_readers_in(ctx: Ctx) {
     let after = reader.sequencer().await.unwrap();
     assert!(two.check(&after).await.unwrap());
     assert_eq!(after.mode, Mode::Shared);
-    // Downgraded already: as it was.
+    // A second downgrade changes nothing.
     let reader = reader.downgrade().await.unwrap();
     assert_eq!(reader.token(), after.token);
     assert_eq!(reader.release().await.unwrap(), Release::Released);
@@ -227,9 +227,9 @@ async fn a_downgraded_hold_keeps_writers_out(ctx: Ctx) {
     let ttl = ctx.ttl(400);
     let writer = one.lock(&name).ttl(ttl).await.unwrap();
     let waiting = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     let reader = soon("the downgrade", writer.downgrade()).await.unwrap();
-    // For several leases: it is renewed as what it is now.
+    // For several leases: it is renewed in its new mode.
     not_for("a loss", ttl * 3, reader.lost()).await;
     assert!(!waiting.is_finished(), "a writer beside a reader");
     assert!(reader.is_valid());

@@ -1,4 +1,4 @@
-//! What names can be, what they cannot, and that they leave nothing behind.
+//! Valid and invalid names, and that names leave nothing behind.
 
 use fencelock::{Error, MAX_NAME_BYTES, Sequencer};
 
@@ -82,9 +82,9 @@ async fn names_of_all_kinds(ctx: Ctx) {
             listed.iter().any(|view| view.name.as_str() == name),
             "{name:?}: {listed:?}"
         );
-        // With somebody in line, which may cost the store other places than an uncontended lock does.
+        // With a waiter, which may use other data in the store than an uncontended lock.
         let waiter = crate::ctx::wait_for(&two, &name);
-        ctx.await_line(&one, &name, 1).await;
+        ctx.await_queued(&one, &name, 1).await;
         guard.release().await.unwrap();
         let next = crate::ctx::got("the waiter has it", waiter).await;
         next.release().await.unwrap();

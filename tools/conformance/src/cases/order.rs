@@ -28,7 +28,7 @@ async fn waiters_are_served_in_order(ctx: Ctx) {
     let mut waiters = Vec::new();
     for count in 1..=6 {
         waiters.push(wait_for(&ctx.client().await, &name));
-        ctx.await_line(&holder, &name, count).await;
+        ctx.await_queued(&holder, &name, count).await;
     }
     let mut last = guard.token();
     guard.release().await.unwrap();
@@ -44,7 +44,7 @@ async fn waiters_are_served_in_order(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Four processes that ask again as soon as they have released get as many turns each.
+/// Four processes that request the lock again right after their release get the same number of turns.
 async fn waiters_have_equal_shares(ctx: Ctx) {
     const WORKERS: usize = 4;
     const TURNS: usize = 50;
@@ -62,15 +62,15 @@ async fn waiters_have_equal_shares(ctx: Ctx) {
                 if counts[who].fetch_add(1, Ordering::SeqCst) + 1 == TURNS {
                     over.store(true, Ordering::SeqCst);
                 }
-                // Long enough for the one before to stand in line again, also on a busy machine: who is not in line
-                // misses a turn by right.
+                // Long enough for the previous holder to be queued again, even on a busy machine: a process that is
+                // not queued misses its turn.
                 sleep(Duration::from_millis(4)).await;
                 guard.release().await.unwrap();
             }
         }));
     }
-    // All of them stand in line when it begins to move.
-    ctx.await_line(&holder, &name, WORKERS).await;
+    // All of them are queued before the first release.
+    ctx.await_queued(&holder, &name, WORKERS).await;
     guard.release().await.unwrap();
     for task in tasks {
         soon("every worker has had its turns", task).await.unwrap();
@@ -87,12 +87,12 @@ async fn a_waiter_that_goes_away_leaves_the_line(ctx: Ctx) {
     let (holder, name) = (ctx.client().await, ctx.name());
     let guard = take(&holder, &name).await;
     let first = wait_for(&ctx.client().await, &name);
-    ctx.await_line(&holder, &name, 1).await;
+    ctx.await_queued(&holder, &name, 1).await;
     let second = wait_for(&ctx.client().await, &name);
-    ctx.await_line(&holder, &name, 2).await;
+    ctx.await_queued(&holder, &name, 2).await;
     let begin = Instant::now();
     first.abort();
-    ctx.await_line(&holder, &name, 1).await;
+    ctx.await_queued(&holder, &name, 1).await;
     guard.release().await.unwrap();
     let guard = got("the second in line is served", second).await;
     assert!(begin.elapsed() < ctx.at_once(), "{:?}", begin.elapsed());

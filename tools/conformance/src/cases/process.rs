@@ -27,7 +27,7 @@ fn fifo(promises: &Promises) -> bool {
     promises.order == Order::Fifo
 }
 
-/// How often a client hands a lock on before the store's line has its turn, by default.
+/// How often a client hands a lock over between its tasks before the store's queue has its turn, by default.
 const BATCH: usize = 16;
 
 async fn tokens_increase_over_hand_off_in_process(ctx: Ctx) {
@@ -76,8 +76,8 @@ async fn others_have_their_turn(ctx: Ctx) {
     let mut waits = Vec::new();
     for _ in 0..10 {
         let waiter = wait_for(&single, &name);
-        // Counted from when it stands in the store's line beside the crowd's claim; if it was served before that was seen,
-        // there is nothing to count.
+        // Counted from the moment when it is queued at the store behind the claim of the other process. If it was granted
+        // before that was seen, there is nothing to count.
         let mut standing = None;
         while !waiter.is_finished() {
             let view = crowd.look(&name).await.unwrap();
@@ -94,7 +94,7 @@ async fn others_have_their_turn(ctx: Ctx) {
     for task in &tasks {
         task.abort();
     }
-    // At worst the batch of the holder and that of the one claim that may stand before it, and what was counted late.
+    // At most the batch of the holder, that of one claim before it in the queue, and those that were counted late.
     let worst = waits.iter().max().unwrap();
     assert!(*worst <= 3 * BATCH, "{waits:?}");
     ctx.await_nothing_left().await;
@@ -105,12 +105,12 @@ async fn a_sequencer_ends_hand_off_in_process(ctx: Ctx) {
     let begin = take(&client, &name).await;
     let before: Arc<Mutex<Option<Sequencer>>> = Arc::default();
     let mut tasks = Vec::new();
-    // Enough of them that a range of tokens is at hand for most.
+    // Enough tasks that most get a token from a range.
     for _ in 0..6 {
         let (client, name, before) = (client.clone(), name.clone(), Arc::clone(&before));
         tasks.push(tokio::spawn(async move {
             let guard = client.lock(&name).await.unwrap();
-            // Before the store is told this one's token, which would be the end of the other in any case.
+            // Before this token reaches the store, which would end the other hold in any case.
             let over = before.lock().unwrap().take();
             if let Some(over) = over {
                 assert!(!client.check(&over).await.unwrap(), "{over} is over");
@@ -131,7 +131,7 @@ async fn a_sequencer_ends_hand_off_in_process(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-/// Any token of a range that is handed on names the whole grant.
+/// Each token of a range stands for the whole grant.
 async fn an_eviction_ends_hand_off_in_process(ctx: Ctx) {
     let (crowd, other, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let begin = take(&crowd, &name).await;
@@ -188,7 +188,7 @@ async fn tasks_cost_one_place_in_line(ctx: Ctx) {
             crowd.lock(&name).await.unwrap().release().await.unwrap();
         }));
     }
-    ctx.await_line(&holder, &name, 1).await;
+    ctx.await_queued(&holder, &name, 1).await;
     not_for(
         "a second place is taken",
         Duration::from_millis(100),
@@ -212,7 +212,7 @@ async fn close_ends_everything(ctx: Ctx) {
     let blocker = take(&two, &other).await;
     let held = take(&one, &name).await;
     let waiting = [wait_for(&one, &other), wait_for(&one, &name)];
-    ctx.await_line(&two, &other, 1).await;
+    ctx.await_queued(&two, &other, 1).await;
     soon("closing", one.close()).await.unwrap();
     for waiter in waiting {
         let ended = soon("a wish ends", waiter).await.unwrap();

@@ -1,4 +1,4 @@
-//! What is refused, and in what words.
+//! What is refused, and the messages.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ async fn a_ttl_out_of_range_is_refused(ctx: Ctx) {
     }
     assert!(guard.is_valid());
     drop(guard);
-    // The bounds themselves are taken.
+    // The bounds themselves are accepted.
     for ttl in [promises.min_ttl, promises.max_ttl] {
         let guard = soon("the lock", client.lock(&name).ttl(ttl)).await;
         guard
@@ -218,7 +218,7 @@ async fn a_store_that_does_not_answer_is_an_error(ctx: Ctx) {
     let client = ctx.proxied().await;
     let server = ctx.server();
     let url = server.proxied_url();
-    // Whoever reads it learns of which store it is: Sentinels name the server, and the URL names them.
+    // The message names the store: the Sentinels' server, or the URL with the Sentinels.
     let (address, store) = (server.proxy().port(), StoreUrl::redacted(&url));
     let address = format!("127.0.0.1:{address}");
     let unavailable = |error: &Error| {

@@ -22,12 +22,12 @@ pub(super) static CASES: &[Case] = &[
         .promised(|promises| promises.lease != LeaseKind::Connection),
 ];
 
-/// Where a session and what was done in it are one history, a server that forgets it is another store.
+/// In a store where sessions and data are one history, a server that has lost it is another store.
 fn outlives_its_memory(promises: &Promises) -> bool {
     promises.lease != LeaseKind::Session
 }
 
-/// JSON and Lua can count no further.
+/// The largest number that JSON and Lua represent exactly.
 const MOST: u64 = 1 << 53;
 
 fn above(before: &mut Token, token: Token) {
@@ -44,7 +44,7 @@ async fn tokens_increase_over_release(ctx: Ctx) {
         above(&mut last, guard.token());
         guard.release().await.unwrap();
     }
-    // A client that was not there before does not begin anew, even when nothing is left in the store.
+    // A new client does not restart the tokens, even if the store is empty.
     ctx.await_nothing_left().await;
     above(
         &mut last,
@@ -59,7 +59,7 @@ async fn tokens_increase_over_expiry(ctx: Ctx) {
         let wish = client.lock(&name).ttl(ctx.ttl(100)).renew(false);
         let guard = soon("the hold before expires", wish).await.unwrap();
         above(&mut last, guard.token());
-        // Neither released nor dropped: it just ends.
+        // Neither released nor dropped.
         std::mem::forget(guard);
     }
 }
@@ -99,7 +99,7 @@ async fn tokens_increase_over_modes(ctx: Ctx) {
     }
 }
 
-/// Takes the lock with a client that may have to find its server again first.
+/// Acquires the lock with a client that may have to reconnect first.
 async fn token_of(client: &Client, name: &str) -> Token {
     let wish = client.lock(name).timeout(Duration::from_secs(12));
     let guard = soon("the lock after the restart", wish).await;
@@ -119,12 +119,12 @@ async fn tokens_increase_over_restart(ctx: Ctx) {
     }
 }
 
-/// Also from what a client holds to what it gets from a server that has forgotten everything.
+/// Also from a held token to the next one from a server that has lost its data.
 async fn tokens_increase_over_loss_of_memory(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let held = take(&one, &name).await;
     let waiter = wait_for(&two, &name);
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     ctx.server().restart_empty().unwrap();
     let mut last = held.token();
     above(
@@ -143,27 +143,27 @@ async fn tokens_increase_over_loss_of_memory(ctx: Ctx) {
     above(&mut last, token_of(&one, &name).await);
 }
 
-/// The server lost everything and nobody was told: no connection broke.
+/// The server has lost its data, and no connection has ended.
 async fn tokens_increase_over_erasure(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let mut last = token_of(&one, &name).await;
     above(&mut last, token_of(&two, &name).await);
     for _ in 0..3 {
-        // Found free by one who has seen tokens,
+        // Acquired by a client that has seen tokens,
         ctx.server().erase().unwrap();
         above(&mut last, token_of(&two, &name).await);
-        // and by one who has seen none;
+        // and by one that has seen none;
         ctx.server().erase().unwrap();
         above(&mut last, token_of(&ctx.client().await, &name).await);
-        // and with somebody in line.
+        // and with a waiter.
         let held = take(&one, &name).await;
         above(&mut last, held.token());
         let waiter = wait_for(&two, &name);
-        ctx.await_line(&one, &name, 1).await;
+        ctx.await_queued(&one, &name, 1).await;
         ctx.server().erase().unwrap();
         let next = got("the waiter is served", waiter).await;
         above(&mut last, next.token());
-        // The one before has nothing to give back any more.
+        // The previous holder has nothing left to release.
         drop(held);
         let other = take(&one, &format!("{name}/other")).await;
         other.release().await.unwrap();

@@ -21,7 +21,7 @@ pub(super) static CASES: &[Case] = &[
 async fn patience_ends(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
-    // Longer than a busy machine keeps an answer back: who hears nothing is told something else.
+    // Longer than an answer takes on a busy machine: no answer would be another error.
     let patience = Duration::from_secs(1);
     for client in [&two, &one] {
         let begin = Instant::now();
@@ -34,8 +34,8 @@ async fn patience_ends(ctx: Ctx) {
         assert_eq!((of.as_str(), *waited), (name.as_str(), patience));
         assert!(begin.elapsed() >= patience);
     }
-    // No place in line is left either: the next release is nobody's hand-off.
-    ctx.await_line(&one, &name, 0).await;
+    // No place in the queue is left either: the next release is not a hand-off.
+    ctx.await_queued(&one, &name, 0).await;
     guard.release().await.unwrap();
     ctx.await_nothing_left().await;
 }
@@ -47,7 +47,7 @@ async fn patience_is_rewarded(ctx: Ctx) {
         let name = name.clone();
         tokio::spawn(async move { two.lock(&name).timeout(Duration::from_secs(20)).await })
     };
-    ctx.await_line(&one, &name, 1).await;
+    ctx.await_queued(&one, &name, 1).await;
     guard.release().await.unwrap();
     got("the lock within the patience", waiter)
         .await
@@ -133,7 +133,7 @@ async fn without_renewal_refresh_prolongs(ctx: Ctx) {
     let held = two.try_lock(&name).await;
     assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
     soon("its end", guard.lost()).await;
-    // What is lost stays lost.
+    // A loss is final.
     let error = guard.refresh(long).await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
     let next = got("the lock after the lease", wait_for(&two, &name)).await;

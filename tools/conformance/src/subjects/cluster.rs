@@ -1,5 +1,5 @@
-//! A Redis Cluster of three masters; for cases with a server of their own, with a replica each that has every grant
-//! before it counts.
+//! A Redis Cluster of three masters; for cases with a server of their own, with a replica each that confirms every
+//! grant.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::pool::{Lease, Pool};
 use crate::subject::{Passwords, Server, Store, Subject};
 
 const WRONG: &str = "hunter2-wrong";
-/// No case lasts so long: fail-overs have tests of their own.
+/// Longer than every case: fail-overs have tests of their own.
 const NODE_TIMEOUT: u32 = 60_000;
 
 static POOL: Pool<RedisCluster> = Pool::new();
@@ -53,14 +53,14 @@ fn leftovers(cluster: &RedisCluster) -> Result<u64> {
     let mut left = 0;
     for node in &cluster.nodes()[..3] {
         let keys: Vec<String> = node.command(&["KEYS", "*"])?;
-        // One of each slot, at most.
+        // At most one key of each slot.
         let counter = |key: &&String| key.starts_with("fencelock:counter:{");
         left += keys.iter().filter(|key| !counter(key)).count() as u64;
     }
     Ok(left)
 }
 
-/// A cluster that other cases used before.
+/// A cluster that cases use one after another.
 struct Shared(Lease<RedisCluster>);
 
 #[async_trait]
@@ -74,7 +74,7 @@ impl Store for Shared {
     }
 }
 
-/// A cluster of a case's own.
+/// A cluster for one case.
 struct Own {
     cluster: Mutex<RedisCluster>,
     ports: Vec<u16>,
@@ -147,7 +147,7 @@ impl Server for Own {
         let map: Vec<String> = pairs
             .map(|(port, proxy)| format!("127.0.0.1:{port}=127.0.0.1:{proxy}"))
             .collect();
-        // What is asked first is asked through the proxy, too.
+        // The first request goes through the proxy, too.
         let mut hosts = self.cluster().url();
         for (port, proxy) in self.ports.iter().zip(self.proxy.ports()) {
             hosts = hosts.replace(&format!(":{port}"), &format!(":{proxy}"));

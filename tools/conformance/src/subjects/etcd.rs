@@ -7,8 +7,7 @@ use fencelock_testbed::{Etcd, Proxy, Result};
 
 use crate::subject::{Passwords, Server, Store, Subject};
 
-/// What every server here wants to hear, so that none of the cases can print it unnoticed; and so that none of them
-/// needs more rights than the documentation says.
+/// A user with the documented rights, and a password, so that the cases notice if it is printed.
 const USER: &str = "ann";
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
@@ -68,7 +67,7 @@ fn open(members: usize) -> Result<Box<dyn Store>> {
 
 struct Cluster {
     etcd: Etcd,
-    /// Before its first member.
+    /// The proxy before its first member.
     proxy: Proxy,
 }
 

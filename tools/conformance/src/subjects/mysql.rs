@@ -9,7 +9,7 @@ use fencelock_testbed::{MariaDb, Proxy, Result};
 
 use crate::subject::{Passwords, Server, Store, Subject};
 
-/// What every server here wants to hear, so that none of the cases can print it unnoticed.
+/// The password of every server, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
@@ -18,7 +18,7 @@ pub(crate) struct OnMariaDb {
     name: &'static str,
     strategy: &'static str,
     claim_window: Duration,
-    /// The server that cases share which leave it alone; gone with the last of them.
+    /// The server that cases share. It ends with the last of them.
     shared: Mutex<Weak<MariaDb>>,
     databases: AtomicU32,
 }
@@ -96,7 +96,7 @@ impl Subject for OnMariaDb {
     }
 }
 
-/// The options of a store's URL. Where each waiter needs a connection, there is one for all waiters of a case.
+/// The options of a store's URL. If each waiter needs a connection, there are enough for all waiters of a case.
 fn options(strategy: &str) -> String {
     match strategy {
         "lease" => "strategy=lease".to_owned(),
@@ -104,10 +104,10 @@ fn options(strategy: &str) -> String {
     }
 }
 
-/// Which tables have no row that stays.
+/// The tables without permanent rows.
 const EMPTIED: &str = "table_name NOT REGEXP '_(store|counter|draws)$'";
 
-/// How many rows a database has, apart from those that stand there however many names were locked.
+/// The number of rows in a database, without permanent rows, whose number does not depend on the number of locks.
 fn rows(server: &MariaDb, database: &str) -> Result<u64> {
     let tables = server.sql(&format!(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = '{database}' AND {EMPTIED}"
@@ -142,7 +142,7 @@ impl Store for Database {
     }
 }
 
-/// A server of a case's own.
+/// A server for one case.
 struct Own {
     server: Mutex<MariaDb>,
     port: u16,

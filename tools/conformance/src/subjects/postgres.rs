@@ -10,16 +10,16 @@ use fencelock_testbed::{Postgres, Proxy, Result};
 
 use crate::subject::{Passwords, Server, Store, Subject};
 
-/// What every server here wants to hear, so that none of the cases can print it unnoticed.
+/// The password of every server, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
-/// Rows that stand only while a name is used.
+/// The tables whose rows exist only while a name is used.
 const ROWS: &str = "\
     SELECT coalesce(sum((xpath('/row/n/text()', query_to_xml(format('SELECT count(*) AS n FROM %I', relname), false, true, '')) \
     )[1]::text::bigint), 0) FROM pg_class WHERE relkind = 'r' AND relname LIKE 'fencelock%' AND relname <> 'fencelock_store'";
 
-/// Everything, as somebody would who takes it for rubbish.
+/// Deletes everything, as an administrator might.
 const ERASE: &str = "\
     DO $$ DECLARE thing record; BEGIN \
     FOR thing IN SELECT relname, relkind FROM pg_class WHERE relname LIKE 'fencelock%' AND relkind IN ('r', 'S') LOOP \
@@ -98,7 +98,7 @@ struct Database {
     port: u16,
     database: String,
     strategy: &'static str,
-    /// Before a server of the case's own.
+    /// The proxy before a server for one case.
     proxy: Option<Proxy>,
 }
 

@@ -7,11 +7,11 @@ use fencelock_testbed::{Proxy, Redis, Result};
 
 use crate::subject::{Passwords, Server, Store, Subject};
 
-/// What every server here wants to hear, so that none of the cases can print it unnoticed.
+/// The password of every server, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
-/// Stands there however many names were locked.
+/// Whether a key is permanent: the number of such keys does not depend on the number of locks.
 const COUNTER: &str = "fencelock:counter";
 
 pub(crate) struct OneRedis;
@@ -28,7 +28,7 @@ impl Subject for OneRedis {
 
     async fn open(&self, server: bool) -> Result<Box<dyn Store>> {
         let builder = Redis::builder();
-        // With a memory where it is killed; without one it is as most people run it.
+        // With an append-only file if it is killed; otherwise with the default configuration.
         let builder = if server {
             builder.append_only("always")
         } else {

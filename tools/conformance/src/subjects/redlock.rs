@@ -1,4 +1,4 @@
-//! Five Redis servers of which a majority decides. Cases without faults share five, each in a database of its own.
+//! Redlock on five Redis servers. Cases without faults share five servers, each in a database of its own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +14,7 @@ const DATABASES: u32 = 512;
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
-/// Stands there however many names were locked.
+/// Whether a key is permanent: the number of such keys does not depend on the number of locks.
 const MEMORY: &str = "fencelock:redlock";
 
 /// The five servers that cases share, as long as one of them runs.
@@ -41,7 +41,7 @@ fn start() -> Result<Vec<Redis>> {
 fn url(ports: impl IntoIterator<Item = u16>, password: &str, database: u32) -> String {
     let hosts = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
     let hosts: Vec<String> = hosts.collect();
-    // An answer within 50 ms would be asked too much of a machine that runs other tests, too.
+    // A node may need more than 50 ms to answer while other tests run on the machine.
     let options = "node-timeout=500ms&max-ttl=1h";
     format!(
         "redlock://:{password}@{}/{database}?{options}",
@@ -91,7 +91,7 @@ impl Subject for FiveNodes {
     }
 }
 
-/// How many keys there are in a database, the largest number of all nodes.
+/// The number of keys in a database, the maximum over all nodes.
 fn leftovers(nodes: &[Redis], database: u32) -> Result<u64> {
     let mut most = 0;
     for node in nodes {
@@ -174,7 +174,7 @@ impl Server for Own {
     }
 
     fn kill9(&self) {
-        // It cannot fail.
+        // Does not fail.
         let _ = self.each(|node| {
             node.kill9();
             Ok(())

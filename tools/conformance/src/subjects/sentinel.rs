@@ -1,4 +1,4 @@
-//! A Redis master with two replicas and three Sentinels; every grant is on both replicas before it counts.
+//! A Redis master with two replicas and three Sentinels; both replicas confirm every grant.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use fencelock_testbed::{Proxy, RedisSentinel, Result};
 use crate::pool::{Lease, Pool};
 use crate::subject::{Passwords, Server, Store, Subject};
 
-/// What every server here wants to hear, so that none of the cases can print it unnoticed.
+/// The password of every server, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
-/// No case lasts so long: fail-overs have tests of their own.
+/// Longer than every case: fail-overs have tests of their own.
 const DOWN_AFTER: Duration = Duration::from_secs(120);
 
 static POOL: Pool<RedisSentinel> = Pool::new();
@@ -57,7 +57,7 @@ fn leftovers(group: &RedisSentinel) -> Result<u64> {
     Ok(left.count() as u64)
 }
 
-/// A group that other cases used before.
+/// A group that cases use one after another.
 struct Shared(Lease<RedisSentinel>);
 
 #[async_trait]
@@ -71,7 +71,7 @@ impl Store for Shared {
     }
 }
 
-/// A group of a case's own.
+/// A group for one case.
 struct Own {
     group: Mutex<RedisSentinel>,
     port: u16,

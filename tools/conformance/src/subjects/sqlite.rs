@@ -32,7 +32,7 @@ impl File {
         self.0.join("locks.db")
     }
 
-    /// Every row of every table but `store`, which has one row for the whole store.
+    /// Every row of every table except `store`, which has one row for the whole store.
     fn rows(&self) -> rusqlite::Result<u64> {
         if !std::path::Path::new(&self.path()).exists() {
             return Ok(0);

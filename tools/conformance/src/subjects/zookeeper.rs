@@ -1,6 +1,6 @@
-//! One ZooKeeper server, and an ensemble of three. A server takes a second to start, so cases share one, each below a
-//! chroot of its own; those that stop and kill it have their own. The ensemble is shared by all its cases, and has none
-//! that stops and kills: the engine's own tests do that to its leader.
+//! One ZooKeeper server, and an ensemble of three. A server takes a second to start, so cases share one, each below its
+//! own chroot. Cases that stop and kill the server have their own. All cases share the ensemble, and none stops or kills its
+//! servers: the engine's own tests do that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,7 +11,7 @@ use fencelock_testbed::{Ensemble, Failure, Proxy, Result, ZooKeeper};
 
 use crate::subject::{Passwords, Server, Store, Subject};
 
-/// Of the user that all nodes belong to, so that none of the cases can print it unnoticed.
+/// The password of the user that owns all nodes, so that the cases notice if it is printed.
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
@@ -26,7 +26,7 @@ static THREE: Mutex<Weak<Ensemble>> = Mutex::new(Weak::new());
 /// Numbers the chroots.
 static ROOTS: AtomicU64 = AtomicU64::new(0);
 
-/// The one that is there, or a new one.
+/// The shared server, started if necessary.
 fn shared<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
     let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(server) = shared.upgrade() {
@@ -37,12 +37,12 @@ fn shared<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Result<T>) -> Resu
     Ok(server)
 }
 
-/// A chroot that no other case has.
+/// A fresh chroot.
 fn next_root() -> String {
     format!("/case-{}", ROOTS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Starting servers blocks.
+/// Starts servers on a thread that may block.
 async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -61,7 +61,7 @@ impl Subject for OneZooKeeper {
     }
 
     fn claim_window(&self) -> Duration {
-        // And what servers add when they look for sessions that are over.
+        // And the time that servers need to notice the end of a session.
         Duration::from_millis(6500)
     }
 

@@ -1,4 +1,4 @@
-//! A client process in whatever language, told what to do and asked what it saw.
+//! A client process in any language, controlled by lines.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// Longer than anything here takes, so that a wait without end is told from a slow machine.
+/// Longer than everything here takes, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whose lock.
+/// The lock library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// This library, in a process of its own.
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     Curator,
 }
 
-/// On which kind of server.
+/// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Redis,
@@ -34,7 +34,7 @@ pub(crate) enum On {
 }
 
 impl Kind {
-    /// On which kind of server it locks.
+    /// The kind of server that it locks on.
     pub(crate) fn on(self) -> On {
         match self {
             Self::Fencelock(on) => on,
@@ -45,7 +45,7 @@ impl Kind {
     }
 }
 
-/// Debian's jars, and what tools/interop/setup.sh compiled.
+/// Debian's jars, and the classes that tools/interop/setup.sh has compiled.
 const CLASS_PATH: &str = "java:/usr/share/java/curator-recipes.jar:/usr/share/java/curator-framework.jar:\
      /usr/share/java/curator-client.jar:/usr/share/java/zookeeper.jar:/usr/share/java/guava.jar:/usr/share/java/slf4j-nop.jar";
 
@@ -116,7 +116,7 @@ impl Foreign {
         self.child.kill().await.expect("killed");
     }
 
-    /// Tells without waiting for the answer.
+    /// Sends a command without a wait for its answer.
     pub(crate) async fn tell(&mut self, command: &str) {
         let line = format!("{command}\n");
         self.stdin
@@ -125,18 +125,18 @@ impl Foreign {
             .expect("it takes commands");
     }
 
-    /// The answer to what was told.
+    /// The answer to a command.
     pub(crate) async fn answer(&mut self) -> String {
         self.line("answer").await
     }
 
-    /// Tells, and waits for the answer.
+    /// Sends a command, and waits for its answer.
     pub(crate) async fn ask(&mut self, command: &str) -> String {
         self.tell(command).await;
         self.line(command).await
     }
 
-    /// The holds of a `loop`, once it is done: from and until when, in nanoseconds of the monotonic clock.
+    /// The holds of a `loop`, after its end: begin and end in nanoseconds of the monotonic clock.
     pub(crate) async fn holds(&mut self) -> Vec<(u64, u64)> {
         let mut holds = Vec::new();
         loop {

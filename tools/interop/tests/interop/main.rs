@@ -1,5 +1,5 @@
-//! On one name of one server, other people's locks and this library never hold together. The clients are the real
-//! ones, from their registries (tools/interop/setup.sh installs them), each in processes of its own.
+//! Other lock libraries and this library never hold the same name of the same server together. The other libraries are the
+//! released ones (tools/interop/setup.sh installs them), each in processes of its own.
 
 #![allow(clippy::expect_used)]
 
@@ -42,7 +42,7 @@ impl Server {
         }
     }
 
-    /// Where we find the locks of others.
+    /// The store's URL for the locks of others.
     fn url(&self) -> String {
         match self {
             Self::Redis(server) => server.url(),
@@ -76,7 +76,7 @@ async fn they_wait_for_us(kind: Kind) {
     let guard = wish.await.expect("granted");
     assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
     they.tell(&format!("wait {LONG}")).await;
-    // On ZooKeeper another node has taken the place of the first by then.
+    // On ZooKeeper another node is first by then.
     guard.prolonged().await;
     let early = timeout(Duration::from_millis(300), they.answer()).await;
     assert!(early.is_err(), "they hold while we do");
@@ -103,7 +103,7 @@ async fn we_wait_for_them(kind: Kind) {
     let released = Instant::now();
     assert_eq!(they.ask("release").await, "released");
     let guard = waiting.await.expect("granted");
-    // They have a minute left, so this is word of their release and not the end of their lease.
+    // Their lease lasts another minute, so this is their release and not its end.
     assert!(
         released.elapsed() < Duration::from_secs(5),
         "{:?}",
@@ -114,7 +114,7 @@ async fn we_wait_for_them(kind: Kind) {
     assert_eq!(guard.release().await.expect("released"), Release::Released);
 }
 
-/// They vanish while they hold: we get the lock when their lease is over, not before. Their late release leaves us alone.
+/// They vanish while they hold: we get the lock when their lease is over, not before. Their late release does not affect us.
 async fn we_outwait_their_lease(kind: Kind) {
     let server = Server::start(kind.on());
     let client = ours(&server).await;
@@ -143,7 +143,7 @@ async fn we_outwait_their_session(kind: Kind) {
     let killed = Instant::now();
     they.kill().await;
     let guard = granted(&client, "shared name").await;
-    // Theirs was prolonged at most a third of it before, and the server's clock ticks.
+    // Their session was renewed at most a third of it before, and the server's clock has ticks.
     assert!(
         killed.elapsed() >= Duration::from_millis(2500),
         "{:?}",
@@ -153,7 +153,7 @@ async fn we_outwait_their_session(kind: Kind) {
     assert_eq!(guard.release().await.expect("released"), Release::Released);
 }
 
-/// We do not renew: they get the lock only after we know that we lost it. Our late release leaves them alone.
+/// We do not renew: they get the lock only after we know that we lost it. Our late release does not affect them.
 async fn they_outwait_our_lease(kind: Kind) {
     let server = Server::start(kind.on());
     let client = ours(&server).await;
@@ -184,7 +184,7 @@ async fn under_load(kinds: &[Kind]) {
     for (_, client) in &mut clients {
         client.tell("loop 4 30000").await;
     }
-    // Etcd's own takes a process for each hold, and stalls for 100 ms at each hand-off.
+    // `etcdctl lock` needs a process for each hold, and 100 ms for each hand-off.
     let least = match kinds.contains(&Kind::Etcdctl) {
         true => 3,
         false => 20,
@@ -204,7 +204,7 @@ async fn under_load(kinds: &[Kind]) {
         let (((_, left), ..), ((entered, _), ..)) = (pair[0], pair[1]);
         assert!(entered >= left, "two held at once: {pair:?}");
     }
-    // The lock went back and forth, so that the order had a chance to be wrong.
+    // The lock must have changed sides, or the test proves nothing.
     let changes = all.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
     assert!(
         changes >= least,

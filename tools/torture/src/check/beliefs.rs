@@ -1,9 +1,10 @@
-//! Nobody believes to hold beside another.
+//! Two tasks never believe that they hold at the same time.
 
-use crate::check::{Violation, millis, of_name};
+use super::queries::{millis, of_name};
+use super::violation::Violation;
 use crate::history::{Attempt, End, History, Rule};
 
-/// A belief, and the attempt that had it.
+/// The time in which a task believed that it held, and its attempt.
 #[derive(Clone, Copy)]
 struct Belief<'a> {
     index: usize,
@@ -24,7 +25,7 @@ pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
     });
     let mut beliefs: Vec<_> = beliefs.collect();
     beliefs.sort_by_key(|belief| (belief.from, belief.to));
-    // Of those who began before: who believed last, of the exclusive ones and of all; and who had the highest token.
+    // Of the earlier beliefs: those that end last, of exclusive ones and of all, and the one with the highest token.
     let mut last: [Option<Belief<'_>>; 2] = [None, None];
     let mut highest: [Option<Belief<'_>>; 2] = [None, None];
     for belief in beliefs {
@@ -51,7 +52,7 @@ pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
 }
 
 fn overlap(history: &History, name: u32, before: Belief<'_>, belief: Belief<'_>) -> Violation {
-    // The one before went out by time, and the other one was let in too early; or it held on, and two were in.
+    // Either the first lease ended and the next grant came too early, or both held at the same time.
     let timed_out = matches!(before.attempt.end, End::Expired | End::NotOwner)
         || before.attempt.told.is_some()
         || before.attempt.valid == Some(before.to);
@@ -78,7 +79,7 @@ fn overlap(history: &History, name: u32, before: Belief<'_>, belief: Belief<'_>)
     }
 }
 
-/// Their beliefs are apart, but not their grants: the earlier belief has the later token.
+/// The beliefs do not overlap, but the grants do: the earlier belief has the later token.
 fn within(history: &History, name: u32, before: Belief<'_>, belief: Belief<'_>) -> Violation {
     Violation {
         rule: Rule::Exclusion,

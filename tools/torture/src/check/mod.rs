@@ -1,95 +1,52 @@
-//! Judges a history: what went against which rule, and whether the store had promised that rule at that moment. Knows
-//! nothing but the history.
+//! Checks a history: which rules were broken, and whether the store had promised them at that moment. It knows nothing but
+//! the history.
 
 mod beliefs;
-mod line;
+mod queries;
+mod queue;
 mod resource;
 #[cfg(test)]
 mod tests;
 mod tokens;
-
-use std::fmt;
+mod violation;
 
 use serde::Serialize;
 
-use crate::history::{Attempt, End, Fault, History, How, Rule};
+pub(crate) use queries::millis;
+pub use violation::Violation;
 
-/// For how long after a fault an answer may turn out to be lost, in nanoseconds.
+use crate::history::{Attempt, End, Fault, History, Rule};
+
+/// How long after a fault the loss of an answer may show, in nanoseconds.
 const ANSWER: u64 = 1_000_000_000;
 
-/// Something that went against a rule.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Violation {
-    /// The rule.
-    pub rule: Rule,
-    /// When, in nanoseconds of the boot clock.
-    pub at: u64,
-    /// Which of [`History::names`]; `None` if it is about all.
-    pub name: Option<u32>,
-    /// Which of [`History::attempts`] have to do with it.
-    pub attempts: Vec<usize>,
-    /// What happened.
-    pub what: String,
-    /// Why the store had not promised otherwise; `None`: it had, and the promise is broken.
-    pub excuse: Option<String>,
-}
-
-impl Violation {
-    /// A run that was not complete proves nothing, so it counts against the store.
-    pub(crate) fn incomplete(why: &str) -> Self {
-        Self {
-            rule: Rule::Progress,
-            at: 0,
-            name: None,
-            attempts: Vec::new(),
-            what: format!("the run was not complete: {why}"),
-            excuse: None,
-        }
-    }
-
-    /// Whether a promise is broken.
-    #[must_use]
-    pub fn promised(&self) -> bool {
-        self.excuse.is_none()
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.rule, self.what)?;
-        match &self.excuse {
-            None => write!(f, " (PROMISED)"),
-            Some(excuse) => write!(f, " (not promised: {excuse})"),
-        }
-    }
-}
-
-/// What a history comes to.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verdict {
-    /// Wishes.
+    /// Requests.
     pub attempts: usize,
     /// Grants that were checked.
     pub grants: usize,
-    /// Writes that came to the resource.
+    /// Writes to the resource.
     pub writes: usize,
-    /// Writes of somebody whose time was over, which the fence refused.
+    /// Writes that the fence refused because the hold had ended.
     pub refused: usize,
     /// Updates that the unfenced register lost.
     pub lost_updates: usize,
-    /// Holders who were told of a loss.
+    /// Losses that were reported to holders.
     pub losses: usize,
-    /// Wishes that ended with an error.
+    /// Requests that ended with an error.
     pub errors: usize,
     /// Faults.
     pub faults: usize,
     /// The longest wait for a grant, in nanoseconds.
     pub longest_wait: u64,
-    /// The longest time from the end of a fault to the next grant of a lock for which somebody waited, in nanoseconds.
+    /// The longest time from the end of a fault to the next grant of a lock that a task waited for, in nanoseconds.
     pub longest_stall: u64,
-    /// How late after the end of its validity a holder whose process ran was told of the loss, at most, in nanoseconds.
+    /// The longest time from the end of a validity to the report of the loss, in nanoseconds. Stopped processes do not
+    /// count.
     pub latest_told: u64,
-    /// What went against the rules, by time.
+    /// The violations, sorted by time.
     pub violations: Vec<Violation>,
 }
 
@@ -111,7 +68,7 @@ impl Verdict {
     }
 }
 
-/// Judges a history.
+/// Checks a history.
 #[must_use]
 pub fn check(history: &History) -> Verdict {
     let mut found = Vec::new();
@@ -119,9 +76,9 @@ pub fn check(history: &History) -> Verdict {
         beliefs::check(history, name, &mut found);
         tokens::check(history, name, &mut found);
         resource::check(history, name, &mut found);
-        line::check(history, name, &mut found);
+        queue::check(history, name, &mut found);
     }
-    let longest_stall = line::progress(history, &mut found);
+    let longest_stall = queue::progress(history, &mut found);
     leaks(history, &mut found);
     for violation in &mut found {
         violation.excuse = excuse(history, violation);
@@ -149,7 +106,7 @@ pub fn check(history: &History) -> Verdict {
     }
 }
 
-/// What was not promised, and why.
+/// Why the store had not promised the rule, if so.
 fn excuse(history: &History, violation: &Violation) -> Option<String> {
     match violation.rule {
         Rule::Line | Rule::Starvation if !history.promised.fifo => {
@@ -157,8 +114,8 @@ fn excuse(history: &History, violation: &Violation) -> Option<String> {
         }
         _ => {}
     }
-    // Tokens rise from grant to grant of the store, whatever happens. Within a grant that the store has given away a
-    // second time, the process that does not know yet may hand on what is left of its range; the fence refuses that.
+    // Tokens always rise from grant to grant. But when the store has granted a held lock to another process, the first
+    // process may not know it yet, and may still hand on the rest of its range of tokens. The fence refuses these.
     let handed_on = violation.rule == Rule::TokenOrder
         && violation
             .attempts
@@ -175,7 +132,7 @@ fn excuse(history: &History, violation: &Violation) -> Option<String> {
     Some(format!("{} of {}: {}", fault.what, fault.whom, fault.why))
 }
 
-/// Whether a lock came from another task of its process.
+/// Whether another task of the same process has handed the lock on.
 fn is_handed_on(history: &History, index: usize) -> bool {
     let attempt = &history.attempts[index];
     let earlier = |other: &Attempt| other.claim == attempt.claim && other.token < attempt.token;
@@ -193,7 +150,7 @@ fn leaks(history: &History, found: &mut Vec<Violation>) {
             excuse: None,
         });
     }
-    // Whatever a process that was not killed began, it must also have ended.
+    // Every request of a process that was not killed must have ended.
     for (index, attempt) in history.attempts.iter().enumerate() {
         if attempt.end == End::Open {
             found.push(Violation {
@@ -201,12 +158,12 @@ fn leaks(history: &History, found: &mut Vec<Violation>) {
                 at: history.ended,
                 name: Some(attempt.name),
                 attempts: vec![index],
-                what: format!("{} never came back from its wish", attempt.who()),
+                what: format!("{} never came back from its request", attempt.who()),
                 excuse: None,
             });
         }
         let until = attempt.valid.unwrap_or(0);
-        // A release whose answer was lost finds nothing of its own when it is repeated.
+        // A repeated release, after a lost answer, finds the claim gone.
         let (left, over) = (attempt.until.unwrap_or(0), attempt.over.unwrap_or(0));
         let strikes = |fault: &Fault| {
             fault.excuses.is_empty()
@@ -220,7 +177,7 @@ fn leaks(history: &History, found: &mut Vec<Violation>) {
         {
             found.push(Violation {
                 rule: Rule::Kept,
-                // It was taken before this at the latest; a clock may have jumped while the release was under way.
+                // The lock was taken away before this instant.
                 at: over,
                 name: Some(attempt.name),
                 attempts: vec![index],
@@ -251,27 +208,4 @@ fn latest_told(history: &History) -> u64 {
         }
     }
     latest
-}
-
-/// Whether nothing was wrong from `from` to `to`, consequences of what was wrong before included.
-fn calm(history: &History, from: u64, to: u64) -> bool {
-    let strikes =
-        |fault: &Fault| fault.from <= to && fault.to.saturating_add(history.aftermath) >= from;
-    !history.faults.iter().any(strikes)
-}
-
-/// The attempts of one name with their numbers.
-fn of_name(history: &History, name: u32) -> impl Iterator<Item = (usize, &Attempt)> {
-    let all = history.attempts.iter().enumerate();
-    all.filter(move |(_, attempt)| attempt.name == name)
-}
-
-/// For people.
-pub(crate) fn millis(nanos: u64) -> String {
-    format!("{}.{:01} ms", nanos / 1_000_000, nanos / 100_000 % 10)
-}
-
-/// Whether a wish is one that stands in line until it is served.
-fn waits(how: How) -> bool {
-    matches!(how, How::Wait | How::DropGuard | How::Overstay)
 }

@@ -1,10 +1,10 @@
-//! What the fenced register took and refused.
+//! What the fenced register accepted and refused.
 
-use crate::check::Violation;
+use super::violation::Violation;
 use crate::history::{History, Rule, Write};
 
 pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
-    // The fence again, on the same writes in the same order: not the register's own, which is under test as well.
+    // A second fence on the same writes in the same order, since the register's own fence is under test.
     let (mut exclusive, mut any): (Option<&Write>, Option<&Write>) = (None, None);
     for write in history.writes.iter().filter(|write| write.name == name) {
         let attempt = history.attempts.get(write.attempt);

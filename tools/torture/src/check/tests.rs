@@ -1,4 +1,4 @@
-//! Histories that are wrong in one way each: the checker must object to each, for the right reason, and to nothing else.
+//! Histories with one violation each. The checker must find exactly that violation.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use crate::history::{Attempt, Claimed, End, Fault, History, How, Promised, Rule,
 /// Nanoseconds in a millisecond.
 const MS: u64 = 1_000_000;
 
-/// A history of two locks in which nothing happened, of a store that promises everything.
+/// An empty history of two locks, on a store that promises everything.
 fn nothing() -> History {
     History {
         engine: "synthetic".into(),
@@ -29,7 +29,7 @@ fn nothing() -> History {
     }
 }
 
-/// A grant that was released in time: asked for a millisecond before it was known.
+/// A grant that was released in time. It was requested a millisecond before it was known.
 fn grant(worker: u32, token: u64, from: u64, to: u64) -> Attempt {
     Attempt {
         worker,
@@ -109,11 +109,11 @@ fn a_good_history_passes() {
         grant(1, 2, 20, 30),
         shared(0, 3, 40, 60),
         shared(1, 4, 45, 55),
-        // Of two that share the later token may be known first.
+        // Of two shared grants the later token may be known first.
         shared(0, 6, 57, 59),
         shared(2, 5, 58, 59),
         grant(2, 7, 60, 70),
-        // Another lock is another lock.
+        // Different locks.
         Attempt {
             name: 1,
             ..grant(1, 1, 10, 70)
@@ -134,9 +134,9 @@ fn two_at_once() {
         (grant(0, 1, 10, 20), grant(1, 2, 19, 30)),
         (shared(0, 1, 10, 20), grant(1, 2, 19, 30)),
         (grant(0, 1, 10, 20), shared(1, 2, 19, 30)),
-        // Within one process, too.
+        // In one process, too.
         (grant(0, 1, 10, 20), grant(0, 2, 19, 30)),
-        // One within the other.
+        // One inside the other.
         (grant(0, 1, 10, 90), grant(1, 2, 19, 30)),
     ] {
         let verdict = objects(&history(vec![one, two]), Rule::Exclusion);
@@ -158,7 +158,7 @@ fn a_long_belief_hides_behind_a_short_one() {
 
 #[test]
 fn a_grant_before_the_loss_of_the_one_before() {
-    // It was not told before its validity was over, and the other one was let in before.
+    // The loss was reported after the end of its validity, and the next grant came before that.
     let lost = Attempt {
         valid: Some(500 * MS),
         told: Some(500 * MS),
@@ -166,7 +166,7 @@ fn a_grant_before_the_loss_of_the_one_before() {
         ..grant(0, 1, 10, 500)
     };
     objects(&history(vec![lost, grant(1, 2, 499, 600)]), Rule::LossFirst);
-    // Killed: it believed until then.
+    // Killed: it believed until the kill.
     let killed = Attempt {
         end: End::Killed,
         ..grant(0, 1, 10, 400)
@@ -179,7 +179,7 @@ fn a_grant_before_the_loss_of_the_one_before() {
 
 #[test]
 fn a_belief_that_was_over_before_it_began_is_none() {
-    // The process was stopped before it could see its grant; another one has held since.
+    // The process was stopped before it saw its grant, and another process has held since.
     let late = Attempt {
         asked: 5 * MS,
         valid: Some(1000 * MS),
@@ -192,8 +192,8 @@ fn a_belief_that_was_over_before_it_began_is_none() {
 
 #[test]
 fn a_grant_within_the_grant_of_another() {
-    // The second token was held and released before the first one was known: two were granted at once, though their
-    // beliefs are apart.
+    // The second token was held and released before the first was known: two grants at once, although the beliefs do not
+    // overlap.
     let early = Attempt {
         asked: 5 * MS,
         ..grant(0, 1, 40, 50)
@@ -222,9 +222,9 @@ fn tokens_against_time() {
     ] {
         objects(&history(vec![one, two]), Rule::TokenOrder);
     }
-    // Shared ones may pass each other.
+    // Shared holders may pass each other.
     accepts(&history(vec![shared(0, 2, 10, 20), shared(1, 1, 30, 40)]));
-    // Also behind one in between.
+    // Also with another grant in between.
     let attempts = vec![
         grant(0, 5, 10, 20),
         shared(1, 6, 30, 40),
@@ -247,7 +247,7 @@ fn the_fence_takes_what_is_older() {
     };
     bad.writes = vec![write(0, 1, 15, true), other];
     objects(&bad, Rule::Fence);
-    // A reader behind a writer.
+    // A reader after a writer.
     let mut bad = history(vec![shared(0, 1, 10, 20), grant(1, 2, 30, 40)]);
     let late = Write {
         shared: true,
@@ -255,7 +255,7 @@ fn the_fence_takes_what_is_older() {
     };
     bad.writes = vec![write(1, 2, 35, true), late.clone()];
     objects(&bad, Rule::Fence);
-    // Beside a newer reader it may.
+    // Together with a newer reader it may.
     let mut good = history(vec![shared(0, 1, 10, 20), shared(1, 2, 11, 40)]);
     let newer = Write {
         shared: true,
@@ -270,7 +270,7 @@ fn the_fence_refuses_a_holder() {
     let mut bad = history(vec![grant(0, 5, 10, 20), grant(1, 6, 30, 40)]);
     bad.writes = vec![write(1, 6, 35, false)];
     objects(&bad, Rule::FenceOpen);
-    // After it let go that is as it should be.
+    // After its release that is right.
     bad.writes = vec![write(1, 6, 41, false)];
     accepts(&bad);
 }
@@ -292,16 +292,16 @@ fn the_line() {
     let mut bad = nothing();
     bad.claims = passed.into();
     objects(&bad, Rule::Line);
-    // Whoever was under way before the other stood in line may come first.
+    // A claim that was sent before the other was queued may be granted first.
     let mut good = nothing();
     good.claims = vec![claim(0, 1, Some(5), 30, 2), claim(1, 4, Some(8), 20, 1)];
     accepts(&good);
-    // Where there is no order, none is broken.
+    // A store without an order cannot break it.
     bad.promised.fifo = false;
     let verdict = check(&bad);
     assert!(verdict.holds());
     assert_eq!(rules(&verdict), [Rule::Line]);
-    // Whoever is cut off may be passed over.
+    // A worker that is cut off may be passed over.
     bad.promised.fifo = true;
     bad.faults = vec![fault("partition", 7, 9, &[])];
     bad.ended = 10_000 * MS;
@@ -387,7 +387,7 @@ fn a_lock_that_was_taken_away() {
 fn what_is_not_promised_is_reported_as_such() {
     let mut broken = history(vec![grant(0, 1, 10, 500), grant(1, 2, 400, 600)]);
     objects(&broken, Rule::Exclusion);
-    // The fault has to do with it if it came before, and not long before.
+    // The fault is an excuse if it came before, and not long before.
     broken.faults = vec![fault("restart-empty", 300, 350, &[Rule::Exclusion])];
     let verdict = check(&broken);
     assert!(verdict.holds());
@@ -401,13 +401,13 @@ fn what_is_not_promised_is_reported_as_such() {
         broken.aftermath = 100 * MS;
         assert!(!check(&broken).holds());
     }
-    // What befell the store by itself excuses like what was done to it.
+    // An incident without an injected fault excuses like a fault.
     broken.faults.clear();
     broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Exclusion])];
     assert!(check(&broken).holds());
     broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Line])];
     objects(&broken, Rule::Exclusion);
-    // Tokens are promised all the same.
+    // Tokens are still promised.
     let mut twice = history(vec![grant(0, 1, 10, 20), grant(1, 1, 30, 40)]);
     twice.faults = vec![fault("restart-empty", 21, 25, &[Rule::Exclusion])];
     objects(&twice, Rule::TokenOnce);
@@ -429,7 +429,7 @@ fn what_is_left_of_a_range_is_handed_on_out_of_order_only_where_two_may_hold() {
     objects(&bad, Rule::TokenOrder);
     bad.faults = vec![fault("restart-empty", 21, 25, &[Rule::Exclusion])];
     assert!(check(&bad).holds());
-    // A grant of the store's own has no such excuse.
+    // A grant by the store has no such excuse.
     bad.attempts[2].claim = Some("another".into());
     objects(&bad, Rule::TokenOrder);
 }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::check::{Violation, of_name};
+use super::queries::of_name;
+use super::violation::Violation;
 use crate::history::{Attempt, History, Rule};
 
 pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
@@ -31,12 +32,12 @@ pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
         }
     }
 
-    // By when they were asked for; beside it, by when they were known.
+    // Sorted by the instant of the request, and by the instant when the grant was known.
     let mut asked = known.clone();
     asked.sort_by_key(|(_, attempt, _, _)| attempt.asked);
     known.sort_by_key(|(_, _, at, _)| *at);
     let mut known = known.into_iter().peekable();
-    // The highest token known so far, of exclusive holders and of all.
+    // The highest known token, of exclusive holders and of all.
     let mut highest: [Option<(usize, &Attempt, u64)>; 2] = [None, None];
     for (index, attempt, at, token) in asked {
         while let Some((before, other, _, token)) =

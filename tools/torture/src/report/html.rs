@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::check::Verdict;
-use crate::history::{Attempt, History};
+use crate::history::{Fault, History};
 use crate::report::text;
 
-/// More bars than this make a page slow; those without a violation are left out from here on.
+/// The maximum number of bars, since more make the page slow. Bars in violations are always shown.
 const BARS: usize = 40_000;
 
 /// The locks' colours.
@@ -18,15 +18,43 @@ const COLOURS: [&str; 6] = [
 
 /// The page as text.
 pub(crate) fn page(history: &History, verdict: &Verdict) -> String {
-    // No text of the run can end the script early.
+    // The data must not contain the end of the script element.
     let data = data(history, verdict).to_string().replace("</", "<\\/");
     include_str!("page.html").replacen("/*DATA*/", &data, 1)
 }
 
 fn data(history: &History, verdict: &Verdict) -> Value {
-    // Microseconds from the beginning.
-    let at = |nanos: u64| nanos.saturating_sub(history.began) / 1000;
-    let row = |attempt: &Attempt| attempt.worker * history.tasks + attempt.task;
+    let (beliefs, cut) = beliefs(history, verdict);
+    let violations = verdict.violations.iter().map(|v| {
+        let what = match &v.excuse {
+            None => v.what.clone(),
+            Some(excuse) => format!("{} (not promised: {excuse})", v.what),
+        };
+        json!({"at": micros(history, v.at), "rule": v.rule, "what": what, "broken": v.promised()})
+    });
+    let rows = (0..history.workers)
+        .flat_map(|worker| (0..history.tasks).map(move |task| format!("w{worker}.{task}")));
+    json!({
+        "title": format!("fencelock torture: {}, seed {}", history.engine, history.seed),
+        "text": text::text(history, verdict),
+        "cut": cut,
+        "length": micros(history, history.ended.max(history.began + 1000)),
+        "rows": rows.collect::<Vec<_>>(),
+        "names": history.names,
+        "colours": COLOURS,
+        "beliefs": beliefs,
+        "faults": faults(history),
+        "violations": violations.collect::<Vec<_>>(),
+    })
+}
+
+/// Microseconds from the beginning of the run.
+fn micros(history: &History, nanos: u64) -> u64 {
+    nanos.saturating_sub(history.began) / 1000
+}
+
+/// The bars of the timeline, and a remark if some are left out.
+fn beliefs(history: &History, verdict: &Verdict) -> (Vec<Value>, String) {
     let mut bad: HashMap<usize, u8> = HashMap::new();
     for violation in &verdict.violations {
         for index in &violation.attempts {
@@ -35,75 +63,52 @@ fn data(history: &History, verdict: &Verdict) -> Value {
             *worst = how.max(*worst);
         }
     }
-    let beliefs = history
-        .attempts
-        .iter()
-        .enumerate()
-        .filter_map(|(index, attempt)| {
-            let (from, to) = attempt.belief()?;
-            Some((index, attempt, from, to))
-        });
-    let all: Vec<_> = beliefs.collect();
-    // Every so many-th, and all that have to do with a violation.
+    let attempts = history.attempts.iter().enumerate();
+    let believed = attempts.filter_map(|(index, attempt)| {
+        let (from, to) = attempt.belief()?;
+        Some((index, attempt, from, to))
+    });
+    let all: Vec<_> = believed.collect();
     let step = all.len().div_ceil(BARS).max(1);
-    let shown = all
-        .iter()
-        .enumerate()
-        .filter(|(n, (index, ..))| n % step == 0 || bad.contains_key(index));
-    let shown: Vec<Value> = shown
-        .map(|(_, (index, attempt, from, to))| {
-            let bad = bad.get(index).copied().unwrap_or(0);
-            let end = format!("{:?}", attempt.end);
-            let shared = u8::from(attempt.shared);
-            let token = attempt.token;
-            json!([
-                row(attempt),
-                at(*from),
-                at(*to),
-                token,
-                shared,
-                bad,
-                attempt.name,
-                end
-            ])
+    let shown = all.iter().enumerate();
+    let shown = shown.filter(|(n, (index, ..))| n % step == 0 || bad.contains_key(index));
+    let bars = shown.map(|(_, (index, attempt, from, to))| {
+        json!([
+            attempt.worker * history.tasks + attempt.task,
+            micros(history, *from),
+            micros(history, *to),
+            attempt.token,
+            u8::from(attempt.shared),
+            bad.get(index).copied().unwrap_or(0),
+            attempt.name,
+            format!("{:?}", attempt.end)
+        ])
+    });
+    let cut = match step {
+        1 => String::new(),
+        _ => format!(
+            "Of {} beliefs one in {step} is shown, and all in violations.",
+            all.len()
+        ),
+    };
+    (bars.collect(), cut)
+}
+
+fn faults(history: &History) -> Vec<Value> {
+    let fault = |fault: &Fault| {
+        let worker: Option<u32> = fault
+            .whom
+            .strip_prefix("worker ")
+            .and_then(|n| n.parse().ok());
+        let row = worker.map_or(-1, |worker| i64::from(worker * history.tasks));
+        json!({
+            "what": fault.what,
+            "whom": fault.whom,
+            "from": micros(history, fault.from),
+            "to": micros(history, fault.to),
+            "row": row,
+            "rows": history.tasks,
         })
-        .collect();
-    let faults: Vec<Value> = history
-        .faults
-        .iter()
-        .map(|fault| {
-            let worker: Option<u32> =
-                fault.whom.strip_prefix("worker ").and_then(|n| n.parse().ok());
-            let row = worker.map_or(-1, |worker| i64::from(worker * history.tasks));
-            json!({
-                "what": fault.what, "whom": fault.whom, "from": at(fault.from), "to": at(fault.to), "row": row,
-                "rows": history.tasks,
-            })
-        })
-        .collect();
-    let violations: Vec<Value> = verdict
-        .violations
-        .iter()
-        .map(|v| {
-            let what = match &v.excuse {
-                None => v.what.clone(),
-                Some(excuse) => format!("{} (not promised: {excuse})", v.what),
-            };
-            json!({"at": at(v.at), "rule": v.rule, "what": what, "broken": v.promised()})
-        })
-        .collect();
-    let rows = (0..history.workers)
-        .flat_map(|worker| (0..history.tasks).map(move |task| format!("w{worker}.{task}")));
-    json!({
-        "title": format!("fencelock torture: {}, seed {}", history.engine, history.seed),
-        "text": text::text(history, verdict),
-        "cut": if step > 1 { format!("Of {} beliefs every {step}th is shown, and all in violations.", all.len()) } else { String::new() },
-        "length": at(history.ended.max(history.began + 1000)),
-        "rows": rows.collect::<Vec<_>>(),
-        "names": history.names,
-        "colours": COLOURS,
-        "beliefs": shown,
-        "faults": faults,
-        "violations": violations,
-    })
+    };
+    history.faults.iter().map(fault).collect()
 }

@@ -1,4 +1,4 @@
-//! What came of a run, for people.
+//! The result of a run, for people.
 
 pub(crate) mod html;
 pub(crate) mod table;

@@ -1,10 +1,10 @@
-//! One row for each kind of store and each fault, as docs/torture.md has them.
+//! The table of docs/torture.md: one row for each kind of store and each fault.
 
 use std::fmt;
 
 use crate::check::{Verdict, millis};
 
-/// The head.
+/// The head of the table.
 pub(crate) const HEAD: &str = "\
 | store | fault | runs | grants | faults injected | violations of a promise | without a promise | longest stall after healing |
 | --- | --- | --- | --- | --- | --- | --- | --- |";
@@ -21,10 +21,10 @@ pub(crate) fn row(store: &str, fault: &str, verdict: &Verdict) -> String {
     )
 }
 
-/// Between these a page has the table.
+/// The table of a page is between these marks.
 const MARKS: [&str; 2] = ["<!-- table -->\n", "<!-- end of the table -->\n"];
 
-/// A page with `table` in the place of the one that it had.
+/// The page with `table` instead of its own.
 pub(crate) fn place(page: &str, table: &str) -> Option<String> {
     let [begin, end] = MARKS;
     let (before, rest) = page.split_once(begin)?;
@@ -32,7 +32,7 @@ pub(crate) fn place(page: &str, table: &str) -> Option<String> {
     Some(format!("{before}{begin}{table}{end}{after}"))
 }
 
-/// All rows together.
+/// The sum of all rows.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     runs: usize,

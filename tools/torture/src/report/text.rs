@@ -9,8 +9,8 @@ use crate::history::{End, History, Rule};
 /// The columns of the timeline.
 const WIDTH: usize = 96;
 
-/// How many violations of each kind are told one by one.
-const TOLD: usize = 5;
+/// How many violations of each rule are listed.
+const LISTED: usize = 5;
 
 /// The whole report.
 pub(crate) fn text(history: &History, verdict: &Verdict) -> String {
@@ -47,7 +47,7 @@ fn summary(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt::
     writeln!(out, "faults    {} ({})", verdict.faults, kinds.join(", "))?;
     writeln!(
         out,
-        "wishes    {}: {} grants, {} errors, the longest wait {}",
+        "requests  {}: {} grants, {} errors, the longest wait {}",
         verdict.attempts,
         verdict.grants,
         verdict.errors,
@@ -65,7 +65,7 @@ fn summary(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt::
     writeln!(out, "ends      {}", ends.join(", "))?;
     writeln!(
         out,
-        "losses    {} holders were told of one, {} after the end of validity at the latest",
+        "losses    reported to {} holders, at most {} after the end of their validity",
         verdict.losses,
         millis(verdict.latest_told)
     )?;
@@ -81,8 +81,8 @@ fn summary(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt::
     )
 }
 
-/// One line a worker: `#` somebody holds, `.` nobody does, `-` it is stopped or dead, `X` a promise is broken, `x`
-/// something breaks that was not promised. One line for the servers.
+/// One line for each worker: `#` a task holds, `.` none does, `-` the worker is stopped or dead, `X` a promise is broken,
+/// `x` a rule is broken that is not promised. One line for the servers.
 fn timeline(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt::Result {
     let (began, ended) = (history.began, history.ended.max(history.began + 1));
     let column = |at: u64| {
@@ -131,7 +131,7 @@ fn timeline(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt:
     }
     writeln!(
         out,
-        "  # held, . free, - stopped or dead, ~ cut off or misled, x not promised, X A BROKEN PROMISE; servers: the \
+        "  # held, . free, - stopped or dead, ~ network or call faults, x not promised, X A BROKEN PROMISE; servers: the \
          fault's first letter"
     )
 }
@@ -147,14 +147,11 @@ fn judgement(out: &mut String, history: &History, verdict: &Verdict) -> std::fmt
         let excused: Vec<_> = verdict.excused().filter(of_rule).collect();
         let word = match (broken.is_empty(), excused.is_empty()) {
             (true, true) => "held".to_owned(),
-            (true, false) => format!(
-                "{} times otherwise, where it is not promised",
-                excused.len()
-            ),
+            (true, false) => format!("broken {} times where it is not promised", excused.len()),
             (false, _) => format!("BROKEN {} times", broken.len()),
         };
         writeln!(out, "{:<12} {word}", rule.as_str())?;
-        for violation in broken.iter().chain(&excused).take(TOLD) {
+        for violation in broken.iter().chain(&excused).take(LISTED) {
             let at = violation.at.saturating_sub(history.began);
             let what = &violation.what;
             match &violation.excuse {

@@ -1,4 +1,4 @@
-//! Recipes for etcd, by its own `etcdctl lock`.
+//! Recipes for etcd with `etcdctl lock`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use fencelock::Release;
 use fencelock_testbed::{Etcd, Failure, Flow, Proxy, Result, Worker};
 
-use crate::scenario::{Scenario, Side, Sides, beside, let_go, open, take_for};
+use super::story::{Scenario, Side, Sides, beside, let_go, open, take_for};
 
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
@@ -21,7 +21,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-/// A lease of etcd is a second at least.
+/// A lease of etcd lasts at least a second.
 const TTL: Duration = Duration::from_secs(2);
 
 /// `etcdctl lock`, as people use it in scripts.

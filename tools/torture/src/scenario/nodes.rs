@@ -1,4 +1,4 @@
-//! Recipes for several Redis servers: one that takes over from another, and five of which a majority decides.
+//! Recipes for several Redis servers: a fail-over, and Redlock on five servers.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -9,9 +9,9 @@ use fencelock_testbed::{
     ClockShim, Failure, Flow, Proxy, Redis, RedisSentinel, Result, seen_long_ago,
 };
 
-use crate::beds::loopback;
-use crate::scenario::redis::{LONG, say};
-use crate::scenario::{LOCK, LONG_LEASE, Scenario, Side, Sides, beside, let_go, open, take_for};
+use super::redis::{LONG, say};
+use super::story::{LOCK, LONG_LEASE, Scenario, Side, Sides, beside, let_go, open, take_for};
+use crate::stores::loopback;
 
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
@@ -100,7 +100,7 @@ async fn sentinel_failover() -> Result<Sides> {
 }
 
 const NODES: usize = 5;
-/// Of these stories' Redlock: so long a node that was restarted does not vote, and 2 s more.
+/// The `max-ttl` of Redlock here: a restarted node does not vote for this time and 2 s more.
 const MAX_TTL: Duration = Duration::from_secs(10);
 
 /// Five servers, each behind a proxy.
@@ -111,7 +111,7 @@ struct Five {
 }
 
 impl Five {
-    /// Node C goes by a clock that can be set.
+    /// The clock of node C.
     fn start() -> Result<Self> {
         let clock = ClockShim::new()?;
         let (mut nodes, mut proxies) = (Vec::new(), Vec::new());
@@ -148,7 +148,7 @@ impl Five {
         Self::url(&self.proxies.iter().map(Proxy::port).collect::<Vec<_>>())
     }
 
-    /// Whoever goes by the proxies does not reach D and E any more.
+    /// Clients behind the proxies no longer reach D and E.
     fn cut(&self) -> Result<()> {
         for proxy in &self.proxies[3..] {
             proxy.refuse(true)?;
@@ -157,7 +157,7 @@ impl Five {
         Ok(())
     }
 
-    /// The recipe: SET NX PX on these nodes; how many said yes.
+    /// The recipe: SET NX PX on these nodes. Returns the number of successes.
     fn vote(&self, side: &mut Side, who: &'static str, nodes: &[usize]) -> Result<usize> {
         let mut yes = Vec::new();
         for &node in nodes {
@@ -178,10 +178,10 @@ impl Five {
         self.nodes.iter().try_for_each(forget)
     }
 
-    /// Ours: one holds at A, B and C, and another one is connected to all.
+    /// This library: the first client holds at A, B and C, and the second is connected to all.
     async fn held_at_three(&self, side: &mut Side) -> Result<(Client, Guard, Client)> {
         let (one, two) = (open(&self.proxied()).await?, open(&self.direct()).await?);
-        // So that both are connected to all nodes, and all vote.
+        // Both are connected to all nodes, and all nodes vote.
         for client in [&one, &two] {
             let before = client
                 .lock("before")
@@ -197,7 +197,7 @@ impl Five {
         self.cut()?;
         side.note("1", "does not reach the nodes D and E");
         let first = take_for(&one, side, "1", MAX_TTL).await?;
-        // A vote that came behind the decision is there soon.
+        // Votes after the decision arrive soon.
         let begin = Instant::now();
         loop {
             let has = |node: &Redis| node.command::<u64>(&["EXISTS", LOCK]);
@@ -279,7 +279,7 @@ async fn redlock_pause() -> Result<Sides> {
             format!("SET NX PX 300 at {name}; the answer is on its way"),
         );
     }
-    sleep(crate::scenario::PAST);
+    sleep(super::story::PAST);
     naive.note("1", "stalls: none of the answers is read yet");
     let second = five.vote(&mut naive, "2", &[0, 1, 2, 3, 4])?;
     naive.note("1", "goes on, reads five times yes, and believes");

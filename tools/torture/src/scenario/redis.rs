@@ -8,12 +8,12 @@ use fencelock::layers::{Fault, Trouble};
 use fencelock::{DEFAULT_TTL, Guard, Release};
 use fencelock_testbed::{Failure, Flow, Proxy, Redis, Result};
 
-use crate::register::Marks;
-use crate::scenario::{
+use super::story::{
     LOCK, LONG_LEASE, PAST, Scenario, Side, Sides, TTL, beside, let_go, open, take, take_for,
 };
+use crate::register::Marks;
 
-/// The lease, in milliseconds, of those in the recipes who do not stall.
+/// The ttl, in milliseconds, of holders in the recipes that do not stall.
 pub(super) const LONG: &str = "30000";
 
 pub(super) static SCENARIOS: &[Scenario] = &[
@@ -59,7 +59,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-/// A command of the recipe, told as it is sent.
+/// Sends a command of the recipe, and records it.
 pub(super) fn say<T>(redis: &Redis, side: &mut Side, who: &'static str, words: &[&str]) -> Result<T>
 where
     T: ::redis::FromRedisValue + std::fmt::Debug,
@@ -92,9 +92,9 @@ async fn setnx_expire() -> Result<Sides> {
     Ok([naive, ours])
 }
 
-/// A takes the lock and is dead before it knows; true if B has it when the lease is over, and not before.
+/// A acquires the lock and dies before it knows. True if B gets it when the lease ends, and not before.
 pub(super) async fn after_a_crash(url: &str, ours: &mut Side) -> Result<bool> {
-    // The request takes effect; whoever sent it is dead before the answer.
+    // The request takes effect, but its sender is dead before the answer.
     let of_crashed = url.to_owned();
     let crashed = std::thread::spawn(move || crash_in_acquisition(&of_crashed)).join();
     crashed.map_err(|_| Failure::new("the process that crashes panicked"))??;
@@ -105,7 +105,7 @@ pub(super) async fn after_a_crash(url: &str, ours: &mut Side) -> Result<bool> {
     Ok(let_go(guard, ours, "B").await? == Release::Released && waited >= TTL / 2)
 }
 
-/// A process of its own as far as the server can see: its requests are sent, and nothing of it is there afterwards.
+/// For the server this is another process: its requests are sent, and then it is gone.
 fn crash_in_acquisition(url: &str) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -120,7 +120,7 @@ fn crash_in_acquisition(url: &str) -> Result<()> {
         };
         let client = fencelock::connect(url).layer(lose).await;
         let client = client.map_err(|error| Failure::new(error.to_string()))?;
-        // An error, as it must be: no answer came.
+        // An error, since no answer arrives.
         drop(client.try_lock(LOCK).ttl(TTL).await);
         Ok(())
     })
@@ -246,7 +246,7 @@ async fn timestamp_owner() -> Result<Sides> {
     Ok([naive, ours])
 }
 
-/// Ours, where a holder stalls past its lease and then releases.
+/// This library, where a holder stalls past its lease and then releases.
 async fn late_release(redis: &Redis, good: &'static str) -> Result<Side> {
     redis.command::<()>(&["FLUSHALL"])?;
     let mut ours = Side::begin();
@@ -272,7 +272,7 @@ async fn random_fence() -> Result<Sides> {
     let ttl = TTL.as_millis().to_string();
     let mut naive = Side::begin();
     let mut fence = Marks::default();
-    // What a random generator may well draw.
+    // Possible results of a random generator.
     let (first, second) = ("7301", "2265");
     say::<String>(
         &redis,
@@ -309,7 +309,7 @@ fn taken(taken: bool) -> &'static str {
     }
 }
 
-/// Ours, where a holder stalls past its lease and then writes without looking.
+/// This library, where a holder stalls past its lease and then writes without a check.
 async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
     let mut ours = Side::begin();
     let mut fence = Marks::default();
@@ -328,7 +328,7 @@ async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
         took
     };
     if stale_first {
-        // Nobody newer has written yet: no harm is done, and the holder is not kept out.
+        // No newer holder has written yet, so the write does no harm.
         write(&mut ours, "A", &late);
     }
     let holder = write(&mut ours, "B", &next);
@@ -411,7 +411,7 @@ async fn get_compare_del() -> Result<Sides> {
     let slow = open(&redis.url_at(proxy.port())).await?;
     let (two, three) = (open(&redis.url()).await?, open(&redis.url()).await?);
     let late = take(&slow, &mut ours, "A").await?;
-    // The release is begun in time, and its request is on the way until the lease is over.
+    // The release begins in time, but its request is in flight until the lease has ended.
     proxy.requests(Flow::Hold);
     ours.note("A", "releases; its request is stuck in the network");
     let release = tokio::spawn(late.release());
@@ -419,7 +419,7 @@ async fn get_compare_del() -> Result<Sides> {
     proxy.requests(Flow::Pass);
     let released = release.await;
     ours.note("A", "the request arrives");
-    // Whatever it was told: the release must not have touched what is B's.
+    // The release must not have changed B's lock.
     drop(released);
     let beside = beside(&three, &mut ours, "C").await;
     let kept = !beside && next.is_valid();

@@ -4,8 +4,8 @@ use fencelock::Release;
 use fencelock::versioned::{Dialect, Version, Versioned};
 use fencelock_testbed::{Failure, MariaDb, Result};
 
-use crate::scenario::redis::after_a_crash;
-use crate::scenario::{LOCK, PAST, Scenario, Side, Sides, let_go, open};
+use super::redis::after_a_crash;
+use super::story::{LOCK, PAST, Scenario, Side, Sides, let_go, open};
 
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
@@ -25,7 +25,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-/// A statement of the recipe, told with its answer. An error is an answer, too.
+/// Runs a statement of the recipe, and records it with its answer, which may be an error.
 fn say(db: &MariaDb, side: &mut Side, who: &'static str, sql: &str) -> Option<String> {
     let answer = db.sql(&format!("USE shop; {sql}"));
     let told = match &answer {
@@ -80,7 +80,7 @@ async fn for_update_no_index() -> Result<Sides> {
     naive.note("A", format!("BEGIN; {}; and works for 2 s", lock("a")));
     let refused = std::thread::scope(|scope| {
         let works = scope.spawn(|| db.sql(&holds));
-        // Until A has its row, B is not in anybody's way.
+        // B starts after A has its row.
         loop {
             match db.sql(&format!("USE shop; {nowait}")) {
                 Err(error) => return Some(last_line(&error)),
@@ -165,7 +165,7 @@ async fn aba() -> Result<Sides> {
     ours.note("A", "decides to ship it, and stalls");
     let paid = set("paid", read(&mut ours, "B").ok_or_else(unread)?);
     say(&db, &mut ours, "B", &paid);
-    // C knows of no versions: the table's triggers count for it.
+    // C does not know versions: the triggers of the table count for it.
     say(
         &db,
         &mut ours,

@@ -1,4 +1,4 @@
-//! The whole of it: workers as processes, real servers, faults, and what the command says in the end.
+//! The whole command: worker processes, real servers, faults, and the verdict.
 #![allow(clippy::unwrap_used)]
 
 mod runs;

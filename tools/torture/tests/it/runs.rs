@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::torture;
 
-/// A run with all faults; whatever it says, it is printed.
+/// A run with all faults.
 fn run(kind: &str, seconds: u32) -> (History, Verdict) {
     let (time, seed) = (format!("{seconds}s"), seconds.to_string());
     let ran = torture(&["--start", kind, "--time", &time, "--seed", &seed, "--json"]);
@@ -25,7 +25,7 @@ fn run(kind: &str, seconds: u32) -> (History, Verdict) {
     assert_eq!(broken, [""; 0], "{kind}, seed {seed}");
     assert_eq!(history.troubles, [""; 0], "{kind}, seed {seed}");
     assert_eq!(ran.status.code(), Some(0), "{kind}: {err}");
-    // It is worth something only if something happened.
+    // The run proves something only if enough has happened.
     println!(
         "{kind}: {} grants, {} faults",
         verdict.grants, verdict.faults
@@ -50,7 +50,7 @@ fn every_kind_of_store_keeps_its_promises() {
         .map(|line| line.split_whitespace().next().unwrap().to_owned())
         .collect();
     assert!(kinds.len() >= 15, "{kinds:?}");
-    // Four at a time: they are mostly waiting, and the machine has other tests to run.
+    // Four at a time: they mostly wait.
     let queue = Mutex::new(kinds.iter());
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -77,9 +77,9 @@ fn without_faults_nothing_is_lost() {
     assert_eq!(verdict["violations"].as_array().unwrap().len(), 0);
 }
 
-/// A store that was not started here: its servers are left alone, clients and their connections are not.
+/// A store that was not started here: only clients and their connections have faults.
 #[test]
-fn a_store_of_ones_own_suffers_in_its_clients_only() {
+fn the_servers_of_an_external_store_have_no_faults() {
     let redis = fencelock_testbed::Redis::start().unwrap();
     let up = redis.command::<String>(&["PING"]).unwrap();
     assert_eq!(up, "PONG");
@@ -110,9 +110,9 @@ fn a_store_of_ones_own_suffers_in_its_clients_only() {
     assert!(faults.iter().any(|fault| of_network(&fault)), "{faults:?}");
 }
 
-/// The same history is judged again, and a doctored one is found out.
+/// The same history is checked again, and a modified one is detected.
 #[test]
-fn a_history_is_judged_again() {
+fn a_history_is_checked_again() {
     let dir = Dir::new("torture").unwrap();
     let (file, page) = (dir.join("history.json"), dir.join("page.html"));
     let ran = torture(&[

@@ -1,4 +1,4 @@
-//! The accidents: each recipe must be seen to fail, and ours to hold.
+//! The scenarios: each recipe must fail, and this library must hold.
 
 use crate::torture;
 

@@ -1,5 +1,5 @@
-//! What stands in a store, whoever wrote it (tools/fuzz/stored.rs), and the history that `--check` reads: any bytes, and good
-//! ones with some of them changed.
+//! Parsers of stored data (tools/fuzz/stored.rs) and of the history that `--check` reads, on random bytes and on valid input
+//! with changes.
 
 #[path = "../../../fuzz/stored.rs"]
 mod readers;
@@ -8,7 +8,7 @@ use fastrand::Rng;
 use fencelock_torture::check;
 use fencelock_torture::history::History;
 
-/// What each of them takes; chance starts from these.
+/// Valid inputs of each parser, which are changed at random.
 const GOOD: [&str; 8] = [
     "fl1:0123456789abcdef0123456789abcdef:5:3:7:30000:0:0:250:chan:me: myself\u{1f}why: not",
     "fl1:*:s",
@@ -74,7 +74,7 @@ fn no_history_makes_the_checker_panic() {
     for _ in 0..20_000 {
         let mut text = HISTORY.to_owned();
         for _ in 0..random.usize(..4) {
-            // A number for another one, as large as numbers are.
+            // Another number, as large as possible.
             let digits: Vec<usize> = text
                 .match_indices(|c: char| c.is_ascii_digit())
                 .map(|(at, _)| at)

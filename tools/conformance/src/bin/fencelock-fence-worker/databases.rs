@@ -89,7 +89,7 @@ impl Resource for Postgres {
 
     async fn write(&self, sequencer: &Sequencer, text: &str) -> Result<(), FenceError> {
         let name = sequencer.name.as_str();
-        // The row must be there to be protected.
+        // The row must exist to be protected.
         let row = "INSERT INTO ledger VALUES ($1, '') ON CONFLICT DO NOTHING";
         self.client.execute(row, &[&name]).await.unwrap();
         let update = self.fence.update("entry = $2", "name = $1", sequencer);

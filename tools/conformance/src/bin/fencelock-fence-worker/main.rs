@@ -1,11 +1,11 @@
-//! A process that locks and writes to a fenced resource, told what to do by words on its standard input, a line each; it
-//! answers with a line of JSON. Its arguments: the store of the locks, the kind of the resource, and where that is.
+//! A process that locks and writes to a fenced resource. It reads commands as lines from its standard input, and answers with
+//! lines of JSON. Its arguments: the store of the locks, the kind of the resource, and its location.
 //!
-//! * `setup`: makes the tables and the like; `names A B C`: what it is about from now on;
-//! * `lock MILLIS`: takes all the locks with that ttl, and answers their tokens;
-//! * `write TEXT`: writes to all of them with what it was granted, whatever has become of that since; answers for each
-//!   `"ok"`, or the token that won;
-//! * `read`: what is written there.
+//! * `setup`: creates the tables and the like; `names A B C`: sets the names;
+//! * `lock MILLIS`: acquires all the locks with that ttl, and answers their tokens;
+//! * `write TEXT`: writes to all of them with its grants, even if these have ended; answers for each `"ok"`, or the token
+//!   that won;
+//! * `read`: answers the last writes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod databases;
@@ -20,14 +20,14 @@ use fencelock::{Guard, Sequencer};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-/// Something with a place for each lock.
+/// A resource with a place for each lock.
 #[async_trait]
 trait Resource: Send + Sync {
-    /// Makes what must be there.
+    /// Prepares the resource.
     async fn set_up(&self) {}
     /// One fenced write.
     async fn write(&self, sequencer: &Sequencer, text: &str) -> Result<(), FenceError>;
-    /// What is written.
+    /// The last write.
     async fn read(&self, name: &str) -> String;
 }
 
@@ -71,8 +71,8 @@ async fn main() {
                 held.clear();
                 let ttl = Duration::from_millis(rest.parse().unwrap());
                 for name in &names {
-                    // Not renewed: whoever is stopped must not be so in the middle of a change to the store's file, which
-                    // the others would wait for.
+                    // No renewals: a process that is stopped in the middle of a change to the store's file would block
+                    // the others.
                     let wish = client.lock(name).ttl(ttl).renew(false);
                     let guard = wish.recorded().await.unwrap();
                     let sequencer = Sequencer {
@@ -110,7 +110,7 @@ fn told(written: Result<(), FenceError>) -> Value {
     match written {
         Ok(()) => json!("ok"),
         Err(error) => match error.stale() {
-            // The text is for people, and must say it, too.
+            // The message must contain it, too.
             Some(stale) if error.to_string().contains(&format!("token {}", stale.won)) => {
                 json!(stale.won.get())
             }

@@ -47,7 +47,7 @@ impl Resource for InFile {
     }
 }
 
-/// The last thing that was written to what is only appended to.
+/// The last write to an append-only file.
 fn last(text: &str) -> String {
     let parts = text.trim_end_matches(';').rsplit(';');
     parts.map(str::to_owned).next().unwrap_or_default()
@@ -64,7 +64,7 @@ impl Replica<String> for InFile {
     }
 }
 
-/// Three replicas, of which one is never there.
+/// Three replicas, of which one is always down.
 pub(crate) struct ThreeFiles(Quorum<InFile>, PathBuf);
 
 impl ThreeFiles {
@@ -92,7 +92,7 @@ impl Resource for ThreeFiles {
     }
 }
 
-/// A service at an address, asked by hand.
+/// A service at an address, with hand-written requests.
 pub(crate) struct Http(pub(crate) String);
 
 impl Http {

@@ -89,7 +89,7 @@ pub(crate) struct ZooKeeper(zookeeper_client::Client);
 
 impl ZooKeeper {
     pub(crate) async fn open(address: &str) -> Self {
-        // Longer than any stop: it is the fence that is to refuse the sleeper.
+        // Longer than every stop, so that the fence refuses the sleeper and not its session.
         let connector = zookeeper_client::Client::connector();
         let connector = connector.with_session_timeout(Duration::from_secs(60));
         Self(connector.connect(address).await.unwrap())

@@ -1,0 +1,95 @@
+//! What is shown while the command waits for a lock.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use fencelock::engine::LockView;
+use fencelock::{Client, in_words};
+use rustix::termios::tcgetwinsize;
+
+use crate::exit::{one_line, say};
+use crate::terminal::Terminal;
+
+/// A wait shorter than this is not reported.
+const UNNOTICED: Duration = Duration::from_millis(200);
+
+/// How often the line on the terminal is updated.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reports the wait of `owner` for the lock `name`: on a terminal as a line that is updated forever, elsewhere as one
+/// message if `verbose`.
+pub(crate) async fn report(client: &Client, name: &str, owner: &str, verbose: bool) {
+    tokio::time::sleep(UNNOTICED).await;
+    if io::stderr().is_terminal() {
+        update_line(client, name, owner).await;
+    } else if verbose {
+        say(&format!("waiting for lock {name}"));
+    }
+}
+
+async fn update_line(client: &Client, name: &str, owner: &str) {
+    let mut line = Line { shown: false };
+    loop {
+        if let Ok(view) = client.look(name).await {
+            line.show(&describe(&view, owner));
+        }
+        tokio::time::sleep(UPDATE_INTERVAL).await;
+    }
+}
+
+/// The place of `owner` in the queue and the holder. The least important part comes last, since a narrow terminal cuts
+/// it off.
+fn describe(view: &LockView, owner: &str) -> String {
+    let mut text = format!("fencelock: waiting for {}", view.name);
+    if let Some(at) = view.waiters.iter().position(|waiter| waiter.owner == owner) {
+        text += &format!(" (place {} of {})", at + 1, view.waiters.len());
+    }
+    if let Some(holder) = view.holders.first() {
+        text += ", held";
+        if let Some(held) = holder.held {
+            text += &format!(" for {}", in_words(held));
+        }
+        // The part after `#` is for machines.
+        let who = holder.owner.split('#').next();
+        text += &format!(" by {}", who.unwrap_or(&holder.owner));
+        if let more @ 1.. = view.holders.len() - 1 {
+            text += &format!(" and {more} more");
+        }
+        if let Some(label) = &holder.label {
+            text += &format!(" ({label})");
+        }
+    }
+    text
+}
+
+/// A line on the terminal that is overwritten by each update and cleared at the end.
+struct Line {
+    shown: bool,
+}
+
+impl Line {
+    fn show(&mut self, text: &str) {
+        self.clear();
+        // A job in the background does not write to the terminal.
+        if Terminal::open().is_some_and(|terminal| !terminal.is_ours()) {
+            return;
+        }
+        let columns = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
+        // 0 means that the terminal does not know its size.
+        let columns = if columns == 0 { 80 } else { columns.into() };
+        let text: String = one_line(text).chars().take(columns - 1).collect();
+        self.shown = write!(io::stderr(), "{text}").is_ok();
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

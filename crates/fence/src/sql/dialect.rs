@@ -1,0 +1,33 @@
+//! The kinds of databases.
+
+/// The kind of database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// PostgreSQL.
+    Postgres,
+    /// MySQL and MariaDB, with InnoDB.
+    Mysql,
+    /// SQLite 3.24 or later.
+    Sqlite,
+}
+
+impl Dialect {
+    /// The type of a column for text of up to `length` bytes, percent-encoded: up to three bytes for each.
+    pub(super) fn encoded_text(self, length: usize) -> String {
+        match self {
+            Self::Postgres | Self::Sqlite => "TEXT".to_owned(),
+            Self::Mysql => format!(
+                "VARCHAR({}) CHARACTER SET ascii COLLATE ascii_bin",
+                3 * length
+            ),
+        }
+    }
+
+    /// What `CREATE TABLE` needs after the closing parenthesis.
+    pub(super) fn table_options(self) -> &'static str {
+        match self {
+            Self::Postgres | Self::Sqlite => "",
+            Self::Mysql => " ENGINE=InnoDB",
+        }
+    }
+}

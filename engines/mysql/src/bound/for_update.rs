@@ -1,0 +1,177 @@
+//! `strategy=for-update`: a row lock in an open transaction.
+
+use std::time::Duration;
+
+use fencelock_core::Tokens;
+use fencelock_core::engine::Claim;
+
+use super::connection::{BoundLocks, Session, WAIT_SECONDS};
+use super::error::BoundError;
+use super::stored::take;
+use crate::request::{Request, bytes};
+
+/// How many unused rows one clean-up transaction deletes.
+const CLEAN_UP_BATCH: usize = 250;
+/// How long a clean-up may keep rows locked, in seconds.
+pub(super) const CLEAN_UP_SECONDS: u64 = 2;
+/// The usual idle timeout of the control connection.
+const LONG: &str = "SET SESSION wait_timeout = 28800";
+
+impl BoundLocks {
+    /// Held by a client that deletes unused rows, for a moment, and by a client that must know whether a row is in use.
+    pub(super) fn clean_up_key(&self, session: &Session) -> String {
+        session.key(&self.config.table, "s", b"")
+    }
+
+    /// Locks a row that nobody locks, in a transaction that stays open if that succeeds.
+    async fn lock_free_row(
+        &self,
+        session: &mut Session,
+        idle: Duration,
+        claim: &Claim,
+    ) -> Result<Option<Tokens>, BoundError> {
+        self.lift_tokens_if_due(session).await?;
+        let mut request = session.request(idle);
+        request.push("START TRANSACTION");
+        let free = format!(
+            "{} WHERE name = {} FOR UPDATE SKIP LOCKED",
+            self.tables.names,
+            bytes(claim.name.as_str().as_bytes())
+        );
+        let drawn = self.draw(session, request, &free, claim).await?;
+        if drawn.is_none() {
+            session.run(Request::of("ROLLBACK")).await?;
+        }
+        Ok(drawn)
+    }
+
+    /// Acquires the lock, waiting for the row. `None` if the row was deleted meanwhile.
+    pub(super) async fn acquire_row(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+        idle: Duration,
+    ) -> Result<Option<Tokens>, BoundError> {
+        self.insert_row(session, claim).await?;
+        self.lock_row(session, idle, claim).await
+    }
+
+    /// The same, waiting for the client that locks the row.
+    pub(super) async fn lock_row(
+        &self,
+        session: &mut Session,
+        idle: Duration,
+        claim: &Claim,
+    ) -> Result<Option<Tokens>, BoundError> {
+        // While this waits for the row, nobody can replace the table with an old one.
+        self.lift_tokens_if_due(session).await?;
+        let mut request = session.request(idle);
+        request.push("SET @fencelock_got = 0");
+        request.push("START TRANSACTION");
+        request.push(format!(
+            "SELECT 1 INTO @fencelock_got FROM {} WHERE name = {} FOR UPDATE",
+            self.tables.names,
+            bytes(claim.name.as_str().as_bytes())
+        ));
+        // While this waits, no table is open for writing: that would block backups.
+        let got = "DUAL WHERE @fencelock_got = 1";
+        let drawn = self.draw(session, request, got, claim).await?;
+        if drawn.is_none() {
+            session.run(Request::of("ROLLBACK")).await?;
+        }
+        Ok(drawn)
+    }
+
+    /// Inserts the row if it does not exist. The client looks first, since an insertion waits for the holder of the row.
+    pub(super) async fn insert_row(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+    ) -> Result<(), BoundError> {
+        let (names, name) = (&self.tables.names, claim.name.as_str().as_bytes());
+        let name = bytes(name);
+        let ask = Request::of(format!("SELECT 1 FROM {names} WHERE name = {name}"));
+        if !session.run(ask).await?[0].rows.is_empty() {
+            return Ok(());
+        }
+        let make = format!("INSERT IGNORE INTO {names} (name) VALUES ({name})");
+        session.run(Request::of(make)).await.map(drop)
+    }
+
+    pub(super) async fn try_row(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+        idle: Duration,
+    ) -> Result<Option<Tokens>, BoundError> {
+        if let Some(tokens) = self.lock_free_row(session, idle, claim).await? {
+            return Ok(Some(tokens));
+        }
+        // Another client that inserts and locks the same row at this moment blocks this one for a second at most.
+        session
+            .run(Request::of("SET SESSION innodb_lock_wait_timeout = 1"))
+            .await?;
+        match self.insert_row(session, claim).await {
+            Ok(()) => {}
+            Err(BoundError::Conflict(_)) => {
+                session.run(Request::of(patience())).await?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        }
+        // A clean-up locks rows for a moment. That is not a hold: wait until it ends, and let no other one begin.
+        let sweep = self.clean_up_key(session);
+        let mut wait = Request::of(patience());
+        wait.push(format!("DO GET_LOCK('{sweep}', {})", CLEAN_UP_SECONDS + 1));
+        session.run(wait).await?;
+        let tokens = self.lock_free_row(session, idle, claim).await?;
+        let go_on = format!("DO RELEASE_LOCK('{sweep}')");
+        session.run(Request::of(go_on)).await?;
+        Ok(tokens)
+    }
+
+    /// Deletes rows that nobody locks. Returns whether there may be more.
+    pub(super) async fn clean_up_rows(&self, control: &mut Session) -> Result<bool, BoundError> {
+        let names = &self.tables.names;
+        let sweep = self.clean_up_key(control);
+        // This process may be stopped between the two requests.
+        let mut lock = Request::of(format!("SET SESSION wait_timeout = {CLEAN_UP_SECONDS}"));
+        let had = lock.push(format!("SELECT GET_LOCK('{sweep}', 0)"));
+        let answers = control.run(lock).await?;
+        let had: Option<u64> = answers[had]
+            .rows
+            .first()
+            .and_then(|row| row.get(0))
+            .flatten();
+        if had != Some(1) {
+            control.run(Request::of(LONG)).await?;
+            return Ok(false);
+        }
+        let mut lock = Request::of("START TRANSACTION");
+        let free = lock.push(format!(
+            "SELECT name FROM {names} LIMIT {CLEAN_UP_BATCH} FOR UPDATE SKIP LOCKED"
+        ));
+        let mut answers = control.run(lock).await?;
+        let free = answers[free]
+            .rows
+            .iter_mut()
+            .filter_map(|row| take::<Vec<u8>>(row, 0));
+        let free: Vec<String> = free.map(|name| bytes(&name)).collect();
+        let mut delete = Request::default();
+        // One by one. For many names at once the server would scan a small table from end to end, whatever the index, and
+        // wait for the holder of another row.
+        for name in &free {
+            delete.push(format!("DELETE FROM {names} WHERE name = {name}"));
+        }
+        delete.push("COMMIT");
+        delete.push(format!("DO RELEASE_LOCK('{sweep}')"));
+        delete.push(LONG);
+        control.run(delete).await?;
+        Ok(free.len() == CLEAN_UP_BATCH)
+    }
+}
+
+/// How long a statement waits for a row.
+fn patience() -> String {
+    format!("SET SESSION innodb_lock_wait_timeout = {WAIT_SECONDS}")
+}

@@ -1,0 +1,110 @@
+//! Locks as people see them, from the records.
+
+use fencelock_core::engine::{Cursor, Evict, LockView, Page};
+use fencelock_core::{LockName, Token};
+use fencelock_sql::bound::{SessionId, views};
+use mysql_async::Row;
+
+use super::connection::{BoundLocks, Session};
+use super::error::BoundError;
+use super::stored::{claim_of, record_view, take, text_of};
+use crate::request::{NOW, Request, bytes};
+
+/// What to do about a holder that is evicted.
+pub(super) enum Evicted {
+    Nobody,
+    End(SessionId),
+    Asked,
+}
+
+impl BoundLocks {
+    /// The rows of an inspection. An inspecting client creates no tables, and sees nothing where there are none.
+    async fn inspected(&self, control: &mut Session, ask: String) -> Result<Vec<Row>, BoundError> {
+        match control.run(Request::of(ask)).await {
+            Ok(mut answers) => Ok(std::mem::take(&mut answers[0].rows)),
+            Err(BoundError::NoTables(_)) if self.config.inspect_only => Ok(Vec::new()),
+            Err(failed) => Err(failed),
+        }
+    }
+
+    pub(super) async fn views(
+        &self,
+        control: &mut Session,
+        names: &str,
+    ) -> Result<Vec<LockView>, BoundError> {
+        // Signed, since the clock may be behind the stored time, and the server refuses a statement in which an unsigned
+        // number would be below zero. `p.time` is how long the connection has been idle.
+        let what = format!(
+            "b.name, b.count, b.claim, b.owner, b.token, b.label, {NOW} - CAST(b.since AS SIGNED), \
+             IF(b.ttl < p.time * 1000000, 0, b.ttl - p.time * 1000000)"
+        );
+        let rest = format!("b.name IN ({names}) ORDER BY b.name, b.count = 0, b.since, b.token");
+        let rows = self
+            .inspected(control, self.open_records(&what, &rest))
+            .await?;
+        // Rows that another program wrote are not shown.
+        Ok(views(rows.into_iter().filter_map(record_view)))
+    }
+
+    pub(super) async fn page(
+        &self,
+        control: &mut Session,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Page<LockView>, BoundError> {
+        let rest = format!(
+            "b.count > 0 AND b.name >= {} AND b.name > {} ORDER BY b.name LIMIT {limit}",
+            bytes(prefix.as_bytes()),
+            bytes(after.as_bytes())
+        );
+        let mut rows = self
+            .inspected(control, self.open_records("DISTINCT b.name", &rest))
+            .await?;
+        let found: Vec<Vec<u8>> = rows.iter_mut().filter_map(|row| take(row, 0)).collect();
+        // Names are ordered by their bytes, so those with the prefix are adjacent.
+        let begins = |name: &&Vec<u8>| name.starts_with(prefix.as_bytes());
+        let names: Vec<String> = found
+            .iter()
+            .take_while(begins)
+            .map(|name| bytes(name))
+            .collect();
+        let full = found.len() == limit && names.len() == limit;
+        let last = found.last().filter(|_| full);
+        let next = last.map(|last| Cursor(String::from_utf8_lossy(last).into_owned()));
+        let mut items = Vec::new();
+        if !names.is_empty() {
+            items = self.views(control, &names.join(",")).await?;
+            items.retain(|view| !view.holders.is_empty());
+        }
+        Ok(Page { items, next })
+    }
+
+    pub(super) async fn find_and_ask(
+        &self,
+        control: &mut Session,
+        name: &LockName,
+        token: Token,
+        how: Evict,
+    ) -> Result<Evicted, BoundError> {
+        let rest = format!(
+            "b.name = {} AND {token} >= b.first AND {token} < b.first + b.count",
+            bytes(name.as_str().as_bytes())
+        );
+        let find = Request::of(self.open_records("b.claim, CONCAT(b.conn, ' ', b.host)", &rest));
+        let mut answers = control.run(find).await?;
+        let Some(row) = answers[0].rows.first_mut() else {
+            return Ok(Evicted::Nobody);
+        };
+        match (how, claim_of(row, 0), text_of(row, 1)) {
+            (Evict::Release, _, Some(session)) => Ok(Evicted::End(SessionId(session))),
+            (Evict::Ask, Some(claim), _) => {
+                let (bound, claim) = (&self.tables.bound, bytes(claim.as_bytes()));
+                let ask = format!("UPDATE {bound} SET asked = 1 WHERE claim = {claim}");
+                control.run(Request::of(ask)).await?;
+                Ok(Evicted::Asked)
+            }
+            _ => Ok(Evicted::Nobody),
+        }
+    }
+}

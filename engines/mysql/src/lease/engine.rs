@@ -1,0 +1,171 @@
+//! The requests that the lease engine makes.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{Claim, Cursor, HeldClaim, LockView, Page};
+use fencelock_core::{
+    Durability, Finding, LeaseKind, LockName, Mode, Order, Promises, Purpose, Result, Token,
+    Tokens, Wake,
+};
+use fencelock_sql::lease::mode_text;
+use fencelock_sql::server::{CLAIM_WINDOW, Dialect, Snapshot, Write, Written, micros};
+
+use super::connection::{Leases, Session, Tried};
+use super::stored::name;
+use crate::connection::hang_up;
+use crate::diagnose;
+use crate::request::{NOW, Request, bytes};
+use crate::server::ServerInfo;
+
+#[async_trait]
+impl Dialect for Leases {
+    type Session = Session;
+
+    async fn connect(&self) -> Result<Session> {
+        self.open_session().await
+    }
+
+    fn disconnect(&self, session: Session) {
+        hang_up(session.conn);
+    }
+
+    fn promises(&self) -> Promises {
+        let info = self.info.lock().unwrap_or_else(PoisonError::into_inner);
+        let info = info.as_ref();
+        let mut limits = info.map(ServerInfo::limits).unwrap_or_default();
+        if self.config.hosts.len() > 1 {
+            limits.push(Finding {
+                purpose: Purpose::Correctness,
+                what: "a promoted replica may have missed the last grants: it may grant a lock that is held (with a higher \
+                       token)"
+                    .into(),
+                change: "use semi-synchronous replication, or fence the resource by the token".into(),
+            });
+        }
+        Promises {
+            engine: "mysql",
+            order: Order::Fifo,
+            shared: true,
+            permits: true,
+            lock_delay: true,
+            ranges: true,
+            portable: true,
+            lease: LeaseKind::Lease,
+            wake: Wake::Poll,
+            durability: info.map_or(Durability::Process, ServerInfo::durability),
+            clock: "the database's clock does not jump forward by more than is left of a lease",
+            min_ttl: Duration::from_millis(100),
+            max_ttl: Duration::from_secs(100 * 365 * 86_400),
+            claim_window: CLAIM_WINDOW,
+            limits,
+        }
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>> {
+        diagnose::findings(&self.config, &self.tables).await
+    }
+
+    async fn create_tables(&self, session: &mut Session) -> Tried<()> {
+        self.create_missing_tables(session).await
+    }
+
+    async fn lift_tokens(&self, session: &mut Session) -> Tried<()> {
+        self.lift_tokens_to(session, "COMMIT").await
+    }
+
+    fn token_floor(&self, session: &Session) -> Token {
+        session.floor
+    }
+
+    fn saw_token(&self, session: &mut Session, token: Token) {
+        session.floor = session.floor.max(token);
+    }
+
+    fn inspect_only(&self) -> bool {
+        self.config.inspect_only
+    }
+
+    async fn acquire_free(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
+        self.lift_tokens_if_due(session).await?;
+        match claim.mode {
+            Mode::Exclusive => self.acquire_exclusive(session, claim).await,
+            Mode::Shared | Mode::Permit { .. } => self.acquire_beside(session, claim).await,
+        }
+    }
+
+    async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
+        self.release_hold(session, claim).await
+    }
+
+    async fn read(&self, session: &mut Session, of: &LockName) -> Tried<Option<Snapshot>> {
+        self.snapshot(session, of).await
+    }
+
+    async fn version(&self, session: &mut Session, of: &LockName) -> Tried<Option<u64>> {
+        let (locks, of) = (&self.tables.locks, name(of));
+        let request = Request::of(format!("SELECT version FROM {locks} WHERE name = {of}"));
+        let answers = self.run(session, &request).await?;
+        Ok(answers[0].rows.first().and_then(|row| row.get(0)))
+    }
+
+    async fn write(&self, session: &mut Session, write: &Write<'_>) -> Tried<Written> {
+        self.write_change(session, write).await
+    }
+
+    async fn keep_place(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+        ticket: i64,
+        time: Duration,
+    ) -> Tried<bool> {
+        let request = Request::of(format!(
+            "UPDATE {} SET expiry = {NOW} + {}, mode = '{}' WHERE name = {} AND ticket = {ticket} AND claim = {} \
+             AND expiry > {NOW}",
+            self.tables.waiters,
+            micros(time),
+            mode_text(claim.mode),
+            name(&claim.name),
+            bytes(claim.id.as_bytes()),
+        ));
+        let answers = self.run(session, &request).await?;
+        Ok(answers[0].affected > 0)
+    }
+
+    async fn renew(&self, session: &mut Session, held: &[HeldClaim]) -> Tried<Vec<Option<bool>>> {
+        self.renew_all(session, held).await
+    }
+
+    async fn prolong(&self, session: &mut Session, claim: &Claim, first: Token) -> Tried<bool> {
+        self.prolong_hold(session, claim, first).await
+    }
+
+    async fn look(&self, session: &mut Session, of: &LockName) -> Tried<LockView> {
+        let mut views = self.views(session, &name(of)).await?;
+        Ok(views.pop().unwrap_or_else(|| LockView::free(of.clone())))
+    }
+
+    async fn list(
+        &self,
+        session: &mut Session,
+        prefix: &str,
+        at: Option<&Cursor>,
+        limit: usize,
+    ) -> Tried<Page<LockView>> {
+        self.page(session, prefix, at, limit).await
+    }
+
+    fn connection_id(&self, session: &Session) -> String {
+        session.id.clone()
+    }
+
+    async fn end_connection(&self, session: &mut Session, id: &str) -> Tried<bool> {
+        self.end(session, id).await
+    }
+
+    async fn expired(&self, session: &mut Session) -> Tried<Vec<LockName>> {
+        self.expired_names(session).await
+    }
+}

@@ -1,0 +1,62 @@
+//! The database's clock is wrong, or jumps.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_whose_clock_is_off_by_an_hour_keeps_leases() {
+    for forward in [true, false] {
+        let clock = ClockShim::new().unwrap();
+        let hour = Duration::from_secs(3600);
+        match forward {
+            true => clock.forward(hour).unwrap(),
+            false => clock.back(hour).unwrap(),
+        }
+        let server = MariaDb::builder().clock(&clock).start().unwrap();
+        let (one, two) = (client(&server).await, client(&server).await);
+        let ttl = Duration::from_millis(900);
+        let guard = soon("the lock", one.lock("a").ttl(ttl)).await.unwrap();
+        for _ in 0..4 {
+            soon("a renewal", guard.prolonged()).await;
+            assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
+        }
+        let view = two.look("a").await.unwrap();
+        let left = view.holders[0].ttl_left.unwrap();
+        assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
+        drop(guard);
+        // Its process vanishes: nobody renews, and nobody releases.
+        let begun = Instant::now();
+        let token = hold_and_vanish(&server.url(), "b", ttl).await;
+        let view = two.look("b").await.unwrap();
+        let left = view.holders[0].ttl_left.unwrap();
+        assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
+        let next = soon("the lock", two.lock("b")).await.unwrap();
+        let waited = begun.elapsed();
+        assert!(waited >= ttl, "{waited:?}");
+        assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
+        assert!(next.token() > token);
+    }
+}
+
+/// Exclusion may break, but tokens must not: neither when the clock jumps nor when it is set back.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_increase_whatever_the_clock_does() {
+    let clock = ClockShim::new().unwrap();
+    let mut server = MariaDb::builder().clock(&clock).start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let guard = take(&one, "a").await;
+    clock.forward(Duration::from_secs(3600)).unwrap();
+    let mut last = guard.token();
+    let mut above = |token: Token| {
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    };
+    above(token_of(&two, "a").await);
+    above(token_of(&client(&server).await, "a").await);
+    clock.back(Duration::from_secs(7200)).unwrap();
+    above(token_of(&two, "a").await);
+    above(token_of(&client(&server).await, "a").await);
+    server.kill9();
+    server.restart().unwrap();
+    above(token_of(&two, "a").await);
+    above(token_of(&client(&server).await, "a").await);
+}

@@ -1,0 +1,71 @@
+//! Locks as people see them, from the records.
+
+use std::time::Duration;
+
+use fencelock_core::engine::{Cursor, HolderView, LockView, Page};
+use fencelock_core::{LockName, Result, Token};
+use fencelock_sql::bound::{RecordView, views};
+use fencelock_sql::lease::mode_from;
+use tokio_postgres::Row;
+
+use super::connection::Advisory;
+use super::statements::{LIST, LOOK, STRATEGY};
+use crate::connection::{Session, Values};
+
+impl Advisory {
+    pub(super) async fn view(&self, control: &mut Session, name: &LockName) -> Result<LockView> {
+        let action = format!("look at lock {name}");
+        let values: Values<'_> = &[&STRATEGY, &name.as_str()];
+        let rows = self.hosts.inspected(control, &action, LOOK, values).await?;
+        let records = rows.iter().map(|row| {
+            Ok(RecordView {
+                name: name.clone(),
+                holder: self.holder(row)?,
+                holds: row.get(8),
+            })
+        });
+        let records: Vec<RecordView> = records.collect::<Result<_>>()?;
+        let view = views(records).into_iter().next();
+        Ok(view.unwrap_or_else(|| LockView::free(name.clone())))
+    }
+
+    pub(super) async fn page(
+        &self,
+        control: &mut Session,
+        prefix: &str,
+        at: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>> {
+        let limit = limit.clamp(1, 1000);
+        let after = at.map_or("", |cursor| &cursor.0);
+        let values: Values<'_> = &[&STRATEGY, &prefix, &after, &(limit as i64)];
+        let rows = self
+            .hosts
+            .inspected(control, "list locks", LIST, values)
+            .await?;
+        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        let mut items = Vec::new();
+        // Names are ordered by their bytes, so those with the prefix are adjacent.
+        for name in names.iter().take_while(|name| name.starts_with(prefix)) {
+            items.push(self.view(control, &LockName::new(name)?).await?);
+        }
+        let more = names.len() == limit && items.len() == limit;
+        let next = names.last().filter(|_| more).cloned().map(Cursor);
+        Ok(Page { items, next })
+    }
+
+    fn holder(&self, row: &Row) -> Result<HolderView> {
+        let millis = |at: usize| Duration::from_millis(row.get::<_, i64>(at).unsigned_abs());
+        let mode = mode_from(row.get(4));
+        Ok(HolderView {
+            claim: Some(self.claim(row, 1)?),
+            owner: row.get(2),
+            token: Some(Token(row.get::<_, i64>(3).unsigned_abs())),
+            mode: mode.ok_or_else(|| self.hosts.internal("fencelock_bound has an unknown mode"))?,
+            ttl_left: Some(millis(7)),
+            lock_delay: Duration::ZERO,
+            held: Some(millis(6)),
+            label: row.get(5),
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Reads locks: for the rules, and as people see them.
+
+use std::time::Duration;
+
+use fencelock_core::engine::{Cursor, HolderView, LockView, Page, WaiterView};
+use fencelock_core::{LockName, Result, Token, Tokens};
+use fencelock_sql::lease::{Holder, Rows, Waiter, mode_from};
+use fencelock_sql::server::{DbInstant, Failure, Snapshot};
+
+use super::connection::Leases;
+use super::statements::{LIST, LOOK, READ};
+use super::stored::claim;
+use crate::connection::{Session, Values};
+
+/// A view shows at most so many waiters.
+const MAX_WAITERS_SHOWN: usize = 1000;
+
+impl Leases {
+    pub(super) async fn snapshot(
+        &self,
+        session: &mut Session,
+        name: &LockName,
+    ) -> Result<Option<Snapshot>, Failure> {
+        let rows = self
+            .query(session, "read a lock", READ, &[&name.as_str()])
+            .await?;
+        let mut gate = None;
+        let mut found = Rows {
+            holders: Vec::new(),
+            queue: Vec::new(),
+        };
+        for row in &rows {
+            let number: i64 = row.get(1);
+            let expiry = DbInstant(row.get::<_, i64>(2).unsigned_abs());
+            if row.get::<_, i32>(0) == 0 {
+                let drawn = Token(row.get::<_, i64>(8).unsigned_abs());
+                gate = Some((number.unsigned_abs(), expiry, drawn));
+                continue;
+            }
+            let (Some(mode), Some(claim)) = (mode_from(row.get(3)), claim(row, 4)) else {
+                return Err(self.unreadable(name));
+            };
+            if row.get::<_, i32>(0) == 1 {
+                let first = Token(number.unsigned_abs());
+                found.holders.push(Holder {
+                    claim,
+                    mode,
+                    tokens: Tokens {
+                        first,
+                        count: row.get::<_, i32>(5).unsigned_abs(),
+                    },
+                    expiry,
+                    abandoned: row.get(6),
+                });
+            } else {
+                found.queue.push(Waiter {
+                    claim,
+                    ticket: number,
+                    mode,
+                    expiry,
+                    address: Some(row.get::<_, &str>(7).into()),
+                });
+            }
+        }
+        Ok(gate.map(|(version, now, drawn)| Snapshot {
+            now,
+            version,
+            drawn,
+            rows: found,
+        }))
+    }
+
+    pub(super) async fn views(
+        &self,
+        session: &mut Session,
+        names: &[LockName],
+    ) -> Result<Vec<LockView>, Failure> {
+        let wanted: Vec<&str> = names.iter().map(LockName::as_str).collect();
+        let rows = self
+            .query(session, "look at locks", LOOK, &[&wanted])
+            .await?;
+        let mut views: Vec<LockView> = names.iter().cloned().map(LockView::free).collect();
+        for row in rows {
+            let left: i64 = row.get(6);
+            let of: &str = row.get(0);
+            let Some(view) = views.iter_mut().find(|view| view.name.as_str() == of) else {
+                continue;
+            };
+            // Unreadable rows are not shown. Taking such a lock is an error.
+            let (Some(mode), Some(claim)) = (mode_from(row.get(3)), claim(&row, 5)) else {
+                continue;
+            };
+            if left <= 0 {
+                continue;
+            }
+            let owner = row.get(4);
+            if row.get::<_, i32>(1) == 2 {
+                if view.waiters.len() < MAX_WAITERS_SHOWN {
+                    let label = row.get(9);
+                    view.waiters.push(WaiterView { owner, mode, label });
+                }
+                continue;
+            }
+            let length =
+                |at: usize| Duration::from_micros(row.get::<_, i64>(at).max(0).unsigned_abs());
+            view.holders.push(HolderView {
+                claim: Some(claim),
+                owner,
+                token: Some(Token(row.get::<_, i64>(2).unsigned_abs())),
+                mode,
+                ttl_left: Some(length(6)),
+                lock_delay: length(7).min(length(6)),
+                held: Some(length(8)),
+                label: row.get(9),
+            });
+        }
+        Ok(views)
+    }
+
+    pub(super) async fn page(
+        &self,
+        session: &mut Session,
+        prefix: &str,
+        at: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>, Failure> {
+        let limit = limit.clamp(1, 1000);
+        let after = at.map_or("", |cursor| &cursor.0);
+        let values: Values<'_> = &[&prefix, &after, &(limit as i64)];
+        let rows = self.query(session, "list locks", LIST, values).await?;
+        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        // Names are ordered by their bytes, so those with the prefix are adjacent.
+        let begins = names.iter().take_while(|name| name.starts_with(prefix));
+        let wanted: Result<Vec<LockName>> = begins.map(|name| LockName::new(name)).collect();
+        let wanted = wanted.map_err(Failure::Final)?;
+        let more = names.len() == limit && wanted.len() == limit;
+        let next = names.last().filter(|_| more).cloned().map(Cursor);
+        let mut items = self.views(session, &wanted).await?;
+        items.retain(|view| !view.holders.is_empty());
+        Ok(Page { items, next })
+    }
+}

@@ -1,0 +1,40 @@
+//! The statements of the lease strategy. The function of a fast path or a change is in `schema.sql`.
+
+pub(super) const TAKE: &str = "SELECT fencelock_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+pub(super) const QUEUE: &str = "\
+    SELECT version_, ahead_, left_, drawn_ FROM fencelock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+pub(super) const RELEASE: &str = "SELECT fencelock_let_go($1, $2, $3)";
+pub(super) const WRITE: &str = "SELECT fencelock_change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)";
+/// The gate with the time, the holders and the queue. One statement, so all of one moment.
+pub(super) const READ: &str = "\
+    SELECT 0 AS kind, version AS number, fencelock_now() AS expiry, '' AS mode, ''::bytea AS claim, 0 AS count, \
+    false AS abandoned, '' AS bell, (SELECT last_value FROM fencelock_tokens) AS drawn FROM fencelock_locks \
+    WHERE name = $1 UNION ALL \
+    SELECT 1, first, expiry, mode, claim, count, state = 'abandoned', bell, 0 FROM fencelock_holders WHERE name = $1 UNION ALL \
+    SELECT 2, ticket, expiry, mode, claim, 0, false, bell, 0 FROM fencelock_waiters WHERE name = $1 ORDER BY 1, 2";
+pub(super) const LOOK: &str = "\
+    SELECT name, 1 AS kind, token AS number, mode, owner, claim, expiry - fencelock_now() AS left, lock_delay, \
+    fencelock_now() - since AS held, label FROM fencelock_holders WHERE name = ANY($1) UNION ALL \
+    SELECT name, 2, ticket, mode, owner, claim, expiry - fencelock_now(), 0, 0, label FROM fencelock_waiters WHERE name = ANY($1) \
+    ORDER BY 1, 2, 3";
+pub(super) const LIST: &str = "\
+    SELECT DISTINCT name FROM fencelock_holders WHERE name >= $1 AND name > $2 AND expiry > fencelock_now() ORDER BY name LIMIT $3";
+pub(super) const KEEP_PLACE: &str = "\
+    UPDATE fencelock_waiters SET expiry = fencelock_now() + $4 \
+    WHERE name = $1 AND ticket = $2 AND claim = $3 AND expiry > fencelock_now() RETURNING 1";
+pub(super) const RENEW: &str = "\
+    UPDATE fencelock_holders AS h SET expiry = fencelock_now() + v.lease, lock_delay = v.delay, token = v.token, \
+    owner = v.owner, label = v.label \
+    FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[]) \
+    AS v (name, claim, lease, delay, token, owner, label) \
+    WHERE h.name = v.name AND h.claim = v.claim AND h.state <> 'abandoned' AND h.expiry > fencelock_now() \
+    AND v.token >= h.first AND v.token < h.first + h.count RETURNING h.claim, h.state = 'asked'";
+pub(super) const PROLONG: &str = "\
+    UPDATE fencelock_holders SET expiry = greatest(expiry, fencelock_now() + $4), lock_delay = greatest(lock_delay, $5) \
+    WHERE name = $1 AND claim = $2 AND first = $3 AND state <> 'abandoned' AND expiry > fencelock_now() RETURNING 1";
+pub(super) const EXPIRED: &str = "\
+    (SELECT name FROM fencelock_holders WHERE expiry <= fencelock_now() LIMIT 100) UNION \
+    (SELECT name FROM fencelock_waiters WHERE expiry <= fencelock_now() LIMIT 100)";
+pub(super) const END: &str = "\
+    SELECT pg_terminate_backend(pid, 500) FROM pg_stat_activity \
+    WHERE pid = $1 AND (extract(epoch FROM backend_start) * 1000000)::bigint = $2";

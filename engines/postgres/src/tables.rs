@@ -1,0 +1,116 @@
+//! The tables and functions, and the token counter.
+
+use fencelock_core::{Error, Result, Token};
+
+use super::connection::{Hosts, Session, columns};
+use super::error::is_missing;
+
+/// Creates the store's tables and functions.
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
+const FORMAT: &str = "1";
+/// The revision of the functions in the schema.
+pub(super) const REVISION: u16 = 3;
+/// The lock of clients that create the tables: a number that other programs are unlikely to use.
+const SETUP_KEY: i64 = 0x0066_656e_6365_6c6b;
+
+/// The run of the server: its timeline, its start, and when its statistics were reset. They are reset when one of its
+/// processes was killed and it goes on without what had not reached the disk.
+macro_rules! run {
+    () => {
+        "concat_ws('/', substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), \
+         (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
+         (SELECT (extract(epoch FROM stats_reset) * 1000000)::bigint FROM pg_stat_archiver))"
+    };
+}
+const ASK: &str = concat!(
+    "SELECT format, fencelock_revision(), run = ",
+    run!(),
+    " FROM fencelock_store, fencelock_tokens WHERE id = 1"
+);
+/// Lifts the token counter once per run. The lock has its own statement, so that nothing is drawn from the sequence before the
+/// row is locked. A counter that is already above the time is lifted by more than can be drawn in the moment that a crash
+/// loses. That of new tables, which no crash has hit, is not: far ahead of the time it would go back with the next loss of the
+/// tables. One message is one transaction, which ends by itself: a client that stops has nothing locked.
+const LIFT_ONCE: &str = concat!(
+    "SELECT 1 FROM fencelock_store WHERE id = 1 FOR UPDATE; \
+     SELECT setval('fencelock_tokens', \
+        CASE WHEN last_value < now THEN now WHEN run = '' THEN last_value ELSE last_value + 1000000 END) \
+     FROM fencelock_tokens, (SELECT fencelock_now() AS now) AS clock, fencelock_store WHERE id = 1 AND run <> ",
+    run!(),
+    "; UPDATE fencelock_store SET run = ",
+    run!(),
+    " WHERE id = 1 AND run <> ",
+    run!()
+);
+
+const LIFT: &str = "lift tokens to the time (needs UPDATE on fencelock_store and fencelock_tokens)";
+
+impl Hosts {
+    /// Checks or creates the tables and functions, and lifts tokens above all earlier ones: the time makes up for what was
+    /// lost with an old server or undone by an old dump.
+    pub(super) async fn prepare_tokens(&self, session: &mut Session) -> Result<()> {
+        let mut answer = self.ask(session).await?;
+        if answer.is_none() {
+            self.create_tables(session).await?;
+            answer = self.ask(session).await?;
+        }
+        let answer =
+            answer.ok_or_else(|| self.internal("the table fencelock_store stays empty"))?;
+        let [format, _, lifted] = answer.as_slice() else {
+            return Err(self.internal("a SELECT has other columns than it names"));
+        };
+        if format != FORMAT {
+            let why = format!(
+                "its tables have format {format}, and this version of fencelock knows format {FORMAT}; use a newer one"
+            );
+            return Err(Error::config(self, why));
+        }
+        if lifted != "t" {
+            // Once per run: the second client finds it done.
+            let once = session.client.simple_query(LIFT_ONCE).await;
+            once.map_err(|error| self.error(LIFT, error))?;
+        }
+        self.lift_tokens(session).await
+    }
+
+    /// The format of the tables, the revision of the functions, and whether tokens were lifted in this run of the server.
+    /// `None` if any of them is missing or older than this version.
+    async fn ask(&self, session: &Session) -> Result<Option<Vec<String>>> {
+        let told = match session.client.simple_query(ASK).await {
+            Err(error) if is_missing(&error) => return Ok(None),
+            told => told.map_err(|error| self.error("read the table fencelock_store", error))?,
+        };
+        let known = |told: &Vec<String>| {
+            let revision = told.get(1).and_then(|text| text.parse::<u16>().ok());
+            revision.is_some_and(|revision| revision >= REVISION)
+        };
+        Ok(columns(&told).filter(known))
+    }
+
+    /// Lifts tokens to the time, and above the floor of this connection.
+    pub(super) async fn lift_tokens(&self, session: &mut Session) -> Result<()> {
+        // This does not wait for a standby: the grant of a token does, and so also for this.
+        let sql = format!(
+            "SET LOCAL synchronous_commit = local; SELECT fencelock_lift({})",
+            session.floor
+        );
+        let told = session.client.simple_query(&sql).await;
+        let told = columns(&told.map_err(|error| self.error(LIFT, error))?);
+        let last = told.as_ref().and_then(|row| row.first()?.parse().ok());
+        let last = last.ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        session.floor = Token(last);
+        Ok(())
+    }
+
+    pub(super) async fn create_tables(&self, session: &Session) -> Result<()> {
+        // One message is one transaction.
+        let sql = format!("SELECT pg_advisory_xact_lock({SETUP_KEY}); {SCHEMA}");
+        let action = "create its tables and functions, or the newer ones of this version (needs CREATE on the schema and ownership of \
+                      the existing ones; or have an administrator run the output of `fencelock schema postgres`)";
+        session
+            .client
+            .batch_execute(&sql)
+            .await
+            .map_err(|error| self.error(action, error))
+    }
+}

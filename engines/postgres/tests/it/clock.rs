@@ -1,0 +1,77 @@
+//! The database's clock is wrong, or jumps.
+
+use super::*;
+
+/// A clock that is an hour ahead changes nothing. If it is set forward during a hold, the lease expires for the database; the
+/// next holder has a higher token.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_databases_clock_is_another() {
+    let clock = ClockShim::new().unwrap();
+    let hour = Duration::from_secs(3600);
+    clock.forward(hour).unwrap();
+    let server = Postgres::builder().clock(&clock).start().unwrap();
+    let (one, two) = (
+        open(&server.url()).await.unwrap(),
+        open(&server.url()).await.unwrap(),
+    );
+    let guard = one.lock("a").ttl(Duration::from_millis(900)).await.unwrap();
+    for _ in 0..4 {
+        timeout(LIMIT, guard.prolonged()).await.unwrap();
+        assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
+    }
+    clock.forward(hour).unwrap();
+    let next = two.lock("a").timeout(LIMIT).await.unwrap();
+    assert!(next.token() > guard.token());
+    let last = next.token();
+    next.release().await.unwrap();
+    clock.back(2 * hour).unwrap();
+    let again = two.lock("a").timeout(LIMIT).await.unwrap();
+    assert!(again.token() > last);
+}
+
+/// Nobody renews, and nobody releases.
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_end_in_time_whatever_the_database_shows() {
+    for forward in [true, false] {
+        let clock = ClockShim::new().unwrap();
+        let hour = Duration::from_secs(3600);
+        match forward {
+            true => clock.forward(hour).unwrap(),
+            false => clock.back(hour).unwrap(),
+        }
+        let server = Postgres::builder().clock(&clock).start().unwrap();
+        let client = open(&server.url()).await.unwrap();
+        let ttl = Duration::from_millis(900);
+        let begun = Instant::now();
+        let token = hold_and_vanish(&server.url(), "a", ttl).await;
+        let view = client.look("a").await.unwrap();
+        let left = view.holders[0].ttl_left.unwrap();
+        assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
+        let next = client.lock("a").timeout(LIMIT).await.unwrap();
+        let waited = begun.elapsed();
+        assert!(waited >= ttl, "{waited:?}");
+        assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
+        assert!(next.token() > token);
+    }
+}
+
+/// Connection-bound locks do not depend on a clock.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_databases_clock_moves_no_lock_of_a_connection() {
+    let clock = ClockShim::new().unwrap();
+    let hour = Duration::from_secs(3600);
+    let server = Postgres::builder().clock(&clock).start().unwrap();
+    let url = format!("{}?strategy=advisory", server.url());
+    let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+    let guard = one.lock("a").ttl(Duration::from_secs(1)).await.unwrap();
+    clock.forward(hour).unwrap();
+    for _ in 0..3 {
+        timeout(LIMIT, guard.prolonged()).await.unwrap();
+        assert!(matches!(two.try_lock("a").await, Err(Error::Held { .. })));
+    }
+    clock.back(2 * hour).unwrap();
+    let last = guard.token();
+    guard.release().await.unwrap();
+    let next = two.lock("a").timeout(LIMIT).await.unwrap();
+    assert!(next.token() > last, "{} after {last}", next.token());
+}

@@ -1,0 +1,222 @@
+//! Deadlocks and failed serializations are retried.
+
+use super::*;
+
+/// Two renewals in one statement, and a client that has one row and wants the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_is_tried_again() {
+    let server = Postgres::start().unwrap();
+    server
+        .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
+        .unwrap();
+    let client = open(&server.url()).await.unwrap();
+    let ttl = Duration::from_secs(6);
+    let one = client.lock("a").ttl(ttl).await.unwrap();
+    let two = client.lock("b").ttl(ttl).await.unwrap();
+    timeout(LIMIT, two.prolonged()).await.unwrap();
+    let other = raw(&server, "other").await;
+    let lock =
+        |name: &str| format!("SELECT 1 FROM fencelock_holders WHERE name = '{name}' FOR UPDATE");
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND wait_event_type = 'Lock'";
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
+    let before: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
+    // After a second the renewal detects the deadlock, and is rolled back.
+    let patient = "SET deadlock_timeout = '60s'; BEGIN";
+    other.batch_execute(patient).await.unwrap();
+    other.batch_execute(&lock("b")).await.unwrap();
+    // The next renewal has locked a, and waits for b.
+    let admin = raw(&server, "admin").await;
+    until("a renewal waits", async || {
+        let count = admin.query_one(waiting, &[]).await.unwrap();
+        count.get::<_, i64>(0) == 1
+    })
+    .await;
+    timeout(LIMIT, other.batch_execute(&lock("a")))
+        .await
+        .unwrap()
+        .unwrap();
+    other.batch_execute("ROLLBACK").await.unwrap();
+    timeout(LIMIT, one.prolonged()).await.unwrap();
+    timeout(LIMIT, two.prolonged()).await.unwrap();
+    assert!(one.is_valid() && two.is_valid());
+    until("the deadlock is counted", async || {
+        let now: i64 = server.psql("lock", deadlocks).unwrap().parse().unwrap();
+        now > before
+    })
+    .await;
+}
+
+/// A claim has just taken its lock, and draws a token from a client that wants the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_over_a_token_is_tried_again() {
+    let lock = "SELECT pg_advisory_xact_lock(hashtextextended('a', 7378697629483820646))";
+    for waits in [true, false] {
+        let server = Postgres::start().unwrap();
+        server
+            .psql("lock", "GRANT SET ON PARAMETER deadlock_timeout TO lock")
+            .unwrap();
+        let url = format!("{}?strategy=advisory&response-timeout=10s", server.url());
+        let client = open(&url).await.unwrap();
+        client.lock("a").await.unwrap().release().await.unwrap();
+        let (holder, other) = (raw(&server, "holder").await, raw(&server, "other").await);
+        holder.batch_execute("BEGIN").await.unwrap();
+        if waits {
+            holder.batch_execute(lock).await.unwrap();
+        }
+        // After a second ours detects the deadlock, and is rolled back; more than once if it is faster again.
+        let patient = "SET deadlock_timeout = '60s'; BEGIN";
+        other.batch_execute(patient).await.unwrap();
+        let tokens = "ALTER SEQUENCE fencelock_tokens CACHE 1";
+        other.batch_execute(tokens).await.unwrap();
+        let taken = tokio::spawn({
+            let client = client.clone();
+            async move {
+                match waits {
+                    true => client.lock("a").await,
+                    false => client.try_lock("a").await,
+                }
+            }
+        });
+        let waiting = async |what: &str| {
+            let count = format!(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock' AND {what}"
+            );
+            server.psql("lock", &count).unwrap() == "1"
+        };
+        if waits {
+            until("it waits for the lock", async || {
+                waiting("wait_event_type = 'Lock'").await
+            })
+            .await;
+        }
+        holder.batch_execute("ROLLBACK").await.unwrap();
+        until("it waits for a token", async || {
+            waiting("wait_event = 'relation'").await
+        })
+        .await;
+        timeout(LIMIT, other.batch_execute(lock))
+            .await
+            .unwrap()
+            .unwrap();
+        if waits {
+            assert!(!taken.is_finished());
+            other.batch_execute("ROLLBACK").await.unwrap();
+            let guard = timeout(LIMIT, taken).await.unwrap().unwrap().unwrap();
+            guard.release().await.unwrap();
+        } else {
+            let busy = timeout(LIMIT, taken).await.unwrap().unwrap();
+            assert!(matches!(busy, Err(Error::Held { .. })), "{busy:?}");
+            other.batch_execute("ROLLBACK").await.unwrap();
+        }
+        // Taken once, and released.
+        holder.batch_execute("BEGIN").await.unwrap();
+        timeout(LIMIT, holder.batch_execute(lock))
+            .await
+            .unwrap()
+            .unwrap();
+        // A connection reports its figures when it ends at the latest.
+        client.close().await.unwrap();
+        until("the deadlock is counted", async || {
+            let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'lock'";
+            server.psql("lock", deadlocks).unwrap() != "0"
+        })
+        .await;
+    }
+}
+
+/// A call that the server rolls back after a conflict is retried. Here it rolls back three in a row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serialization_failure_is_tried_again() {
+    const HICCUP: &str = "\
+        CREATE SEQUENCE hiccups; CREATE FUNCTION hiccup() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+        IF nextval('hiccups') <= 3 THEN RAISE 'not serializable' USING ERRCODE = 'serialization_failure'; END IF; \
+        RETURN coalesce(NEW, OLD); END $$;";
+    for (strategy, tables) in [
+        (
+            "lease",
+            &["fencelock_locks", "fencelock_holders", "fencelock_waiters"][..],
+        ),
+        ("advisory", &["fencelock_bound"]),
+    ] {
+        let server = Postgres::start().unwrap();
+        let url = format!("{}?strategy={strategy}", server.url());
+        let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+        let admin = raw(&server, "admin").await;
+        admin.batch_execute(HICCUP).await.unwrap();
+        for table in tables {
+            // A clean-up deletes unused rows, at times of its own.
+            let on = if strategy == "lease" {
+                "INSERT OR UPDATE OR DELETE"
+            } else {
+                "INSERT"
+            };
+            let trigger = format!(
+                "CREATE TRIGGER hiccup BEFORE {on} ON {table} FOR EACH ROW EXECUTE FUNCTION hiccup()"
+            );
+            admin.batch_execute(&trigger).await.unwrap();
+        }
+        let undone = async |what: &str| {
+            until(what, async || {
+                let last = admin.query_one("SELECT last_value FROM hiccups", &[]);
+                last.await.unwrap().get::<_, i64>(0) > 3
+            })
+            .await;
+            let restart = "ALTER SEQUENCE hiccups RESTART";
+            admin.batch_execute(restart).await.unwrap();
+        };
+        let held = one.try_lock("a").await.unwrap();
+        held.sequencer().await.unwrap();
+        undone("it was taken").await;
+        let waits = tokio::spawn({
+            let two = two.clone();
+            async move { two.lock("a").await }
+        });
+        until("one waits", async || {
+            one.look("a").await.unwrap().waiters.len() == 1
+        })
+        .await;
+        undone("it stands in line").await;
+        held.release().await.unwrap();
+        let next = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
+        next.sequencer().await.unwrap();
+        undone("it was handed over").await;
+        next.release().await.unwrap();
+        let last = one.lock("b").await.unwrap();
+        undone("it was taken by one that would wait").await;
+        last.release().await.unwrap();
+    }
+}
+
+/// The default isolation level of the server does not matter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_serializes_is_no_different() {
+    let server = Postgres::builder()
+        .config("default_transaction_isolation", "serializable")
+        .start()
+        .unwrap();
+    for strategy in ["lease", "advisory"] {
+        let url = format!("{}?strategy={strategy}", server.url());
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let url = url.clone();
+                tokio::spawn(async move {
+                    let client = open(&url).await.unwrap();
+                    for _ in 0..25 {
+                        for name in ["a", "b"] {
+                            // Asked once: what the server undoes must not come this far.
+                            match client.try_lock(name).await {
+                                Ok(guard) => drop(guard.release().await.unwrap()),
+                                Err(error) => {
+                                    assert!(matches!(error, Error::Held { .. }), "{error}")
+                                }
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            timeout(LIMIT, task).await.unwrap().unwrap();
+        }
+    }
+}

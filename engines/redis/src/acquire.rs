@@ -1,0 +1,414 @@
+//! Placing a claim: without a script if nobody is expected to contend for the lock, else by script.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Place, Standing};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use redis::{Cmd, Pipeline, RedisError, Value};
+
+use crate::cluster::Retries;
+use crate::connection::Connection;
+use crate::entry::{Entry, pause_after};
+use crate::error::unreadable;
+use crate::keys::{COUNTER, Keys};
+use crate::node::Node;
+use crate::reply::unexpected;
+use crate::servers::{Gate, GrantRules, Servers};
+use crate::stored::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
+use crate::writer::{Use, Writer};
+
+const ACTION: &str = "placing a claim";
+
+/// The longest pause between attempts while a client of another kind holds, in ms.
+const LONGEST_PAUSE: u32 = 200;
+
+pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> {
+    let state = &servers.state;
+    state.check_not_inspect_only("taking a lock")?;
+    let entry = state.entries.find(&claim.id);
+    let contention = state.contention.of(&claim.name);
+    let is_new = entry.is_none();
+    let fast = is_new
+        && claim.mode == Mode::Exclusive
+        && claim.reserve <= 1
+        && !claim.record
+        && !state.config.timed()
+        && !contention.is_contended();
+    if fast {
+        let (_, connection) = match ready(servers, claim, 0).await {
+            Ok(ready) => ready,
+            Err(answer) => return answer,
+        };
+        if let Some(grant) = fast_path(servers, claim, &connection).await? {
+            return Ok(Standing::Held(grant));
+        }
+    }
+    let entry = entry.or_else(|| claim.wait.then(|| state.entries.register(claim.id)));
+    // Boxed, so that the future of the fast path stays small.
+    let placing = Placing {
+        servers,
+        claim,
+        keys: state.keys(&claim.name),
+        entry: entry.as_deref(),
+    };
+    let standing = Box::pin(placing.run()).await;
+    match &standing {
+        Ok(Standing::Held(_)) if !fast && is_new => contention.lower(),
+        Ok(Standing::Held(_)) => {}
+        Ok(Standing::Waiting(_) | Standing::Busy) => contention.raise(),
+        Err(error) if !error.is_retryable() => state.entries.remove(&claim.id),
+        Err(_) => {}
+    }
+    standing
+}
+
+/// The server that may grant the claim now; `Err` with the answer if none may.
+pub(crate) async fn ready(
+    servers: &Servers,
+    claim: &Claim,
+    slot: u16,
+) -> Result<(Arc<Node>, Arc<Connection>), Result<Standing>> {
+    let found = servers.connection(slot).await;
+    let (node, connection) = found.map_err(Err)?;
+    match servers.gate(&node, &connection) {
+        Gate::Open => Ok((node, connection)),
+        Gate::ClosedUntil(from) => Err(not_yet(servers.state.store(), claim, from)),
+        Gate::Unconfirmed(error) => Err(Err(error)),
+    }
+}
+
+/// The answer while a server that was started or promoted recently grants nothing.
+fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
+    let now = Clock::Boot.now();
+    if claim.wait {
+        return Ok(Standing::Waiting(Place {
+            ahead: None,
+            recheck: from,
+        }));
+    }
+    let left = from.since(now);
+    let cause = format!(
+        "the server was started or promoted recently and may have forgotten who holds; it grants nothing for another \
+         {left:?} (restart-delay, promotion-delay)"
+    );
+    Err(Error::unavailable(store, ACTION, cause))
+}
+
+/// Takes a free lock in two commands without a script. `None`: the script must decide.
+async fn fast_path(
+    servers: &Servers,
+    claim: &Claim,
+    connection: &Connection,
+) -> Result<Option<Grant>> {
+    let state = &servers.state;
+    let floor = state.highest(0);
+    let name = claim.name.as_str();
+    let mut commands = Pipeline::with_capacity(2);
+    let mut set = Cmd::with_capacity(6, name.len() + MARK_LEN + 320);
+    set.arg("SET").arg(name);
+    set.arg(&unrecorded(claim, &state.channel)[..]);
+    set.arg("NX").arg("PX").arg(px(claim));
+    commands.add_command(set);
+    let mut draw = Cmd::with_capacity(3, 40);
+    draw.arg("INCRBY").arg(COUNTER).arg(1);
+    commands.add_command(draw);
+    let asked_at = Clock::Boot.now();
+    let answers = connection.send_all(&commands).await;
+    let failed = |error| servers.place_failed(claim, connection, error);
+    let mut answers = answers.map_err(failed)?.into_iter();
+    let (set, drawn) = (answers.next(), answers.next());
+    for answer in [&set, &drawn] {
+        if let Some(Value::ServerError(error)) = answer {
+            let error = RedisError::from(error.clone());
+            connection.note(Some(&error));
+            let taken = matches!(set, Some(Value::Okay));
+            let error = state.failed(ACTION, Some(&claim.name), error);
+            // If the key was set, it must be withdrawn, so the error must not read as final.
+            return Err(match error {
+                error if taken && !error.is_retryable() => {
+                    Error::unavailable(state.store(), "drawing a token", error)
+                }
+                error => error,
+            });
+        }
+    }
+    let Some(Value::Int(token)) = drawn else {
+        return Err(failed(unexpected(&drawn.unwrap_or_default())));
+    };
+    let token = u64::try_from(token).unwrap_or(0);
+    if !matches!(set, Some(Value::Okay)) {
+        state.contention.of(&claim.name).raise();
+        return Ok(None);
+    }
+    if token <= floor {
+        // The counter was lost. The script lifts it, and draws another token for the lock, which the claim holds.
+        let store = state.store();
+        tracing::warn!(store, token, floor, "the counter of tokens was lost");
+        return Ok(None);
+    }
+    state.saw(0, token);
+    Ok(Some(Grant {
+        tokens: Tokens::one(Token(token)),
+        counted_from: asked_at,
+        lease: claim.ttl,
+        recorded: false,
+    }))
+}
+
+/// What `place.lua` answers.
+enum Placed {
+    Held(Tokens),
+    Waits(Queued),
+    Busy,
+    /// The request came after its deadline. The server's time in ms.
+    Late(i64),
+    /// A newer version stored the lock.
+    Newer,
+}
+
+struct Queued {
+    counter: u64,
+    ahead: u64,
+    /// What `PTTL` says of the lock.
+    left: i64,
+    ticket: u64,
+    /// A client of another kind holds.
+    foreign: bool,
+}
+
+impl Placed {
+    fn read(answer: &Value) -> Option<Self> {
+        let Value::Array(parts) = answer else {
+            return None;
+        };
+        let Some(Value::BulkString(word)) = parts.first() else {
+            return None;
+        };
+        let number = |at: usize| match parts.get(at) {
+            Some(Value::Int(number)) => *number,
+            _ => 0,
+        };
+        let positive = |at: usize| u64::try_from(number(at)).unwrap_or(0);
+        match &word[..] {
+            b"held" => Some(Self::Held(Tokens {
+                first: Token(positive(1)),
+                count: u32::try_from(positive(2)).unwrap_or(1).max(1),
+            })),
+            b"waits" => Some(Self::Waits(Queued {
+                counter: positive(1),
+                ahead: positive(2),
+                left: number(3),
+                ticket: positive(4),
+                foreign: number(5) == 1,
+            })),
+            b"busy" => Some(Self::Busy),
+            b"late" => Some(Self::Late(number(1))),
+            b"newer" => Some(Self::Newer),
+            _ => None,
+        }
+    }
+}
+
+/// Placing a claim by script: to wait, shared, recorded, or again.
+struct Placing<'a> {
+    servers: &'a Servers,
+    claim: &'a Claim,
+    keys: Keys<'a>,
+    entry: Option<&'a Entry>,
+}
+
+impl Placing<'_> {
+    async fn run(&self) -> Result<Standing> {
+        let (servers, claim, slot) = (self.servers, self.claim, self.keys.slot);
+        let state = &servers.state;
+        let mut retries = Retries::new(&state.config);
+        let mut was_late = false;
+        loop {
+            let (node, main) = match ready(servers, claim, slot).await {
+                Ok(ready) => ready,
+                Err(answer) => {
+                    if let Some(entry) = self.entry {
+                        entry.not_asked();
+                    }
+                    return answer;
+                }
+            };
+            if let Err(error) = self.listen(&main).await {
+                if servers.should_retry(&mut retries, slot, &error).await {
+                    continue;
+                }
+                let action = "subscribing to a channel fencelock:*";
+                return Err(state.failed(action, Some(&claim.name), error));
+            }
+            let mut writer = node.writer(Use::Grant, state, &main).await?;
+            let connection = writer.as_deref().unwrap_or(&main);
+            let asked_at = Clock::Boot.now();
+            let answer = match self.send(connection).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    if servers.should_retry(&mut retries, slot, &error).await {
+                        continue;
+                    }
+                    let error = servers.place_failed(claim, connection, error);
+                    if let Some(writer) = &mut writer {
+                        writer.spoil();
+                    }
+                    return Err(error);
+                }
+            };
+            match Placed::read(&answer) {
+                Some(Placed::Held(tokens)) => {
+                    state.saw(slot, tokens.first.get() + u64::from(tokens.count) - 1);
+                    if let Some(writer) = &mut writer {
+                        let rules = servers.grant_rules(slot, &node, &main);
+                        self.replicate(writer, &rules).await?;
+                    }
+                    return Ok(self.held(tokens, asked_at));
+                }
+                Some(Placed::Waits(queued)) => return Ok(self.waiting(&queued, asked_at)),
+                Some(Placed::Busy) => {
+                    state.entries.remove(&claim.id);
+                    return Ok(Standing::Busy);
+                }
+                Some(Placed::Late(now)) if !was_late => {
+                    connection.set_server_time(asked_at, now);
+                    main.set_server_time(asked_at, now);
+                    was_late = true;
+                }
+                Some(Placed::Late(_)) => {
+                    let cause = "the request reached the server too late";
+                    return Err(Error::unavailable(state.store(), ACTION, cause));
+                }
+                Some(Placed::Newer) => return Err(unreadable(state.store(), &claim.name)),
+                None => return Err(servers.place_failed(claim, connection, unexpected(&answer))),
+            }
+        }
+    }
+
+    /// Before a claim is queued in a cluster: listens to the channel of its slot.
+    async fn listen(&self, main: &Connection) -> Result<(), RedisError> {
+        match self.keys.channel(&self.servers.state.channel) {
+            Some(channel) if self.entry.is_some() => main.listen(&channel).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn send(&self, connection: &Connection) -> Result<Value, RedisError> {
+        let (state, claim, keys) = (&self.servers.state, self.claim, &self.keys);
+        let mut rest = Vec::with_capacity(64 + claim.owner.len());
+        push_rest(&mut rest, claim, &state.channel);
+        let ticket = self
+            .entry
+            .map_or(0, |entry| entry.ticket.load(Ordering::Relaxed));
+        // A queue whose waiters have not been placed again for several rechecks is forgotten.
+        let queue_px = (4 * millis(state.config.claim_window)).max(10_000);
+        let (id, kind) = (mark(&claim.id), kind(claim.mode));
+        let (floor, deadline) = (state.highest(keys.slot), connection.deadline());
+        let args = |command: &mut Cmd| {
+            keys.push_all(command);
+            command
+                .arg(&id[4..])
+                .arg(&kind)
+                .arg(px(claim))
+                .arg(millis(window(self.servers, claim)))
+                .arg(claim.reserve.max(1))
+                .arg(u8::from(claim.wait))
+                .arg(floor)
+                .arg(deadline)
+                .arg(ticket)
+                .arg(&rest[..])
+                .arg(queue_px);
+        };
+        connection.run(&state.scripts.place, args).await
+    }
+
+    fn held(&self, tokens: Tokens, asked_at: BootInstant) -> Standing {
+        self.servers.state.entries.remove(&self.claim.id);
+        Standing::Held(Grant {
+            tokens,
+            counted_from: asked_at,
+            lease: self.claim.ttl,
+            recorded: true,
+        })
+    }
+
+    fn waiting(&self, queued: &Queued, asked_at: BootInstant) -> Standing {
+        self.servers.state.saw(self.keys.slot, queued.counter);
+        if let Some(entry) = self.entry {
+            entry.ticket.store(queued.ticket, Ordering::Relaxed);
+            entry.waits(asked_at, queued.counter);
+        }
+        let window = window(self.servers, self.claim);
+        Standing::Waiting(Place {
+            ahead: Some(queued.ahead),
+            recheck: asked_at + recheck(window, queued, self.entry),
+        })
+    }
+
+    /// Waits until as many replicas as were asked for have the grant. If too few have it, the grant is withdrawn.
+    async fn replicate(&self, writer: &mut Writer, rules: &GrantRules) -> Result<()> {
+        let (state, claim) = (&self.servers.state, self.claim);
+        let asked = state.config.replicas;
+        let timeout = state.config.response_timeout / 2;
+        let have = match writer.replicated(asked, timeout).await {
+            Ok(have) if have >= asked => return Ok(()),
+            Ok(have) => have,
+            Err(error) => {
+                writer.spoil();
+                return Err(self.servers.place_failed(claim, writer, error));
+            }
+        };
+        let mark = mark(&claim.id);
+        let args = |command: &mut Cmd| {
+            self.keys.push_all(command);
+            command.arg(&mark[..]).arg("");
+            rules.push(command);
+        };
+        if let Err(error) = writer.run(&state.scripts.withdraw, args).await {
+            writer.spoil();
+            // The core withdraws it again.
+            let error = state.failed("withdrawing a claim", Some(&claim.name), error);
+            tracing::debug!(name = %claim.name, %error, "a grant that too few replicas have stays for a while");
+        }
+        Err(too_few_replicas(state.store(), have, asked, timeout))
+    }
+}
+
+pub(crate) fn too_few_replicas(store: &str, have: u32, asked: u32, timeout: Duration) -> Error {
+    let cause = format!(
+        "{have} of {asked} replicas had it within {timeout:?}, so it does not count (replicas={asked})"
+    );
+    Error::unavailable(store, "waiting for replicas", cause)
+}
+
+/// For how long a lock that is handed over to this claim waits for it to confirm.
+pub(crate) fn window(servers: &Servers, claim: &Claim) -> Duration {
+    let window = servers.state.config.claim_window.min(claim.ttl);
+    window.max(Duration::from_millis(1))
+}
+
+/// When to place the claim again: a push may be lost, and the holder may be gone.
+fn recheck(window: Duration, queued: &Queued, entry: Option<&Entry>) -> Duration {
+    let mut pause = (window / 2).mul_f64(0.5 + fastrand::f64() / 2.0);
+    if queued.foreign {
+        // The holder will not hand the lock over.
+        let next = entry.map_or_else(
+            || pause_after(0, LONGEST_PAUSE),
+            |entry| entry.next_pause(LONGEST_PAUSE),
+        );
+        pause = pause.min(Duration::from_millis(next.into()));
+    }
+    match u64::try_from(queued.left) {
+        // The first waiters look as soon as the lease ends; those behind them are told.
+        Ok(left) => {
+            let spread = fastrand::u64(0..=queued.ahead.min(50));
+            pause.min(Duration::from_millis(left + 1 + spread))
+        }
+        // The lock is free: expired waiters are ahead.
+        Err(_) if queued.left == -2 => Duration::from_millis(1),
+        // The lease has no end.
+        Err(_) => pause,
+    }
+}

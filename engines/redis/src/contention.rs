@@ -1,0 +1,89 @@
+//! Which names were contended recently.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use fencelock_core::LockName;
+
+/// Which names were contended recently: for those the script is faster than the fast path. Names with the same hash share
+/// a counter; a wrong guess costs one command.
+#[derive(Debug)]
+pub(crate) struct Contention(Box<[NameContention; NAMES]>);
+
+const NAMES: usize = 1024;
+
+/// How contended a name was recently.
+#[derive(Debug)]
+pub(crate) struct NameContention(AtomicU8);
+
+impl NameContention {
+    /// How many uncontended grants it takes until the name counts as uncontended.
+    const MOST: u8 = 8;
+
+    pub(crate) fn is_contended(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn raise(&self) {
+        self.0.store(Self::MOST, Ordering::Relaxed);
+    }
+
+    /// After an immediate grant. Two concurrent calls may count as one.
+    pub(crate) fn lower(&self) {
+        let left = self.0.load(Ordering::Relaxed);
+        if left > 1 {
+            self.0.store(left - 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The last step belongs to a release, so that a claim that was placed on a contended name is also released as on one.
+    pub(crate) fn clear_last(&self) {
+        if self.0.load(Ordering::Relaxed) == 1 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Self(Box::new(
+            [const { NameContention(AtomicU8::new(0)) }; NAMES],
+        ))
+    }
+}
+
+impl Contention {
+    pub(crate) fn of(&self, name: &LockName) -> &NameContention {
+        &self.0[spread(name, NAMES)]
+    }
+}
+
+/// A number below `count` for a name.
+pub(crate) fn spread(name: &LockName, count: usize) -> usize {
+    // FNV-1a with the finalizer of MurmurHash3: FNV-1a alone does not spread names that differ in their last bytes only.
+    let fnv = name
+        .as_str()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let factors = [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53];
+    let hash = factors.into_iter().fold(fnv, |hash, factor| {
+        (hash ^ (hash >> 33)).wrapping_mul(factor)
+    });
+    (hash >> 33) as usize % count
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn similar_names_are_spread() {
+        let of = |number: i32| spread(&LockName::new(&format!("order/{number}")).unwrap(), 4096);
+        let used: HashSet<_> = (0..1000).map(of).collect();
+        // An even spread has 887.
+        assert!(used.len() > 850, "{}", used.len());
+    }
+}

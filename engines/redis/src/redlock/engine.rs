@@ -1,0 +1,138 @@
+//! The engine for N independent servers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
+};
+use fencelock_core::{Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
+
+use super::config::Config;
+use super::open::open;
+use super::state::State;
+use super::{acquire, diagnose, inspect, promises, release, renew, wait};
+
+/// Locks on N independent Redis servers.
+pub struct Redlock {
+    state: Arc<State>,
+    promises: Promises,
+    events: EventSource,
+}
+
+impl Redlock {
+    /// Connects to the nodes that a URL names. Needs a tokio runtime, and keeps a task there for each node.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the URL or a node cannot be used, [`Error::Unavailable`] if fewer nodes than the quorum reply
+    /// within `connect-timeout`, [`Error::Refused`] if that is because they refuse this user.
+    ///
+    /// # Cancel safety
+    /// May be dropped: nothing is held yet.
+    ///
+    /// [`Error::Config`]: fencelock_core::Error::Config
+    /// [`Error::Unavailable`]: fencelock_core::Error::Unavailable
+    /// [`Error::Refused`]: fencelock_core::Error::Refused
+    pub async fn connect(url: StoreUrl) -> Result<Self> {
+        Self::open(Config::from_url(url, true)?).await
+    }
+
+    /// As [`Redlock::connect`], but restarted nodes vote at once, whatever they may have forgotten. For tests that show the
+    /// result: two holders.
+    ///
+    /// # Errors
+    /// As [`Redlock::connect`].
+    #[doc(hidden)]
+    pub async fn connect_without_delayed_restart(url: StoreUrl) -> Result<Self> {
+        Self::open(Config::from_url(url, false)?).await
+    }
+
+    async fn open(config: Config) -> Result<Self> {
+        let (state, events) = open(config).await?;
+        Ok(Self {
+            promises: promises::of(&state),
+            state,
+            events,
+        })
+    }
+}
+
+#[async_trait]
+impl Engine for Redlock {
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        acquire::place(&self.state, claim).await
+    }
+
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        wait::wait(&self.state, claim, place).await;
+        Ok(None)
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        renew::renew(&self.state, held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        release::withdraw(&self.state, claim, how).await
+    }
+
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.state.close();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for Redlock {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        inspect::look(&self.state, name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        inspect::watch(&self.state, name, seen).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        inspect::list(&self.state, prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        release::evict(&self.state, name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(diagnose::findings(&self.state).await)
+    }
+}
+
+impl Drop for Redlock {
+    fn drop(&mut self) {
+        self.state.close();
+    }
+}
+
+impl fmt::Display for Redlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.state.config.store)
+    }
+}
+
+impl fmt::Debug for Redlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Redlock({})", self.state.config.store)
+    }
+}

@@ -1,0 +1,145 @@
+//! What all calls of one store share, apart from its servers: the waiting claims, the highest tokens seen, the scripts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fencelock_core::engine::Event;
+use fencelock_core::{ClaimId, Error, LockName, Result};
+use redis::RedisError;
+use tokio::sync::mpsc;
+
+use crate::config::Config;
+use crate::contention::Contention;
+use crate::entry::{Entries, PushedGrant};
+use crate::error::explain;
+use crate::keys::{Keys, SLOTS};
+use crate::scripts::Scripts;
+use crate::stored::Message;
+
+/// What a connection or a node finds out and the store's servers as a whole must deal with.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// The server granted the lock to a claim that no longer waits here.
+    GiveBack {
+        claim: ClaimId,
+        first: u64,
+        name: LockName,
+    },
+    /// A server does not answer: perhaps another has taken its place.
+    FindServers,
+}
+
+/// What all calls share.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) scripts: Scripts,
+    /// This process listens to the channel `fencelock:` and this.
+    pub(crate) channel: String,
+    pub(crate) entries: Entries,
+    pub(crate) contention: Contention,
+    /// The highest token seen, of the store or of each slot: later tokens must be above it.
+    highest: Box<[AtomicU64]>,
+    generations: AtomicU64,
+    events: mpsc::UnboundedSender<Event>,
+    tasks: mpsc::UnboundedSender<Task>,
+}
+
+impl State {
+    pub(crate) fn new(
+        config: Config,
+        events: mpsc::UnboundedSender<Event>,
+        tasks: mpsc::UnboundedSender<Task>,
+    ) -> Result<Self> {
+        let counters = if config.is_cluster() { SLOTS } else { 1 };
+        Ok(Self {
+            scripts: Scripts::new(config.timed()),
+            config,
+            channel: format!("{:016x}", random_u64()?),
+            entries: Entries::default(),
+            contention: Contention::default(),
+            highest: (0..counters).map(|_| AtomicU64::new(0)).collect(),
+            generations: AtomicU64::new(0),
+            events,
+            tasks,
+        })
+    }
+
+    pub(crate) fn store(&self) -> &str {
+        &self.config.store
+    }
+
+    pub(crate) fn next_generation(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub(crate) fn keys<'a>(&self, name: &'a LockName) -> Keys<'a> {
+        Keys::new(name, self.config.is_cluster())
+    }
+
+    /// Refuses what a store that was opened only to look cannot do.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for such a store.
+    pub(crate) fn check_not_inspect_only(&self, what: &'static str) -> Result<()> {
+        if !self.config.inspect_only {
+            return Ok(());
+        }
+        let why = "it was opened to look only; open it anew";
+        Err(Error::unsupported(self.store(), what, why))
+    }
+
+    pub(crate) fn failed(&self, action: &str, name: Option<&LockName>, error: RedisError) -> Error {
+        explain(self.store(), action, name, error)
+    }
+
+    pub(crate) fn highest(&self, slot: u16) -> u64 {
+        self.highest[usize::from(slot)].load(Ordering::SeqCst)
+    }
+
+    /// Notes a token, or the value of the counter.
+    pub(crate) fn saw(&self, slot: u16, token: u64) {
+        self.highest[usize::from(slot)].fetch_max(token, Ordering::SeqCst);
+    }
+
+    /// Handles a message. `newest`: it came over the node's newest connection.
+    pub(crate) fn receive(&self, message: Message, newest: bool) {
+        match message {
+            Message::Granted {
+                claim,
+                first,
+                count,
+                name,
+            } => {
+                let slot = self.keys(&name).slot;
+                self.saw(slot, first + u64::from(count.max(1)) - 1);
+                if !newest {
+                    // The same message may come over the newer connection, and every waiter is placed again over that one.
+                    return;
+                }
+                match self.entries.find(&claim) {
+                    Some(entry) => entry.push(PushedGrant { first, count }),
+                    None => self.ask_for(Task::GiveBack { claim, first, name }),
+                }
+            }
+            Message::Lost(claim) => self.tell(Event::Lost(claim)),
+            Message::Asked(claim) => self.tell(Event::Asked(claim)),
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        // The receiver is gone while the engine is dropped.
+        let _ = self.events.send(event);
+    }
+
+    pub(crate) fn ask_for(&self, task: Task) {
+        let _ = self.tasks.send(task);
+    }
+}
+
+/// Different in every process.
+fn random_u64() -> Result<u64> {
+    let id = fencelock_core::ClaimIds::new()?.next();
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&id.as_bytes()[..8]);
+    Ok(u64::from_be_bytes(bytes))
+}

@@ -1,0 +1,166 @@
+//! Connections to write a grant or a renewal over and to wait on for replicas. `WAIT` blocks a connection, so each has one of
+//! its own meanwhile.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fencelock_core::{Error, Result};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::connect::{Purpose, Setup, connecting};
+use crate::connection::Connection;
+use crate::earlier::Earlier;
+use crate::state::State;
+use crate::uptime::Uptime;
+
+/// How many grants may wait for replicas at once.
+const GRANTS: usize = 4;
+/// How many renewal requests may: grants that wait for slow replicas do not delay them.
+const RENEWALS: usize = 4;
+
+/// What a writer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Grant,
+    Renewal,
+}
+
+/// The writers of one node.
+#[derive(Debug)]
+pub(crate) struct Writers {
+    grants: Arc<Semaphore>,
+    renewals: Arc<Semaphore>,
+    idle: Mutex<Vec<Arc<Connection>>>,
+    earlier: Arc<Earlier>,
+}
+
+impl Writers {
+    pub(crate) fn new(earlier: Arc<Earlier>) -> Arc<Self> {
+        Arc::new(Self {
+            grants: Arc::new(Semaphore::new(GRANTS)),
+            renewals: Arc::new(Semaphore::new(RENEWALS)),
+            idle: Mutex::default(),
+            earlier,
+        })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn close(&self) {
+        self.idle().clear();
+    }
+
+    /// A writer to the server that `main` leads to.
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        purpose: Use,
+        state: &State,
+        uptime: &Uptime,
+        main: &Connection,
+    ) -> Result<Writer> {
+        let permits = match purpose {
+            Use::Grant => &self.grants,
+            Use::Renewal => &self.renewals,
+        };
+        let permit = Arc::clone(permits).acquire_owned();
+        let timeout = state.config.response_timeout;
+        let Ok(Ok(permit)) = tokio::time::timeout(timeout, permit).await else {
+            let cause = "too many others wait for replicas at once";
+            let action = "waiting for a connection";
+            return Err(Error::unavailable(state.store(), action, cause));
+        };
+        let fits = |connection: &Arc<Connection>| {
+            !connection.is_broken() && connection.run_id == main.run_id
+        };
+        let found = {
+            let mut idle = self.idle();
+            idle.retain(fits);
+            idle.pop()
+        };
+        let connection = match found {
+            Some(connection) => connection,
+            None => Arc::new(open(state, uptime, main).await?),
+        };
+        Ok(Writer {
+            pool: Arc::clone(self),
+            connection,
+            spoiled: false,
+            unanswered: false,
+            _permit: permit,
+        })
+    }
+}
+
+async fn open(state: &State, uptime: &Uptime, main: &Connection) -> Result<Connection> {
+    let setup = Setup {
+        state,
+        uptime,
+        client: main.client.clone(),
+        purpose: Purpose::Write,
+        generation: state.next_generation(),
+        wake_up: Arc::default(),
+    };
+    let action = connecting(&setup.client);
+    let opened = setup.open(Arc::new(|_| {}));
+    let Ok(opened) = tokio::time::timeout(state.config.response_timeout, opened).await else {
+        let cause = "no answer in time";
+        return Err(Error::unavailable(state.store(), action, cause));
+    };
+    let (connection, _) = opened?;
+    if connection.run_id != main.run_id {
+        main.break_off();
+        let cause = "another server answers there";
+        return Err(Error::unavailable(state.store(), action, cause));
+    }
+    Ok(connection)
+}
+
+/// A connection for one grant or renewal. It returns to the pool when dropped.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pool: Arc<Writers>,
+    connection: Arc<Connection>,
+    spoiled: bool,
+    unanswered: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Writer {
+    /// A request is about to be sent. Without [`Writer::answered`] the connection is not used again.
+    pub(crate) fn sends(&mut self) {
+        self.unanswered = true;
+    }
+
+    /// Every request has its reply.
+    pub(crate) fn answered(&mut self) {
+        self.unanswered = false;
+    }
+
+    /// A request has no reply: the connection is not used again.
+    pub(crate) fn spoil(&mut self) {
+        if !std::mem::replace(&mut self.spoiled, true) {
+            self.pool.earlier.remember(&self.connection);
+        }
+    }
+}
+
+impl Deref for Writer {
+    type Target = Arc<Connection>;
+
+    fn deref(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.unanswered || self.connection.is_broken() {
+            self.spoil();
+        }
+        if !self.spoiled {
+            self.pool.idle().push(Arc::clone(&self.connection));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Takes a lock, or a place in the database's queue.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Place, Standing};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result};
+use tokio::time::timeout;
+
+use super::dialect::Dialect;
+use super::entry::{Entry, Hold};
+use super::pool::PooledSession;
+use super::state::State;
+
+/// How often a waiting claim checks that its connection is still open.
+const RECHECK: Duration = Duration::from_secs(5);
+
+impl<D: Dialect> State<D> {
+    pub(super) async fn place(
+        self: &Arc<Self>,
+        claim: &Claim,
+        entry: &mut Entry<D>,
+    ) -> Result<Standing> {
+        match std::mem::take(entry) {
+            Entry::Empty => {}
+            Entry::Holding(hold) if !hold.conn.signal.is_closed() => {
+                return self.prolong(claim, entry, hold).await;
+            }
+            Entry::Holding(hold) => {
+                *entry = Entry::given_up(self.session_id(&hold.conn), claim, false);
+            }
+            given_up @ Entry::GivenUp { .. } => *entry = given_up,
+            Entry::Waiting(waiting) => match waiting.outcome.take() {
+                Some(Ok(hold)) => return self.prolong(claim, entry, hold).await,
+                Some(Err(error)) => {
+                    if let Some(session) = waiting.outcome.session() {
+                        *entry = Entry::given_up(session, claim, false);
+                    }
+                    return Err(error);
+                }
+                None => {
+                    let session = waiting.outcome.session();
+                    *entry = Entry::Waiting(waiting);
+                    // Without a session it queues in this process.
+                    if let Some(session) = session
+                        && !self.control.is_open(&session).await?
+                    {
+                        *entry = Entry::given_up(session, claim, false);
+                    } else {
+                        return Ok(waiting_until_recheck());
+                    }
+                }
+            },
+        }
+        self.end_given_up(entry).await?;
+        self.acquire(claim, entry).await
+    }
+
+    /// Takes the lock, or a place in the database's queue.
+    async fn acquire(self: &Arc<Self>, claim: &Claim, entry: &mut Entry<D>) -> Result<Standing> {
+        let action = format!("take lock {}", claim.name);
+        let mut conn = match self.pool.try_get().await? {
+            Some(conn) => conn,
+            None if claim.wait => {
+                *entry = self.wait(claim, None);
+                return Ok(waiting_until_recheck());
+            }
+            None => match timeout(self.settings.response_timeout, self.pool.get()).await {
+                Ok(conn) => conn?,
+                Err(_) => return Err(self.too_many(&action)),
+            },
+        };
+        loop {
+            let asked_at = Clock::Boot.now();
+            let acquired = self
+                .dialect
+                .try_acquire(&mut conn.session, claim, claim.ttl);
+            match self.within(&action, acquired).await {
+                Ok(Some(tokens)) => {
+                    let mut hold = Hold::new(conn, claim, tokens);
+                    // The lease counts from the last request at the latest, and a slow network has cost some of it.
+                    let asked_at = match Clock::Boot.now().since(asked_at) < claim.ttl / 8 {
+                        true => asked_at,
+                        false => self.keep_alive(&mut hold, claim).await.unwrap_or(asked_at),
+                    };
+                    return self.hold(claim, entry, hold, asked_at).await;
+                }
+                Ok(None) if claim.wait => {
+                    *entry = self.wait(claim, Some(conn));
+                    return Ok(waiting_until_recheck());
+                }
+                Ok(None) => {
+                    self.pool.put_back(conn);
+                    return Ok(Standing::Busy);
+                }
+                Err(error) => conn = self.after_failure(claim, entry, conn, error).await?,
+            }
+        }
+    }
+
+    /// A fresh connection if the failed one had probably ended in the pool; the error otherwise.
+    async fn after_failure(
+        &self,
+        claim: &Claim,
+        entry: &mut Entry<D>,
+        conn: PooledSession<D>,
+        error: Error,
+    ) -> Result<PooledSession<D>> {
+        // The connection may also have ended just now, and the server may not have noticed.
+        *entry = Entry::given_up(self.session_id(&conn), claim, false);
+        let ended_in_pool = conn.used_before && conn.signal.is_closed();
+        if !ended_in_pool || !matches!(error, Error::Unavailable { .. }) {
+            return Err(error);
+        }
+        self.end_given_up(entry).await?;
+        self.pool.replace(conn).await
+    }
+
+    fn too_many(&self, action: &str) -> Error {
+        let most = self.settings.max_connections;
+        let why = format!(
+            "all {most} connections of this process hold or wait; raise max-connections in the store's URL"
+        );
+        Error::unavailable(&*self.dialect, action, why)
+    }
+
+    /// The claim holds. The lease counts from `asked_at`.
+    async fn hold(
+        &self,
+        claim: &Claim,
+        entry: &mut Entry<D>,
+        mut hold: Box<Hold<D>>,
+        asked_at: BootInstant,
+    ) -> Result<Standing> {
+        let id = self.session_id(&hold.conn);
+        if !hold.conn.signal.bind(claim.id) {
+            *entry = Entry::given_up(id, claim, false);
+            let why = "the connection ended as it got the lock";
+            let action = format!("take lock {}", claim.name);
+            return Err(Error::unavailable(&*self.dialect, action, why));
+        }
+        let mut recorded = Ok(Vec::new());
+        if claim.record {
+            let record = hold.record(id, claim, hold.tokens.first);
+            let records = std::slice::from_ref(&record);
+            recorded = self.control.record(records, &[]).await;
+            if recorded.is_ok() {
+                hold.recorded = Some(record);
+            }
+        } else {
+            // The recording task lives as long as the engine.
+            let _ = self.to_record.send(claim.id);
+        }
+        let grant = Grant {
+            tokens: hold.tokens,
+            counted_from: asked_at,
+            lease: claim.ttl,
+            recorded: hold.recorded.is_some(),
+        };
+        *entry = Entry::Holding(hold);
+        recorded.map(|_| Standing::Held(grant))
+    }
+
+    /// A claim that holds is placed again: prolong it, or change its mode.
+    async fn prolong(
+        &self,
+        claim: &Claim,
+        entry: &mut Entry<D>,
+        mut hold: Box<Hold<D>>,
+    ) -> Result<Standing> {
+        let renewed = match (hold.mode == claim.mode, hold.mode) {
+            (true, _) => self.keep_alive(&mut hold, claim).await,
+            (false, Mode::Exclusive) => self.downgrade(&mut hold, claim).await,
+            (false, held) => Err(Error::unsupported(
+                &*self.dialect,
+                "a change from a weaker mode to a stronger one",
+                format!("the claim holds as {}; release it first", held.as_str()),
+            )),
+        };
+        match renewed {
+            Ok(asked_at) => self.hold(claim, entry, hold, asked_at).await,
+            Err(error) => {
+                *entry = Entry::Holding(hold);
+                Err(error)
+            }
+        }
+    }
+
+    async fn downgrade(&self, hold: &mut Hold<D>, claim: &Claim) -> Result<BootInstant> {
+        let asked_at = Clock::Boot.now();
+        let action = format!("downgrade lock {}", claim.name);
+        let downgraded = self.dialect.downgrade(&mut hold.conn.session, claim);
+        hold.tokens = self.within(&action, downgraded).await?;
+        hold.mode = claim.mode;
+        Ok(asked_at)
+    }
+}
+
+fn waiting_until_recheck() -> Standing {
+    Standing::Waiting(Place {
+        ahead: None,
+        recheck: Clock::Boot.now() + RECHECK,
+    })
+}

@@ -1,0 +1,69 @@
+//! Tasks that run while the engine is open: they find ended connections, and clean up.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencelock_core::Clock;
+
+use super::dialect::{Dialect, SessionId};
+use super::entry::Entry;
+use super::signal::CloseSignal;
+use super::state::{EntryLock, State};
+
+/// How often an engine in use cleans up after ended connections.
+const CLEAN_UP: Duration = Duration::from_secs(5);
+
+/// Checks that the connections that hold are still open.
+pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: Duration) {
+    loop {
+        tokio::time::sleep(every.mul_f32(0.75 + fastrand::f32() / 2.0)).await;
+        let Some(state) = state.upgrade() else {
+            return;
+        };
+        let entries: Vec<EntryLock<D>> = state.entries().values().cloned().collect();
+        let holding = entries.iter().filter_map(|entry| {
+            // Whoever works on an entry finds out by itself.
+            match &*entry.try_lock().ok()? {
+                Entry::Holding(hold) => {
+                    let signal = Arc::clone(&hold.conn.signal);
+                    Some((state.session_id(&hold.conn), signal))
+                }
+                _ => None,
+            }
+        });
+        let (ids, signals): (Vec<SessionId>, Vec<Arc<CloseSignal>>) = holding.unzip();
+        if ids.is_empty() {
+            continue;
+        }
+        // Without an answer nothing is known.
+        let ended = state.control.ended(&ids).await.unwrap_or_default();
+        let all = ids.iter().zip(&signals);
+        for (_, signal) in all.filter(|(id, _)| ended.contains(id)) {
+            signal.close();
+        }
+    }
+}
+
+/// Cleans up now and then.
+pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
+    loop {
+        tokio::time::sleep(CLEAN_UP.mul_f32(0.75 + fastrand::f32() / 2.0)).await;
+        let Some(state) = state.upgrade() else {
+            return;
+        };
+        state.pool.trim();
+        let now = Clock::Boot.now();
+        let is_needed = |entry: &EntryLock<D>| match entry.try_lock().as_deref() {
+            Ok(Entry::GivenUp { until, .. }) => *until > now,
+            _ => true,
+        };
+        state.entries().retain(|_, entry| is_needed(entry));
+        let busy = !state.entries().is_empty();
+        if (state.used.swap(busy, Ordering::Relaxed) || busy)
+            && let Err(error) = state.control.clean_up().await
+        {
+            tracing::debug!(store = %state.dialect, %error, "cleaning up failed; trying again later");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The engine of connection-bound locks.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
+};
+use fencelock_core::{Engine, Finding, LockName, Promises, Result, Token};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::background::{check_connections, clean_up};
+use super::control::Control;
+use super::dialect::Dialect;
+use super::entry::Entry;
+use super::pool::Pool;
+use super::record::record_granted;
+use super::state::State;
+use crate::poll::{jitter, longer};
+
+/// The first poll interval of a `watch`.
+const FIRST_POLL: Duration = Duration::from_millis(20);
+
+/// The engine on a dialect.
+pub struct BoundEngine<D: Dialect> {
+    state: Arc<State<D>>,
+    events: EventSource,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl<D: Dialect> BoundEngine<D> {
+    /// Opens the store: makes the control connection.
+    pub async fn open(dialect: D) -> Result<Self> {
+        let dialect = Arc::new(dialect);
+        let settings = dialect.settings();
+        let (sender, events) = EventSource::channel();
+        let (to_record, granted) = mpsc::unbounded_channel();
+        let control = Control::new(Arc::clone(&dialect), settings);
+        let promises = control.open().await?;
+        let state = Arc::new(State {
+            pool: Pool::new(Arc::clone(&dialect), settings, sender),
+            dialect,
+            promises,
+            settings,
+            control,
+            entries: Mutex::default(),
+            to_record,
+            used: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
+        });
+        let mut tasks = Vec::new();
+        // An inspecting client writes nothing, also not to clean up.
+        if !state.dialect.inspect_only() {
+            tasks.push(tokio::spawn(record_granted(
+                Arc::downgrade(&state),
+                granted,
+            )));
+            tasks.push(tokio::spawn(clean_up(Arc::downgrade(&state))));
+            if let Some(every) = state.dialect.check_interval() {
+                tasks.push(tokio::spawn(check_connections(
+                    Arc::downgrade(&state),
+                    every,
+                )));
+            }
+        }
+        Ok(Self {
+            state,
+            events,
+            tasks: Mutex::new(tasks),
+        })
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Engine for BoundEngine<D> {
+    fn promises(&self) -> &Promises {
+        &self.state.promises
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let state = &self.state;
+        state.check_open()?;
+        state.check_writes("a lock")?;
+        state.used.store(true, Ordering::Relaxed);
+        let entry = Arc::clone(state.entries().entry(claim.id).or_default());
+        let mut entry = entry.lock().await;
+        let standing = state.place(claim, &mut entry).await;
+        if matches!(*entry, Entry::Empty) {
+            state.entries().remove(&claim.id);
+        }
+        standing
+    }
+
+    async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
+        let Some(entry) = self.state.entry(claim.id) else {
+            return Ok(None);
+        };
+        let outcome = match &*entry.lock().await {
+            Entry::Waiting(waiting) => Arc::clone(&waiting.outcome),
+            _ => return Ok(None),
+        };
+        outcome.finished().await;
+        Ok(None)
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.state.used.store(true, Ordering::Relaxed);
+        self.state.renew(held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let state = &self.state;
+        let Some(entry) = state.entry(claim.id) else {
+            return Ok(Withdrawn::NotOwner);
+        };
+        let withdrawn = state.withdraw(claim, how, &mut *entry.lock().await).await?;
+        state.entries().remove(&claim.id);
+        Ok(withdrawn)
+    }
+
+    /// Holds whose connection ended. A request to let go arrives with a renewal.
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        let state = &self.state;
+        if state.closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        for task in tasks {
+            task.abort();
+        }
+        state.entries().clear();
+        state.pool.close();
+        if state.used.load(Ordering::Relaxed) && !state.dialect.inspect_only() {
+            last_clean_up(state).await;
+        }
+        state.control.close().await;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Inspect for BoundEngine<D> {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.state.look(name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let mut interval = FIRST_POLL;
+        loop {
+            let view = self.state.look(name).await?;
+            if view.token() != seen {
+                return Ok(view);
+            }
+            tokio::time::sleep(jitter(interval)).await;
+            interval = longer(interval);
+        }
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.state.check_open()?;
+        self.state.record_all().await;
+        self.state.control.list(prefix, at.as_ref(), limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.state.check_writes("an eviction")?;
+        self.state.look(name).await?;
+        self.state.control.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.state.check_open()?;
+        self.state.dialect.findings().await
+    }
+}
+
+async fn last_clean_up<D: Dialect>(state: &State<D>) {
+    if let Err(error) = state.control.clean_up().await {
+        tracing::debug!(store = %state.dialect, %error, "another process will clean up what this one left");
+    }
+}
+
+impl<D: Dialect> Drop for BoundEngine<D> {
+    fn drop(&mut self) {
+        // Waits in the background share the rest.
+        self.state.entries().clear();
+        self.state.pool.close();
+        let is_due =
+            !self.state.closed.load(Ordering::SeqCst) && !self.state.dialect.inspect_only();
+        if is_due && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let state = Arc::clone(&self.state);
+            runtime.spawn(async move { last_clean_up(&state).await });
+        }
+        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            task.abort();
+        }
+    }
+}
+
+impl<D: Dialect> fmt::Display for BoundEngine<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.state.dialect, f)
+    }
+}
+
+impl<D: Dialect> fmt::Debug for BoundEngine<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BoundEngine({})", self.state.dialect)
+    }
+}

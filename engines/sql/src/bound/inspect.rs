@@ -1,0 +1,131 @@
+//! Locks as people see them, from the records.
+
+use std::time::Duration;
+
+use fencelock_core::engine::{HolderView, LockView, WaiterView};
+use fencelock_core::{LockName, Mode, Result};
+
+use super::dialect::Dialect;
+use super::state::{RECORD_AFTER, State};
+
+/// How often a look checks that all holders are recorded. After that it takes what there is.
+const CHECKS: u32 = 20;
+/// A view shows at most so many waiters.
+const MAX_WAITERS_SHOWN: usize = 1000;
+
+/// A record as it was read.
+#[derive(Debug)]
+pub struct RecordView {
+    /// The lock.
+    pub name: LockName,
+    /// The claim; a waiter's has no token.
+    pub holder: HolderView,
+    /// Whether it holds; else it waits.
+    pub holds: bool,
+}
+
+/// The locks of these records, which are sorted by name. Of several exclusive holders only the newest is shown: the server
+/// may list the ended connection of an older one for a moment.
+pub fn views(records: impl IntoIterator<Item = RecordView>) -> Vec<LockView> {
+    let mut views: Vec<LockView> = Vec::new();
+    for RecordView {
+        name,
+        holder,
+        holds,
+    } in records
+    {
+        if views.last().is_none_or(|view| view.name != name) {
+            views.push(LockView::free(name));
+        }
+        let Some(view) = views.last_mut() else {
+            continue;
+        };
+        if holds {
+            view.holders.push(holder);
+        } else if view.waiters.len() < MAX_WAITERS_SHOWN {
+            let HolderView {
+                owner, mode, label, ..
+            } = holder;
+            view.waiters.push(WaiterView { owner, mode, label });
+        }
+    }
+    for view in &mut views {
+        let exclusive = |holder: &&HolderView| holder.mode == Mode::Exclusive;
+        let newest = view.holders.iter().filter(exclusive);
+        let newest = newest.map(|holder| holder.token).max();
+        view.holders
+            .retain(|holder| holder.mode != Mode::Exclusive || Some(holder.token) == newest);
+    }
+    views
+}
+
+impl<D: Dialect> State<D> {
+    /// The lock as it is. If another process holds it and has not recorded that yet, the call waits for the record.
+    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.check_open()?;
+        if self.dialect.inspect_only() {
+            return self.control.look(name).await;
+        }
+        self.record_all().await;
+        for _ in 0..CHECKS {
+            if self.control.is_recorded(name).await? {
+                break;
+            }
+            let pause: Duration = RECORD_AFTER / 2;
+            tokio::time::sleep(pause).await;
+        }
+        self.control.look(name).await
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use fencelock_core::Token;
+
+    use super::*;
+
+    fn record(name: &str, mode: Mode, token: u64) -> RecordView {
+        RecordView {
+            name: LockName::new(name).unwrap(),
+            holder: HolderView {
+                claim: None,
+                owner: token.to_string(),
+                token: Some(Token(token)),
+                mode,
+                ttl_left: None,
+                lock_delay: Duration::ZERO,
+                held: None,
+                label: None,
+            },
+            holds: token > 0,
+        }
+    }
+
+    #[test]
+    fn of_exclusive_holders_only_the_newest_is_shown() {
+        let views = views([
+            record("a", Mode::Exclusive, 16),
+            record("a", Mode::Exclusive, 32),
+            record("a", Mode::Exclusive, 0),
+            record("b", Mode::Exclusive, 8),
+            record("c", Mode::Shared, 64),
+            record("c", Mode::Shared, 80),
+        ]);
+        let shown: Vec<(&str, Vec<&str>, usize)> = views
+            .iter()
+            .map(|view| {
+                let owners = view.holders.iter().map(|holder| &*holder.owner).collect();
+                (view.name.as_str(), owners, view.waiters.len())
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("a", vec!["32"], 1),
+                ("b", vec!["8"], 0),
+                ("c", vec!["64", "80"], 0)
+            ]
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! Releases holds, leaves the queue, and ends connections that were given up.
+
+use fencelock_core::engine::{Claim, Leave, Withdrawn};
+use fencelock_core::{Clock, Result};
+
+use super::dialect::{Dialect, SessionId};
+use super::entry::{Entry, Hold};
+use super::pool::PooledSession;
+use super::state::{CLAIM_WINDOW, State};
+
+impl<D: Dialect> Entry<D> {
+    pub(super) fn given_up(session: SessionId, claim: &Claim, held: bool) -> Self {
+        // Twice the time, since the request may reach the server late.
+        let until = Clock::Boot.now() + (claim.ttl + CLAIM_WINDOW).saturating_mul(2);
+        Self::GivenUp {
+            session,
+            held,
+            until,
+        }
+    }
+}
+
+impl<D: Dialect> State<D> {
+    pub(super) async fn withdraw(
+        &self,
+        claim: &Claim,
+        how: Leave,
+        entry: &mut Entry<D>,
+    ) -> Result<Withdrawn> {
+        match std::mem::take(entry) {
+            Entry::Empty => Ok(Withdrawn::NotOwner),
+            Entry::GivenUp {
+                session,
+                held,
+                until,
+            } => {
+                *entry = Entry::GivenUp {
+                    session,
+                    held,
+                    until,
+                };
+                self.end_given_up(entry).await?;
+                Ok(match held {
+                    true => Withdrawn::Released,
+                    false => Withdrawn::LeftQueue,
+                })
+            }
+            Entry::Waiting(waiting) => {
+                let (granted, session) = waiting.end().await;
+                if let Some(hold) = granted {
+                    return self.release(claim, hold, entry).await;
+                }
+                if let Some(session) = session {
+                    *entry = Entry::given_up(session, claim, false);
+                    self.end_given_up(entry).await?;
+                }
+                Ok(Withdrawn::LeftQueue)
+            }
+            Entry::Holding(hold) => match how {
+                Leave::Release => self.release(claim, hold, entry).await,
+                Leave::Abandon => {
+                    hold.conn.signal.unbind();
+                    *entry = Entry::given_up(self.session_id(&hold.conn), claim, true);
+                    drop(hold);
+                    self.end_given_up(entry).await?;
+                    Ok(Withdrawn::Expired)
+                }
+            },
+        }
+    }
+
+    async fn release(
+        &self,
+        claim: &Claim,
+        mut hold: Box<Hold<D>>,
+        entry: &mut Entry<D>,
+    ) -> Result<Withdrawn> {
+        let id = self.session_id(&hold.conn);
+        if !hold.conn.signal.unbind() {
+            *entry = Entry::given_up(id, claim, true);
+            drop(hold);
+            self.end_given_up(entry).await?;
+            return Ok(Withdrawn::Expired);
+        }
+        let action = format!("release lock {}", claim.name);
+        // The record goes first, so that nobody sees it beside that of the next holder.
+        let deleted = match hold.listed || hold.recorded.is_some() {
+            true => self.control.delete_record(claim.id).await,
+            false => Ok(()),
+        };
+        let released = self.dialect.release(&mut hold.conn.session, claim);
+        let released = self.within(&action, released).await;
+        // A record that stays would look like a hold as long as the connection is open.
+        match released.and_then(|released| deleted.map(|()| released)) {
+            Ok(true) => {
+                self.pool.put_back(hold.conn);
+                Ok(Withdrawn::Released)
+            }
+            Ok(false) => Ok(Withdrawn::Expired),
+            Err(error) => {
+                *entry = Entry::given_up(id, claim, true);
+                drop(hold);
+                // Whether or not the release arrived, the end of the connection is a release.
+                match self.end_given_up(entry).await {
+                    Ok(()) => Ok(Withdrawn::Released),
+                    Err(_) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Ends what may be left of a connection that was given up.
+    pub(super) async fn end_given_up(&self, entry: &mut Entry<D>) -> Result<()> {
+        if let Entry::GivenUp { session, .. } = entry {
+            self.control.end(session).await?;
+            *entry = Entry::Empty;
+        }
+        Ok(())
+    }
+
+    pub(super) fn session_id(&self, conn: &PooledSession<D>) -> SessionId {
+        self.dialect.session_id(&conn.session)
+    }
+}

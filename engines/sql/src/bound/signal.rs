@@ -1,0 +1,75 @@
+//! Tells at once that a connection has ended, and which claim loses its hold by that.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fencelock_core::ClaimId;
+use fencelock_core::engine::Event;
+use tokio::sync::mpsc;
+
+/// The end of one connection.
+pub struct CloseSignal {
+    state: Mutex<State>,
+    events: Option<mpsc::UnboundedSender<Event>>,
+    on_close: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    claim: Option<ClaimId>,
+    closed: bool,
+}
+
+impl CloseSignal {
+    /// A signal that reports the loss of a hold to `events`.
+    pub fn new(events: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            events,
+            on_close: Box::new(|| {}),
+        })
+    }
+
+    /// A signal that calls `on_close` when the connection has ended.
+    pub fn with(on_close: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            events: None,
+            on_close: Box::new(on_close),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection has ended. The dialect calls this as soon as it knows.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        if let (Some(claim), Some(events)) = (state.claim.take(), &self.events) {
+            // Nobody listens once the engine is gone.
+            let _ = events.send(Event::Lost(claim));
+        }
+        drop(state);
+        (self.on_close)();
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
+    /// From now on this claim is lost with the connection. False if the connection has ended already.
+    pub fn bind(&self, claim: ClaimId) -> bool {
+        let mut state = self.state();
+        state.claim = (!state.closed).then_some(claim);
+        !state.closed
+    }
+
+    /// No claim is lost with the connection any more. False if the connection has ended already.
+    pub fn unbind(&self) -> bool {
+        let mut state = self.state();
+        state.claim = None;
+        !state.closed
+    }
+}

@@ -1,0 +1,242 @@
+//! Takes a lock, or a place in the queue: read, decide, and write the decision if nothing changed meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
+
+use super::change::{Change, Written};
+use super::dialect::Dialect;
+use super::entry::Entry;
+use super::error::Failure;
+use super::pool::{Lane, attempt};
+use super::release::withdraw;
+use super::state::{Done, State, Tried, Unsettled, action, pause, write};
+use super::stored::Snapshot;
+use crate::lease::Step;
+
+/// How long a place in the queue lasts unless its process places the claim again.
+pub const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
+/// How often a process places a waiting claim again at least.
+const RECHECK: Duration = Duration::from_secs(2);
+
+impl<D: Dialect> State<D> {
+    pub(super) async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.check_writes("a lock")?;
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call(action("take", &claim.name));
+        let known = self.entries.get(claim.id);
+        let fresh = known.is_none();
+        let entry = known.unwrap_or_else(|| self.entries.register(claim.id));
+        let done = async {
+            Ok(attempt!(call, Lane::Others, |session| {
+                place(dialect, session, claim, &entry, fresh).await
+            }))
+        };
+        let done: Result<Done<Standing>> = done.await;
+        // After a retryable error the claim is placed again, or withdrawn.
+        let is_over = |error: &Error| fresh && !error.is_retryable();
+        if done.as_ref().is_err_and(is_over) {
+            self.entries.remove(claim.id);
+        }
+        if !call.lost.is_empty() {
+            let until = Clock::Boot.now() + claim.ttl.saturating_add(claim.lock_delay);
+            let connections = Vec::new();
+            let mut unsettled = self.unsettled();
+            let new = Unsettled { connections, until };
+            let unsettled = unsettled.entry(claim.id).or_insert(new);
+            unsettled.connections.append(&mut call.lost);
+            unsettled.until = until;
+        }
+        let done = done?;
+        if !matches!(done.answer, Standing::Waiting(_)) {
+            self.entries.remove(claim.id);
+        }
+        self.wake(&done.next);
+        Ok(done.answer)
+    }
+}
+
+/// `fresh`: the claim was not placed before.
+async fn place<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    claim: &Claim,
+    entry: &Arc<Entry>,
+    fresh: bool,
+) -> Tried<Done<Standing>> {
+    let mut may_be_free = fresh;
+    loop {
+        if may_be_free && let Some(standing) = fast_path(dialect, session, claim, entry).await? {
+            return Ok(Done::alone(standing));
+        }
+        let asked_at = Clock::Boot.now();
+        let Some(read) = dialect.read(session, &claim.name).await? else {
+            may_be_free = true;
+            continue;
+        };
+        may_be_free = false;
+        let (change, answer) = match read.rows.step(claim, read.now) {
+            Step::Prolong(tokens) => {
+                if dialect.prolong(session, claim, tokens.first).await? {
+                    return Ok(Done::alone(held(claim, tokens, asked_at)));
+                }
+                continue;
+            }
+            Step::Refuse(mode) => return Err(Failure::Final(refuse_stronger(dialect, mode))),
+            Step::Downgrade => (
+                Change::Grant {
+                    claim,
+                    ticket: None,
+                    replaces: read.rows.holder(claim.id),
+                },
+                None,
+            ),
+            Step::Grant => (
+                Change::Grant {
+                    claim,
+                    ticket: read.rows.ticket(claim.id),
+                    replaces: None,
+                },
+                None,
+            ),
+            Step::Wait {
+                ticket,
+                ahead,
+                until,
+            } => {
+                let left = until.map(|until| until.since(read.now));
+                let standing = waiting(asked_at, ahead, left);
+                entry.queued(asked_at, read.drawn, read.version);
+                if let Some(ticket) = ticket
+                    && keep_place(dialect, session, claim, ticket, &read).await?
+                {
+                    return Ok(Done::alone(standing));
+                }
+                // The write below makes the next version.
+                entry.queued(asked_at, read.drawn, read.version + 1);
+                (enqueue(claim, ticket, &read), Some(standing))
+            }
+            Step::Busy => match read.rows.ticket(claim.id) {
+                None => return Ok(Done::alone(Standing::Busy)),
+                Some(ticket) => (Change::LeaveQueue { ticket }, Some(Standing::Busy)),
+            },
+        };
+        let (written, next) = write(dialect, session, &claim.name, &read, change).await?;
+        match (written, answer) {
+            (Written::Stale, _) => pause().await,
+            (Written::Done(_), Some(answer)) => return Ok(Done { answer, next }),
+            (Written::Done(Some(tokens)), None) => {
+                if accept(dialect, session, claim, tokens).await? {
+                    let answer = held(claim, tokens, asked_at);
+                    return Ok(Done { answer, next });
+                }
+            }
+            (Written::Done(None), None) => {
+                let why = "a grant came without its tokens".to_owned();
+                let store = dialect.to_string();
+                return Err(Failure::Final(Error::Internal { store, why }));
+            }
+        }
+    }
+}
+
+/// One request for a lock that may be free, and one more for a place in its queue. `None` if neither decides.
+async fn fast_path<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    claim: &Claim,
+    entry: &Entry,
+) -> Tried<Option<Standing>> {
+    loop {
+        let asked_at = Clock::Boot.now();
+        let Some(tokens) = dialect.acquire_free(session, claim).await? else {
+            break;
+        };
+        if accept(dialect, session, claim, tokens).await? {
+            return Ok(Some(held(claim, tokens, asked_at)));
+        }
+    }
+    if !claim.wait {
+        return Ok(None);
+    }
+    let asked_at = Clock::Boot.now();
+    let Some(queued) = dialect.enqueue(session, claim).await? else {
+        return Ok(None);
+    };
+    entry.queued(asked_at, queued.drawn, queued.version);
+    let left = queued.left.filter(|_| queued.ahead == 0);
+    Ok(Some(waiting(asked_at, queued.ahead, left)))
+}
+
+/// Whether these tokens are good. If not, the counter was lost: the grant is taken back and the counter is lifted.
+async fn accept<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    claim: &Claim,
+    tokens: Tokens,
+) -> Tried<bool> {
+    if tokens.first >= dialect.token_floor(session) {
+        dialect.saw_token(session, tokens.first);
+        return Ok(true);
+    }
+    Box::pin(withdraw(dialect, session, claim, Leave::Release)).await?;
+    dialect.lift_tokens(session).await?;
+    Ok(false)
+}
+
+/// Keeps a place in the queue if it is there and needs it by now. `false` if the place has to be taken anew.
+async fn keep_place<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    claim: &Claim,
+    ticket: i64,
+    read: &Snapshot,
+) -> Tried<bool> {
+    let mine = read.rows.queue.iter().find(|mine| mine.ticket == ticket);
+    let left = mine.map_or(Duration::ZERO, |mine| mine.expiry.since(read.now));
+    if left.is_zero() {
+        return Ok(false);
+    }
+    // While half of the window is left, there is nothing to write.
+    if left > CLAIM_WINDOW / 2 && mine.is_some_and(|mine| mine.mode == claim.mode) {
+        return Ok(true);
+    }
+    dialect
+        .keep_place(session, claim, ticket, CLAIM_WINDOW)
+        .await
+}
+
+/// A place in the queue: the old one of a claim that comes back late, or one at the end.
+fn enqueue<'a>(claim: &'a Claim, ticket: Option<i64>, read: &Snapshot) -> Change<'a> {
+    let last = read.rows.queue.last().map_or(0, |last| last.ticket);
+    let ticket = ticket.unwrap_or(last + 1);
+    Change::Enqueue { claim, ticket }
+}
+
+fn refuse_stronger<D: Dialect>(dialect: &D, held: Mode) -> Error {
+    Error::unsupported(
+        dialect,
+        "a change from a weaker mode to a stronger one",
+        format!("the claim holds as {}; release it first", held.as_str()),
+    )
+}
+
+/// In the queue. `left`: how long the first holder to expire has left, if only holders are in the way.
+fn waiting(asked_at: BootInstant, ahead: u64, left: Option<Duration>) -> Standing {
+    let over = left.map_or(RECHECK, |left| left + Duration::from_millis(1));
+    Standing::Waiting(Place {
+        ahead: Some(ahead),
+        recheck: asked_at + over.min(RECHECK),
+    })
+}
+
+fn held(claim: &Claim, tokens: Tokens, asked_at: BootInstant) -> Standing {
+    Standing::Held(Grant {
+        tokens,
+        counted_from: asked_at,
+        lease: claim.ttl,
+        recorded: true,
+    })
+}

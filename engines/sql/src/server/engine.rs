@@ -1,0 +1,162 @@
+//! The lease engine.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
+    Page, Place, Renewal, Standing, Withdrawn,
+};
+use fencelock_core::{Engine, Error, Finding, LockName, Promises, Result, Token};
+use tokio::task::AbortHandle;
+
+use super::dialect::Dialect;
+use super::entry::Entries;
+use super::pool::Pool;
+use super::state::State;
+
+/// Times and bounds of a store, from its URL.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How long the first connection may take.
+    pub connect_timeout: Duration,
+    /// How long each call waits for an answer.
+    pub response_timeout: Duration,
+    /// The most connections at once.
+    pub connections: NonZeroUsize,
+}
+
+/// Leases in the tables of a database server.
+pub struct LeaseEngine<D: Dialect> {
+    state: Arc<State<D>>,
+    promises: Promises,
+    events: EventSource,
+    tasks: Vec<AbortHandle>,
+}
+
+impl<D: Dialect> LeaseEngine<D> {
+    /// Connects for the first time.
+    ///
+    /// # Errors
+    /// The dialect's; [`Error::Unavailable`] if the server does not answer in time.
+    pub async fn open(dialect: D, settings: Settings) -> Result<Self> {
+        let connected = tokio::time::timeout(settings.connect_timeout, dialect.connect()).await;
+        let session = connected.map_err(|_| {
+            let cause = format!("no answer within {:?}", settings.connect_timeout);
+            Error::unavailable(&dialect, "connect", cause)
+        })??;
+        let promises = dialect.promises();
+        let (sender, events) = EventSource::channel();
+        let connections = settings.connections.get();
+        let state = Arc::new(State {
+            pool: Pool::new(dialect, settings.response_timeout, connections),
+            entries: Entries::default(),
+            unsettled: Mutex::new(HashMap::new()),
+            events: sender,
+        });
+        state.pool.put(session);
+        let mut tasks = Vec::new();
+        // An inspecting client removes nothing and receives nothing.
+        if !state.pool.dialect.inspect_only() {
+            let reap = Arc::clone(&state).reap_now_and_then();
+            tasks.push(tokio::spawn(reap).abort_handle());
+            tasks.push(tokio::spawn(Arc::clone(&state).listen()).abort_handle());
+        }
+        Ok(Self {
+            state,
+            promises,
+            events,
+            tasks,
+        })
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Engine for LeaseEngine<D> {
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        self.state.place(claim).await
+    }
+
+    /// Woken when this process ends a hold, or by a message, with the grant, where the database can deliver messages. Else
+    /// it polls with growing, random intervals.
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        self.state.wait(claim, place).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        self.state.renew(held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        self.state.withdraw(claim, how).await
+    }
+
+    /// What this engine does to a hold is reported at once; what others do, by a message of the database or with the next
+    /// renewal.
+    fn events(&self) -> Result<EventStream> {
+        self.events.take(self)
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.state.pool.close();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Inspect for LeaseEngine<D> {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.state.look(name).await
+    }
+
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.state.watch(name, seen).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.state.list(prefix, at, limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.state.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.state.pool.dialect.findings().await
+    }
+}
+
+impl<D: Dialect> Drop for LeaseEngine<D> {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl<D: Dialect> fmt::Display for LeaseEngine<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.state.pool.dialect, f)
+    }
+}
+
+impl<D: Dialect> fmt::Debug for LeaseEngine<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.state.pool.dialect, f)
+    }
+}

@@ -1,0 +1,148 @@
+//! The client's state of one claim that waits: woken, granted, or polling with growing intervals.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Place};
+use fencelock_core::{BootInstant, ClaimId, Clock, Token};
+use tokio::sync::Notify;
+
+use super::message::PushedGrant;
+use crate::poll::longer;
+
+/// The first poll interval of a waiter.
+pub(super) const FIRST_POLL: Duration = Duration::from_millis(5);
+/// The longest poll interval of a waiter that has just seen a change.
+const CONTENDED_POLL: Duration = Duration::from_millis(100);
+
+/// What the database last answered about a claim's place in the queue.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    asked_at: BootInstant,
+    /// The last token drawn: a grant with a higher one came later.
+    drawn: Token,
+    /// The gate's version.
+    version: u64,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            asked_at: BootInstant::from_nanos(0),
+            drawn: Token(0),
+            version: 0,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    wake_up: Notify,
+    pushed: Mutex<Option<PushedGrant>>,
+    known: Mutex<Known>,
+    interval: Mutex<Option<Duration>>,
+}
+
+impl Entry {
+    pub(super) fn wake(&self) {
+        self.wake_up.notify_one();
+    }
+
+    /// Returns when it may be this claim's turn. A wake-up while nobody waits is kept.
+    pub(super) async fn woken(&self) {
+        self.wake_up.notified().await;
+    }
+
+    /// The client asked at `asked_at`, and the database answered that the claim is in the queue.
+    pub(super) fn queued(&self, asked_at: BootInstant, drawn: Token, version: u64) {
+        *locked(&self.known) = Known {
+            asked_at,
+            drawn,
+            version,
+        };
+    }
+
+    /// The gate's version in the last answer.
+    pub(super) fn version(&self) -> u64 {
+        locked(&self.known).version
+    }
+
+    /// The grant that was pushed to this claim, if the client may use it. A token above the last known one was drawn after
+    /// the client asked, so the lease counts from then. No clock is compared with another.
+    pub(super) fn granted(&self, claim: &Claim) -> Option<Grant> {
+        let pushed = locked(&self.pushed).take()?;
+        let known = *locked(&self.known);
+        let is_new = pushed.tokens.first > known.drawn;
+        let lease = pushed.window.min(claim.ttl);
+        let in_time = Clock::Boot.now().since(known.asked_at) < lease.mul_f32(0.75);
+        let grant = Grant {
+            tokens: pushed.tokens,
+            counted_from: known.asked_at,
+            lease,
+            recorded: true,
+        };
+        // A lock-delay counts only after a sign of life, so such a claim is placed again first.
+        (is_new && in_time && claim.lock_delay.is_zero()).then_some(grant)
+    }
+
+    /// The time until the next poll. It grows each time.
+    pub(super) fn next_interval(&self) -> Duration {
+        let mut interval = locked(&self.interval);
+        let now = interval.unwrap_or(FIRST_POLL);
+        *interval = Some(longer(now));
+        now
+    }
+
+    /// The lock has changed: poll faster again, the faster the fewer waiters are ahead.
+    pub(super) fn reset_interval(&self, place: &Place) {
+        let ahead = u32::try_from(place.ahead.unwrap_or(0)).unwrap_or(u32::MAX);
+        let interval = FIRST_POLL.saturating_mul(ahead.max(1));
+        *locked(&self.interval) = Some(interval.min(CONTENDED_POLL));
+    }
+}
+
+/// The entries of all claims of this process that wait.
+#[derive(Debug, Default)]
+pub(super) struct Entries(Mutex<HashMap<ClaimId, Arc<Entry>>>);
+
+impl Entries {
+    /// Called before anything is sent that may put the claim in the queue: the wake-up may come before the answer.
+    pub(super) fn register(&self, claim: ClaimId) -> Arc<Entry> {
+        Arc::clone(locked(&self.0).entry(claim).or_default())
+    }
+
+    pub(super) fn get(&self, claim: ClaimId) -> Option<Arc<Entry>> {
+        locked(&self.0).get(&claim).cloned()
+    }
+
+    pub(super) fn remove(&self, claim: ClaimId) {
+        locked(&self.0).remove(&claim);
+    }
+
+    pub(super) fn wake(&self, claim: ClaimId) {
+        if let Some(entry) = self.get(claim) {
+            entry.wake();
+        }
+    }
+
+    /// A grant for a claim that waits no more is withdrawn with the claim.
+    pub(super) fn push(&self, pushed: PushedGrant) {
+        if let Some(entry) = self.get(pushed.claim) {
+            *locked(&entry.pushed) = Some(pushed);
+            entry.wake();
+        }
+    }
+
+    /// Messages may have been missed: all look.
+    pub(super) fn wake_all(&self) {
+        for entry in locked(&self.0).values() {
+            entry.wake();
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is a single step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

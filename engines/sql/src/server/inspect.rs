@@ -1,0 +1,100 @@
+//! Looks at locks, and evicts holders.
+
+use fencelock_core::engine::{Cursor, Event, Evict, LockView, Page};
+use fencelock_core::{LockName, Result, Token};
+
+use super::change::{Change, Written};
+use super::dialect::Dialect;
+use super::entry::FIRST_POLL;
+use super::pool::{Lane, attempt};
+use super::state::{Done, State, Tried, action, pause, write};
+use super::stored::DbInstant;
+use crate::lease::Holder;
+use crate::poll::{jitter, longer};
+
+impl<D: Dialect> State<D> {
+    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call(action("look at", name));
+        Ok(attempt!(call, Lane::Others, |session| {
+            dialect.look(session, name).await
+        }))
+    }
+
+    pub(super) async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let mut interval = FIRST_POLL;
+        loop {
+            let view = self.look(name).await?;
+            if view.token() != seen {
+                return Ok(view);
+            }
+            tokio::time::sleep(jitter(interval)).await;
+            interval = longer(interval);
+        }
+    }
+
+    pub(super) async fn list(
+        &self,
+        prefix: &str,
+        at: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page<LockView>> {
+        let dialect = &self.pool.dialect;
+        let mut call = self.pool.call("list locks");
+        Ok(attempt!(call, Lane::Others, |session| {
+            dialect.list(session, prefix, at.as_ref(), limit).await
+        }))
+    }
+
+    pub(super) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.check_writes("an eviction")?;
+        let dialect = &self.pool.dialect;
+        let what = match how {
+            Evict::Release => "take away",
+            Evict::Ask => "ask for",
+        };
+        let mut call = self.pool.call(action(what, name));
+        let done = attempt!(call, Lane::Others, |session| {
+            evict(dialect, session, name, token, how).await
+        });
+        self.wake(&done.next);
+        if let Some(event) = done.answer {
+            // Nobody listens once the engine is dropped.
+            let _ = self.events.send(event);
+        }
+        Ok(done.answer.is_some())
+    }
+}
+
+/// Evicts the holder with this token, or asks it to let go. Returns what happened to which claim.
+async fn evict<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    name: &LockName,
+    token: Token,
+    how: Evict,
+) -> Tried<Done<Option<Event>>> {
+    loop {
+        let Some(read) = dialect.read(session, name).await? else {
+            return Ok(Done::alone(None));
+        };
+        let is_meant = |holder: &&Holder<DbInstant>| {
+            let asks_nobody = how == Evict::Ask && holder.abandoned;
+            holder.tokens.contains(token) && holder.expiry > read.now && !asks_nobody
+        };
+        let Some(holder) = read.rows.holders.iter().find(is_meant) else {
+            return Ok(Done::alone(None));
+        };
+        let (change, event) = match how {
+            Evict::Release => (Change::Release { holder }, Event::Lost(holder.claim)),
+            Evict::Ask => (Change::Ask { holder }, Event::Asked(holder.claim)),
+        };
+        let (written, next) = write(dialect, session, name, &read, change).await?;
+        if let Written::Done(_) = written {
+            dialect.notify(session, event).await?;
+            let answer = Some(event);
+            return Ok(Done { answer, next });
+        }
+        pause().await;
+    }
+}

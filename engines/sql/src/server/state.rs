@@ -1,0 +1,105 @@
+//! What the parts of the engine share.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencelock_core::engine::Event;
+use fencelock_core::{BootInstant, ClaimId, Error, LockName, Result};
+use tokio::sync::mpsc;
+
+use super::change::{Change, Write, Written};
+use super::dialect::Dialect;
+use super::entry::Entries;
+use super::error::Failure;
+use super::pool::Pool;
+use super::stored::Snapshot;
+use crate::INSPECT_ONLY;
+
+/// The longest pause after a change that others were faster with, so that they are out of each other's way.
+const STALE_PAUSE: Duration = Duration::from_millis(3);
+
+pub(super) type Tried<T> = Result<T, Failure>;
+
+pub(super) struct State<D: Dialect> {
+    pub(super) pool: Pool<D>,
+    pub(super) entries: Entries,
+    /// Claims with requests of unknown outcome.
+    pub(super) unsettled: Mutex<HashMap<ClaimId, Unsettled>>,
+    pub(super) events: mpsc::UnboundedSender<Event>,
+}
+
+/// Requests of unknown outcome.
+#[derive(Debug)]
+pub(super) struct Unsettled {
+    /// The connections that they went over.
+    pub(super) connections: Vec<String>,
+    /// After that, nothing that they may still do can hold.
+    pub(super) until: BootInstant,
+}
+
+/// The answer of a call, and the waiters that may hold now.
+#[derive(Debug)]
+pub(super) struct Done<T> {
+    pub(super) answer: T,
+    pub(super) next: Vec<ClaimId>,
+}
+
+impl<T> Done<T> {
+    /// An answer that concerns no waiter.
+    pub(super) const fn alone(answer: T) -> Self {
+        let next = Vec::new();
+        Self { answer, next }
+    }
+}
+
+impl<D: Dialect> State<D> {
+    pub(super) fn unsettled(&self) -> MutexGuard<'_, HashMap<ClaimId, Unsettled>> {
+        // Each change is a single call to the map.
+        self.unsettled
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes these waiters if they are of this process. The dialect notifies other processes.
+    pub(super) fn wake(&self, claims: &[ClaimId]) {
+        for claim in claims {
+            self.entries.wake(*claim);
+        }
+    }
+
+    /// Refuses what needs the right to write.
+    pub(super) fn check_writes(&self, what: &'static str) -> Result<()> {
+        let dialect = &self.pool.dialect;
+        match dialect.inspect_only() {
+            true => Err(Error::unsupported(dialect, what, INSPECT_ONLY)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// An action, for errors.
+pub(super) fn action(what: &str, name: &LockName) -> String {
+    format!("{what} lock {name}")
+}
+
+/// Makes a change. Returns its outcome, and the waiters that may hold after it.
+pub(super) async fn write<D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    name: &LockName,
+    read: &Snapshot,
+    change: Change<'_>,
+) -> Tried<(Written, Vec<ClaimId>)> {
+    let write = Write::new(name, read, change);
+    let written = dialect.write(session, &write).await?;
+    let next = match written {
+        Written::Done(_) => write.next.into_iter().map(|(claim, _)| claim).collect(),
+        Written::Stale => Vec::new(),
+    };
+    Ok((written, next))
+}
+
+pub(super) async fn pause() {
+    tokio::time::sleep(STALE_PAUSE.mul_f32(fastrand::f32())).await;
+}

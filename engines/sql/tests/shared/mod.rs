@@ -1,0 +1,73 @@
+//! What the tests of MySQL and PostgreSQL share. The test's crate names its engine `crate::engine`.
+
+pub(crate) mod hosts;
+pub(crate) mod late;
+pub(crate) mod restore;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+#[cfg(feature = "tls")]
+mod wire;
+
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Standing};
+use fencelock_core::{ClaimIds, Client, Error, Guard, LockName, Mode, StoreUrl, Token};
+use tokio::time::timeout;
+
+/// Far beyond what any step takes.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+pub(crate) async fn open(url: &str) -> Result<Client, Error> {
+    let engine = crate::engine::connect(StoreUrl::parse(url)?).await?;
+    Client::builder(engine).build()
+}
+
+/// Opens a store for inspection only.
+pub(crate) async fn inspect(url: &str) -> Result<Client, Error> {
+    let mut url = StoreUrl::parse(url)?;
+    url.inspect_only = true;
+    let engine = crate::engine::connect(url).await?;
+    Client::builder(engine).build()
+}
+
+pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
+    let done = timeout(LIMIT, future).await;
+    done.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+pub(crate) async fn take(client: &Client, name: &str) -> Guard {
+    soon("a lock", client.lock(name)).await.unwrap()
+}
+
+pub(crate) async fn token_of(client: &Client, name: &str) -> Token {
+    let guard = take(client, name).await;
+    let token = guard.token();
+    guard.release().await.unwrap();
+    token
+}
+
+/// A claim without a client, which nobody renews or releases.
+pub(crate) fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
+    Claim {
+        id: ClaimIds::new().unwrap().next(),
+        owner: "vanished".into(),
+        name: LockName::new(name).unwrap(),
+        mode,
+        ttl,
+        lock_delay: Duration::ZERO,
+        wait: false,
+        reserve: 1,
+        record: true,
+        label: None,
+    }
+}
+
+/// Takes a lock like a process that is killed right after.
+pub(crate) async fn hold_and_vanish(url: &str, name: &str, ttl: Duration) -> Token {
+    let engine = crate::engine::connect(StoreUrl::parse(url).unwrap()).await;
+    let claim = claim(name, Mode::Exclusive, ttl);
+    match engine.unwrap().place(&claim).await.unwrap() {
+        Standing::Held(grant) => grant.tokens.first,
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,104 @@
+//! The options of the URL, and the default file.
+
+use std::fmt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fencelock_core::{Error, Result, StoreUrl};
+
+/// The default of both timeouts.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// Absolute.
+    pub(crate) path: PathBuf,
+    /// How long opening waits for processes that have the file locked.
+    pub(crate) connect_timeout: Duration,
+    /// How long each call waits for them.
+    pub(crate) response_timeout: Duration,
+    /// Nothing is written, and nothing is created.
+    pub(crate) inspect_only: bool,
+}
+
+impl Config {
+    /// Creates the directory of the default file if that one is named.
+    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+        if url.to_string().contains("://") {
+            return Err(url.refuse("a file has no host; write sqlite:/PATH, with one slash"));
+        }
+        let connect_timeout = url.take_duration("connect-timeout")?.unwrap_or(TIMEOUT);
+        let response_timeout = url.take_duration("response-timeout")?.unwrap_or(TIMEOUT);
+        let (path, inspect_only) = (std::mem::take(&mut url.path), url.inspect_only);
+        url.finish()?;
+        let path = match path.as_str() {
+            "" => {
+                let path = default_path()?;
+                if !inspect_only {
+                    create_default_directory(&path)?;
+                }
+                path
+            }
+            path => PathBuf::from(path),
+        };
+        Ok(Self {
+            connect_timeout,
+            response_timeout,
+            inspect_only,
+            ..Self::from_path(&path)?
+        })
+    }
+
+    /// With the default options.
+    pub(crate) fn from_path(path: &Path) -> Result<Self> {
+        let path = std::path::absolute(path).map_err(|error| {
+            let store = format!("sqlite:{}", path.display());
+            Error::config(&store, format!("the path cannot be used: {error}"))
+        })?;
+        Ok(Self {
+            path,
+            connect_timeout: TIMEOUT,
+            response_timeout: TIMEOUT,
+            inspect_only: false,
+        })
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+}
+
+/// As shown in errors and in the engine's own `Display`.
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sqlite:{}", self.path.display())
+    }
+}
+
+/// `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`.
+pub(crate) fn default_path() -> Result<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    // The XDG specification says to ignore a relative path in XDG_STATE_HOME.
+    let state = set("XDG_STATE_HOME").map(PathBuf::from);
+    let state = state.filter(|path| path.is_absolute());
+    let home = || set("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    let Some(state) = state.or_else(home) else {
+        let why = "neither XDG_STATE_HOME nor HOME is set, so there is no default file; name one: sqlite:/PATH";
+        return Err(Error::config("sqlite:", why));
+    };
+    Ok(state.join("fencelock/locks.db"))
+}
+
+fn create_default_directory(path: &Path) -> Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let mut builder = std::fs::DirBuilder::new();
+    let created = builder.recursive(true).mode(0o700).create(directory);
+    created.map_err(|error| {
+        let why = format!(
+            "the directory {} of the default file cannot be created: {error}; name another file: sqlite:/PATH",
+            directory.display()
+        );
+        Error::config("sqlite:", why)
+    })
+}

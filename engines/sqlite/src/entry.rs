@@ -1,0 +1,140 @@
+//! The claims of this engine: which of them wait, and which hold.
+//!
+//! Any user of the machine may send a wake-up. One for a claim without an entry is dropped, and for each claim that holds
+//! at most one check is queued.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fencelock_core::{ClaimId, LockName};
+use fencelock_sql::poll::longer;
+use tokio::sync::Notify;
+
+/// After this time a waiter polls for the first time, because its wake-up may have been lost.
+pub(crate) const FIRST_POLL: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Default)]
+pub(crate) struct Entries(Mutex<HashMap<ClaimId, Entry>>);
+
+#[derive(Debug)]
+enum Entry {
+    Waiting(Arc<Waiting>),
+    Holding(Holding),
+}
+
+/// A claim that waits.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    wake_up: Notify,
+    /// Kept when the claim is placed again: that alone is no reason to poll sooner.
+    poll_interval: Mutex<Option<Duration>>,
+}
+
+#[derive(Debug)]
+struct Holding {
+    name: LockName,
+    /// A check of its row is queued and has not begun.
+    check_queued: bool,
+}
+
+impl Waiting {
+    /// Returns when it may be this claim's turn. A wake-up that came earlier counts.
+    pub(crate) async fn woken(&self) {
+        self.wake_up.notified().await;
+    }
+
+    /// How long to wait before the next poll. It grows with each call.
+    pub(crate) fn next_poll_interval(&self) -> Duration {
+        let mut interval = locked(&self.poll_interval);
+        let now = interval.unwrap_or(FIRST_POLL);
+        *interval = Some(longer(now));
+        now
+    }
+
+    /// The lock has changed: poll quickly again.
+    pub(crate) fn reset_poll_interval(&self) {
+        *locked(&self.poll_interval) = None;
+    }
+}
+
+impl Entries {
+    /// To be called in the transaction that gives the claim its place, so that no wake-up comes too early.
+    pub(crate) fn set_waiting(&self, claim: ClaimId) {
+        let mut entries = locked(&self.0);
+        if !matches!(entries.get(&claim), Some(Entry::Waiting(_))) {
+            entries.insert(claim, Entry::Waiting(Arc::default()));
+        }
+    }
+
+    pub(crate) fn set_holding(&self, claim: ClaimId, name: &LockName) {
+        let mut entries = locked(&self.0);
+        if !matches!(entries.get(&claim), Some(Entry::Holding(_))) {
+            let holding = Holding {
+                name: name.clone(),
+                check_queued: false,
+            };
+            entries.insert(claim, Entry::Holding(holding));
+        }
+    }
+
+    pub(crate) fn remove(&self, claim: ClaimId) {
+        locked(&self.0).remove(&claim);
+    }
+
+    pub(crate) fn remove_waiting(&self, claim: ClaimId) {
+        let mut entries = locked(&self.0);
+        if matches!(entries.get(&claim), Some(Entry::Waiting(_))) {
+            entries.remove(&claim);
+        }
+    }
+
+    pub(crate) fn remove_holding(&self, claim: ClaimId) {
+        let mut entries = locked(&self.0);
+        if matches!(entries.get(&claim), Some(Entry::Holding(_))) {
+            entries.remove(&claim);
+        }
+    }
+
+    pub(crate) fn waiting(&self, claim: ClaimId) -> Option<Arc<Waiting>> {
+        match locked(&self.0).get(&claim) {
+            Some(Entry::Waiting(waiting)) => Some(Arc::clone(waiting)),
+            _ => None,
+        }
+    }
+
+    /// Wakes a claim that waits. `false` if it does not wait here.
+    pub(crate) fn wake(&self, claim: ClaimId) -> bool {
+        match locked(&self.0).get(&claim) {
+            Some(Entry::Waiting(waiting)) => {
+                waiting.wake_up.notify_one();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes that the row of a holder is to be checked. Returns its lock; `None` if a check is queued already, or if the
+    /// claim does not hold here.
+    pub(crate) fn queue_check(&self, claim: ClaimId) -> Option<LockName> {
+        match locked(&self.0).get_mut(&claim) {
+            Some(Entry::Holding(holding)) if !holding.check_queued => {
+                holding.check_queued = true;
+                Some(holding.name.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// A check begins. From now on a wake-up may be about a change that this check does not see.
+    pub(crate) fn check_begins(&self, claim: ClaimId) {
+        if let Some(Entry::Holding(holding)) = locked(&self.0).get_mut(&claim) {
+            holding.check_queued = false;
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is a single step, so a panic leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

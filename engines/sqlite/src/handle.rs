@@ -1,0 +1,192 @@
+//! How the engine reaches its worker.
+//!
+//! A small write that would be the only one is done by the caller itself, if it need not wait: no message is queued, the
+//! worker is idle, and no other process has the file locked. It then takes some ten microseconds, less than waking the
+//! worker and being woken. Everything that may take long (waiting for other processes, checkpoints, reopening) is left to
+//! the worker. A disk that stalls in the middle of such a write also stalls the caller's thread. On a runtime of one
+//! thread that stops everything, including timeouts and renewals.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use fencelock_core::{BootInstant, Clock, Error, Result};
+use tokio::sync::oneshot;
+
+use crate::file::File;
+use crate::job::{Action, Answer, Job, request};
+use crate::state::{Parts, is_checkpoint_due};
+use crate::stored::Sql;
+use crate::transaction::Transaction;
+use crate::worker::{self, Message, Worker};
+
+/// How much longer a call waits for the disk than for other processes.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The worker ends when the last handle is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    messages: mpsc::Sender<Message>,
+    renewals: mpsc::Sender<Box<dyn Job>>,
+    worker: Arc<Worker>,
+    file: Arc<File>,
+}
+
+/// Starts the worker.
+pub(crate) async fn start(parts: Parts) -> Result<Handle> {
+    let (messages, received) = mpsc::channel();
+    let (renewals, received_renewals) = mpsc::channel();
+    let file = Arc::clone(&parts.file);
+    let worker = worker::start(parts, received, received_renewals).await?;
+    Ok(Handle {
+        messages,
+        renewals,
+        worker,
+        file,
+    })
+}
+
+impl Handle {
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// This engine has no socket. To be called before the first request.
+    pub(crate) fn set_unreachable(&self) {
+        self.worker.state().set_unreachable();
+    }
+
+    /// Does work in a transaction, alone or together with others. `work` may run more than once; only the effects and the
+    /// result of its last run are kept.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = self.request(action.clone(), work);
+        self.send(Message::Write(job))?;
+        self.answer(action, answer).await
+    }
+
+    /// As [`Handle::write`], before everything that is queued: validity runs out while a renewal waits.
+    pub(crate) async fn renew<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = self.request(action.clone(), work);
+        self.renewals.send(job).map_err(|_| Error::Closed)?;
+        self.send(Message::Renew)?;
+        self.answer(action, answer).await
+    }
+
+    /// As [`Handle::write`], for work of a few statements.
+    pub(crate) async fn write_small<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = self.request(action.clone(), work);
+        if let Some(job) = self.write_at_once(job) {
+            self.send(Message::Write(job))?;
+        }
+        self.answer(action, answer).await
+    }
+
+    /// Does work that changes nothing and waits for no other process.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        let (job, answer) = self.request(action.clone(), work);
+        self.send(Message::Read(job))?;
+        self.answer(action, answer).await
+    }
+
+    /// As [`Handle::read`], and nobody waits for the answer.
+    pub(crate) fn read_in_background(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<()> + Send + 'static,
+    ) {
+        let (job, _answer) = self.request(action, work);
+        // After the engine was closed there is nothing to find out.
+        let _ = self.send(Message::Read(job));
+    }
+
+    /// Ends the worker after everything that is queued, and waits for that.
+    pub(crate) async fn close(&self) -> Result<()> {
+        let (close, closed) = oneshot::channel();
+        if self.send(Message::Close(close)).is_err() {
+            return Ok(());
+        }
+        let closed = async {
+            // An error means that another caller has just closed it.
+            let _ = closed.await;
+            Ok(())
+        };
+        self.in_time(Action::Other("close the file"), closed).await
+    }
+
+    /// How long a call waits for the worker.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.file.config.response_timeout + GRACE
+    }
+
+    fn request<T: Send + 'static>(
+        &self,
+        action: Action,
+        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
+    ) -> (Box<dyn Job>, Answer<T>) {
+        let deadline = Clock::Boot.now() + self.file.config.response_timeout;
+        request(action, deadline, work)
+    }
+
+    fn send(&self, message: Message) -> Result<()> {
+        self.worker.count_message();
+        self.messages.send(message).map_err(|_| Error::Closed)
+    }
+
+    async fn answer<T>(&self, action: Action, answer: Answer<T>) -> Result<T> {
+        let answer = async { answer.await.unwrap_or(Err(Error::Closed)) };
+        self.in_time(action, answer).await
+    }
+
+    /// The worker limits how long it waits for other processes. This limit is for a disk that does not answer.
+    async fn in_time<T>(
+        &self,
+        action: Action,
+        answer: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let timeout = self.timeout();
+        let answered = tokio::time::timeout(timeout, answer).await;
+        answered.unwrap_or_else(|_| {
+            let why = format!("no answer from the disk in {timeout:?}");
+            Err(Error::unavailable(&self.file, action.to_string(), why))
+        })
+    }
+
+    /// Does the write on this thread if it need not wait. Otherwise nothing is done, and the job is returned.
+    fn write_at_once(&self, job: Box<dyn Job>) -> Option<Box<dyn Job>> {
+        let Some(mut state) = self.worker.idle_state().filter(|state| state.is_open()) else {
+            return Some(job);
+        };
+        let mut jobs = [job];
+        let done = state.transaction(&mut jobs, BootInstant::from_nanos(0));
+        let [job] = jobs;
+        // If it failed, the worker repeats it and reports the error.
+        let Ok(wake_ups) = done else { return Some(job) };
+        let gone = state.wake_once(wake_ups);
+        let reap = (!gone.is_empty()).then(|| state.reap_gone(gone));
+        drop(state);
+        job.answer(None);
+        // If the engine is closed by now, other processes pass over the expired rows, and the last one makes a checkpoint.
+        if let Some(reap) = reap {
+            let _ = self.send(Message::Write(reap));
+        }
+        if is_checkpoint_due() {
+            let _ = self.send(Message::Checkpoint);
+        }
+        None
+    }
+}

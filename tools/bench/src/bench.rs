@@ -1,0 +1,107 @@
+//! One run of the benchmark, as the measurements see it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fencelock::Result;
+
+use crate::args::Args;
+use crate::contender::engine;
+#[cfg(any(
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "mysql",
+    feature = "postgres"
+))]
+use crate::stats::median;
+
+/// How to start this program again as a worker, which calls [`run_worker`](crate::run_worker).
+#[derive(Clone, Debug)]
+pub struct Relaunch {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+}
+
+/// One run: what to measure, where, and how to start workers.
+pub(crate) struct Bench<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) url: &'a str,
+    pub(crate) relaunch: &'a Relaunch,
+    /// The prefix of the names of all its locks.
+    pub(crate) run: String,
+    /// Whether the store notifies waiters, so that a thousand connections make sense.
+    pub(crate) pushes: bool,
+}
+
+impl Bench<'_> {
+    /// A name for locks of this run.
+    pub(crate) fn name(&self, what: &str) -> String {
+        format!("{}/{what}", self.run)
+    }
+
+    /// Whether there is a bare client to compare with.
+    pub(crate) fn has_baseline(&self) -> Result<bool> {
+        Ok(engine(self.url)? != "memory")
+    }
+
+    /// Whether each waiter has a client of its own: first shared clients, then own clients if that makes sense.
+    pub(crate) fn clients(&self) -> Result<Vec<bool>> {
+        Ok(if self.pushes {
+            vec![false, true]
+        } else {
+            vec![false]
+        })
+    }
+
+    /// The median of a bare round trip to the server, in nanoseconds; `None` if there is no server.
+    pub(crate) async fn round_trip(&self) -> Result<Option<f64>> {
+        #[cfg(feature = "redis")]
+        if engine(self.url)? == "redis" {
+            let bare = crate::bare::redis::BareRedis::open(self.url).await?;
+            return Ok(median(&bare.round_trips(2000).await?));
+        }
+        #[cfg(feature = "etcd")]
+        if engine(self.url)? == "etcd" {
+            let bare = crate::bare::etcd::BareEtcd::open(self.url).await?;
+            return Ok(median(&bare.round_trips(200).await?));
+        }
+        #[cfg(feature = "zookeeper")]
+        if engine(self.url)? == "zookeeper" {
+            let bare = crate::bare::zookeeper::BareZooKeeper::open(self.url).await?;
+            return Ok(median(&bare.round_trips(200).await?));
+        }
+        #[cfg(feature = "mysql")]
+        if engine(self.url)? == "mysql" {
+            let bare = crate::bare::mysql::BareMySql::open(self.url).await?;
+            return Ok(median(&bare.round_trips(2000).await?));
+        }
+        #[cfg(feature = "postgres")]
+        if engine(self.url)? == "postgres" {
+            let bare = crate::bare::postgres::BarePostgres::open(self.url).await?;
+            return Ok(median(&bare.round_trips(2000).await?));
+        }
+        Ok(None)
+    }
+
+    /// Whether the commands that reach the server can be counted.
+    pub(crate) fn counts(&self) -> Result<bool> {
+        Ok(cfg!(feature = "redis") && engine(self.url)? == "redis")
+    }
+
+    /// The number of commands that clients send within `period`, if [`Bench::counts`].
+    pub(crate) async fn commands_within(&self, period: Duration) -> Result<u64> {
+        #[cfg(feature = "redis")]
+        return crate::bare::redis::BareRedis::open(self.url)
+            .await?
+            .commands_within(period)
+            .await;
+        #[cfg(not(feature = "redis"))]
+        Err(crate::bare::failed(
+            "the benchmark",
+            format!("nothing counts for {period:?}"),
+        ))
+    }
+}
