@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::engine::{Claim, LeaseKind};
 use crate::guard::{Guard, Held};
 use crate::runtime::acquire::{Request, acquire};
+use crate::runtime::attempt::Attempt;
 use crate::runtime::background::Carried;
 use crate::runtime::caller::{Caller, Heard};
 use crate::runtime::health::Health;
@@ -315,15 +316,15 @@ impl Acquire {
         }
     }
 
-    async fn acquire(self, caller: Arc<Caller>) -> Result<Guard> {
+    async fn acquire(self, caller: Arc<Caller>, span: Span) -> Result<Guard> {
         let name = self.check()?;
         let request = Request {
             claim: self.claim(name),
             terms: self.terms,
             patience: self.patience,
         };
-        let claim = &request.claim;
-        let span = tracing::debug_span!("lock", name = %claim.name, id = %claim.id);
+        let (name, id) = (&request.claim.name, request.claim.id);
+        span.in_scope(|| tracing::debug!(%name, %id, "requesting a lock"));
         let share = match self.owner {
             None => {
                 acquire(&self.state, request, &caller)
@@ -353,16 +354,20 @@ impl IntoFuture for Acquire {
             Timeout {
                 alarm: Box::pin(async move { clock.sleep_until(ends).await }),
                 waited: timeout,
-                name: self.name.clone().ok(),
             }
         });
-        let acquire = self.acquire(Arc::clone(&caller));
+        // A bad name is refused at once.
+        let name = self.name.as_ref().ok();
+        let attempt = name.map(|name| Attempt::begin(&state, name, self.mode));
+        let span = attempt.as_ref().map_or_else(Span::none, |a| a.span.clone());
+        let acquire = self.acquire(Arc::clone(&caller), span);
         Acquiring {
             carried: Some(state.background.carry(acquire)),
             caller,
             state,
             timeout,
             delivers: true,
+            attempt,
         }
     }
 }
@@ -380,12 +385,12 @@ pub struct Acquiring {
     timeout: Option<Timeout>,
     /// The guard goes to the caller at once.
     delivers: bool,
+    attempt: Option<Attempt>,
 }
 
 struct Timeout {
     alarm: Pin<Box<dyn Future<Output = ()> + Send>>,
     waited: Duration,
-    name: Option<LockName>,
 }
 
 impl Future for Acquiring {
@@ -402,6 +407,9 @@ impl Future for Acquiring {
             {
                 guard.deliver();
             }
+            if let Some(attempt) = &mut this.attempt {
+                attempt.end(&this.state, &result);
+            }
             return Poll::Ready(result);
         }
         let Some(timeout) = this.timeout.as_mut() else {
@@ -409,12 +417,13 @@ impl Future for Acquiring {
         };
         std::task::ready!(timeout.alarm.as_mut().poll(cx));
         let waited = timeout.waited;
-        let Some(name) = timeout.name.take() else {
+        let Some(mut attempt) = this.attempt.take() else {
             return Poll::Ready(Err(Error::Closed));
         };
-        let error = this.gave_up(name, waited);
+        let error = Err(this.gave_up(attempt.name.clone(), waited));
+        attempt.end(&this.state, &error);
         this.leave();
-        Poll::Ready(Err(error))
+        Poll::Ready(error)
     }
 }
 
@@ -429,6 +438,9 @@ impl Acquiring {
     fn leave(&mut self) {
         self.caller.leave();
         self.carried = None;
+        if let Some(attempt) = &mut self.attempt {
+            attempt.cancel(&self.state);
+        }
     }
 
     /// Why a request was not granted in time.

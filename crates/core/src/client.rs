@@ -1,5 +1,6 @@
 //! What programs open and ask: a client on one store.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::acquire::Acquire;
 use crate::engine::{Engine, Evict, Finding, LeaseKind, LockView, Promises, Purpose};
 use crate::guard::Held;
 use crate::runtime::background::Background;
-use crate::runtime::observer::Observer;
+use crate::runtime::observer::{NameClass, Observed, Observer};
 use crate::runtime::owners::who_am_i;
 use crate::runtime::renewer;
 use crate::runtime::state::{Settings, State};
@@ -36,6 +37,7 @@ pub struct ClientBuilder {
     engine: Arc<dyn Engine>,
     purpose: Purpose,
     observer: Option<Arc<dyn Observer>>,
+    name_class: Option<NameClass>,
     batch: u32,
     inspect_only: bool,
 }
@@ -50,6 +52,37 @@ impl ClientBuilder {
     /// Hears of grants, losses and renewals.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
+        self
+    }
+
+    /// Says which class a lock name is of. The class is a field of spans and a label of metrics (docs/metrics.md), where names
+    /// themselves never are: they may be many, and secret. No class by default.
+    ///
+    /// The function is called for every request and must answer at once, with one of a few words. A panic in it counts as no
+    /// class.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock_core::Error> {
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::{Client, Memory};
+    /// let client = Client::builder(Arc::new(Memory::new()))
+    ///     .name_class(|name| match name.as_str().split_once(':') {
+    ///         Some(("order", _)) => "order", // "order:4711"
+    ///         Some(("stock", _)) => "stock",
+    ///         _ => "other",
+    ///     })
+    ///     .build()?;
+    /// # drop(client);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn name_class<F, C>(mut self, class: F) -> Self
+    where
+        F: Fn(&LockName) -> C + Send + Sync + 'static,
+        C: Into<Cow<'static, str>>,
+    {
+        self.name_class = Some(NameClass(Arc::new(move |name| class(name).into())));
         self
     }
 
@@ -72,7 +105,7 @@ impl ClientBuilder {
     /// # Errors
     /// [`Error::Internal`] outside a tokio runtime, or without random numbers.
     pub fn build(self) -> Result<Client> {
-        let engine = self.engine;
+        let engine = observed_engine(self.engine);
         let runtime = Handle::try_current().map_err(|error| Error::Internal {
             store: engine.to_string(),
             why: format!("a client must be made within a tokio runtime: {error}"),
@@ -85,7 +118,9 @@ impl ClientBuilder {
         };
         let events = engine.events()?;
         let background = Background::new(runtime);
-        let state = State::new(engine, settings, self.observer, Arc::clone(&background))?;
+        let name = engine.promises().engine;
+        let observed = Observed::new(name, self.observer, self.name_class);
+        let state = State::new(engine, settings, observed, Arc::clone(&background))?;
         let state = Arc::new(state);
         let client = Client { state };
         for limit in client.warnings() {
@@ -97,6 +132,16 @@ impl ClientBuilder {
         background.run_with_client(renewer::listen(Arc::downgrade(state), events));
         Ok(client)
     }
+}
+
+#[cfg(feature = "metrics")]
+fn observed_engine(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
+    Arc::new(crate::layers::StoreCalls::new(engine))
+}
+
+#[cfg(not(feature = "metrics"))]
+fn observed_engine(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
+    engine
 }
 
 impl Client {
@@ -114,6 +159,7 @@ impl Client {
             engine,
             purpose: Purpose::default(),
             observer: None,
+            name_class: None,
             batch: DEFAULT_BATCH,
             inspect_only: false,
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use crate::runtime::downgrade;
 use crate::runtime::hold::Hold;
@@ -117,6 +118,39 @@ impl Guard {
             self.why_lost().map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// A token for work that knows nothing of locks. It is cancelled when the lock is lost, for whatever reason; when this
+    /// guard is released or dropped, before the store is asked; and when [`Guard::downgrade`] begins. All calls on one guard
+    /// return the same token. It holds nothing: keeping it keeps no lock.
+    ///
+    /// A loss cancels it before anyone else can be granted the lock, under the same conditions as with [`Guard::lost`], and
+    /// one more: [`Guard::lost`] reads the clock itself, but here a task of the client does. So the tokio runtime in which
+    /// the client was made must be there and have a thread free when the validity ends. If that runtime was stalled or shut
+    /// down, or the process was paused, the token is cancelled late or never. Ask [`Guard::is_valid`] before a step that must
+    /// not be late, and give the resource the fencing token. A release needs no runtime.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock_core::Error> {
+    /// # use std::sync::Arc;
+    /// # let client = fencelock_core::Client::new(Arc::new(fencelock_core::Memory::new()))?;
+    /// let guard = client.lock("index").await?;
+    /// let token = guard.cancellation_token();
+    /// let work = tokio::spawn(async move {
+    ///     // `None` once the token is cancelled.
+    ///     token.run_until_cancelled(std::future::pending::<()>()).await
+    /// });
+    /// guard.release().await?;
+    /// assert_eq!(work.await.ok(), Some(None));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        // The clock is read once here: news may be as late as the tasks that bring it.
+        let _ = self.why_lost();
+        self.0.cancellation_token()
     }
 
     /// Wakes its task at every piece of news, and when the validity is over.

@@ -36,6 +36,8 @@ pub use memory::Memory;
 pub use runtime::observer::Observer;
 pub use semaphore::Semaphore;
 pub use support::{Asked, ClockWatch};
+/// What [`Guard::cancellation_token`] returns.
+pub use tokio_util::sync::CancellationToken;
 pub use types::{
     BootInstant, Cause, ClaimId, ClaimIds, Clock, Error, LockName, LossReason, MAX_NAME_BYTES,
     Mode, Owner, Release, Result, Sequencer, Token, Tokens, in_words, parse_duration,

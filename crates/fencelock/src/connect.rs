@@ -1,5 +1,6 @@
 //! From a store's URL to a client: the one place that knows which engine a scheme means.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -7,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::layers::Prefix;
-use fencelock_core::{Client, Engine, Error, Memory, Observer, Purpose, Result, StoreUrl};
+use fencelock_core::{
+    Client, Engine, Error, LockName, Memory, Observer, Purpose, Result, StoreUrl,
+};
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// For how long a store may stay away at the start, if its URL has no `connect-timeout`.
@@ -27,6 +30,7 @@ pub fn connect(url: &str) -> Connect {
         url: url.to_owned(),
         purpose: Purpose::default(),
         observer: None,
+        name_class: None,
         batch: fencelock_core::DEFAULT_BATCH,
         layer: None,
         inspect_only: false,
@@ -61,6 +65,8 @@ async fn open(
     })
 }
 
+type NameClass = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
+
 type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 
 /// A client to be: settings, then `.await`.
@@ -76,6 +82,7 @@ pub struct Connect {
     url: String,
     purpose: Purpose,
     observer: Option<Arc<dyn Observer>>,
+    name_class: Option<NameClass>,
     batch: u32,
     layer: Option<Layer>,
     inspect_only: bool,
@@ -92,6 +99,16 @@ impl Connect {
     /// Who is told of grants, losses and renewals.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
+        self
+    }
+
+    /// See [`ClientBuilder::name_class`](fencelock_core::ClientBuilder::name_class).
+    pub fn name_class<F, C>(mut self, class: F) -> Self
+    where
+        F: Fn(&LockName) -> C + Send + Sync + 'static,
+        C: Into<Cow<'static, str>>,
+    {
+        self.name_class = Some(Box::new(move |name| class(name).into()));
         self
     }
 
@@ -136,6 +153,9 @@ impl Connect {
             .inspect_only(self.inspect_only);
         if let Some(observer) = self.observer {
             client = client.observer(observer);
+        }
+        if let Some(class) = self.name_class {
+            client = client.name_class(class);
         }
         client.build()
     }

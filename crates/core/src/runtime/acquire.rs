@@ -28,7 +28,7 @@ pub(crate) async fn acquire(
     request: Request,
     caller: &Arc<Caller>,
 ) -> Result<Share> {
-    let begun = state.observed.is_any().then(|| state.clock.now());
+    let begun = state.observed.times_waits().then(|| state.clock.now());
     let (claim, patience) = (&request.claim, request.patience);
     if claim.mode != Mode::Exclusive || !claim.wait {
         if !patience.waits && state.queues.holds(&claim.name) {
@@ -45,7 +45,7 @@ pub(crate) async fn acquire(
             Entered::Waiting(turn) => match wait_here(state, turn, caller).await? {
                 Came::Front(front) => front,
                 Came::Share(share) if share.is_valid() => {
-                    state.report_grant(&claim.name, share.token, begun, true);
+                    state.report_grant(&share.hold, share.token, begun, true);
                     return Ok(share);
                 }
                 // This task slept until the hold that was handed to it was over. It goes to the end of the queue.
@@ -154,6 +154,6 @@ fn hold(
     if let Some(front) = front {
         front.granted(&hold);
     }
-    state.report_grant(&hold.claim.name, share.token, begun, false);
+    state.report_grant(&hold, share.token, begun, false);
     share
 }

@@ -12,6 +12,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Downgrades an exclusive share. Must not be dropped before its end.
 pub(crate) async fn downgrade(share: Share) -> Result<Share> {
+    // Work under the exclusive lock ends before anyone else is granted it in shared mode.
+    share.cancel.cancel();
     let (state, hold) = (&share.state, &share.hold);
     let name = &hold.claim.name;
     // Nobody enters for this owner meanwhile.
@@ -31,6 +33,8 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     };
     let grant = place_shared(&share).await?;
     let token = grant.tokens.first;
+    hold.seen.close("downgraded");
+    hold.seen.end();
     hold.downgrade(token);
     let kept = Renewal::Kept {
         counted_from: grant.counted_from,
@@ -45,7 +49,7 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     state
         .observed
         .tell(|observer| observer.released(name, share.token));
-    state.report_grant(name, token, None, false);
+    state.report_grant(hold, token, None, false);
     let shared = Share::new(Arc::clone(state), Arc::clone(hold));
     share.dissolve();
     Ok(shared)

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::cancel::Cancel;
 use super::health::Health;
+use super::seen::Seen;
 use crate::engine::{Claim, Grant, HeldClaim};
 use crate::types::{BootInstant, Clock, Error, LossReason, Mode, Token, Tokens};
 
@@ -48,6 +50,9 @@ pub(crate) struct Hold {
     /// The claim is being withdrawn, or was.
     given_back: AtomicBool,
     lost: OnceLock<LossReason>,
+    /// Cancelled with the loss.
+    pub(crate) cancel: Cancel,
+    pub(crate) seen: Seen,
     /// Guards that share the hold (reentrancy).
     guards: AtomicUsize,
     /// Something above changed, or a renewal came to its end.
@@ -130,6 +135,8 @@ impl Hold {
             downgraded: OnceLock::new(),
             given_back: AtomicBool::new(false),
             lost: OnceLock::new(),
+            cancel: Cancel::default(),
+            seen: Seen::default(),
             guards: AtomicUsize::new(0),
             news: Notify::new(),
         }
@@ -157,6 +164,7 @@ impl Hold {
     /// True the first time.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let first = self.lost.set(reason).is_ok();
+        self.cancel.cancel();
         self.news.notify_waiters();
         first
     }

@@ -5,12 +5,16 @@
 //! only files above it in this list.
 
 pub(crate) mod acquire;
+pub(crate) mod attempt;
 pub(crate) mod background;
 pub(crate) mod caller;
+pub(crate) mod cancel;
 pub(crate) mod downgrade;
 pub(crate) mod health;
 pub(crate) mod hold;
 pub(crate) mod joined;
+#[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
+mod metrics;
 pub(crate) mod observer;
 pub(crate) mod owners;
 pub(crate) mod place;
@@ -18,6 +22,7 @@ pub(crate) mod queue;
 pub(crate) mod reenter;
 pub(crate) mod renewer;
 pub(crate) mod schedule;
+mod seen;
 pub(crate) mod share;
 pub(crate) mod state;
 pub(crate) mod withdraw;

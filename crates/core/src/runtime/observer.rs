@@ -1,11 +1,22 @@
-//! What a program may observe: counters and timings for whatever metrics it keeps. Logs go through `tracing`.
+//! What a program may observe: an observer of its own, metrics (with the feature `metrics`) and spans. Logs go through
+//! `tracing`, too.
+//!
+//! Spans and metrics have few-valued fields only. The name of a lock is none of them: the class that the program gives it is.
 
-use std::fmt::Debug;
+use std::borrow::Cow;
+use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::types::{LockName, LossReason, Token};
+use tracing::field::Empty;
+use tracing::{Span, debug_span};
+
+use super::metrics::{Metrics, Series};
+use crate::types::{LockName, LossReason, Mode, Token};
+
+/// The target of all spans, so that a filter can have them without the events, which name locks.
+const SPANS: &str = "fencelock::spans";
 
 /// Hears what happens to the locks of a client. Every method has an empty default; none may block.
 /// A panic in one is logged, and changes nothing else.
@@ -13,6 +24,12 @@ pub trait Observer: Debug + Send + Sync + 'static {
     /// A lock was granted after `waited`; `handed_on`: within this process, without a round trip.
     fn granted(&self, name: &LockName, token: Token, waited: Duration, handed_on: bool) {
         let _ = (name, token, waited, handed_on);
+    }
+
+    /// A request ended without a grant: the word of its error ([`Error::as_str`](crate::Error::as_str)), or `cancelled` if
+    /// its future was dropped.
+    fn failed(&self, name: &LockName, reason: &'static str) {
+        let _ = (name, reason);
     }
 
     /// A lock was released.
@@ -31,22 +48,117 @@ pub trait Observer: Debug + Send + Sync + 'static {
     }
 }
 
-/// The observer of a client, if it has one.
-#[derive(Debug, Default)]
-pub(crate) struct Observed(pub(crate) Option<Arc<dyn Observer>>);
+/// A function of the program that says which class a lock name is of.
+#[derive(Clone)]
+pub(crate) struct NameClass(pub(crate) Arc<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>);
+
+impl Debug for NameClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NameClass")
+    }
+}
+
+/// Notes in its span how something ended.
+pub(crate) fn note_outcome(span: &Span, outcome: &'static str) {
+    // To look for the field costs time, also in a span that nobody reads.
+    if !span.is_disabled() {
+        span.record("outcome", outcome);
+    }
+}
+
+/// Everything that observes a client.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    engine: &'static str,
+    observer: Option<Arc<dyn Observer>>,
+    name_class: Option<NameClass>,
+    metrics: Metrics,
+}
 
 impl Observed {
-    pub(crate) fn is_any(&self) -> bool {
-        self.0.is_some()
+    pub(crate) fn new(
+        engine: &'static str,
+        observer: Option<Arc<dyn Observer>>,
+        name_class: Option<NameClass>,
+    ) -> Self {
+        Self {
+            engine,
+            observer,
+            name_class,
+            metrics: Metrics::new(engine),
+        }
+    }
+
+    /// Whether anybody wants to know how long a request waited.
+    pub(crate) fn times_waits(&self) -> bool {
+        cfg!(feature = "metrics") || self.observer.is_some()
     }
 
     /// Calls the observer. One that panics must not end the task that renews, or that reports losses.
     pub(crate) fn tell(&self, tell: impl FnOnce(&dyn Observer)) {
-        let Some(observer) = &self.0 else {
+        let Some(observer) = &self.observer else {
             return;
         };
         if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
             tracing::error!("an observer panicked");
         }
+    }
+
+    /// The class of a name, if the program has classes. A panic counts as no class.
+    fn class(&self, name: &LockName) -> Option<Cow<'static, str>> {
+        let NameClass(class) = self.name_class.as_ref()?;
+        let class = catch_unwind(AssertUnwindSafe(|| class(name)));
+        if class.is_err() {
+            tracing::error!("the function for name classes panicked");
+        }
+        class.ok()
+    }
+
+    pub(crate) fn series(&self, name: &LockName, mode: Mode) -> Series {
+        match cfg!(feature = "metrics") {
+            true => self.metrics.series(mode, self.class(name)),
+            false => Series::default(),
+        }
+    }
+
+    /// Sets what depends on the name.
+    fn classed(&self, span: Span, name: &LockName) -> Span {
+        if !span.is_disabled()
+            && let Some(class) = self.class(name)
+        {
+            span.record("class", &*class);
+        }
+        span
+    }
+
+    /// From a request to its end.
+    pub(crate) fn acquire_span(&self, name: &LockName, mode: Mode) -> Span {
+        let (engine, mode) = (self.engine, mode.as_str());
+        let span = debug_span!(target: SPANS, "fencelock.acquire", engine, mode, class = Empty, outcome = Empty);
+        self.classed(span, name)
+    }
+
+    /// From a grant to its release or loss. It is a root, so that it keeps no span of its caller open, and follows from the
+    /// present one.
+    pub(crate) fn hold_span(&self, name: &LockName, mode: Mode) -> Span {
+        let (engine, mode) = (self.engine, mode.as_str());
+        let span = debug_span!(target: SPANS, parent: None, "fencelock.hold", engine, mode, class = Empty, outcome = Empty);
+        if !span.is_disabled() {
+            span.follows_from(Span::current());
+        }
+        self.classed(span, name)
+    }
+
+    /// A release.
+    pub(crate) fn release_span(&self, name: &LockName, mode: Mode) -> Span {
+        let (engine, mode) = (self.engine, mode.as_str());
+        let span = debug_span!(target: SPANS, "fencelock.release", engine, mode, class = Empty, outcome = Empty);
+        self.classed(span, name)
+    }
+
+    /// A call that renews.
+    pub(crate) fn renew_span(&self) -> Span {
+        let engine = self.engine;
+        debug_span!(target: SPANS, "fencelock.renew", engine, outcome = Empty)
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use super::hold::Hold;
+use super::observer::note_outcome;
 use super::schedule::Renewing;
 use super::state::State;
 use super::withdraw;
@@ -31,11 +32,10 @@ pub(crate) async fn run(client: Weak<State>, clock: Clock) {
             state.schedule.put_off(hold);
         }
         for batch in renew.chunks(BATCH) {
-            let span = tracing::debug_span!("renew", holds = batch.len());
             let batch = state.schedule.renewing(batch.to_vec());
             let renewing = Arc::clone(&state);
             let work = async move { renew_batch(&renewing, batch).await };
-            state.background.run(work.instrument(span));
+            state.background.run(work);
         }
         // The client may go while this task sleeps: keep the schedule alone.
         let schedule = Arc::clone(&state.schedule);
@@ -91,7 +91,8 @@ async fn renew_batch(state: &Arc<State>, batch: Renewing) {
     for (hold, held) in holds.iter().zip(&held) {
         state.schedule.curtail(hold, held.claim.ttl);
     }
-    let renewals = state.engine.renew(&held).await;
+    let span = state.observed.renew_span();
+    let renewals = state.engine.renew(&held).instrument(span.clone()).await;
     let (mut kept, mut lost, mut unknown) = (0, 0, 0);
     for ((hold, held), renewal) in holds.iter().zip(&held).zip(&renewals) {
         match renewal {
@@ -99,14 +100,35 @@ async fn renew_batch(state: &Arc<State>, batch: Renewing) {
             Renewal::Lost => lost += 1,
             Renewal::Unknown(_) => unknown += 1,
         }
+        hold.seen.series().renewed(outcome(renewal));
         if let Some(reason) = state.schedule.note(hold, renewal, held) {
             state.lose(hold, reason);
         }
     }
+    note_outcome(&span, worst(lost, unknown));
+    tracing::debug!(kept, lost, unknown, "renewed");
     batch.noted();
     state
         .observed
         .tell(|observer| observer.renewed(kept, lost, unknown));
+}
+
+/// What became of a renewal, as a word.
+fn outcome(renewal: &Renewal) -> &'static str {
+    match renewal {
+        Renewal::Kept { .. } => "kept",
+        Renewal::Lost => "lost",
+        Renewal::Unknown(_) => "unknown",
+    }
+}
+
+/// What became of many.
+fn worst(lost: usize, unknown: usize) -> &'static str {
+    match (lost, unknown) {
+        (0, 0) => "kept",
+        (_, 0) => "lost",
+        _ => "unknown",
+    }
 }
 
 /// Renews one hold now, for `ttl` from now on. Must not be dropped before its end.
@@ -118,9 +140,13 @@ pub(crate) async fn renew_now(state: &State, hold: &Arc<Hold>, ttl: Duration) ->
     let mut held = hold.held_claim();
     held.claim.ttl = ttl.max(hold.at_least_left());
     state.schedule.curtail(hold, held.claim.ttl);
-    let renewal = state.engine.renew(std::slice::from_ref(&held)).await.pop();
+    let span = state.observed.renew_span();
+    let renewal = state.engine.renew(std::slice::from_ref(&held));
+    let renewal = renewal.instrument(span.clone()).await.pop();
     let renewal =
         renewal.unwrap_or_else(|| Renewal::Unknown(state.internal("a renewal had no answer")));
+    note_outcome(&span, outcome(&renewal));
+    hold.seen.series().renewed(outcome(&renewal));
     if let Some(reason) = state.schedule.note(hold, &renewal, &held) {
         state.lose(hold, reason);
     }

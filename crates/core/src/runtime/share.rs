@@ -4,10 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
+
+use super::cancel::Cancel;
 use super::hold::Hold;
+use super::observer::note_outcome;
 use super::state::State;
 use super::withdraw;
-use crate::types::{Release, Result, Token};
+use crate::types::{Error, Release, Result, Token};
 
 /// A share of a hold.
 pub(crate) struct Share {
@@ -15,6 +20,8 @@ pub(crate) struct Share {
     pub(crate) hold: Arc<Hold>,
     pub(crate) token: Token,
     left: AtomicBool,
+    /// Cancelled when this share ends, or its hold.
+    pub(crate) cancel: Cancel,
 }
 
 impl Share {
@@ -32,6 +39,7 @@ impl Share {
             hold,
             token,
             left,
+            cancel: Cancel::default(),
         }
     }
 
@@ -43,6 +51,12 @@ impl Share {
 
     pub(crate) fn has_left(&self) -> bool {
         self.left.load(Ordering::SeqCst)
+    }
+
+    /// Cancelled when this share ends, or its hold.
+    pub(crate) fn cancellation_token(&self) -> CancellationToken {
+        let parent = || self.hold.cancel.token(CancellationToken::new);
+        self.cancel.token(|| parent().child_token())
     }
 
     pub(crate) fn is_valid(&self) -> bool {
@@ -65,11 +79,11 @@ impl Share {
                 false => Release::AlreadyExpired,
             });
         }
-        if self.hand_on() {
+        let span = self.release_span();
+        if self.hand_on(&span) {
             return Ok(Release::Released);
         }
-        let leave = withdraw::leave(Arc::clone(&self.state), Arc::clone(&self.hold), self.token);
-        self.state.background.carry(leave).await
+        self.state.background.carry(self.leave(span)).await
     }
 
     /// Marks this share as ended; true if it was the last one of a hold that is to be given back.
@@ -77,15 +91,40 @@ impl Share {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
         }
+        self.cancel.cancel();
         let last = self.hold.drop_guard();
         self.hold.news.notify_waiters();
+        if last {
+            self.hold.seen.close("released");
+        }
         last && !self.hold.joined
     }
 
+    fn release_span(&self) -> Span {
+        let (name, mode) = (&self.hold.claim.name, self.hold.mode());
+        self.state.observed.release_span(name, mode)
+    }
+
+    /// Gives the hold back to the store.
+    fn leave(&self, span: Span) -> impl Future<Output = Result<Release>> + Send + 'static {
+        let leave = withdraw::leave(Arc::clone(&self.state), Arc::clone(&self.hold), self.token);
+        async move {
+            let left = leave.instrument(span.clone()).await;
+            let outcome = left
+                .as_ref()
+                .map_or_else(Error::as_str, |left| left.as_str());
+            note_outcome(&span, outcome);
+            left
+        }
+    }
+
     /// Hands the hold on to the next task of this process, if that may be.
-    fn hand_on(&self) -> bool {
+    fn hand_on(&self, span: &Span) -> bool {
         let handed_on = self.state.queues.leave(&self.hold);
-        if handed_on {
+        if !handed_on {
+            self.hold.seen.end();
+        } else {
+            note_outcome(span, "handed_on");
             let (name, token) = (&self.hold.claim.name, self.token);
             self.state
                 .observed
@@ -97,10 +136,14 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if !self.is_last() || self.hand_on() {
+        if !self.is_last() {
             return;
         }
-        let leave = withdraw::leave(Arc::clone(&self.state), Arc::clone(&self.hold), self.token);
+        let span = self.release_span();
+        if self.hand_on(&span) {
+            return;
+        }
+        let leave = self.leave(span);
         let name = self.hold.claim.name.clone();
         self.state.background.run(async move {
             if let Err(error) = leave.await {

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use super::background::{Background, Closing};
 use super::hold::Hold;
-use super::observer::{Observed, Observer};
+use super::observer::Observed;
 use super::owners::Owners;
 use super::queue::Queues;
 use super::schedule::Schedule;
 use crate::engine::{Engine, Promises, Purpose};
-use crate::types::{
-    BootInstant, ClaimIds, Clock, Error, LockName, LossReason, Result, Token, in_words,
-};
+use crate::types::{BootInstant, ClaimIds, Clock, Error, LossReason, Result, Token, in_words};
 
 /// What a client is made with.
 pub(crate) struct Settings {
@@ -43,7 +41,7 @@ impl State {
     pub(crate) fn new(
         engine: Arc<dyn Engine>,
         settings: Settings,
-        observer: Option<Arc<dyn Observer>>,
+        observed: Observed,
         background: Arc<Background>,
     ) -> Result<Self> {
         let clock = engine.clock();
@@ -57,7 +55,7 @@ impl State {
             owners: Owners::default(),
             closing: Closing::default(),
             background,
-            observed: Observed(observer),
+            observed,
         })
     }
 
@@ -124,23 +122,32 @@ impl State {
         if hold.lose(reason) {
             let (name, token) = (&hold.claim.name, hold.token());
             tracing::warn!(%name, %token, %reason, "a lock was lost");
+            hold.seen.close(reason.as_str());
+            hold.seen.end();
+            self.observed.series(name, hold.mode()).lost(reason);
             self.observed
                 .tell(|observer| observer.lost(name, token, reason));
         }
         self.queues.leave(hold);
     }
 
-    /// Reports a grant to the observer. The wait counts from `begun`.
+    /// Reports a grant to whoever observes. The wait counts from `begun`.
     pub(crate) fn report_grant(
         &self,
-        name: &LockName,
+        hold: &Hold,
         token: Token,
         begun: Option<BootInstant>,
         handed_on: bool,
     ) {
+        let (name, mode) = (&hold.claim.name, hold.mode());
+        let waited = begun.map(|begun| self.clock.now().since(begun));
+        if !handed_on {
+            hold.seen.begin(self.observed.series(name, mode));
+        }
+        hold.seen.open(self.observed.hold_span(name, mode));
+        hold.seen.series().granted(waited, handed_on);
         self.observed.tell(|observer| {
-            let waited = begun.map_or(Duration::ZERO, |begun| self.clock.now().since(begun));
-            observer.granted(name, token, waited, handed_on);
+            observer.granted(name, token, waited.unwrap_or_default(), handed_on);
         });
     }
 }

@@ -170,6 +170,24 @@ impl Error {
         }
     }
 
+    /// The variant as one word, for metrics and logs.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Invalid { .. } => "invalid",
+            Self::Config { .. } => "config",
+            Self::Held { .. } => "held",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Lost { .. } => "lost",
+            Self::Unsupported { .. } => "unsupported",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Refused { .. } => "refused",
+            Self::NotALock { .. } => "not_a_lock",
+            Self::Closed => "closed",
+            Self::Internal { .. } => "internal",
+        }
+    }
+
     /// Whether trying again can help, without anybody changing anything: the lock is held by another, or the store did not
     /// answer.
     #[must_use]

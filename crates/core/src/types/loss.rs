@@ -28,6 +28,25 @@ pub enum LossReason {
     Released,
 }
 
+impl LossReason {
+    /// The reason as one word, for metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::NotRenewed => "not_renewed",
+            Self::MaxHold => "max_hold",
+            Self::Unhealthy => "unhealthy",
+            Self::TakenAway => "taken_away",
+            Self::StoreForgot => "store_forgot",
+            Self::OuterEnded => "outer_ended",
+            Self::OuterSilent => "outer_silent",
+            Self::ClientClosed => "client_closed",
+            Self::Released => "released",
+        }
+    }
+}
+
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

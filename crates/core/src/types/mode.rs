@@ -48,3 +48,15 @@ pub enum Release {
     /// Somebody else holds the lock by now. It was left alone.
     NotOwner,
 }
+
+impl Release {
+    /// The outcome as one word, for metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::AlreadyExpired => "already_expired",
+            Self::NotOwner => "not_owner",
+        }
+    }
+}

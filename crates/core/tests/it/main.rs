@@ -5,11 +5,15 @@
 mod at_least;
 mod bad_days;
 mod basics;
+mod cancel;
 mod compound;
 mod ends;
 mod handoff;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod model;
 mod sequencer;
+mod spans;
 
 use std::sync::Arc;
 use std::time::Duration;

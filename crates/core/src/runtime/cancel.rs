@@ -1,0 +1,51 @@
+//! A cancellation token that is made when somebody asks for it.
+
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+/// Costs a small lock until its token is asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Cancel(Mutex<Lazy>);
+
+#[derive(Debug, Default)]
+enum Lazy {
+    #[default]
+    Unused,
+    Made(CancellationToken),
+    Cancelled,
+}
+
+impl Cancel {
+    fn lazy(&self) -> MutexGuard<'_, Lazy> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The token, made by `make` if there is none; cancelled if this was cancelled before.
+    pub(crate) fn token(&self, make: impl FnOnce() -> CancellationToken) -> CancellationToken {
+        let mut lazy = self.lazy();
+        match &*lazy {
+            Lazy::Made(token) => token.clone(),
+            Lazy::Unused => {
+                let token = make();
+                *lazy = Lazy::Made(token.clone());
+                token
+            }
+            Lazy::Cancelled => {
+                let token = CancellationToken::new();
+                token.cancel();
+                token
+            }
+        }
+    }
+
+    /// Cancels the token, for good.
+    pub(crate) fn cancel(&self) {
+        // Taken out first: cancelling wakes tasks, which may run code of others.
+        let before = mem::replace(&mut *self.lazy(), Lazy::Cancelled);
+        if let Lazy::Made(token) = before {
+            token.cancel();
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What is reported of one hold: a span for each grant, and its part in the gauge of holds.
+
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tracing::Span;
+
+use super::metrics::Series;
+use super::observer::note_outcome;
+
+/// The default reports nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(Mutex<Parts>);
+
+#[derive(Debug, Default)]
+struct Parts {
+    series: Series,
+    /// The gauge counts it.
+    counted: bool,
+    /// That of the present grant.
+    span: Option<Span>,
+}
+
+impl Seen {
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store granted it.
+    pub(crate) fn begin(&self, series: Series) {
+        series.holds();
+        let mut parts = self.parts();
+        parts.series = series;
+        parts.counted = true;
+    }
+
+    /// A guard has it, after a grant or a hand-off.
+    pub(crate) fn open(&self, span: Span) {
+        if !span.is_disabled() {
+            self.parts().span = Some(span);
+        }
+    }
+
+    /// The guard has it no more.
+    pub(crate) fn close(&self, outcome: &'static str) {
+        let span = self.parts().span.take();
+        if let Some(span) = span {
+            note_outcome(&span, outcome);
+        }
+    }
+
+    /// Nobody has it any more.
+    pub(crate) fn end(&self) {
+        let mut parts = self.parts();
+        if mem::take(&mut parts.counted) {
+            parts.series.holds_no_more();
+        }
+    }
+
+    pub(crate) fn series(&self) -> Series {
+        if cfg!(not(feature = "metrics")) {
+            return Series::default();
+        }
+        self.parts().series.clone()
+    }
+}
