@@ -87,7 +87,7 @@ impl fmt::Debug for Case {
 /// A [`Case`] named like the function that it runs.
 macro_rules! case {
     ($run:ident) => {
-        $crate::Case::new(stringify!($run), |ctx| Box::pin($run(ctx)))
+        $crate::case::Case::new(stringify!($run), |ctx| Box::pin($run(ctx)))
     };
 }
 pub(crate) use case;

@@ -98,7 +98,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::net::TcpListener;
 
-    use super::{Ipv4Addr, is_free};
+    use crate::port::{Ipv4Addr, is_free};
 
     #[test]
     fn a_port_with_a_listener_is_not_free() {
