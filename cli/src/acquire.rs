@@ -62,6 +62,9 @@ async fn request(
         Patience::Endless => client.lock(name),
     };
     request = request.ttl(times.ttl).lock_delay(times.lock_delay);
+    if let Some(least) = times.at_least {
+        request = request.at_least(least);
+    }
     request = request.owner(&owner).recorded();
     if options.shared {
         request = request.shared();

@@ -107,6 +107,11 @@ pub(crate) struct AcquireOptions {
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) max_hold: Option<String>,
 
+    /// Others get the lock after this time at the earliest, even if it is released before: for a job that is to run once
+    /// per period
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) at_least: Option<String>,
+
     /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; at most until the lease ends]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) kill_after: Option<String>,
@@ -249,6 +254,7 @@ pub(crate) struct Times {
     pub(crate) ttl: Duration,
     pub(crate) lock_delay: Duration,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) at_least: Option<Duration>,
     pub(crate) kill_after: Duration,
 }
 
@@ -266,6 +272,14 @@ impl AcquireOptions {
                 return Err(Error::invalid(what, text, "it must be longer than 0"));
             }
         }
+        let at_least = duration("--at-least", self.at_least.as_deref())?;
+        if let (Some(least), Some(most)) = (at_least, max_hold)
+            && least > most
+        {
+            let text = self.at_least.as_deref().unwrap_or_default();
+            let why = "it must not be longer than --max-hold";
+            return Err(Error::invalid("--at-least", text, why));
+        }
         let patience = match duration("--wait", self.wait.as_deref())? {
             _ if self.nonblock => Patience::None,
             Some(Duration::ZERO) => Patience::None,
@@ -279,6 +293,7 @@ impl AcquireOptions {
             ttl: ttl.unwrap_or(DEFAULT_TTL),
             lock_delay: lock_delay.unwrap_or_default(),
             max_hold,
+            at_least,
             kill_after: kill_after.unwrap_or(DEFAULT_KILL_AFTER),
         })
     }
@@ -341,6 +356,7 @@ mod tests {
             "--ttl -1s",
             "--ttl 0",
             "--max-hold 0",
+            "--max-hold 1s --at-least 2s",
             "-w -5",
             "--lock-delay x",
         ] {

@@ -72,11 +72,11 @@ struct Job {
     terminal: Option<Terminal>,
     /// The command has the terminal.
     given: bool,
-    /// This job has stopped itself, and was not yet told to continue.
+    /// This job has stopped itself, and has not continued yet.
     halted: bool,
     /// Why the lock is lost.
     loss: Option<String>,
-    /// Somebody asked for the lock, and the command was asked to end.
+    /// Another client has asked for the lock, and the command was asked to end.
     asked: bool,
     /// The command runs as a user whom the supervisor may not signal.
     denied: bool,
@@ -178,7 +178,7 @@ impl Job {
         }
     }
 
-    /// Somebody asks for the lock: asks the command to end.
+    /// Another client asks for the lock: asks the command to end.
     fn ask_to_end(&mut self, guard: &Guard) {
         self.asked = true;
         let name = guard.name();

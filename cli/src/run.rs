@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock::{Client, Clock, Guard, Release};
+use fencelock::{BootInstant, Client, Clock, Guard, Release, in_words};
 use tokio::time::{Instant, timeout_at};
 
 use crate::acquire::{self, Held};
@@ -23,6 +23,7 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Outcome {
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
     let held = acquire::acquire(&args.options, &times, &args.name, store, &mut signals).await?;
     let Held { client, guard } = held;
+    let free_at = times.at_least.map(|least| Clock::Boot.now() + least);
     let verbose = args.options.verbose;
     if verbose {
         let how = if guard.joined() { "joined" } else { "held" };
@@ -44,11 +45,18 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Outcome {
             end.outcome
         }
     };
-    release(&client, guard, outcome, verbose).await
+    release(&client, guard, outcome, free_at, verbose).await
 }
 
-/// Releases the lock. The outcome of the command counts, unless the store says that the lock was no longer held.
-async fn release(client: &Client, guard: Guard, outcome: Outcome, verbose: bool) -> Outcome {
+/// Releases the lock, which others get from `free_at` on (`--at-least`). The outcome of the command counts, unless the store
+/// says that the lock was no longer held.
+async fn release(
+    client: &Client,
+    guard: Guard,
+    outcome: Outcome,
+    free_at: Option<BootInstant>,
+    verbose: bool,
+) -> Outcome {
     let (name, until) = (guard.name().clone(), guard.valid_until());
     let own = !guard.joined();
     let timeout = if guard.is_valid() {
@@ -72,7 +80,12 @@ async fn release(client: &Client, guard: Guard, outcome: Outcome, verbose: bool)
         }
         Ok(Ok(_)) => {
             if verbose && own {
-                say(&format!("lock {name} is released"));
+                let left = free_at.map_or(Duration::ZERO, |at| at.since(Clock::Boot.now()));
+                let stays = match left.is_zero() {
+                    true => String::new(),
+                    false => format!(", and stays taken for another {}", in_words(left)),
+                };
+                say(&format!("lock {name} is released{stays}"));
             }
             outcome
         }

@@ -1,4 +1,5 @@
-//! What is fuzzed of the engines: what stands in a store, whoever wrote it. Nothing may panic. Shared as `targets.rs` is.
+//! The fuzzed parsers of engines: the data in a store, which any program may have written. They must not panic. Shared like
+//! `targets.rs`.
 
 /// One reader.
 pub(crate) type Reader = fn(&[u8]);
@@ -10,7 +11,7 @@ pub(crate) const READERS: [(&str, Reader); 3] = [
     ("zookeeper_stored", zookeeper_stored),
 ];
 
-/// What stands at a key of Redis, in the line beside it, and what is told on a channel.
+/// The value of a Redis key, its queue, and the message on a channel.
 pub(crate) fn redis_stored(bytes: &[u8]) {
     fencelock_redis::read_stored(bytes);
 }

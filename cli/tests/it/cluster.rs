@@ -8,7 +8,7 @@ use crate::fixture::Fixture;
 #[test]
 fn every_code() {
     let cluster = RedisCluster::start(3, 0, 60_000, None).unwrap();
-    let nobody = Port::free().unwrap();
+    let free_port = Port::free().unwrap();
     let nodes = cluster.nodes();
     // Loads the scripts on each lock's node: a silent node cannot report that it misses them.
     for name in ["a", "b", "c"] {
@@ -21,7 +21,7 @@ fn every_code() {
         server: Some(Server {
             dead: format!(
                 "redis+cluster://127.0.0.1:{}?connect-timeout=500ms",
-                nobody.number()
+                free_port.number()
             ),
             wrong_password: cluster.url_with("secret"),
             silence: &|| nodes.iter().try_for_each(Redis::pause).unwrap(),

@@ -9,14 +9,14 @@ use crate::fixture::Fixture;
 #[test]
 fn every_code() {
     let etcd = Etcd::builder().user("ann", "right").start().unwrap();
-    let nobody = Port::free().unwrap();
+    let free_port = Port::free().unwrap();
     all(&Described {
         url: etcd.url(),
         bad: ("etcd://127.0.0.1:1/x".to_owned(), "path"),
         server: Some(Server {
             dead: format!(
                 "etcd://ann:right@127.0.0.1:{}?connect-timeout=500ms",
-                nobody.number()
+                free_port.number()
             ),
             wrong_password: format!("etcd://ann:secret@127.0.0.1:{}", etcd.port(0)),
             silence: &|| etcd.pause(0).unwrap(),

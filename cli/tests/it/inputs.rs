@@ -65,6 +65,7 @@ fn durations() {
         "--wait",
         "--lock-delay",
         "--max-hold",
+        "--at-least",
         "--kill-after",
     ] {
         for bad in ["-1s", "x", "1w", ""] {

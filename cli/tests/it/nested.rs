@@ -106,11 +106,11 @@ fn an_owner_whose_hold_is_over_joins_nothing() {
 fn a_bad_owner_is_refused() {
     let fixture = Fixture::new();
     let mut command = fixture.command(&["run", "a", "--", "echo", "ran"]);
-    command.env("FENCELOCK_OWNER", "somebody");
+    command.env("FENCELOCK_OWNER", "no-owner");
     let ran = crate::fixture::finish(command);
     assert_eq!((ran.code, ran.out.as_str()), (64, ""));
     assert!(
-        ran.err.contains("somebody") && ran.err.contains("FENCELOCK_OWNER"),
+        ran.err.contains("no-owner") && ran.err.contains("FENCELOCK_OWNER"),
         "{}",
         ran.err
     );

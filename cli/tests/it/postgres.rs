@@ -7,7 +7,7 @@ use crate::fixture::Fixture;
 
 fn every_code(strategy: &str) {
     let server = Postgres::builder().password("right").start().unwrap();
-    let nobody = Port::free().unwrap();
+    let free_port = Port::free().unwrap();
     let url = |password: &str, port: u16| {
         format!("postgres://lock:{password}@127.0.0.1:{port}/lock?strategy={strategy}")
     };
@@ -18,7 +18,7 @@ fn every_code(strategy: &str) {
             "strategy",
         ),
         server: Some(Server {
-            dead: url("right", nobody.number()) + "&connect-timeout=500ms",
+            dead: url("right", free_port.number()) + "&connect-timeout=500ms",
             wrong_password: url("secret", server.port()),
             silence: &|| server.pause().unwrap(),
             speak: &|| server.resume().unwrap(),

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::bed::{Bed, finish};
+use crate::fixture::{Fixture, finish};
 
 const README: &str = include_str!("../../../README.md");
 const COMMAND: &str = include_str!("../../../docs/command.md");
@@ -12,7 +12,7 @@ const OF_THE_TREE: [&str; 2] = ["cargo install --path cli\n", "./test.sh\n"];
 
 #[test]
 fn the_commands_of_the_readme_run() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
     let path = std::env::var("PATH").unwrap();
     let path = format!("{}:{path}", here.parent().unwrap().display());
@@ -28,9 +28,9 @@ fn the_commands_of_the_readme_run() {
         let mut command = Command::new("bash");
         command
             .args(["-euo", "pipefail", "-c", &block])
-            .current_dir(bed.path(""))
+            .current_dir(fixture.path(""))
             .env_remove("FENCELOCK_OWNER")
-            .env("FENCELOCK_STORE", bed.store())
+            .env("FENCELOCK_STORE", fixture.store())
             .env("SHELL", "/bin/sh")
             .env("PATH", &path)
             .stdin(Stdio::null())

@@ -10,14 +10,14 @@ use crate::fixture::{Fixture, group, until};
 #[test]
 fn every_code() {
     let redis = Redis::builder().password("right").start().unwrap();
-    let nobody = Port::free().unwrap();
+    let free_port = Port::free().unwrap();
     all(&Described {
         url: redis.url(),
         bad: ("redis://127.0.0.1:1/x".to_owned(), "database"),
         server: Some(Server {
             dead: format!(
                 "redis://127.0.0.1:{}?connect-timeout=500ms",
-                nobody.number()
+                free_port.number()
             ),
             wrong_password: format!("redis://:secret@127.0.0.1:{}", redis.port()),
             silence: &|| redis.pause().unwrap(),

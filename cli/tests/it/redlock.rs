@@ -8,8 +8,8 @@ use crate::fixture::Fixture;
 #[test]
 fn every_code() {
     let group = Redlock::start_each(5, |_| Redis::builder().password("right")).unwrap();
-    let nobody: Vec<Port> = (0..3).map(|_| Port::free().unwrap()).collect();
-    let dead = |i: usize| format!("127.0.0.1:{}", nobody[i].number());
+    let free_ports: Vec<Port> = (0..3).map(|_| Port::free().unwrap()).collect();
+    let dead = |i: usize| format!("127.0.0.1:{}", free_ports[i].number());
     let each = |harm: fn(&Redis)| group.nodes().iter().for_each(harm);
     // A node may need more than 50 ms to answer while other tests run on the machine.
     let url = format!("{}?node-timeout=250ms", group.url());
@@ -41,13 +41,13 @@ fn too_few_nodes_are_named() {
     group.nodes()[3].kill9();
     let ran = fixture.run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"), "{}", ran.err);
-    let told = fixture.run(&["doctor", "--purpose", "efficiency"]);
-    assert_eq!(told.code, 1, "{told:?}");
+    let report = fixture.run(&["doctor", "--purpose", "efficiency"]);
+    assert_eq!(report.code, 1, "{report:?}");
     for (node, dead) in [true, false, false, true, false].into_iter().enumerate() {
         let silent = format!("{} does not vote", port(node));
-        assert_eq!(told.out.contains(&silent), dead, "{told:?}");
+        assert_eq!(report.out.contains(&silent), dead, "{report:?}");
     }
-    assert!(told.out.contains("share 1 machines"), "{told:?}");
+    assert!(report.out.contains("share 1 machines"), "{report:?}");
     group.nodes()[4].kill9();
     let ran = fixture.run(&["run", "-n", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str()), (69, ""), "{}", ran.err);

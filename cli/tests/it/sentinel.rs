@@ -12,7 +12,7 @@ fn every_code() {
     // Fail-overs have tests of their own.
     let builder = RedisSentinel::builder().down_after(Duration::from_secs(120));
     let group = builder.start().unwrap();
-    let nobody = Port::free().unwrap();
+    let free_port = Port::free().unwrap();
     // With two replicas, three never confirm.
     let many = Fixture::on(format!("{}&replicas=3", group.url()));
     let ran = many.run(&["run", "-n", "a", "--", "echo", "ran"]);
@@ -25,7 +25,7 @@ fn every_code() {
         server: Some(Server {
             dead: format!(
                 "redis+sentinel://127.0.0.1:{}/main?connect-timeout=500ms",
-                nobody.number()
+                free_port.number()
             ),
             wrong_password: group.url_with("secret"),
             silence: &|| master.pause().unwrap(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tracing::{Instrument, Span};
 
-use crate::engine::Claim;
+use crate::engine::{Claim, LeaseKind};
 use crate::guard::{Guard, Held};
 use crate::runtime::acquire::{Request, acquire};
 use crate::runtime::attempt::Attempt;
@@ -19,7 +19,7 @@ use crate::runtime::hold::Terms;
 use crate::runtime::place::Patience;
 use crate::runtime::reenter::enter;
 use crate::runtime::state::State;
-use crate::types::{Error, LockName, Mode, Owner, Result, check_text};
+use crate::types::{Error, LockName, Mode, Owner, Result, check_text, in_words};
 
 /// The lease of a request that names none.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -64,6 +64,7 @@ impl Acquire {
             terms: Terms {
                 renews: true,
                 max_hold: None,
+                at_least: None,
                 healthy: None,
             },
             patience: Patience {
@@ -162,6 +163,50 @@ impl Acquire {
         self
     }
 
+    /// Others get the lock after this time from its grant at the earliest, also if it is released before: for a job that
+    /// many machines start at about the same time and that is to run once per period. Choose it longer than their clocks
+    /// are apart, and shorter than the period.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::{Client, Error, Memory};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Error> {
+    /// # let memory = Memory::new();
+    /// # let client = Client::new(Arc::new(memory.another()))?;
+    /// # let another_machine = Client::new(Arc::new(memory))?;
+    /// let period = Duration::from_secs(3600);
+    /// let guard = client.try_lock("report").at_least(period).await?;
+    /// // The report is written in a moment …
+    /// guard.release().await?;
+    ///
+    /// // … and whoever comes later finds the lock taken.
+    /// let second = another_machine.try_lock("report").at_least(period).await;
+    /// assert!(matches!(second, Err(Error::Held { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// No process stays for that: the store keeps the lock by its lease, also if the holder is killed. A release or drop
+    /// before the time is over ends the guard and leaves a lease for what is left. The lock is still shown with its holder
+    /// then, [`Client::check`](crate::Client::check) says yes to its sequencer, and
+    /// [`Client::evict`](crate::Client::evict) frees it. Nobody else of this process is handed the lock, nor is its owner:
+    /// a later request waits like any other. Of an owner that enters a lock again, the first request counts.
+    ///
+    /// A request that is dropped or times out before its guard is there is undone at once. A lock that was force-released
+    /// is free at once.
+    ///
+    /// # Errors
+    /// The request ends with [`Error::Unsupported`] where a lock ends with its session or connection
+    /// ([`Promises::lease`](crate::engine::Promises::lease)), with [`Error::Invalid`] if
+    /// [`max_hold`](Acquire::max_hold) is shorter, or if the store takes no lease of that length.
+    /// [`Guard::downgrade`] is refused.
+    pub fn at_least(mut self, least: Duration) -> Self {
+        self.terms.at_least = Some(least).filter(|least| !least.is_zero());
+        self
+    }
+
     /// Renews only while `check` says yes. It is asked before each renewal, at a third of the ttl, and after a no again
     /// and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its validity, hears
     /// of it, and the lock is given back (its lock-delay runs) although its guard is still there.
@@ -228,10 +273,31 @@ impl Acquire {
             return refuse("a lock-delay", "a lock there ends with its connection");
         }
         state.check_ttl(self.ttl, self.lock_delay)?;
+        self.check_at_least()?;
         if let Some(label) = &self.label {
             check_text("label", label)?;
         }
         Ok(name)
+    }
+
+    fn check_at_least(&self) -> Result<()> {
+        let Some(at_least) = self.terms.at_least else {
+            return Ok(());
+        };
+        let state = &self.state;
+        let ends_with = match state.promises().lease {
+            LeaseKind::Lease => None,
+            LeaseKind::Session => Some("a lock there ends with the session of its client"),
+            LeaseKind::Connection => Some("a lock there ends with its connection"),
+        };
+        if let Some(why) = ends_with {
+            return Err(Error::unsupported(&state.engine, "at_least", why));
+        }
+        if let Some(most) = self.terms.max_hold.filter(|most| *most < at_least) {
+            let why = format!("it is longer than the max_hold of {}", in_words(most));
+            return Err(Error::invalid("at_least", format!("{at_least:?}"), why));
+        }
+        state.check_length("at_least", at_least, self.lock_delay)
     }
 
     fn claim(&self, name: LockName) -> Claim {
@@ -300,6 +366,7 @@ impl IntoFuture for Acquire {
             caller,
             state,
             timeout,
+            delivers: true,
             attempt,
         }
     }
@@ -316,6 +383,8 @@ pub struct Acquiring {
     caller: Arc<Caller>,
     state: Arc<State>,
     timeout: Option<Timeout>,
+    /// The guard goes to the caller at once.
+    delivers: bool,
     attempt: Option<Attempt>,
 }
 
@@ -333,6 +402,11 @@ impl Future for Acquiring {
             return Poll::Pending;
         };
         if let Poll::Ready(result) = Pin::new(carried).poll(cx) {
+            if this.delivers
+                && let Ok(guard) = &result
+            {
+                guard.deliver();
+            }
             if let Some(attempt) = &mut this.attempt {
                 attempt.end(&this.state, &result);
             }
@@ -354,6 +428,12 @@ impl Future for Acquiring {
 }
 
 impl Acquiring {
+    /// The guard is one of several that its caller gets together, each with [`Guard::deliver`].
+    pub(crate) fn as_part(mut self) -> Self {
+        self.delivers = false;
+        self
+    }
+
     /// What is under way goes on in the background, and is undone there.
     fn leave(&mut self) {
         self.caller.leave();

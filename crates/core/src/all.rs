@@ -102,7 +102,7 @@ impl AcquireAll {
             let taken = tokio::select! {
                 biased;
                 (name, reason) = guards.first_lost() => Err(Error::Lost { name, reason }),
-                taken = request(name) => taken,
+                taken = request(name).into_future().as_part() => taken,
             };
             let taken = taken.map_err(|error| match (error, self.timeout) {
                 (Error::TimedOut { name, .. }, Some(waited)) => Error::TimedOut { name, waited },
@@ -122,7 +122,10 @@ impl AcquireAll {
         }
         match guards.first_invalid() {
             Some(guard) => Err(guard.lost_error()),
-            None => Ok(guards),
+            None => {
+                guards.iter().for_each(Guard::deliver);
+                Ok(guards)
+            }
         }
     }
 }

@@ -275,6 +275,7 @@ impl Client {
 
     /// Whether that very grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
     /// is no longer held; but where a hold lives as long as a session ([`LeaseKind::Session`]), the store does not tell that.
+    /// A lock that stays taken after its release ([`Acquire::at_least`]) counts as held.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store does not answer.

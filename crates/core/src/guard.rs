@@ -266,8 +266,9 @@ impl Guard {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the store has no shared mode; [`Error::Invalid`] for a permit, for a hold that was joined,
-    /// and for one that its owner has entered more than once; [`Error::Lost`] if the lock was lost before the store had
-    /// answered, which is asked again while the validity lasts. After an error the lock is released.
+    /// for one with [`Acquire::at_least`](crate::Acquire::at_least), and for one that its owner has entered more than once;
+    /// [`Error::Lost`] if the lock was lost before the store had answered, which is asked again while the validity lasts.
+    /// After an error the lock is released.
     ///
     /// # Cancel safety
     /// If dropped, the lock is released in the background.
@@ -305,7 +306,7 @@ impl Guard {
     }
 
     /// Releases the lock and says how that went. With several guards of one owner only the last one releases; a joined
-    /// hold is left to its owner.
+    /// hold is left to its owner. With [`Acquire::at_least`](crate::Acquire::at_least) others may still have to wait.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store did not confirm. The release goes on in the background, and the lock is free after
@@ -319,6 +320,11 @@ impl Guard {
 
     pub(crate) async fn let_go(&self) -> Result<Release> {
         self.0.release().await
+    }
+
+    /// The caller of the request has this guard.
+    pub(crate) fn deliver(&self) {
+        self.hold().deliver();
     }
 
     pub(crate) fn lost_error(&self) -> Error {

@@ -1,22 +1,17 @@
 //! The options of a store's URL.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
-use fencelock_sql::server::{Host, SecondServer, Settings, hosts};
+use fencelock_sql::Settings;
+use fencelock_sql::server::{Host, SecondServer, hosts};
 use fencelock_sql::tls::Tls;
 use mysql_async::{Opts, OptsBuilder};
 
 use super::tls;
 
 const DEFAULT_PORT: u16 = 3306;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The default of `max-connections`: for the strategy that shares connections, and for those that need one per claim.
-const CONNECTIONS: (u64, u64) = (8, 32);
-/// What the tables' names begin with.
+/// The default prefix of the tables' names.
 const TABLE: &str = "fencelock";
 /// MySQL takes names of 64 bytes, and ours have a suffix.
 const LONGEST_TABLE: usize = 48;
@@ -56,15 +51,6 @@ impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let (store, inspect_only) = (url.to_string(), url.inspect_only);
         let password = url.take_password()?;
-        let mut timeout = |option, default: Duration| {
-            let value = url.take_duration(option)?.unwrap_or(default);
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} must be more than 0")));
-            }
-            Ok(value)
-        };
-        let connect_timeout = timeout("connect-timeout", CONNECT_TIMEOUT)?;
-        let response_timeout = timeout("response-timeout", RESPONSE_TIMEOUT)?;
         let strategy = match url.take("strategy").as_deref() {
             None | Some("lease") => Strategy::Lease,
             Some("get-lock") => Strategy::GetLock,
@@ -75,20 +61,9 @@ impl Config {
                 )));
             }
         };
-        let (default, least) = match strategy {
-            Strategy::Lease => (CONNECTIONS.0, 2),
-            _ => (CONNECTIONS.1, 1),
-        };
-        let connections = url.take_number("max-connections")?.unwrap_or(default);
-        // The most that a semaphore can count.
-        let connections = usize::try_from(connections)
-            .ok()
-            .map(|n| n.min(usize::MAX >> 3));
-        let Some(connections) = connections
-            .filter(|n| *n >= least)
-            .and_then(NonZeroUsize::new)
-        else {
-            return Err(url.refuse(format!("max-connections must be at least {least}")));
+        let settings = match strategy {
+            Strategy::Lease => Settings::of_leases(&mut url)?,
+            Strategy::GetLock | Strategy::ForUpdate => Settings::of_connections(&mut url)?,
         };
         let table = url.take("table").unwrap_or_else(|| TABLE.to_owned());
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -121,11 +96,6 @@ impl Config {
         });
         let options = options.collect();
         url.finish()?;
-        let settings = Settings {
-            connect_timeout,
-            response_timeout,
-            connections,
-        };
         Ok(Self {
             store,
             hosts,

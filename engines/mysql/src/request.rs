@@ -163,6 +163,12 @@ pub(super) fn bytes(bytes: &[u8]) -> String {
     text
 }
 
+/// A list of texts as literals.
+pub(super) fn quoted(texts: &[String]) -> String {
+    let literals = texts.iter().map(|text| bytes(text.as_bytes()));
+    literals.collect::<Vec<_>>().join(",")
+}
+
 /// Two hex digits, without the cost of formatting.
 pub(super) fn push_hex(text: &mut String, byte: u8) {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";

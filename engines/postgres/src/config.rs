@@ -1,10 +1,9 @@
 //! The options of a store's URL.
 
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use fencelock_core::{Result, StoreUrl};
-use fencelock_sql::bound::Settings;
+use fencelock_sql::Settings;
 use fencelock_sql::server::{self, Host};
 use fencelock_sql::tls::Tls;
 use percent_encoding::percent_decode_str;
@@ -12,10 +11,6 @@ use percent_encoding::percent_decode_str;
 use super::tls::ssl_mode;
 
 const DEFAULT_PORT: u16 = 5432;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The default of `max-connections`: for the strategy that needs one per claim, and for the one that shares them.
-const MAX_CONNECTIONS: (u64, u64) = (32, 8);
 
 /// How locks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +28,6 @@ pub(crate) struct Config {
     pub(crate) store: String,
     pub(crate) strategy: Strategy,
     pub(crate) settings: Settings,
-    pub(crate) connections: NonZeroUsize,
     /// Nothing is written, and nothing is created.
     pub(crate) inspect_only: bool,
     pub(crate) hosts: Vec<Host>,
@@ -46,9 +40,6 @@ impl Config {
     pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
         let (store, inspect_only) = (url.to_string(), url.inspect_only);
         let password = url.take_password()?;
-        let connect_timeout = url.take_duration("connect-timeout")?;
-        let response_timeout = url.take_duration("response-timeout")?;
-        let max_connections = url.take_number("max-connections")?;
         let strategy = match url.take("strategy").as_deref() {
             None | Some("lease") => Strategy::Lease,
             Some("advisory") => Strategy::Advisory,
@@ -64,32 +55,10 @@ impl Config {
                 )));
             }
         };
-        // The lease strategy keeps one connection for renewals.
-        let (default, least) = match strategy {
-            Strategy::Lease => (MAX_CONNECTIONS.1, 2),
-            _ => (MAX_CONNECTIONS.0, 1),
+        let settings = match strategy {
+            Strategy::Lease => Settings::of_leases(&mut url)?,
+            Strategy::Advisory => Settings::of_connections(&mut url)?,
         };
-        let max_connections =
-            usize::try_from(max_connections.unwrap_or(default)).unwrap_or(usize::MAX);
-        // The most that a semaphore can count.
-        let max_connections = max_connections.min(usize::MAX >> 3);
-        let Some(connections) = NonZeroUsize::new(max_connections).filter(|n| n.get() >= least)
-        else {
-            return Err(url.refuse(format!("max-connections must be at least {least}")));
-        };
-        let settings = Settings {
-            connect_timeout: connect_timeout.unwrap_or(CONNECT_TIMEOUT),
-            response_timeout: response_timeout.unwrap_or(RESPONSE_TIMEOUT),
-            max_connections,
-        };
-        for (option, value) in [
-            ("connect-timeout", settings.connect_timeout),
-            ("response-timeout", settings.response_timeout),
-        ] {
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} must be more than 0")));
-            }
-        }
         let Some(user) = url.user.clone() else {
             return Err(url.refuse("it names no user; write postgres://USER@HOST/DATABASE"));
         };
@@ -125,7 +94,6 @@ impl Config {
             store,
             strategy,
             settings,
-            connections,
             inspect_only,
             hosts,
             options,
@@ -160,7 +128,7 @@ mod tests {
             read("postgres://me:secret@localhost:7000,[::1]/d?strategy=advisory&max-connections=3")
                 .unwrap();
         assert_eq!(config.strategy, Strategy::Advisory);
-        assert_eq!(config.settings.max_connections, 3);
+        assert_eq!(config.settings.connections.get(), 3);
         assert_eq!(config.options[0].get_ports(), [7000]);
         assert_eq!(config.options[1].get_ports(), [DEFAULT_PORT]);
         assert_eq!(config.options[1].get_dbname(), Some("d"));

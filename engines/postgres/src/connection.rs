@@ -158,9 +158,9 @@ impl Hosts {
             false => PREPARE,
         };
         let prepare = format!("{access}{PREPARE_ALL}");
-        let told = session.client.simple_query(&prepare).await;
-        let told = told.map_err(|error| self.error("prepare a connection", error))?;
-        let row = columns(&told).ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        let answer = session.client.simple_query(&prepare).await;
+        let answer = answer.map_err(|error| self.error("prepare a connection", error))?;
+        let row = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
         let [pid, started, recovering] = row.as_slice() else {
             return Err(self.internal("a SELECT has other columns than it names"));
         };
@@ -175,10 +175,10 @@ impl Hosts {
 
     /// Whether the next transaction of a connection runs in this process of the server.
     pub(super) async fn is_at(&self, session: &Session, pid: &str) -> Result<bool> {
-        let told = session.client.simple_query(CHECK).await;
-        let told = told.map_err(|error| self.error("prepare a connection", error))?;
-        let told = columns(&told).ok_or_else(|| self.internal("no answer to a SELECT"))?;
-        Ok(told.first().is_some_and(|told| told == pid))
+        let answer = session.client.simple_query(CHECK).await;
+        let answer = answer.map_err(|error| self.error("prepare a connection", error))?;
+        let answer = columns(&answer).ok_or_else(|| self.internal("no answer to a SELECT"))?;
+        Ok(answer.first().is_some_and(|answer| answer == pid))
     }
 
     pub(super) fn pooled(&self) -> Error {
@@ -260,8 +260,8 @@ impl Drop for Session {
 }
 
 /// The columns of the last row of an answer, as text; NULL is empty.
-pub(super) fn columns(told: &[SimpleQueryMessage]) -> Option<Vec<String>> {
-    let row = told.iter().rev().find_map(|message| match message {
+pub(super) fn columns(answer: &[SimpleQueryMessage]) -> Option<Vec<String>> {
+    let row = answer.iter().rev().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
     })?;

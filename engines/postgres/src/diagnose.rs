@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_isolation_is_told() {
+    fn another_isolation_is_reported() {
         assert!(isolation("read committed").is_none());
         assert!(isolation("repeatable read").is_some());
     }

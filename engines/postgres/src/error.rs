@@ -54,8 +54,8 @@ pub(super) fn caller_error(store: &str, action: &str, error: tokio_postgres::Err
 /// The meaning of an error that the server did not report itself.
 fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> Error {
     let cause = std::error::Error::source(error).map(ToString::to_string);
-    let told = error.to_string();
-    let said = cause.map_or_else(|| told.clone(), |cause| format!("{told}: {cause}"));
+    let text = error.to_string();
+    let said = cause.map_or_else(|| text.clone(), |cause| format!("{text}: {cause}"));
     // The driver finds the missing password before the server does.
     if said.contains("password missing") {
         let why = "the server asks for a password, and the URL has none: name a file with ?password-file=PATH or a \
@@ -63,7 +63,7 @@ fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> 
         return Error::refused(store, action, why);
     }
     let strange = ["parsing response", "unexpected message"];
-    if action == "connect" && strange.iter().any(|what| told.contains(what)) {
+    if action == "connect" && strange.iter().any(|what| text.contains(what)) {
         let why = format!(
             "what answers at that port is no PostgreSQL server ({said}); check host and port"
         );

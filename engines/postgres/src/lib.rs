@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use fencelock_core::{Engine, Result, StoreUrl};
 use fencelock_sql::bound::BoundEngine;
-use fencelock_sql::server::{LeaseEngine, Settings};
+use fencelock_sql::server::LeaseEngine;
 
 use config::{Config, Strategy};
 use connection::Hosts;
@@ -54,11 +54,7 @@ pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
             Ok(Arc::new(BoundEngine::open(dialect).await?))
         }
         Strategy::Lease => {
-            let settings = Settings {
-                connect_timeout: config.settings.connect_timeout,
-                response_timeout: config.settings.response_timeout,
-                connections: config.connections,
-            };
+            let settings = config.settings;
             let dialect = lease::Leases::new(hosts);
             Ok(Arc::new(LeaseEngine::open(dialect, settings).await?))
         }

@@ -76,15 +76,17 @@ impl Hosts {
     /// The format of the tables, the revision of the functions, and whether tokens were lifted in this run of the server.
     /// `None` if any of them is missing or older than this version.
     async fn ask(&self, session: &Session) -> Result<Option<Vec<String>>> {
-        let told = match session.client.simple_query(ASK).await {
+        let answer = match session.client.simple_query(ASK).await {
             Err(error) if is_missing(&error) => return Ok(None),
-            told => told.map_err(|error| self.error("read the table fencelock_store", error))?,
+            answer => {
+                answer.map_err(|error| self.error("read the table fencelock_store", error))?
+            }
         };
-        let known = |told: &Vec<String>| {
-            let revision = told.get(1).and_then(|text| text.parse::<u16>().ok());
+        let known = |answer: &Vec<String>| {
+            let revision = answer.get(1).and_then(|text| text.parse::<u16>().ok());
             revision.is_some_and(|revision| revision >= REVISION)
         };
-        Ok(columns(&told).filter(known))
+        Ok(columns(&answer).filter(known))
     }
 
     /// Lifts tokens to the time, and above the floor of this connection.
@@ -94,9 +96,9 @@ impl Hosts {
             "SET LOCAL synchronous_commit = local; SELECT fencelock_lift({})",
             session.floor
         );
-        let told = session.client.simple_query(&sql).await;
-        let told = columns(&told.map_err(|error| self.error(LIFT, error))?);
-        let last = told.as_ref().and_then(|row| row.first()?.parse().ok());
+        let answer = session.client.simple_query(&sql).await;
+        let answer = columns(&answer.map_err(|error| self.error(LIFT, error))?);
+        let last = answer.as_ref().and_then(|row| row.first()?.parse().ok());
         let last = last.ok_or_else(|| self.internal("no answer to a SELECT"))?;
         session.floor = Token(last);
         Ok(())

@@ -51,9 +51,9 @@ pub(super) fn refused(
         return Error::config(store, why);
     }
     match error.as_db_error() {
-        Some(told) if *told.code() == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
+        Some(reported) if *reported.code() == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
             let more = tls::hint(tls, tls.mode(host));
-            Error::refused(store, "connect", format!("{}{more}", told.message()))
+            Error::refused(store, "connect", format!("{}{more}", reported.message()))
         }
         _ => caller_error(store, "connect", error),
     }

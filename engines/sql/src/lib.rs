@@ -7,14 +7,23 @@
 #[cfg(feature = "server")]
 pub mod bound;
 pub mod lease;
+#[cfg(feature = "server")]
+mod page;
 pub mod poll;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
+mod settings;
 #[cfg(feature = "server")]
 pub mod tls;
 
 use fencelock_core::Error;
 use fencelock_core::engine::Renewal;
+
+#[cfg(feature = "server")]
+pub use page::page_of;
+#[cfg(feature = "server")]
+pub use settings::Settings;
 
 /// Why a store that was opened for inspection grants nothing.
 #[cfg(feature = "server")]

@@ -12,15 +12,19 @@ use fencelock_core::engine::{
 };
 use fencelock_core::{Durability, Engine, LeaseKind, Order, Promises, Result, StoreUrl, Wake};
 
+use crate::acquire;
 use crate::config::Config;
 use crate::diagnose;
 use crate::entry::Entries;
 use crate::file::File;
 use crate::handle::{self, Handle};
+use crate::release;
+use crate::renew;
+use crate::socket::Listener;
 use crate::state::Parts;
 use crate::stored::CLAIM_WINDOW;
-use crate::wake_up::{Address, Listener};
-use crate::{acquire, release, renew, wait};
+use crate::wait;
+use crate::wake_up::Address;
 
 /// The most events that wait for their listener. The next renewal finds out what further ones would say.
 const MOST_EVENTS: usize = 4096;

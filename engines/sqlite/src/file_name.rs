@@ -78,7 +78,8 @@ fn is_listed(mounts: &[u8], path: &Path) -> bool {
     lines.any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(&wanted))
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
 

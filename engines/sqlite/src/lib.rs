@@ -34,6 +34,8 @@ mod reap;
 mod release;
 mod renew;
 mod rows;
+#[cfg_attr(not(target_os = "linux"), path = "no_socket.rs")]
+mod socket;
 mod state;
 mod stored;
 mod transaction;

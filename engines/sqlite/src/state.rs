@@ -13,9 +13,10 @@ use crate::entry::Entries;
 use crate::file::File;
 use crate::job::{Action, Failure, Job, request};
 use crate::reap;
+use crate::socket::Sender;
 use crate::stored::Sql;
 use crate::transaction::Transaction;
-use crate::wake_up::{Address, Delivery, Message, Sender, WakeUp};
+use crate::wake_up::{Address, Delivery, Message, WakeUp};
 
 /// How often expired rows of all locks are deleted.
 const SWEEP: Duration = Duration::from_secs(60);

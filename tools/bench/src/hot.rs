@@ -38,7 +38,7 @@ pub(crate) async fn measure_loop(bench: &Bench<'_>) -> Result<Section> {
                lasts from the begin of a release to the moment when the next holder knows. A round trip is the median \
                PING (PostgreSQL: SELECT 1) of the same run, or a write where there is none. Commands are what clients sent per \
                hand-off. Share: the most served waiter \
-               against the least served (inf: somebody was never served). Tokens were checked to increase, and holds not to overlap."
+               against the least served (inf: a waiter was never served). Tokens were checked to increase, and holds not to overlap."
             .into(),
         head: vec![
             "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p50 in round trips",
@@ -70,7 +70,7 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     let mut section = Section {
         title: format!("Hot lock, drain, {}", engine(bench.url)?),
         note: "All waiters queue, then the holder releases and each takes the lock once; medians over rounds. This is \
-               the honest figure for locks that poll: in a closed loop whoever releases takes a polled lock again."
+               the fair number for locks that poll: in a closed loop the releasing task gets a polled lock again."
             .into(),
         head: vec![
             "waiters", "processes", "clients", "who", "hand-offs/s", "gap p50", "gap p99", "p50 in round trips",

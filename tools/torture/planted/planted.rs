@@ -138,7 +138,7 @@ fn build() -> Result<PathBuf, String> {
         let text = name.to_string_lossy();
         if ["CARGO_PKG_", "CARGO_MANIFEST_"]
             .iter()
-            .any(|told| text.starts_with(told))
+            .any(|prefix| text.starts_with(prefix))
         {
             cargo.env_remove(&name);
         }
@@ -167,8 +167,8 @@ fn build() -> Result<PathBuf, String> {
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."))
         .output()
         .map_err(|error| format!("cargo: {error}"))?;
-    let told = String::from_utf8_lossy(&built.stdout);
-    let executable = told.lines().find_map(|line| {
+    let output = String::from_utf8_lossy(&built.stdout);
+    let executable = output.lines().find_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
         let planted = message["target"]["name"] == "planted";
         message["executable"]
@@ -199,9 +199,9 @@ fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> 
         stdout,
         stderr,
     } = command.output().map_err(|error| error.to_string())?;
-    let told: Value = serde_json::from_slice(&stdout)
+    let output: Value = serde_json::from_slice(&stdout)
         .map_err(|error| format!("{error}: {}", String::from_utf8_lossy(&stderr)))?;
-    let violations = told["verdict"]["violations"]
+    let violations = output["verdict"]["violations"]
         .as_array()
         .ok_or("no verdict")?;
     let broken = violations
@@ -210,7 +210,7 @@ fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> 
     let broken: Vec<String> = broken
         .filter_map(|violation| violation["rule"].as_str().map(str::to_owned))
         .collect();
-    let troubles = &told["history"]["troubles"];
+    let troubles = &output["history"]["troubles"];
     if troubles
         .as_array()
         .is_some_and(|troubles| !troubles.is_empty())

@@ -212,7 +212,7 @@ async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
         .enumerate();
     let mut running = JoinSet::new();
     let mut sum = report::table::Sum::default();
-    let mut told = BTreeMap::new();
+    let mut finished = BTreeMap::new();
     println!("{}", report::table::HEAD);
     loop {
         while running.len() < args.jobs.max(1)
@@ -228,7 +228,7 @@ async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
         for (row, verdict) in rows? {
             println!("{row}");
             sum.add(&verdict);
-            told.entry(place).or_insert_with(Vec::new).push(row);
+            finished.entry(place).or_insert_with(Vec::new).push(row);
         }
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -238,7 +238,7 @@ async fn table(args: &Args, subcommand: &[&str]) -> Result<bool, Failed> {
     if let Some(file) = &args.into {
         let failed = |why: &dyn fmt::Display| Failed::Other(format!("{file}: {why}"));
         let page = fs::read_to_string(file).map_err(|error| failed(&error))?;
-        let rows: Vec<String> = told.into_values().flatten().collect();
+        let rows: Vec<String> = finished.into_values().flatten().collect();
         let table = format!("{sum_up}\n\n{}\n{}\n", report::table::HEAD, rows.join("\n"));
         let page = report::table::place(&page, &table)
             .ok_or_else(|| failed(&"it has no marks for a table"))?;

@@ -29,7 +29,7 @@ pub struct History {
     pub ttl: u64,
     /// When it began.
     pub began: u64,
-    /// When the workers were told to stop.
+    /// When the workers were stopped.
     pub ended: u64,
     /// What the store promises.
     pub promised: Promised,

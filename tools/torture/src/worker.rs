@@ -179,7 +179,7 @@ async fn connect(
     job: &Arc<Job>,
     faults: Arc<Mutex<Option<FaultHandle>>>,
 ) -> fencelock::Result<Client> {
-    let told = Arc::clone(job);
+    let reported = Arc::clone(job);
     let layers = move |engine: Arc<dyn Engine>| -> Arc<dyn Engine> {
         let (faulty, handle) = Fault::new(engine);
         *faults.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
@@ -187,13 +187,13 @@ async fn connect(
                          seen: crate::witness::Seen,
                          at,
                          token: fencelock::Token| {
-            let name = told
+            let name = reported
                 .names
                 .iter()
                 .position(|name| name == claim.name.as_str());
             say(&Event::Held(Claimed {
                 id: claim.id.to_string(),
-                worker: told.worker,
+                worker: reported.worker,
                 name: name.unwrap_or(0) as u32,
                 shared: claim.mode != Mode::Exclusive,
                 placed: seen.placed,

@@ -65,7 +65,7 @@ impl Workers {
         let (tell, ready) = std::sync::mpsc::channel();
         let killed: Arc<Mutex<Option<u64>>> = Arc::default();
         let mut lines = worker.take_lines();
-        let (record, told) = (self.record.clone(), Arc::clone(&killed));
+        let (record, killed_at) = (self.record.clone(), Arc::clone(&killed));
         let (number, life) = (slot.job.worker, slot.job.life);
         let read = move || {
             while let Some(line) = lines.blocking_recv() {
@@ -77,7 +77,7 @@ impl Workers {
                     Err(_) => {}
                 }
             }
-            let killed = *told.lock().unwrap_or_else(PoisonError::into_inner);
+            let killed = *killed_at.lock().unwrap_or_else(PoisonError::into_inner);
             record.parts().gone(number, life, killed);
         };
         let thread = std::thread::Builder::new().name(format!("reader of worker {number}"));

@@ -37,7 +37,9 @@ use crate::types::{Clock, LockName, Result, Token};
 /// * No call in flight is dropped, except [`wait`](Engine::wait), [`Inspect::look`], [`Inspect::watch`] and
 ///   [`Inspect::attest`], which hold nothing on the server.
 /// * For one claim, calls come one at a time, in order.
-/// * A claim that was placed is withdrawn in the end, also after a loss; [`Standing::Busy`] needs no withdrawal.
+/// * A claim that was placed is withdrawn in the end, also after a loss; [`Standing::Busy`] needs no withdrawal. Only what
+///   stays taken after its release ([`Acquire::at_least`](crate::Acquire::at_least)) is left to its lease if the client ends
+///   before that.
 #[async_trait]
 pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// What this store promises, as it was found when it was opened.

@@ -8,6 +8,7 @@ use super::caller::Caller;
 use super::hold::{Hold, Terms};
 use super::place::{Patience, place};
 use super::queue::{Entered, Front, Turn};
+use super::renewer::renew_now;
 use super::share::Share;
 use super::state::State;
 use crate::engine::{Claim, Grant};
@@ -120,8 +121,17 @@ async fn at_store(
     if contended && state.promises().ranges && !claim.record {
         claim.reserve = state.settings.batch;
     }
+    let ttl = claim.ttl;
+    // At the store from the first: a holder that is killed gives nothing back.
+    claim.ttl = ttl.max(terms.at_least.unwrap_or_default());
     let grant = place(state, &claim, patience, caller).await?;
+    let short = terms.at_least.is_some() && grant.lease < claim.ttl;
+    claim.ttl = ttl;
     let share = hold(state, claim, terms, &grant, begun, front);
+    if short && let Err(error) = renew_now(state, &share.hold, ttl).await {
+        // A grant that the store pushed has a short lease. Later renewals ask for the whole, too.
+        tracing::debug!(name = %share.hold.claim.name, %error, "the lease is shorter than at_least");
+    }
     if state.is_closed() {
         drop(share);
         return Err(Error::Closed);

@@ -23,6 +23,10 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
         let why = "its owner has entered it more than once; leave first";
         return Err(Error::invalid("downgrade of", name.as_str(), why));
     }
+    if hold.has_at_least() {
+        let why = "a lock that was requested with at_least stays as it is";
+        return Err(Error::invalid("downgrade of", name.as_str(), why));
+    }
     // In turn with renewals, so that answers come in the order of the requests.
     let Some(renewing) = state.schedule.reserve(hold).await else {
         return Err(hold.lost_error());

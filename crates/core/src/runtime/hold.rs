@@ -26,6 +26,10 @@ pub(crate) struct Hold {
     tokens: Tokens,
     /// Validity never goes beyond this (`max_hold`).
     ends: BootInstant,
+    /// Until when the store is to keep it, also after a release (`at_least`).
+    stays_until: Option<BootInstant>,
+    /// The caller of the request has a guard.
+    delivered: AtomicBool,
     valid_until: AtomicU64,
     /// The shortest lease, in nanoseconds, that was asked for without an answer.
     doubted: AtomicU64,
@@ -62,6 +66,8 @@ pub(crate) struct Terms {
     pub(crate) renews: bool,
     /// After how long it ends in any case.
     pub(crate) max_hold: Option<Duration>,
+    /// For how long the store keeps it in any case.
+    pub(crate) at_least: Option<Duration>,
     /// What must be so for a renewal.
     pub(crate) healthy: Option<Health>,
 }
@@ -69,7 +75,7 @@ pub(crate) struct Terms {
 impl Terms {
     /// Nothing but renewals. So a waiter of this process may be handed what another one held.
     pub(crate) fn are_plain(&self) -> bool {
-        self.renews && self.max_hold.is_none() && self.healthy.is_none()
+        self.renews && self.max_hold.is_none() && self.at_least.is_none() && self.healthy.is_none()
     }
 }
 
@@ -100,7 +106,8 @@ impl Hold {
             ..*grant
         };
         let never = BootInstant::from_nanos(u64::MAX);
-        let ends = terms.max_hold.map_or(never, |most| clock.now() + most);
+        let now = clock.now();
+        let ends = terms.max_hold.map_or(never, |most| now + most);
         let valid = valid_until(grant.counted_from, grant.lease).min(ends);
         let plain = terms.are_plain() && !claim.record;
         Self {
@@ -112,6 +119,8 @@ impl Hold {
             clock,
             tokens: grant.tokens,
             ends,
+            stays_until: terms.at_least.map(|at_least| now + at_least),
+            delivered: AtomicBool::new(false),
             valid_until: AtomicU64::new(valid.as_nanos()),
             doubted: AtomicU64::new(u64::MAX),
             kept_until: AtomicU64::new((grant.counted_from + grant.lease).as_nanos()),
@@ -267,10 +276,49 @@ impl Hold {
         let _ = self.downgraded.set(token);
     }
 
-    /// The claim as the store has it, with its present token.
+    /// What is left of `at_least`.
+    pub(crate) fn at_least_left(&self) -> Duration {
+        let stays_until = self.stays_until;
+        stays_until.map_or(Duration::ZERO, |until| until.since(self.clock.now()))
+    }
+
+    /// The same, once it is over: for how much longer the store is to keep it. Nothing if nobody had a guard, or if the store
+    /// has it no more.
+    pub(crate) fn owes(&self) -> Duration {
+        let gone = matches!(
+            self.lost(),
+            Some(LossReason::TakenAway | LossReason::StoreForgot)
+        );
+        match self.delivered.load(SeqCst) && !gone {
+            true => self.at_least_left(),
+            false => Duration::ZERO,
+        }
+    }
+
+    /// The caller of the request has a guard.
+    pub(crate) fn deliver(&self) {
+        self.delivered.store(true, SeqCst);
+    }
+
+    /// Whether it was requested with `at_least`.
+    pub(crate) fn has_at_least(&self) -> bool {
+        self.stays_until.is_some()
+    }
+
+    /// How long after `lease` began to count it is to be renewed. A lease that is long because of `at_least` is renewed as
+    /// often as any other, so that a loss is found as soon.
+    pub(crate) fn renewed_after(&self, lease: Duration) -> Duration {
+        match self.at_least_left().is_zero() {
+            true => lease / 3,
+            false => lease.min(self.claim.ttl) / 3,
+        }
+    }
+
+    /// The claim as the next renewal asks for it, with its present token.
     pub(crate) fn held_claim(&self) -> HeldClaim {
         let mut claim = self.claim.clone();
         claim.mode = self.mode();
+        claim.ttl = claim.ttl.max(self.at_least_left());
         HeldClaim {
             claim,
             token: self.token(),

@@ -69,6 +69,7 @@ async fn join(state: &Arc<State>, request: &Request) -> Result<Option<Share>> {
     };
     let terms = Terms {
         renews: false,
+        at_least: None,
         ..request.terms.clone()
     };
     let mut hold = Hold::new(joined, &grant, state.clock, terms);

@@ -138,8 +138,8 @@ pub(crate) async fn renew_now(state: &State, hold: &Arc<Hold>, ttl: Duration) ->
         return Err(hold.lost_error());
     };
     let mut held = hold.held_claim();
-    held.claim.ttl = ttl;
-    state.schedule.curtail(hold, ttl);
+    held.claim.ttl = ttl.max(hold.at_least_left());
+    state.schedule.curtail(hold, held.claim.ttl);
     let span = state.observed.renew_span();
     let renewal = state.engine.renew(std::slice::from_ref(&held));
     let renewal = renewal.instrument(span.clone()).await.pop();

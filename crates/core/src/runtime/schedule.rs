@@ -309,7 +309,7 @@ fn early(hold: &Hold, now: BootInstant) -> Duration {
 fn first_renewal(hold: &Hold, counted_from: BootInstant, lease: Duration) -> BootInstant {
     let ends = hold.valid_until();
     if hold.renews {
-        ends.min(counted_from + lease / 3)
+        ends.min(counted_from + hold.renewed_after(lease))
     } else {
         ends
     }
@@ -338,6 +338,7 @@ mod tests {
         let terms = Terms {
             renews: true,
             max_hold: None,
+            at_least: None,
             healthy: None,
         };
         let hold = Arc::new(Hold::new(claim, &grant, schedule.clock, terms));

@@ -84,7 +84,7 @@ impl State {
     /// Refuses a ttl that the store does not take.
     pub(crate) fn check_ttl(&self, ttl: Duration, lock_delay: Duration) -> Result<()> {
         let refuse = |why: String| Err(Error::invalid("ttl", format!("{ttl:?}"), why));
-        let (min_ttl, max_ttl) = (self.promises().min_ttl, self.promises().max_ttl);
+        let min_ttl = self.promises().min_ttl;
         if ttl.is_zero() {
             return refuse("it must be longer than nothing".to_owned());
         }
@@ -95,14 +95,26 @@ impl State {
                 self.engine
             ));
         }
-        if ttl.saturating_add(lock_delay) > max_ttl {
-            let max_ttl = in_words(max_ttl);
-            return refuse(format!(
-                "with its lock-delay it is longer than the {max_ttl} that {} takes",
-                self.engine
-            ));
+        self.check_length("ttl", ttl, lock_delay)
+    }
+
+    /// Refuses a lease that is longer than the store takes; `what` names it.
+    pub(crate) fn check_length(
+        &self,
+        what: &'static str,
+        lease: Duration,
+        lock_delay: Duration,
+    ) -> Result<()> {
+        let max_ttl = self.promises().max_ttl;
+        if lease.saturating_add(lock_delay) <= max_ttl {
+            return Ok(());
         }
-        Ok(())
+        let why = format!(
+            "with its lock-delay it is longer than the {} that {} takes",
+            in_words(max_ttl),
+            self.engine
+        );
+        Err(Error::invalid(what, format!("{lease:?}"), why))
     }
 
     /// Notes a loss, once, and lets the next task of this process try.

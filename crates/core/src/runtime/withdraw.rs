@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::hold::Hold;
 use super::state::State;
-use crate::engine::{Claim, Leave, Withdrawn};
+use crate::engine::{Claim, Leave, Renewal, Withdrawn};
 use crate::support::Backoff;
 use crate::types::{BootInstant, LossReason, Release, Result, Token};
 
@@ -70,6 +70,9 @@ async fn give_back(state: &Arc<State>, hold: &Hold, valid: bool) -> Result<Withd
     if !hold.may_give_back() {
         return Ok(Withdrawn::Expired);
     }
+    if keep(state, hold).await? {
+        return Ok(Withdrawn::Released);
+    }
     let how = match valid {
         true => Leave::Release,
         false => Leave::Abandon,
@@ -82,6 +85,38 @@ async fn give_back(state: &Arc<State>, hold: &Hold, valid: bool) -> Result<Withd
         background.run(async move { insist(&state, &claim, how, kept_until).await });
     }
     withdrawn
+}
+
+/// Has the store keep a hold for what is left of its `at_least`, without this client: its lease ends by itself. False if
+/// nothing is left, or if it does not hold.
+async fn keep(state: &Arc<State>, hold: &Hold) -> Result<bool> {
+    let owes = hold.owes();
+    if owes.is_zero() {
+        return Ok(false);
+    }
+    let mut held = hold.held_claim();
+    // The store adds the lock-delay, which is not for a release.
+    let lease = owes.saturating_sub(held.claim.lock_delay);
+    held.claim.ttl = lease.max(state.promises().min_ttl);
+    hold.note_asked(held.claim.ttl);
+    let renewal = state.engine.renew(std::slice::from_ref(&held)).await.pop();
+    if matches!(renewal, Some(Renewal::Lost)) {
+        return Ok(false);
+    }
+    let client = Arc::downgrade(state);
+    let (clock, ends) = (state.clock, state.clock.now() + owes);
+    // An engine may know the claim until it is withdrawn; so a client that is still there withdraws it in the end.
+    state.background.spawn(async move {
+        clock.sleep_until(ends).await;
+        if let Some(state) = client.upgrade().filter(|state| !state.is_closed()) {
+            insist(&state, &held.claim, Leave::Release, ends).await;
+        }
+    });
+    match renewal {
+        Some(Renewal::Unknown(error)) => Err(error),
+        Some(_) => Ok(true),
+        None => Err(state.internal("a renewal had no answer")),
+    }
 }
 
 /// Gives back a hold that this client has ended although its guards are still there.

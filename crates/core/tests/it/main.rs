@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod at_least;
 mod bad_days;
 mod basics;
 mod cancel;

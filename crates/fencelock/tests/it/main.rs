@@ -22,6 +22,7 @@ macro_rules! examples {
 }
 
 examples! {
+    at_least = "../../examples/at_least.rs",
     bad_day = "../../examples/bad_day.rs",
     basic = "../../examples/basic.rs",
     blocking = "../../examples/blocking.rs",

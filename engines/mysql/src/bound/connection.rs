@@ -21,7 +21,7 @@ use crate::request::{Answer, Request, Statements, push_hex};
 use crate::server::ServerInfo;
 use crate::tables::{Tables, Use};
 
-/// How long one statement waits in the server, in seconds. A waiter that vanished without a word is gone after that.
+/// How long one statement waits in the server, in seconds. The server forgets a waiter that vanished silently after that.
 pub(super) const WAIT_SECONDS: u64 = 30;
 
 /// A server with one of the two strategies.
@@ -246,7 +246,7 @@ impl BoundLocks {
             .next()
             .map(mysql_async::from_row_opt::<(String, Vec<u8>)>);
         let (login, database) = match row {
-            Some(Ok(told)) => told,
+            Some(Ok(row)) => row,
             _ => return Err(session.give_up("no answer to a SELECT")),
         };
         (session.login, session.database) = (login, database);

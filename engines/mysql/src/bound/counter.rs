@@ -56,9 +56,9 @@ impl BoundLocks {
         let mut request = Request::of(format!(
             "UPDATE {counter} SET upto = GREATEST(upto, {upto}) WHERE {mine}"
         ));
-        let told = request.push(format!("SELECT upto FROM {counter} WHERE {mine}"));
+        let selected = request.push(format!("SELECT upto FROM {counter} WHERE {mine}"));
         let answers = session.run(request).await?;
-        let row = answers[told].rows.first();
+        let row = answers[selected].rows.first();
         let upto = row.and_then(|row| row.get::<u64, _>(0));
         let Some(upto) = upto.filter(|upto| *upto > number) else {
             return Err(session.give_up("tokens are counted anew"));
@@ -70,9 +70,9 @@ impl BoundLocks {
     /// Joins the section of this run of the server, or begins it.
     pub(super) async fn join(&self, session: &mut Session) -> Result<(), BoundError> {
         let mark = format!("{}-", &session.key(&self.config.table, "r", b"")[..MARK]);
-        let (request, told) = self.joining(&mark);
+        let (request, selected) = self.joining(&mark);
         let answers = session.run(request).await?;
-        let row = answers[told].rows.first().cloned();
+        let row = answers[selected].rows.first().cloned();
         let row = row.map(mysql_async::from_row_opt::<(u64, u64, u64, Option<u64>)>);
         let Some(Ok((origin, base, upto, marked))) = row else {
             return Err(session.give_up("the token counter has no row"));
@@ -123,12 +123,12 @@ impl BoundLocks {
             "SET @fencelock_slot = ({slots} SELECT MIN(slot) FROM slots \
              WHERE IS_FREE_LOCK(CONCAT('{mark}', @fencelock_origin, '-', slot)) = 1)"
         ));
-        let told = request.push(format!(
+        let selected = request.push(format!(
             "SELECT origin, base, upto, \
              GET_LOCK(CONCAT('{mark}', @fencelock_origin, '-', IFNULL(@fencelock_slot, 0)), 0) FROM {counter} WHERE id = 1"
         ));
         // The mark is set before others can see the section.
         request.push("COMMIT");
-        (request, told)
+        (request, selected)
     }
 }

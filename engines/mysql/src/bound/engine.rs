@@ -10,7 +10,8 @@ use fencelock_core::{
     ClaimId, Durability, Error, Finding, LeaseKind, LockName, Order, Promises, Purpose, Result,
     Token, Tokens, Wake,
 };
-use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId, Settings};
+use fencelock_sql::Settings;
+use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
 use mysql_async::Row;
 
 use super::connection::{BoundLocks, Session, WAIT_SECONDS};
@@ -34,12 +35,7 @@ impl Dialect for BoundLocks {
     type Session = Session;
 
     fn settings(&self) -> Settings {
-        let settings = self.config.settings;
-        Settings {
-            connect_timeout: settings.connect_timeout,
-            response_timeout: settings.response_timeout,
-            max_connections: settings.connections.get(),
-        }
+        self.config.settings
     }
 
     fn inspect_only(&self) -> bool {

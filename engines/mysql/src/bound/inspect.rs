@@ -1,14 +1,15 @@
 //! Locks as people see them, from the records.
 
-use fencelock_core::engine::{Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Evict, LockView, Page};
 use fencelock_core::{LockName, Token};
 use fencelock_sql::bound::{SessionId, views};
+use fencelock_sql::page_of;
 use mysql_async::Row;
 
 use super::connection::{BoundLocks, Session};
 use super::error::BoundError;
 use super::stored::{claim_of, record_view, take, text_of};
-use crate::request::{NOW, Request, bytes};
+use crate::request::{NOW, Request, bytes, quoted};
 
 /// What to do about a holder that is evicted.
 pub(super) enum Evicted {
@@ -61,20 +62,12 @@ impl BoundLocks {
         let mut rows = self
             .inspected(control, self.open_records("DISTINCT b.name", &rest))
             .await?;
-        let found: Vec<Vec<u8>> = rows.iter_mut().filter_map(|row| take(row, 0)).collect();
-        // Names are ordered by their bytes, so those with the prefix are adjacent.
-        let begins = |name: &&Vec<u8>| name.starts_with(prefix.as_bytes());
-        let names: Vec<String> = found
-            .iter()
-            .take_while(begins)
-            .map(|name| bytes(name))
-            .collect();
-        let full = found.len() == limit && names.len() == limit;
-        let last = found.last().filter(|_| full);
-        let next = last.map(|last| Cursor(String::from_utf8_lossy(last).into_owned()));
+        let names = rows.iter_mut().filter_map(|row| take::<Vec<u8>>(row, 0));
+        let names = names.map(|name| String::from_utf8_lossy(&name).into_owned());
+        let (names, next) = page_of(names.collect(), prefix, limit);
         let mut items = Vec::new();
         if !names.is_empty() {
-            items = self.views(control, &names.join(",")).await?;
+            items = self.views(control, &quoted(&names)).await?;
             items.retain(|view| !view.holders.is_empty());
         }
         Ok(Page { items, next })

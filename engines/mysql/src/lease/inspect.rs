@@ -3,11 +3,12 @@
 use fencelock_core::engine::{Cursor, LockView, Page, WaiterView};
 use fencelock_core::{LockName, Token};
 use fencelock_sql::lease::Rows;
+use fencelock_sql::page_of;
 use fencelock_sql::server::{DbInstant, Snapshot};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::{HOLDER, StoredRow, WAITER, all_rows, name};
-use crate::request::{NOW, Request, bytes};
+use crate::request::{NOW, Request, bytes, quoted};
 use crate::tables::Tables;
 
 /// A view shows at most so many waiters.
@@ -69,21 +70,12 @@ impl Leases {
             bytes(after.as_bytes()),
         ));
         let rows = self.inspected(session, &request).await?;
-        let found = rows.iter().filter_map(|row| row.get::<Vec<u8>, _>(0));
-        let found: Vec<Vec<u8>> = found.collect();
-        // Names are ordered by their bytes, so those with the prefix are adjacent.
-        let begins = |name: &&Vec<u8>| name.starts_with(prefix.as_bytes());
-        let names: Vec<String> = found
-            .iter()
-            .take_while(begins)
-            .map(|name| bytes(name))
-            .collect();
-        let full = found.len() == limit && names.len() == limit;
-        let last = found.last().filter(|_| full);
-        let next = last.map(|last| Cursor(String::from_utf8_lossy(last).into_owned()));
+        let names = rows.iter().filter_map(|row| row.get::<Vec<u8>, _>(0));
+        let names = names.map(|name| String::from_utf8_lossy(&name).into_owned());
+        let (names, next) = page_of(names.collect(), prefix, limit);
         let mut items = Vec::new();
         if !names.is_empty() {
-            items = self.views(session, &names.join(",")).await?;
+            items = self.views(session, &quoted(&names)).await?;
             items.retain(|view| !view.holders.is_empty());
         }
         Ok(Page { items, next })

@@ -14,7 +14,7 @@ use crate::connection::{Session, Values};
 use crate::error::is_conflict;
 
 impl Advisory {
-    /// Takes the lock with this statement, and again after conflicts. `None` if it is taken.
+    /// Takes the lock, and again after conflicts. `None` if it is taken and the claim does not wait.
     pub(super) async fn take(
         &self,
         session: &mut Session,

@@ -9,7 +9,8 @@ use fencelock_core::{
     ClaimId, Durability, Error, Finding, LeaseKind, LockName, Mode, Order, Promises, Result, Token,
     Tokens, Wake,
 };
-use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId, Settings};
+use fencelock_sql::Settings;
+use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
 
 use super::connection::Advisory;
 use super::record::{integer, numbers};

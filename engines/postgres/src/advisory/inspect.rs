@@ -6,6 +6,7 @@ use fencelock_core::engine::{Cursor, HolderView, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 use fencelock_sql::bound::{RecordView, views};
 use fencelock_sql::lease::mode_from;
+use fencelock_sql::page_of;
 use tokio_postgres::Row;
 
 use super::connection::Advisory;
@@ -44,13 +45,11 @@ impl Advisory {
             .inspected(control, "list locks", LIST, values)
             .await?;
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        let (names, next) = page_of(names, prefix, limit);
         let mut items = Vec::new();
-        // Names are ordered by their bytes, so those with the prefix are adjacent.
-        for name in names.iter().take_while(|name| name.starts_with(prefix)) {
+        for name in &names {
             items.push(self.view(control, &LockName::new(name)?).await?);
         }
-        let more = names.len() == limit && items.len() == limit;
-        let next = names.last().filter(|_| more).cloned().map(Cursor);
         Ok(Page { items, next })
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use fencelock_core::engine::{Cursor, HolderView, LockView, Page, WaiterView};
 use fencelock_core::{LockName, Result, Token, Tokens};
 use fencelock_sql::lease::{Holder, Rows, Waiter, mode_from};
+use fencelock_sql::page_of;
 use fencelock_sql::server::{DbInstant, Failure, Snapshot};
 
 use super::connection::Leases;
@@ -129,12 +130,9 @@ impl Leases {
         let values: Values<'_> = &[&prefix, &after, &(limit as i64)];
         let rows = self.query(session, "list locks", LIST, values).await?;
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        // Names are ordered by their bytes, so those with the prefix are adjacent.
-        let begins = names.iter().take_while(|name| name.starts_with(prefix));
-        let wanted: Result<Vec<LockName>> = begins.map(|name| LockName::new(name)).collect();
+        let (names, next) = page_of(names, prefix, limit);
+        let wanted: Result<Vec<LockName>> = names.iter().map(|name| LockName::new(name)).collect();
         let wanted = wanted.map_err(Failure::Final)?;
-        let more = names.len() == limit && wanted.len() == limit;
-        let next = names.last().filter(|_| more).cloned().map(Cursor);
         let mut items = self.views(session, &wanted).await?;
         items.retain(|view| !view.holders.is_empty());
         Ok(Page { items, next })

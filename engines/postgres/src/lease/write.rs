@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::Result;
+use fencelock_core::engine::Claim;
 use fencelock_sql::lease::{Holder, mode_text};
 use fencelock_sql::server::{
     CLAIM_WINDOW, Change, DbInstant, Failure, HANDOFF_WINDOW, Write, Written,
@@ -19,45 +20,7 @@ impl Leases {
         session: &mut Session,
         write: &Write<'_>,
     ) -> Result<Written, Failure> {
-        let (mut meant, mut place, mut delay) = (None, None, Duration::ZERO);
-        let (what, claim) = match write.change {
-            Change::Grant {
-                claim,
-                ticket,
-                replaces,
-            } => {
-                (place, meant, delay) = (ticket, replaces, claim.lock_delay);
-                ("grant", Some(claim))
-            }
-            Change::Enqueue { claim, ticket } => {
-                (place, delay) = (Some(ticket), HANDOFF_WINDOW);
-                ("stand", Some(claim))
-            }
-            Change::LeaveQueue { ticket } => {
-                place = Some(ticket);
-                ("leave", None)
-            }
-            Change::Release { holder } => {
-                meant = Some(holder);
-                ("release", None)
-            }
-            Change::Abandon { holder, lock_delay } => {
-                (meant, delay) = (Some(holder), lock_delay);
-                ("abandon", None)
-            }
-            Change::Ask { holder } => {
-                meant = Some(holder);
-                ("ask", None)
-            }
-            Change::Reap => ("bury", None),
-        };
-        let lease = match write.change {
-            Change::Grant { claim, .. } => claim.ttl.saturating_add(claim.lock_delay),
-            _ => CLAIM_WINDOW,
-        };
-        let first = |holder: &Holder<DbInstant>| {
-            i64::try_from(holder.tokens.first.get()).unwrap_or(i64::MAX)
-        };
+        let parameters = Parameters::of(write.change);
         let expired: Vec<i64> = write.expired_holders.iter().copied().map(first).collect();
         let (claims, channels): (Vec<&[u8]>, Vec<String>) = write
             .next
@@ -70,19 +33,20 @@ impl Leases {
                 )
             })
             .unzip();
+        let claim = parameters.claim;
         let values: Values<'_> = &[
             &write.name.as_str(),
             &version(write.version),
             &expired,
             &write.expired_waiters,
-            &what,
-            &meant.map(first),
-            &place,
+            &parameters.what,
+            &parameters.holder.map(first),
+            &parameters.ticket,
             &claim.map(id),
             &claim.map(|claim| mode_text(claim.mode).into_owned()),
             &claim.map(|claim| count(claim) as i32),
-            &length(lease),
-            &length(delay),
+            &length(parameters.lease),
+            &length(parameters.delay),
             &claim.map(|claim| &*claim.owner),
             &claim.and_then(|claim| claim.label.as_deref()),
             &self.channel,
@@ -98,4 +62,76 @@ impl Leases {
             (first, Some(claim)) => Written::Done(Some(tokens(first, claim))),
         })
     }
+}
+
+/// The parameters that depend on the kind of change.
+struct Parameters<'a> {
+    what: &'static str,
+    claim: Option<&'a Claim>,
+    holder: Option<&'a Holder<DbInstant>>,
+    ticket: Option<i64>,
+    /// How long the new row lasts.
+    lease: Duration,
+    /// The lock-delay of a holder; of a waiter, how long a grant by the releaser lasts.
+    delay: Duration,
+}
+
+impl<'a> Parameters<'a> {
+    fn of(change: Change<'a>) -> Self {
+        let none = Self {
+            what: "bury",
+            claim: None,
+            holder: None,
+            ticket: None,
+            lease: CLAIM_WINDOW,
+            delay: Duration::ZERO,
+        };
+        match change {
+            Change::Grant {
+                claim,
+                ticket,
+                replaces,
+            } => Self {
+                what: "grant",
+                claim: Some(claim),
+                holder: replaces,
+                ticket,
+                lease: claim.ttl.saturating_add(claim.lock_delay),
+                delay: claim.lock_delay,
+            },
+            Change::Enqueue { claim, ticket } => Self {
+                what: "stand",
+                claim: Some(claim),
+                ticket: Some(ticket),
+                delay: HANDOFF_WINDOW,
+                ..none
+            },
+            Change::LeaveQueue { ticket } => Self {
+                what: "leave",
+                ticket: Some(ticket),
+                ..none
+            },
+            Change::Release { holder } => Self {
+                what: "release",
+                holder: Some(holder),
+                ..none
+            },
+            Change::Abandon { holder, lock_delay } => Self {
+                what: "abandon",
+                holder: Some(holder),
+                delay: lock_delay,
+                ..none
+            },
+            Change::Ask { holder } => Self {
+                what: "ask",
+                holder: Some(holder),
+                ..none
+            },
+            Change::Reap => none,
+        }
+    }
+}
+
+fn first(holder: &Holder<DbInstant>) -> i64 {
+    i64::try_from(holder.tokens.first.get()).unwrap_or(i64::MAX)
 }

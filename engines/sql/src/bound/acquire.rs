@@ -117,7 +117,7 @@ impl<D: Dialect> State<D> {
     }
 
     fn too_many(&self, action: &str) -> Error {
-        let most = self.settings.max_connections;
+        let most = self.settings.connections;
         let why = format!(
             "all {most} connections of this process hold or wait; raise max-connections in the store's URL"
         );

@@ -7,8 +7,9 @@ use fencelock_core::engine::{Cursor, Evict, LockView, Page};
 use fencelock_core::{ClaimId, Error, LockName, Promises, Result, Token};
 use tokio::sync::Mutex;
 
-use super::dialect::{Dialect, Record, SessionId, Settings};
+use super::dialect::{Dialect, Record, SessionId};
 use super::signal::CloseSignal;
+use crate::Settings;
 
 pub(super) struct Control<D: Dialect> {
     dialect: Arc<D>,

@@ -11,17 +11,7 @@ use fencelock_core::{
 };
 
 use super::signal::CloseSignal;
-
-/// Times and bounds of a store, from its URL.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// For the first connection.
-    pub connect_timeout: Duration,
-    /// For one answer, and for each later connection.
-    pub response_timeout: Duration,
-    /// How many connections may hold or wait at once, beside the control connection.
-    pub max_connections: usize,
-}
+use crate::Settings;
 
 /// Names one connection at the server, and no other connection before or after it. The text is the dialect's own.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ mod signal;
 mod state;
 mod wait;
 
-pub use dialect::{Dialect, Record, SessionId, Settings};
+pub use dialect::{Dialect, Record, SessionId};
 pub use engine::BoundEngine;
 pub use inspect::{RecordView, views};
 pub use signal::CloseSignal;

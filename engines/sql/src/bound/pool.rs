@@ -8,8 +8,9 @@ use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::control::timed;
-use super::dialect::{Dialect, Settings};
+use super::dialect::Dialect;
 use super::signal::CloseSignal;
+use crate::Settings;
 
 /// A free connection is closed after this time.
 const MAX_IDLE: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ impl<D: Dialect> Pool<D> {
         Self {
             dialect,
             settings,
-            permits: Arc::new(Semaphore::new(settings.max_connections)),
+            permits: Arc::new(Semaphore::new(settings.connections.get())),
             free: Mutex::default(),
             events,
         }

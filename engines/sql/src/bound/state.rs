@@ -9,10 +9,10 @@ use fencelock_core::{ClaimId, Error, Promises, Result};
 use tokio::sync::mpsc;
 
 use super::control::{Control, timed};
-use super::dialect::{Dialect, Settings};
+use super::dialect::Dialect;
 use super::entry::Entry;
 use super::pool::Pool;
-use crate::INSPECT_ONLY;
+use crate::{INSPECT_ONLY, Settings};
 
 /// How long a lock that a waiter was granted stays taken without a sign of life.
 pub const CLAIM_WINDOW: Duration = Duration::from_secs(2);

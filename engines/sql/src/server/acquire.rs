@@ -77,51 +77,12 @@ async fn place<D: Dialect>(
             continue;
         };
         may_be_free = false;
-        let (change, answer) = match read.rows.step(claim, read.now) {
-            Step::Prolong(tokens) => {
-                if dialect.prolong(session, claim, tokens.first).await? {
-                    return Ok(Done::alone(held(claim, tokens, asked_at)));
-                }
-                continue;
-            }
-            Step::Refuse(mode) => return Err(Failure::Final(refuse_stronger(dialect, mode))),
-            Step::Downgrade => (
-                Change::Grant {
-                    claim,
-                    ticket: None,
-                    replaces: read.rows.holder(claim.id),
-                },
-                None,
-            ),
-            Step::Grant => (
-                Change::Grant {
-                    claim,
-                    ticket: read.rows.ticket(claim.id),
-                    replaces: None,
-                },
-                None,
-            ),
-            Step::Wait {
-                ticket,
-                ahead,
-                until,
-            } => {
-                let left = until.map(|until| until.since(read.now));
-                let standing = waiting(asked_at, ahead, left);
-                entry.queued(asked_at, read.drawn, read.version);
-                if let Some(ticket) = ticket
-                    && keep_place(dialect, session, claim, ticket, &read).await?
-                {
-                    return Ok(Done::alone(standing));
-                }
-                // The write below makes the next version.
-                entry.queued(asked_at, read.drawn, read.version + 1);
-                (enqueue(claim, ticket, &read), Some(standing))
-            }
-            Step::Busy => match read.rows.ticket(claim.id) {
-                None => return Ok(Done::alone(Standing::Busy)),
-                Some(ticket) => (Change::LeaveQueue { ticket }, Some(Standing::Busy)),
-            },
+        let decision = decide(dialect, session, claim, entry, &read, asked_at).await?;
+        let (change, answer) = match decision {
+            Decision::Answer(standing) => return Ok(Done::alone(standing)),
+            Decision::Again => continue,
+            Decision::Grant(change) => (change, None),
+            Decision::Write(change, answer) => (change, Some(answer)),
         };
         let (written, next) = write(dialect, session, &claim.name, &read, change).await?;
         match (written, answer) {
@@ -140,6 +101,66 @@ async fn place<D: Dialect>(
             }
         }
     }
+}
+
+/// What to do about a claim whose lock was read.
+enum Decision<'a> {
+    /// Nothing needs to be written.
+    Answer(Standing),
+    /// What was read holds no more: read again.
+    Again,
+    /// Write this change, which grants the lock.
+    Grant(Change<'a>),
+    /// Write this change, and then answer.
+    Write(Change<'a>, Standing),
+}
+
+async fn decide<'a, D: Dialect>(
+    dialect: &D,
+    session: &mut D::Session,
+    claim: &'a Claim,
+    entry: &Entry,
+    read: &'a Snapshot,
+    asked_at: BootInstant,
+) -> Tried<Decision<'a>> {
+    Ok(match read.rows.step(claim, read.now) {
+        Step::Prolong(tokens) => match dialect.prolong(session, claim, tokens.first).await? {
+            true => Decision::Answer(held(claim, tokens, asked_at)),
+            false => Decision::Again,
+        },
+        Step::Refuse(mode) => return Err(Failure::Final(refuse_stronger(dialect, mode))),
+        Step::Downgrade => Decision::Grant(Change::Grant {
+            claim,
+            ticket: None,
+            replaces: read.rows.holder(claim.id),
+        }),
+        Step::Grant => Decision::Grant(Change::Grant {
+            claim,
+            ticket: read.rows.ticket(claim.id),
+            replaces: None,
+        }),
+        Step::Wait {
+            ticket,
+            ahead,
+            until,
+        } => {
+            let left = until.map(|until| until.since(read.now));
+            let standing = waiting(asked_at, ahead, left);
+            entry.queued(asked_at, read.drawn, read.version);
+            if let Some(ticket) = ticket
+                && keep_place(dialect, session, claim, ticket, read).await?
+            {
+                return Ok(Decision::Answer(standing));
+            }
+            // The write makes the next version.
+            entry.queued(asked_at, read.drawn, read.version + 1);
+            Decision::Write(enqueue(claim, ticket, read), standing)
+        }
+        Step::Busy => match read.rows.ticket(claim.id) {
+            None => Decision::Answer(Standing::Busy),
+            Some(ticket) => Decision::Write(Change::LeaveQueue { ticket }, Standing::Busy),
+        },
+    })
 }
 
 /// One request for a lock that may be free, and one more for a place in its queue. `None` if neither decides.

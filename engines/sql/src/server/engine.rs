@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
@@ -18,17 +16,7 @@ use super::dialect::Dialect;
 use super::entry::Entries;
 use super::pool::Pool;
 use super::state::State;
-
-/// Times and bounds of a store, from its URL.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// How long the first connection may take.
-    pub connect_timeout: Duration,
-    /// How long each call waits for an answer.
-    pub response_timeout: Duration,
-    /// The most connections at once.
-    pub connections: NonZeroUsize,
-}
+use crate::Settings;
 
 /// Leases in the tables of a database server.
 pub struct LeaseEngine<D: Dialect> {

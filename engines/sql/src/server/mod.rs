@@ -26,7 +26,7 @@ mod wait;
 pub use acquire::CLAIM_WINDOW;
 pub use change::{Change, Write, Written};
 pub use dialect::Dialect;
-pub use engine::{LeaseEngine, Settings};
+pub use engine::LeaseEngine;
 pub use error::Failure;
 pub use hosts::{Host, hosts};
 pub use message::{HANDOFF_WINDOW, Message, PushedGrant};

@@ -174,17 +174,17 @@ fn certificate(error: &CertificateError, host: &str) -> String {
             )
         }
         other => {
-            let told = other.to_string();
-            let more = match told.as_str() {
-                told if told.contains("CaUsedAsEndEntity") => {
+            let text = other.to_string();
+            let more = match text.as_str() {
+                text if text.contains("CaUsedAsEndEntity") => {
                     ": it is an authority's own (self-signed); give the server one that an authority has signed"
                 }
-                told if told.contains("UnsupportedCertVersion") => {
+                text if text.contains("UnsupportedCertVersion") => {
                     ": it is of an old version, which names no hosts; make it with subjectAltName"
                 }
                 _ => "",
             };
-            format!("the certificate of {host} cannot be used: {told}{more}")
+            format!("the certificate of {host} cannot be used: {text}{more}")
         }
     }
 }

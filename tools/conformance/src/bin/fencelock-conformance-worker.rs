@@ -55,21 +55,21 @@ impl Worker {
 
     async fn lock(&self, request: &Value) -> Answer {
         let millis = |key: &str| Duration::from_millis(request[key].as_u64().unwrap());
-        let wish = self
+        let acquire = self
             .client
             .lock(request["name"].as_str().unwrap())
             .ttl(millis("ttl_ms"));
         let lock_delay = millis("lock_delay_ms");
-        let wish = if lock_delay.is_zero() {
-            wish
+        let acquire = if lock_delay.is_zero() {
+            acquire
         } else {
-            wish.lock_delay(lock_delay)
+            acquire.lock_delay(lock_delay)
         };
         let owner = match request["owner"].as_str() {
             Some(text) => self.client.join(text).map_err(|error| error.to_string())?,
             None => self.client.owner(),
         };
-        let guard = wish
+        let guard = acquire
             .owner(&owner)
             .await
             .map_err(|error| error.to_string())?;

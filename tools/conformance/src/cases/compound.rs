@@ -45,8 +45,8 @@ async fn several_locks_or_none(ctx: Ctx) {
         "{error:?}"
     );
     let begin = Instant::now();
-    let wish = one.lock_all(&names).timeout(patience);
-    let error = soon("an answer", wish).await.unwrap_err();
+    let request = one.lock_all(&names).timeout(patience);
+    let error = soon("an answer", request).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
     assert!(begin.elapsed() >= patience);
     for free in &names[..2] {
@@ -112,9 +112,9 @@ async fn the_loss_of_one_of_several_is_told(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let names = ["a", "b", "c"].map(|part| format!("{name}/{part}"));
     // A holder that the store cannot notify learns it within the ttl.
-    let wish = one.lock_all(&names);
-    let wish = wish.each(|wish| wish.ttl(Duration::from_secs(3)).recorded());
-    let all = soon("all of them", wish).await.unwrap();
+    let request = one.lock_all(&names);
+    let request = request.each(|request| request.ttl(Duration::from_secs(3)).recorded());
+    let all = soon("all of them", request).await.unwrap();
     let token = all.token(&names[1]).unwrap();
     assert!(two.evict(&names[1], token, Evict::Release).await.unwrap());
     let (lost, _) = soon("the loss", all.lost()).await;
@@ -188,7 +188,7 @@ async fn permits_are_served_in_order(ctx: Ctx) {
     let mut held = std::collections::VecDeque::from([first, second]);
     for task in waiting {
         held.pop_front().unwrap().release().await.unwrap();
-        let next = got("the first in line is served", task).await;
+        let next = got("the first in the queue is served", task).await;
         assert!(next.token() > last);
         last = next.token();
         held.push_back(next);
@@ -279,8 +279,8 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let voter = ctx.client().await.election(&name);
     let mut leaders = voter.observe();
-    let nobody = soon("who leads at first", leaders.next()).await.unwrap();
-    assert_eq!(nobody, None);
+    let none = soon("who leads at first", leaders.next()).await.unwrap();
+    assert_eq!(none, None);
     let first = soon("to lead", one.election(&name).campaign("http://one"));
     let first = first.await.unwrap();
     let seen = soon("the first leader is seen", leaders.next())
@@ -306,8 +306,8 @@ async fn candidates_lead_one_after_the_other(ctx: Ctx) {
     };
     assert_eq!((&*seen.value, seen.token), ("two, later", second.token()));
     drop(second);
-    let nobody = soon("that nobody leads is seen", leaders.next()).await;
-    assert_eq!(nobody.unwrap(), None);
+    let none = soon("no leader is seen", leaders.next()).await;
+    assert_eq!(none.unwrap(), None);
     ctx.await_nothing_left().await;
 }
 
@@ -319,7 +319,7 @@ async fn a_killed_leader_is_succeeded(ctx: Ctx) {
     let next = tokio::spawn(election.campaign("the next").into_future());
     ctx.await_queued(&client, &name, 1).await;
     leader.process().kill9();
-    let next = soon("somebody leads", next).await.unwrap().unwrap();
+    let next = soon("a leader is elected", next).await.unwrap().unwrap();
     assert!(next.token().get() > held["token"].as_u64().unwrap());
     let seen = election.leader().await.unwrap().unwrap();
     assert_eq!((&*seen.value, seen.token), ("the next", next.token()));

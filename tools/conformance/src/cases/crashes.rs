@@ -193,7 +193,7 @@ async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
     first.process().kill9();
     let released = Instant::now();
     guard.release().await.unwrap();
-    let next = got("the second in line is served", second).await;
+    let next = got("the second in the queue is served", second).await;
     let after = released.elapsed();
     assert!(
         after <= ctx.claim_window() + SLACK,
@@ -266,7 +266,7 @@ async fn a_stopped_waiter_does_not_block_the_line(ctx: Ctx) {
     first.process().pause().unwrap();
     let released = Instant::now();
     guard.release().await.unwrap();
-    let next = got("the second in line is served", second).await;
+    let next = got("the second in the queue is served", second).await;
     let after = released.elapsed();
     assert!(
         after <= ctx.claim_window() + SLACK,

@@ -49,8 +49,8 @@ async fn the_client_knows_first(ctx: Ctx) {
 async fn a_late_release_spares_the_next(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     for dropped in [false, true] {
-        let wish = one.lock(&name).ttl(ctx.ttl(200)).renew(false);
-        let late = soon("the lock", wish).await.unwrap();
+        let request = one.lock(&name).ttl(ctx.ttl(200)).renew(false);
+        let late = soon("the lock", request).await.unwrap();
         let next = got("the next has it", wait_for(&two, &name)).await;
         if dropped {
             drop(late);
@@ -93,11 +93,11 @@ async fn a_release_says_what_it_found(ctx: Ctx) {
 async fn a_lock_delay_follows_a_loss(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let (ttl, delay) = (ctx.ttl(200), Duration::from_millis(600));
-    // With and without a waiter: nobody gets the lock before ttl and lock-delay are over.
+    // With and without a waiter: no claim is granted before ttl and lock-delay are over.
     for in_line in [false, true] {
         let begin = Instant::now();
-        let wish = one.lock(&name).ttl(ttl).lock_delay(delay).renew(false);
-        let guard = wish.await.unwrap();
+        let request = one.lock(&name).ttl(ttl).lock_delay(delay).renew(false);
+        let guard = request.await.unwrap();
         let waiter = in_line.then(|| wait_for(&two, &name));
         soon("its end", guard.lost()).await;
         assert!(
@@ -174,10 +174,10 @@ async fn a_late_release_leaves_the_lock_delay(ctx: Ctx) {
 
 async fn a_body_is_stopped_when_the_lock_is_lost(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let wish = one.lock(&name).ttl(ctx.ttl(200)).renew(false);
+    let request = one.lock(&name).ttl(ctx.ttl(200)).renew(false);
     let ended = soon(
         "the body is stopped",
-        wish.with(|_held| std::future::pending::<()>()),
+        request.with(|_held| std::future::pending::<()>()),
     )
     .await;
     let error = ended.unwrap_err();

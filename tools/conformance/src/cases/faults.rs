@@ -213,9 +213,9 @@ async fn waiters_survive_a_restart(ctx: Ctx) {
     soon("a renewal at the new server", guard.prolonged()).await;
     assert!(!first.is_finished() && !second.is_finished());
     guard.release().await.unwrap();
-    let next = got("the first in line is served", first).await;
+    let next = got("the first in the queue is served", first).await;
     next.release().await.unwrap();
-    got("the second in line is served", second)
+    got("the second in the queue is served", second)
         .await
         .release()
         .await
@@ -263,8 +263,8 @@ async fn know_the_store(client: &Client, name: &str) {
 fn ask(client: &Client, name: &str, ttl: Duration) -> JoinHandle<Result<Guard>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move {
-        let wish = client.lock(&name).timeout(Duration::from_secs(1));
-        wish.ttl(ttl).await
+        let request = client.lock(&name).timeout(Duration::from_secs(1));
+        request.ttl(ttl).await
     })
 }
 

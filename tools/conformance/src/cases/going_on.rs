@@ -75,7 +75,7 @@ async fn held(engine: &dyn Engine, claim: &Claim) -> Grant {
 async fn waits(engine: &dyn Engine, claim: &Claim) -> Place {
     match soon("an answer to a claim", engine.place(claim)).await {
         Ok(Standing::Waiting(place)) => place,
-        other => panic!("expected to stand in line: {other:?}"),
+        other => panic!("expected to be queued: {other:?}"),
     }
 }
 
@@ -97,7 +97,7 @@ async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant 
             };
         }
     };
-    soon("the grant of a claim in line", wait).await
+    soon("the grant of a queued claim", wait).await
 }
 
 async fn renew(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) -> Renewal {

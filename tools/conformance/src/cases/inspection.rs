@@ -258,7 +258,7 @@ async fn an_eviction_serves_the_next(ctx: Ctx) {
             .await
             .unwrap()
     );
-    let next = got("the next in line has it", waiter).await;
+    let next = got("the next in the queue has it", waiter).await;
     soon("the evicted one hears of it", guard.lost()).await;
     assert!(!guard.is_valid());
     assert!(next.is_valid());
@@ -277,7 +277,7 @@ async fn a_holder_is_asked_to_let_go(ctx: Ctx) {
         .await
         .unwrap();
     not_for(
-        "it is asked before anybody asks",
+        "it is asked before a request",
         Duration::from_millis(50),
         guard.asked_to_release(),
     )
@@ -297,11 +297,11 @@ async fn one_of_several_holders_is_meant(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
     // A holder that the store cannot notify learns it within the ttl.
-    let wish = |client: &fencelock::Client| {
-        let wish = client.lock(&name).shared().recorded();
-        wish.ttl(Duration::from_secs(3)).into_future()
+    let request = |client: &fencelock::Client| {
+        let request = client.lock(&name).shared().recorded();
+        request.ttl(Duration::from_secs(3)).into_future()
     };
-    let (first, second) = (wish(&one).await.unwrap(), wish(&two).await.unwrap());
+    let (first, second) = (request(&one).await.unwrap(), request(&two).await.unwrap());
     let token = first.token();
     assert!(three.evict(&name, token, Evict::Ask).await.unwrap());
     soon("the one is asked", first.asked_to_release()).await;

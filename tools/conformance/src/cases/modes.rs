@@ -178,7 +178,7 @@ async fn readers_and_writers_are_served_in_order(ctx: Ctx) {
         matches!(late, Err(Error::Held { .. })),
         "past a writer: {late:?}"
     );
-    let mut next = async || got("the next in line", waiting.pop_front().unwrap()).await;
+    let mut next = async || got("the next in the queue", waiting.pop_front().unwrap()).await;
     first.release().await.unwrap();
     let writer = next().await;
     let held = one.look(&name).await.unwrap().holders;
@@ -206,7 +206,7 @@ async fn a_downgrade_lets_readers_in(ctx: Ctx) {
     assert_eq!(reader.mode(), Mode::Shared);
     assert!(reader.token() > before.token, "a grant of its own");
     assert_eq!(reader.claim_id(), before.claim);
-    let beside = got("the reader in line comes in", waiting).await;
+    let beside = got("the queued reader is granted", waiting).await;
     assert!(beside.token() > before.token);
     assert!(!two.check(&before).await.unwrap());
     let after = reader.sequencer().await.unwrap();

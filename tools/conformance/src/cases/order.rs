@@ -33,7 +33,7 @@ async fn waiters_are_served_in_order(ctx: Ctx) {
     let mut last = guard.token();
     guard.release().await.unwrap();
     while !waiters.is_empty() {
-        let first = got("the first in line is served", waiters.remove(0)).await;
+        let first = got("the first in the queue is served", waiters.remove(0)).await;
         assert!(first.token() > last);
         last = first.token();
         for later in &waiters {
@@ -94,7 +94,7 @@ async fn a_waiter_that_goes_away_leaves_the_line(ctx: Ctx) {
     first.abort();
     ctx.await_queued(&holder, &name, 1).await;
     guard.release().await.unwrap();
-    let guard = got("the second in line is served", second).await;
+    let guard = got("the second in the queue is served", second).await;
     assert!(begin.elapsed() < ctx.at_once(), "{:?}", begin.elapsed());
     guard.release().await.unwrap();
     ctx.await_nothing_left().await;

@@ -147,8 +147,8 @@ async fn a_child_is_lost_with_its_owner(ctx: Ctx) {
 async fn a_child_is_told_soon_of_a_release(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let owner = one.owner();
-    let wish = one.lock(&name).owner(&owner);
-    let outer = wish.ttl(Duration::from_secs(60)).await.unwrap();
+    let request = one.lock(&name).owner(&owner);
+    let outer = request.ttl(Duration::from_secs(60)).await.unwrap();
     let within = two.join(owner.as_str()).unwrap();
     let child = two.lock(&name).owner(&within).await.unwrap();
     assert!(child.joined());

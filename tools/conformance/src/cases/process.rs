@@ -215,7 +215,7 @@ async fn close_ends_everything(ctx: Ctx) {
     ctx.await_queued(&two, &other, 1).await;
     soon("closing", one.close()).await.unwrap();
     for waiter in waiting {
-        let ended = soon("a wish ends", waiter).await.unwrap();
+        let ended = soon("a request ends", waiter).await.unwrap();
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
     }
     assert!(!held.is_valid());

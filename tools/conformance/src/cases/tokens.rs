@@ -1,4 +1,4 @@
-//! Tokens strictly increase over all grants of a name, whatever happens between them.
+//! Tokens strictly increase over all grants of a name, in every situation.
 
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ async fn tokens_increase_over_expiry(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let mut last = Token(0);
     for client in [&one, &two, &one] {
-        let wish = client.lock(&name).ttl(ctx.ttl(100)).renew(false);
-        let guard = soon("the hold before expires", wish).await.unwrap();
+        let request = client.lock(&name).ttl(ctx.ttl(100)).renew(false);
+        let guard = soon("the hold before expires", request).await.unwrap();
         above(&mut last, guard.token());
         // Neither released nor dropped.
         std::mem::forget(guard);
@@ -101,8 +101,8 @@ async fn tokens_increase_over_modes(ctx: Ctx) {
 
 /// Acquires the lock with a client that may have to reconnect first.
 async fn token_of(client: &Client, name: &str) -> Token {
-    let wish = client.lock(name).timeout(Duration::from_secs(12));
-    let guard = soon("the lock after the restart", wish).await;
+    let request = client.lock(name).timeout(Duration::from_secs(12));
+    let guard = soon("the lock after the restart", request).await;
     let guard = guard.unwrap_or_else(|error| panic!("no lock after the restart: {error}"));
     let token = guard.token();
     guard.release().await.unwrap();

@@ -61,14 +61,14 @@ async fn attempts_are_counted(ctx: Ctx) {
     let guard = take(&one, &name).await;
     let delay = Duration::from_millis(60);
     let begin = Instant::now();
-    let wish = two.lock(&name).attempts(4).delays(delay, delay);
-    let error = soon("the attempts end", wish).await.unwrap_err();
+    let request = two.lock(&name).attempts(4).delays(delay, delay);
+    let error = soon("the attempts end", request).await.unwrap_err();
     assert!(matches!(error, Error::Held { .. }), "{error:?}");
     // Four attempts, three pauses.
     assert!(begin.elapsed() >= delay * 3, "{:?}", begin.elapsed());
     guard.release().await.unwrap();
-    let wish = two.lock(&name).attempts(1);
-    soon("one attempt at a free lock", wish)
+    let request = two.lock(&name).attempts(1);
+    soon("one attempt at a free lock", request)
         .await
         .unwrap()
         .release()

@@ -72,8 +72,8 @@ async fn they_wait_for_us(kind: Kind) {
     let server = Server::start(kind.on());
     let client = ours(&server).await;
     let mut they = Foreign::start(kind, server.port(), "shared name").await;
-    let wish = client.lock("shared name").ttl(Duration::from_secs(8));
-    let guard = wish.await.expect("granted");
+    let request = client.lock("shared name").ttl(Duration::from_secs(8));
+    let guard = request.await.expect("granted");
     assert_eq!(they.ask(&format!("take {LONG}")).await, "busy");
     they.tell(&format!("wait {LONG}")).await;
     // On ZooKeeper another node is first by then.
@@ -158,11 +158,11 @@ async fn they_outwait_our_lease(kind: Kind) {
     let server = Server::start(kind.on());
     let client = ours(&server).await;
     let mut they = Foreign::start(kind, server.port(), "shared name").await;
-    let wish = client
+    let request = client
         .lock("shared name")
         .ttl(Duration::from_millis(1000))
         .renew(false);
-    let guard = wish.await.expect("granted");
+    let guard = request.await.expect("granted");
     they.tell(&format!("wait {LONG}")).await;
     assert_eq!(they.answer().await, "held");
     assert!(!guard.is_valid(), "they hold while we believe to");

@@ -8,7 +8,10 @@ pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
     let (mut exclusive, mut any): (Option<&Write>, Option<&Write>) = (None, None);
     for write in history.writes.iter().filter(|write| write.name == name) {
         let attempt = history.attempts.get(write.attempt);
-        let who = attempt.map_or_else(|| "somebody".to_owned(), crate::history::Attempt::who);
+        let who = attempt.map_or_else(
+            || "an unknown task".to_owned(),
+            crate::history::Attempt::who,
+        );
         let violation = |rule, other: Option<&Write>, what| Violation {
             rule,
             at: write.at,

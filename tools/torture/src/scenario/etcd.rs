@@ -11,7 +11,7 @@ use super::story::{Scenario, Side, Sides, beside, let_go, open, take_for};
 pub(super) static SCENARIOS: &[Scenario] = &[
     scenario!(
         "etcd-prefix",
-        "etcd: whoever holds /a/b keeps everybody from /a",
+        "etcd: a holder of /a/b blocks /a",
         etcd_prefix
     ),
     scenario!(
@@ -61,7 +61,7 @@ async fn etcd_prefix() -> Result<Sides> {
     );
     let naive = naive.end(
         got.is_some(),
-        "the key of /a/b stands below /a/, so it stands in the line of /a",
+        "the key of /a/b is below /a/, so it is in the queue of /a",
     );
     drop((first, second));
 
@@ -125,7 +125,7 @@ async fn etcd_session() -> Result<Sides> {
     );
     let naive = naive.end(
         other.is_none() || writes.is_none(),
-        "B had the lock, and A's command was never told and wrote",
+        "B had the lock, and A's command did not learn of the loss and wrote",
     );
     drop((first, second));
 
@@ -139,7 +139,7 @@ async fn etcd_session() -> Result<Sides> {
     proxy.both(Flow::Hold);
     ours.note("A", "nothing passes between it and etcd any more");
     let early = beside(&two, &mut ours, "B").await;
-    let told = tokio::select! {
+    let lost = tokio::select! {
         biased;
         second = take_for(&two, &mut ours, "B", TTL) => {
             drop(second?);
@@ -147,13 +147,13 @@ async fn etcd_session() -> Result<Sides> {
         }
         _ = first.lost() => true,
     };
-    if told {
-        ours.note("A", "is told that it has lost the lock");
+    if lost {
+        ours.note("A", "learns that it has lost the lock");
     }
     let second = take_for(&two, &mut ours, "B", TTL).await?;
     let released = let_go(second, &mut ours, "B").await?;
     let ours = ours.end(
-        told && !early && released == Release::Released,
+        lost && !early && released == Release::Released,
         "A knew before B was granted the lock (`fencelock run` ends its command by then)",
     );
     Ok([naive, ours])

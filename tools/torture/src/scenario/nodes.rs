@@ -296,8 +296,8 @@ async fn redlock_pause() -> Result<Sides> {
         .for_each(|proxy| proxy.answers(Flow::Hold));
     ours.note("1", "asks for the lock; the answers of all nodes are stuck");
     let asking = tokio::spawn({
-        let wish = one.lock(LOCK).timeout(Duration::from_secs(20)).ttl(MAX_TTL);
-        async move { wish.await }
+        let request = one.lock(LOCK).timeout(Duration::from_secs(20)).ttl(MAX_TTL);
+        async move { request.await }
     });
     let held_by_somebody = || five.nodes[0].command::<u64>(&["EXISTS", LOCK]);
     let begin = Instant::now();

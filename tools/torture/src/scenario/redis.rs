@@ -44,7 +44,7 @@ pub(super) static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "del-other",
-        "DEL at the end, whoever's lock it is by then",
+        "DEL at the end, even of another client's lock",
         del_other
     ),
     scenario!(
@@ -79,7 +79,7 @@ async fn setnx_expire() -> Result<Sides> {
     let left: i64 = say(&redis, &mut naive, "B", &["PTTL", LOCK])?;
     let naive = naive.end(
         got == 1 || left >= 0,
-        "the lock has no end: nobody will ever have it again",
+        "the lock has no end: no client will ever get it again",
     );
 
     redis.command::<()>(&["FLUSHALL"])?;
@@ -157,7 +157,7 @@ async fn getset_skew() -> Result<Sides> {
     let early = two.try_lock(LOCK).ttl(TTL).await;
     ours.note(
         "B",
-        "whatever its clock says, only the server's counts: it is held",
+        "its own clock does not matter, only the server's: the lock is held",
     );
     let kept = early.is_err() && first.is_valid();
     let released = let_go(first, &mut ours, "A").await?;
@@ -258,11 +258,11 @@ async fn late_release(redis: &Redis, good: &'static str) -> Result<Side> {
         "A",
         format!("stalls past its lease; is_valid() says {}", late.is_valid()),
     );
-    let told = !late.is_valid();
+    let lost = !late.is_valid();
     let next = take_for(&two, &mut ours, "B", LONG_LEASE).await?;
     let released = let_go(late, &mut ours, "A").await?;
     let beside = beside(&third, &mut ours, "C").await;
-    let kept = told && released != Release::Released && !beside && next.is_valid();
+    let kept = lost && released != Release::Released && !beside && next.is_valid();
     let_go(next, &mut ours, "B").await?;
     Ok(ours.end(kept, good))
 }
@@ -320,7 +320,7 @@ async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
         "A",
         format!("stalls past its lease; is_valid() says {}", late.is_valid()),
     );
-    let told = !late.is_valid();
+    let lost = !late.is_valid();
     let next = take_for(&two, &mut ours, "B", LONG_LEASE).await?;
     let mut write = |side: &mut Side, who, guard: &Guard| {
         let took = fence.admit(guard.token().get(), &guard.claim_id().to_string(), false);
@@ -336,8 +336,8 @@ async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
     let_go(next, &mut ours, "B").await?;
     let_go(late, &mut ours, "A").await?;
     Ok(ours.end(
-        told && holder && !stale,
-        "A was told, and when it wrote all the same after B, the fence refused it",
+        lost && holder && !stale,
+        "A learned of the loss, and the fence refused its write after that of B",
     ))
 }
 

@@ -28,11 +28,11 @@ pub(super) static SCENARIOS: &[Scenario] = &[
 /// Runs a statement of the recipe, and records it with its answer, which may be an error.
 fn say(db: &MariaDb, side: &mut Side, who: &'static str, sql: &str) -> Option<String> {
     let answer = db.sql(&format!("USE shop; {sql}"));
-    let told = match &answer {
+    let shown = match &answer {
         Ok(rows) => rows.trim().replace('\n', "; ").replace('\t', " "),
         Err(error) => last_line(error),
     };
-    side.note(who, format!("{sql} -> {told}"));
+    side.note(who, format!("{sql} -> {shown}"));
     answer.ok()
 }
 
@@ -57,7 +57,7 @@ async fn row_never_deleted() -> Result<Sides> {
     let second = say(&db, &mut naive, "B", &insert("B"));
     let naive = naive.end(
         second.is_some(),
-        "the row has no end: nobody will ever have the lock again",
+        "the row has no end: no client will ever get the lock again",
     );
 
     let mut ours = Side::begin();

@@ -18,8 +18,8 @@ fn run(kind: &str, seconds: u32) -> (History, Verdict) {
         String::from_utf8(ran.stdout).unwrap(),
         String::from_utf8(ran.stderr).unwrap(),
     );
-    let told: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out} {err}"));
-    let history: History = serde_json::from_value(told["history"].clone()).unwrap();
+    let output: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out} {err}"));
+    let history: History = serde_json::from_value(output["history"].clone()).unwrap();
     let verdict = check(&history);
     let broken: Vec<String> = verdict.broken().map(ToString::to_string).collect();
     assert_eq!(broken, [""; 0], "{kind}, seed {seed}");
@@ -63,15 +63,15 @@ fn every_kind_of_store_keeps_its_promises() {
     });
 }
 
-/// A run without faults keeps order, loses nothing, and refuses nobody.
+/// A run without faults keeps order, loses nothing, and refuses no write.
 #[test]
 fn without_faults_nothing_is_lost() {
     let ran = torture(&[
         "--start", "redis", "--faults", "none", "--time", "2s", "--grants", "2000", "--json",
     ]);
     assert_eq!(ran.status.code(), Some(0));
-    let told: Value = serde_json::from_slice(&ran.stdout).unwrap();
-    let verdict = &told["verdict"];
+    let output: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    let verdict = &output["verdict"];
     assert_eq!(verdict["faults"], 0, "{verdict}");
     assert!(verdict["grants"].as_u64().unwrap() > 100, "{verdict}");
     assert_eq!(verdict["violations"].as_array().unwrap().len(), 0);
@@ -92,9 +92,9 @@ fn the_servers_of_an_external_store_have_no_faults() {
         "3",
         "--json",
     ]);
-    let told: Value = serde_json::from_slice(&ran.stdout).unwrap();
-    assert_eq!(ran.status.code(), Some(0), "{}", told["verdict"]);
-    let faults = told["history"]["faults"].as_array().unwrap();
+    let output: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{}", output["verdict"]);
+    let faults = output["history"]["faults"].as_array().unwrap();
     assert!(faults.len() > 2, "{faults:?}");
     let of_workers = |fault: &Value| fault["whom"].as_str().unwrap().starts_with("worker");
     assert!(faults.iter().all(of_workers), "{faults:?}");
@@ -135,15 +135,15 @@ fn a_history_is_checked_again() {
     let shown = fs::read_to_string(&page).unwrap();
     assert!(shown.contains("fencelock torture: redis") && !shown.contains("/*DATA*/"));
 
-    let mut told: Value = serde_json::from_slice(&ran.stdout).unwrap();
-    let attempts = told["history"]["attempts"].as_array_mut().unwrap();
+    let mut output: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    let attempts = output["history"]["attempts"].as_array_mut().unwrap();
     let granted: Vec<usize> = (0..attempts.len())
         .filter(|n| attempts[*n]["token"].is_u64())
         .collect();
     let (one, other) = (granted[0], *granted.last().unwrap());
     attempts[other]["name"] = attempts[one]["name"].clone();
     attempts[other]["token"] = attempts[one]["token"].clone();
-    fs::write(&file, told.to_string()).unwrap();
+    fs::write(&file, output.to_string()).unwrap();
     let doctored = torture(&["--check", &file]);
     assert_eq!(doctored.status.code(), Some(1));
     let text = String::from_utf8(doctored.stdout).unwrap();
@@ -152,8 +152,8 @@ fn a_history_is_checked_again() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
-    for (words, told) in [
+fn bad_options_are_named() {
+    for (words, part) in [
         (vec!["--start", "postgre"], "redis-volatile"),
         (vec!["--faults", "fire"], "kill-client"),
         (vec!["--check", "/nonexistent"], "/nonexistent"),
@@ -162,6 +162,6 @@ fn what_cannot_be_done_is_said() {
         let ran = torture(&words);
         assert!(!ran.status.success(), "{words:?}");
         let text = String::from_utf8(ran.stderr).unwrap();
-        assert!(text.contains(told), "{words:?}: {text}");
+        assert!(text.contains(part), "{words:?}: {text}");
     }
 }

@@ -6,7 +6,7 @@ use crate::torture;
 fn every_recipe_fails_and_ours_holds() {
     let ran = torture(&["--scenario", "all"]);
     let text = String::from_utf8(ran.stdout).unwrap();
-    let told = |what: &str| text.matches(what).count();
+    let count_of = |what: &str| text.matches(what).count();
     let listed = String::from_utf8(torture(&["--list"]).stdout).unwrap();
     let mut listed = listed
         .lines()
@@ -14,7 +14,7 @@ fn every_recipe_fails_and_ours_holds() {
     listed.next();
     let count = listed.count();
     assert!(count >= 17, "{count} scenarios");
-    assert_eq!(told("  the recipe FAILED: "), count, "{text}");
-    assert_eq!(told("  fencelock HELD: "), count, "{text}");
+    assert_eq!(count_of("  the recipe FAILED: "), count, "{text}");
+    assert_eq!(count_of("  fencelock HELD: "), count, "{text}");
     assert_eq!(ran.status.code(), Some(0), "{text}");
 }

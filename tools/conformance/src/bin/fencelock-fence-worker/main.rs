@@ -73,8 +73,8 @@ async fn main() {
                 for name in &names {
                     // No renewals: a process that is stopped in the middle of a change to the store's file would block
                     // the others.
-                    let wish = client.lock(name).ttl(ttl).renew(false);
-                    let guard = wish.recorded().await.unwrap();
+                    let request = client.lock(name).ttl(ttl).renew(false);
+                    let guard = request.recorded().await.unwrap();
                     let sequencer = Sequencer {
                         name: guard.name().clone(),
                         mode: guard.mode(),
