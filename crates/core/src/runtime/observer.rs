@@ -48,9 +48,11 @@ pub trait Observer: Debug + Send + Sync + 'static {
     }
 }
 
+type Classify = dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync;
+
 /// A function of the program that says which class a lock name is of.
 #[derive(Clone)]
-pub(crate) struct NameClass(pub(crate) Arc<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>);
+pub(crate) struct NameClass(pub(crate) Arc<Classify>);
 
 impl Debug for NameClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

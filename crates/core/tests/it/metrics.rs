@@ -13,11 +13,13 @@ use tokio::time::sleep;
 
 use crate::{World, ms, settle};
 
+type Description = (Option<Unit>, String);
+
 /// What was reported, by `name{label=value,...}`.
 #[derive(Clone, Debug, Default)]
 struct Reports {
     values: Arc<Mutex<BTreeMap<String, Vec<f64>>>>,
-    described: Arc<Mutex<BTreeMap<String, (Option<Unit>, String)>>>,
+    described: Arc<Mutex<BTreeMap<String, Description>>>,
 }
 
 /// One series.
