@@ -214,35 +214,35 @@ fn verbose_prints_what_happens() {
 
 #[test]
 fn at_least_keeps_the_lock_after_the_command_has_ended() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let begun = Instant::now();
     let once = &["run", "-nv", "--at-least", "3s", "a", "--", "echo", "ran"];
-    let first = bed.run(once);
+    let first = fixture.run(once);
     assert_eq!((first.code, first.out.as_str()), (0, "ran\n"), "{first:?}");
     assert!(first.err.contains("stays taken for another"), "{first:?}");
-    let second = bed.run(once);
+    let second = fixture.run(once);
     assert_eq!((second.code, second.out.as_str()), (1, ""), "{second:?}");
-    assert_eq!(bed.show("a")["holders"].as_array().unwrap().len(), 1);
+    assert_eq!(fixture.show("a")["holders"].as_array().unwrap().len(), 1);
     // Nothing here may take so long that the time is over.
     assert!(begun.elapsed() < Duration::from_secs(3));
-    let third = bed.run(&["run", "--at-least", "0", "a", "--", "echo", "ran"]);
+    let third = fixture.run(&["run", "--at-least", "0", "a", "--", "echo", "ran"]);
     assert_eq!((third.code, third.out.as_str()), (0, "ran\n"), "{third:?}");
     assert!(begun.elapsed() >= Duration::from_secs(3));
-    assert_eq!(bed.run(once).code, 0, "--at-least 0 is none");
+    assert_eq!(fixture.run(once).code, 0, "--at-least 0 is none");
 }
 
 #[test]
 fn at_least_counts_for_a_hold_too() {
-    let bed = Bed::new();
-    let mut hold = bed.start(&["hold", "--at-least", "1m", "a"]);
+    let fixture = Fixture::new();
+    let mut hold = fixture.start(&["hold", "--at-least", "1m", "a"]);
     hold.line();
     assert_eq!(hold.end().code, 0);
-    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 1);
-    let token = bed.show("a")["token"].to_string();
-    let released = bed.run(&["release", "a", "--token", &token]);
+    assert_eq!(fixture.run(&["run", "-n", "a", "--", "true"]).code, 1);
+    let token = fixture.show("a")["token"].to_string();
+    let released = fixture.run(&["release", "a", "--token", &token]);
     assert_eq!(released.code, 0, "{released:?}");
-    assert_eq!(bed.run(&["run", "-n", "a", "--", "true"]).code, 0);
-    let longer = bed.run(&["run", "--at-least", "2h", "--max-hold", "1h", "a", "true"]);
+    assert_eq!(fixture.run(&["run", "-n", "a", "--", "true"]).code, 0);
+    let longer = fixture.run(&["run", "--at-least", "2h", "--max-hold", "1h", "a", "true"]);
     assert_eq!(longer.code, 64, "{longer:?}");
     assert!(longer.err.contains("--at-least \"2h\""), "{longer:?}");
 }

@@ -429,7 +429,7 @@ impl Future for Acquiring {
 
 impl Acquiring {
     /// The guard is one of several that its caller gets together, each with [`Guard::deliver`].
-    pub(crate) fn as_part(mut self) -> Self {
+    pub(crate) fn part_of_several(mut self) -> Self {
         self.delivers = false;
         self
     }

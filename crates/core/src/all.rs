@@ -102,7 +102,7 @@ impl AcquireAll {
             let taken = tokio::select! {
                 biased;
                 (name, reason) = guards.first_lost() => Err(Error::Lost { name, reason }),
-                taken = request(name).into_future().as_part() => taken,
+                taken = request(name).into_future().part_of_several() => taken,
             };
             let taken = taken.map_err(|error| match (error, self.timeout) {
                 (Error::TimedOut { name, .. }, Some(waited)) => Error::TimedOut { name, waited },
