@@ -93,10 +93,11 @@ fn paths(code: &str) -> Vec<Vec<String>> {
             rest = &rest[at..];
             let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
             let path = &rest[..end.unwrap_or(rest.len())];
-            if !inner {
+            // One that ends here is the beginning of a group, which is read above.
+            if !inner && !path.ends_with("::") {
                 found.push(path.split("::").map(str::to_owned).collect());
             }
-            rest = &rest[start.len()..];
+            rest = &rest[path.len()..];
         }
     }
     found

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
-use super::Files;
+use super::files::Files;
 
 /// The TLS library has one cryptography provider per process. If the application chose one, it stays.
 pub(super) fn choose_cryptography() {

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "tls")]
 mod certificates;
+mod files;
 
 use fencelock_core::{Finding, Purpose, Result, StoreUrl};
 
@@ -9,6 +10,7 @@ use crate::server::Host;
 
 #[cfg(feature = "tls")]
 pub use certificates::{Trust, explain};
+use files::Files;
 
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +25,6 @@ pub enum Mode {
 
 /// The names of `tls`, `tls-ca`, `tls-cert` and `tls-key` in the URLs of the database's own clients.
 pub type Usual = [&'static str; 4];
-
-/// The files of `tls-ca`, `tls-cert` and `tls-key`.
-#[derive(Debug, Default)]
-struct Files {
-    ca: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
-}
 
 /// The TLS options of a URL.
 #[derive(Clone, Debug)]
