@@ -13,9 +13,9 @@ pub struct Violation {
     pub rule: Rule,
     /// When, in nanoseconds of the boot clock.
     pub at: u64,
-    /// The index in [`History::names`]; `None` for all names.
+    /// The index in [`History::names`](crate::history::History::names); `None` for all names.
     pub name: Option<u32>,
-    /// The indices in [`History::attempts`] of those involved.
+    /// The indices in [`History::attempts`](crate::history::History::attempts) of those involved.
     pub attempts: Vec<usize>,
     /// What happened.
     pub what: String,
