@@ -19,7 +19,10 @@ pub(crate) fn main() -> fencelock::Result<()> {
     assert!(matches!(second, Err(Error::TimedOut { .. })));
 
     // Settings without a shortcut go through `set`.
-    let third = client.lock("backup").set(|wish| wish.attempts(1)).take();
+    let third = client
+        .lock("backup")
+        .set(|request| request.attempts(1))
+        .take();
     assert!(matches!(third, Err(Error::Held { .. })));
 
     assert_eq!(guard.release()?, Release::Released);

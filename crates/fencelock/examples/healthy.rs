@@ -8,8 +8,8 @@ use fencelock::Heartbeat;
 pub(crate) async fn main() -> fencelock::Result<()> {
     let client = fencelock::connect("memory:").await?;
     let heart = Heartbeat::every(Duration::from_millis(100));
-    let wish = client.lock("import").ttl(Duration::from_millis(150));
-    let guard = wish.healthy(heart.check()).await?;
+    let request = client.lock("import").ttl(Duration::from_millis(150));
+    let guard = request.healthy(heart.check()).await?;
     for _ in 0..10 {
         heart.beat();
         tokio::time::sleep(Duration::from_millis(30)).await;

@@ -20,9 +20,9 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     other.try_lock("ledger").await?.release().await?;
 
     let ttl = Duration::from_millis(100);
-    let wish = client.lock("ledger").ttl(ttl).lock_delay(delay);
+    let request = client.lock("ledger").ttl(ttl).lock_delay(delay);
     // Not renewed, as if its process had died.
-    let guard = wish.renew(false).await?;
+    let guard = request.renew(false).await?;
     let sequencer = guard.sequencer().await?;
     println!("lost: {}", guard.lost().await);
     tokio::time::sleep(ttl).await;

@@ -10,11 +10,11 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     let guard = client.lock("mail").await?;
 
     let (shortest, longest) = (Duration::from_millis(1), Duration::from_millis(4));
-    let wish = client.lock("mail").attempts(3).delays(shortest, longest);
-    assert!(matches!(wish.clone().await, Err(Error::Held { .. })));
+    let request = client.lock("mail").attempts(3).delays(shortest, longest);
+    assert!(matches!(request.clone().await, Err(Error::Held { .. })));
 
     guard.release().await?;
-    wish.await?.release().await?;
+    request.await?.release().await?;
 
     // Or ask for as long as it takes, whoever may come first.
     client.lock("mail").unfair().await?.release().await?;

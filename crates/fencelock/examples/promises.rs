@@ -19,8 +19,9 @@ pub(crate) async fn main() -> fencelock::Result<()> {
 
     // The lock stays closed for a while after a holder that vanished; one that is released is free at once.
     if promises.lock_delay {
-        let wish = client.lock("a").lock_delay(Duration::from_secs(2));
-        wish.max_hold(Duration::from_secs(60))
+        let request = client.lock("a").lock_delay(Duration::from_secs(2));
+        request
+            .max_hold(Duration::from_secs(60))
             .await?
             .release()
             .await?;

@@ -8,7 +8,7 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     let transfer = client
         .lock_all(["account/7", "account/3"])
         .timeout(Duration::from_secs(5))
-        .each(|wish| wish.ttl(Duration::from_secs(10)))
+        .each(|request| request.ttl(Duration::from_secs(10)))
         .await?;
     for guard in &transfer {
         println!("{} with token {}", guard.name(), guard.token());

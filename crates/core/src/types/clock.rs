@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The longest nap of [`Clock::sleep_until`]. Timers of the operating system stop in suspend and the boot clock does
+/// The longest sleep of [`Clock::sleep_until`]. Timers of the operating system stop in suspend and the boot clock does
 /// not, so a sleeper looks at the clock again at least this often.
-const NAP: Duration = Duration::from_secs(1);
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// An instant on the boot clock, in nanoseconds since the machine was started. It only has meaning on this machine and
 /// until it is restarted.
@@ -89,7 +89,7 @@ impl Clock {
                 return;
             }
             tokio::time::sleep(match self {
-                Self::Boot => left.min(NAP),
+                Self::Boot => left.min(LONGEST_SLEEP),
                 Self::Tokio(_) => left,
             })
             .await;

@@ -36,7 +36,7 @@ async fn a_lost_reply_to_place_leaves_no_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_wish_tries_again_after_errors() {
+async fn a_waiting_request_tries_again_after_errors() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([
@@ -52,7 +52,7 @@ async fn a_waiting_wish_tries_again_after_errors() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timed_wish_says_that_the_store_did_not_answer() {
+async fn a_timed_request_says_that_the_store_did_not_answer() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.by_chance(|_| Trouble::LoseRequest);
@@ -202,11 +202,11 @@ async fn lock_delay_runs_after_a_loss_and_not_after_a_release() {
     let world = World::new();
     let other = world.client();
     let (client, faults) = world.faulty();
-    let wish = || client.lock("x").ttl(ms(500)).lock_delay(ms(2000));
-    wish().await.unwrap().release().await.unwrap();
+    let request = || client.lock("x").ttl(ms(500)).lock_delay(ms(2000));
+    request().await.unwrap().release().await.unwrap();
     drop(other.try_lock("x").await.unwrap());
     settle().await;
-    let guard = wish().await.unwrap();
+    let guard = request().await.unwrap();
     faults.by_chance(|_| Trouble::LoseRequest);
     let begun = tokio::time::Instant::now();
     guard.lost().await;
@@ -261,7 +261,7 @@ async fn a_shorter_renewal_without_an_answer_ends_what_was_believed_beyond_it() 
     let other = world.client();
     let (client, faults) = world.faulty();
     let short = client.lock("x").ttl(ms(1000)).renew(false).await.unwrap();
-    // The keeper's own renewals are shorter than this one's.
+    // The renewals of the schedule are shorter than this one's.
     let long = client.lock("y").ttl(ms(300)).await.unwrap();
     long.refresh(ms(3000)).await.unwrap();
     faults.by_chance(|call| match call {
@@ -290,7 +290,7 @@ async fn a_shorter_renewal_that_hangs_ends_what_was_believed_beyond_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wish_that_was_told_busy_takes_back_what_had_no_answer_before() {
+async fn a_request_that_is_busy_undoes_attempts_without_an_answer() {
     let world = World::new();
     let held = world.client().lock("x").await.unwrap();
     let (client, faults) = world.faulty();
@@ -355,7 +355,7 @@ async fn a_grant_whose_answers_come_too_late_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timed_wish_that_heard_nothing_does_not_say_that_the_lock_is_held() {
+async fn a_timed_request_that_heard_nothing_does_not_say_that_the_lock_is_held() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::Hold]);
@@ -375,10 +375,10 @@ async fn a_grant_that_comes_during_close_is_given_back() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::DelayReply(ms(300))]);
-    let wish = tokio::spawn(client.lock("x").into_future());
+    let request = tokio::spawn(client.lock("x").into_future());
     settle().await;
     client.close().await.unwrap();
-    assert!(matches!(wish.await.unwrap(), Err(Error::Closed)));
+    assert!(matches!(request.await.unwrap(), Err(Error::Closed)));
     assert_eq!(world.left(), 0);
 }
 
@@ -395,7 +395,7 @@ async fn close_does_not_wait_a_whole_lease_for_a_store_that_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_went_away_frees_its_seat_at_once() {
+async fn a_front_that_went_away_gives_way_at_once() {
     let world = World::new();
     let (client, faults) = world.faulty();
     faults.next([Trouble::LoseReply]);
@@ -414,7 +414,7 @@ async fn a_driver_that_went_away_frees_its_seat_at_once() {
     let view = client.look("x").await.unwrap();
     assert!(
         !view.waiters.is_empty() || second.is_finished(),
-        "the seat was kept"
+        "the front was kept"
     );
     second.abort();
 }

@@ -196,8 +196,8 @@ async fn check_says_yes_to_that_very_grant_only() {
 async fn a_lock_that_is_kept_for_its_lock_delay_is_held_no_more() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
-    let wish = a.lock("x").ttl(ms(300)).lock_delay(ms(1000));
-    let guard = wish.renew(false).await.unwrap();
+    let request = a.lock("x").ttl(ms(300)).lock_delay(ms(1000));
+    let guard = request.renew(false).await.unwrap();
     let sequencer = guard.sequencer().await.unwrap();
     tokio::time::sleep(ms(290)).await;
     assert!(b.check(&sequencer).await.unwrap());
@@ -248,8 +248,8 @@ async fn bounded_attempts_end_and_pause_as_told() {
     let (a, (b, meter)) = (world.client(), world.metered());
     let held = a.lock("x").await.unwrap();
     let begun = tokio::time::Instant::now();
-    let wish = b.lock("x").attempts(4).delays(ms(100), ms(100));
-    assert!(matches!(wish.await, Err(Error::Held { .. })));
+    let request = b.lock("x").attempts(4).delays(ms(100), ms(100));
+    assert!(matches!(request.await, Err(Error::Held { .. })));
     assert_eq!(begun.elapsed(), ms(300));
     assert_eq!(meter.counts().placed, 4);
     drop(held);
@@ -273,7 +273,7 @@ async fn close_ends_waits_and_gives_back_what_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bad_wishes_are_refused_before_anything_is_sent() {
+async fn bad_requests_are_refused_before_anything_is_sent() {
     let world = World::new();
     let (client, meter) = world.metered();
     let long = "n".repeat(513);
@@ -342,8 +342,8 @@ async fn delays_of_nothing_are_no_busy_loop() {
     let world = World::new();
     let (a, (b, meter)) = (world.client(), world.metered());
     let held = a.lock("x").await.unwrap();
-    let wish = b.lock("x").timeout(ms(100)).unfair().delays(ms(0), ms(0));
-    assert!(matches!(wish.await, Err(Error::TimedOut { .. })));
+    let request = b.lock("x").timeout(ms(100)).unfair().delays(ms(0), ms(0));
+    assert!(matches!(request.await, Err(Error::TimedOut { .. })));
     assert!(meter.counts().placed <= 101, "{:?}", meter.counts());
     drop(held);
 }

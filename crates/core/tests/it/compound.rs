@@ -53,13 +53,15 @@ async fn bad_names_are_refused_before_any_lock_is_taken() {
         let error = client.lock_all(names).await.unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
     }
-    let wish = client.lock_all(["a", "b"]).each(|wish| wish.ttl(ms(0)));
-    assert!(matches!(wish.await, Err(Error::Invalid { .. })));
+    let request = client
+        .lock_all(["a", "b"])
+        .each(|request| request.ttl(ms(0)));
+    assert!(matches!(request.await, Err(Error::Invalid { .. })));
     assert_eq!(meter.counts(), Default::default());
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_lost_while_another_is_waited_for_ends_the_wish() {
+async fn one_that_is_lost_while_another_is_waited_for_ends_the_request() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let held = b.lock("b").await.unwrap();
@@ -255,8 +257,8 @@ async fn a_holder_that_is_not_well_loses_its_lock_in_time() {
     let (a, b) = (world.client(), world.client());
     let well = Arc::new(AtomicBool::new(true));
     let asked = Arc::clone(&well);
-    let wish = a.lock("x").ttl(ms(300)).lock_delay(ms(500));
-    let guard = wish.healthy(move || asked.load(Ordering::SeqCst));
+    let request = a.lock("x").ttl(ms(300)).lock_delay(ms(500));
+    let guard = request.healthy(move || asked.load(Ordering::SeqCst));
     let guard = guard.await.unwrap();
     tokio::time::sleep(ms(1000)).await;
     assert!(guard.is_valid());

@@ -34,7 +34,7 @@ fn is_told(guard: &Guard) -> bool {
 fn with_is_lost_if_its_body_blocked_until_it_was_over() {
     one_thread().block_on(async {
         for awaits in [false, true] {
-            let wish = client().lock("x").ttl(ms(1000));
+            let request = client().lock("x").ttl(ms(1000));
             let body = async |held: fencelock_core::Held| {
                 assert!(held.is_valid());
                 std::thread::sleep(ms(1200));
@@ -42,7 +42,7 @@ fn with_is_lost_if_its_body_blocked_until_it_was_over() {
                     tokio::task::yield_now().await;
                 }
             };
-            let ended = wish.with(body).await;
+            let ended = request.with(body).await;
             assert!(matches!(ended, Err(Error::Lost { .. })), "{ended:?}");
         }
         let within = client().lock("x").with(async |_| 7).await;
@@ -51,7 +51,7 @@ fn with_is_lost_if_its_body_blocked_until_it_was_over() {
 }
 
 #[test]
-fn a_loss_is_told_by_the_clock_before_the_keeper_has_run() {
+fn a_loss_is_told_by_the_clock_before_the_renewer_has_run() {
     one_thread().block_on(async {
         let guard = client().lock("x").ttl(ms(1000)).await.unwrap();
         assert!(!is_told(&guard));
@@ -112,18 +112,18 @@ async fn a_joined_hold_is_lost_soon_after_its_outer_one_was_released() {
     for shared in [false, true] {
         let (outer, inner, other) = (world.client(), world.client(), world.client());
         let owner = outer.owner();
-        let wish = |client: &Client| match shared {
+        let request = |client: &Client| match shared {
             true => client.lock("x").shared(),
             false => client.lock("x"),
         };
-        let held = wish(&outer).owner(&owner).await.unwrap();
+        let held = request(&outer).owner(&owner).await.unwrap();
         // With a higher token, which stays.
         let beside = match shared {
-            true => Some(wish(&other).await.unwrap()),
+            true => Some(request(&other).await.unwrap()),
             false => None,
         };
         let joined = inner.join(owner.as_str()).unwrap();
-        let guard = wish(&inner).owner(&joined).await.unwrap();
+        let guard = request(&inner).owner(&joined).await.unwrap();
         assert!(guard.joined());
         sleep(ms(100_000)).await;
         assert!(guard.is_valid(), "lost while the outer one holds");

@@ -12,9 +12,9 @@ fn line_up(
 ) -> mpsc::UnboundedReceiver<(usize, u64)> {
     let (note, notes) = mpsc::unbounded_channel();
     for number in numbers {
-        let (wish, note) = (client.lock("x").into_future(), note.clone());
+        let (request, note) = (client.lock("x").into_future(), note.clone());
         tokio::spawn(async move {
-            let guard = wish.await.unwrap();
+            let guard = request.await.unwrap();
             assert!(guard.is_valid());
             note.send((number, guard.token().get())).unwrap();
             guard.release().await.unwrap();
@@ -118,15 +118,15 @@ async fn a_waiter_with_another_lease_is_not_overtaken() {
     let first = client.lock("x").await.unwrap();
     let (note, mut notes) = mpsc::unbounded_channel();
     for number in 0..40 {
-        let wish = client.lock("x");
+        let request = client.lock("x");
         // Every seventh cannot have what the one before it held.
-        let wish = match number % 7 {
-            3 => wish.ttl(ms(5000)),
-            _ => wish,
+        let request = match number % 7 {
+            3 => request.ttl(ms(5000)),
+            _ => request,
         };
-        let (wish, note) = (wish.into_future(), note.clone());
+        let (request, note) = (request.into_future(), note.clone());
         tokio::spawn(async move {
-            let guard = wish.await.unwrap();
+            let guard = request.await.unwrap();
             note.send((number, guard.token())).unwrap();
             guard.release().await.unwrap();
         });

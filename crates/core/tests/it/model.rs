@@ -108,19 +108,19 @@ async fn run(steps: Vec<Step>, seed: u64) {
             let id = id as u64;
             let name = ["a", "b"][step.name];
             let renews = !matches!(step.ending, Ending::KeepPastLease);
-            let mut wish = client
+            let mut request = client
                 .lock(name)
                 .timeout(ms(step.patience))
                 .ttl(ms(500))
                 .renew(renews);
             if step.shared {
-                wish = wish.shared();
+                request = request.shared();
             }
             if matches!(step.ending, Ending::DropWish) {
-                let _ = tokio::time::timeout(ms(step.patience / 2), wish).await;
+                let _ = tokio::time::timeout(ms(step.patience / 2), request).await;
                 return;
             }
-            let Ok(guard) = wish.await else { return };
+            let Ok(guard) = request.await else { return };
             check(&models, step.name, id, step.shared, guard.token().get());
             let work = match step.ending {
                 Ending::KeepPastLease => ms(2000),

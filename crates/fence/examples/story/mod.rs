@@ -51,9 +51,9 @@ pub(crate) async fn run(ledger: &impl Ledger, place: &str) -> Result<()> {
 
 async fn sleep(ledger: &impl Ledger, store: &str) -> Result<()> {
     let client = fencelock::connect(store).await?;
-    let wish = client.lock("ledger").ttl(Duration::from_millis(500));
+    let request = client.lock("ledger").ttl(Duration::from_millis(500));
     // Without renewal: the lease ends while the process is stopped.
-    let guard = wish.renew(false).await?;
+    let guard = request.renew(false).await?;
     let holder = guard.sequencer().await?;
     println!("{holder}");
     io::stdin().read_line(&mut String::new())?;

@@ -69,24 +69,24 @@ async fn tokens_are_drawn_in_the_order_of_grants() {
     );
 
     let (one, two) = (client(&server).await, client(&server).await);
-    for case in ["free", "in line", "a reader", "beside a reader"] {
+    for case in ["free", "in the queue", "a reader", "beside a reader"] {
         let mut held = match case {
-            "in line" => Some(take(&one, "job").await),
+            "in the queue" => Some(take(&one, "job").await),
             "beside a reader" => Some(one.lock("job").shared().await.unwrap()),
             _ => None,
         };
-        let wish = match case {
-            "free" | "in line" => two.lock("job"),
+        let request = match case {
+            "free" | "in the queue" => two.lock("job"),
             _ => two.lock("job").shared(),
         };
-        let begin = || tokio::spawn(wish.into_future());
+        let begin = || tokio::spawn(request.into_future());
         setup.query_drop("START TRANSACTION").await.unwrap();
         // The row for draws of `job`. A shared lock on it also keeps exclusive claims out.
         let turn = "SELECT 1 FROM fencelock_draws WHERE id = 683 LOCK IN SHARE MODE";
         let turn = setup.query_drop(turn);
-        let waiting = if case == "in line" {
+        let waiting = if case == "in the queue" {
             let waiting = begin();
-            until("it stands in line", || {
+            until("it waits", || {
                 number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_waiters") == 1
             })
             .await;

@@ -175,7 +175,7 @@ async fn a_serialization_failure_is_tried_again() {
             one.look("a").await.unwrap().waiters.len() == 1
         })
         .await;
-        undone("it stands in line").await;
+        undone("it waits").await;
         held.release().await.unwrap();
         let next = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
         next.sequencer().await.unwrap();

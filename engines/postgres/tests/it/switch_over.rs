@@ -41,8 +41,8 @@ async fn a_promoted_replica_goes_on_above() {
                 cut_off(&replica, &primary).await;
             }
             // The replica may have seen last that the lock is held.
-            let wish = client.lock("a").ttl(Duration::from_secs(2));
-            let guard = wish.await.unwrap();
+            let request = client.lock("a").ttl(Duration::from_secs(2));
+            let guard = request.await.unwrap();
             assert!(guard.token() > last);
             last = guard.token();
             guard.release().await.unwrap();

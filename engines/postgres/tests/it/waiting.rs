@@ -69,7 +69,7 @@ async fn a_releaser_grants_the_lock_to_the_next_waiter() {
         let two = two.clone();
         async move { two.lock("a").await }
     });
-    until("both stand in line", async || {
+    until("both wait", async || {
         one.look("a").await.unwrap().waiters.len() == 2
     })
     .await;

@@ -14,7 +14,7 @@ use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, soon, take, wait_for};
 
 pub(super) static CASES: &[Case] = &[
-    case!(a_wish_dropped_at_any_moment),
+    case!(a_request_dropped_at_any_moment),
     case!(a_wait_dropped_at_any_moment),
     case!(a_release_dropped_at_any_moment),
     case!(everything_dropped_over_a_slow_network).server(),
@@ -86,7 +86,7 @@ async fn is_free(ctx: &Ctx, client: &Client, name: &str, stop: Stop) {
     guard.release().await.unwrap();
 }
 
-async fn a_wish_dropped_at_any_moment(ctx: Ctx) {
+async fn a_request_dropped_at_any_moment(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     for stop in stops() {
         drop(stopped(stop, one.lock(&name).into_future()).await);

@@ -15,7 +15,7 @@ pub(super) static CASES: &[Case] = &[
     case!(waiters_are_served_in_order).promised(fifo),
     case!(waiters_have_equal_shares).promised(fifo).busy(),
     case!(a_waiter_that_goes_away_leaves_the_line).promised(fifo),
-    case!(unfair_wishes_take_no_place_in_line),
+    case!(unfair_requests_join_no_queue),
 ];
 
 fn fifo(promises: &Promises) -> bool {
@@ -100,7 +100,7 @@ async fn a_waiter_that_goes_away_leaves_the_line(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn unfair_wishes_take_no_place_in_line(ctx: Ctx) {
+async fn unfair_requests_join_no_queue(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
     let waiter = {
