@@ -181,7 +181,7 @@ impl Acquire {
     /// // The report is written in a moment …
     /// guard.release().await?;
     ///
-    /// // … and whoever comes later finds the lock taken.
+    /// // … and a machine that comes later finds the lock taken.
     /// let second = another_machine.try_lock("report").at_least(period).await;
     /// assert!(matches!(second, Err(Error::Held { .. })));
     /// # Ok(())

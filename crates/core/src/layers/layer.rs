@@ -11,7 +11,7 @@ use crate::engine::{
 use crate::types::{Clock, LockName, Result, Token};
 
 /// An engine around another one. Its methods are those of [`Engine`] and [`Inspect`], and each of them passes the call on
-/// unless the layer says otherwise. Whoever implements this is an [`Engine`].
+/// unless the layer says otherwise. A type that implements this is an [`Engine`].
 #[async_trait]
 pub trait Layer: Debug + Display + Send + Sync + 'static {
     /// The engine below.

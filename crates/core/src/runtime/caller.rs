@@ -1,4 +1,4 @@
-//! Whoever awaits a request: is it still there, and what did the store say last?
+//! The caller of a request: is it still there, and what did the store say last?
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -35,7 +35,7 @@ struct Slots {
     sweep_at: usize,
 }
 
-/// One owner and one name: whoever has it locked decides whether to join or to place.
+/// One owner and one name: the task that has it locked decides whether to join or to place.
 pub(crate) type Slot = Arc<tokio::sync::Mutex<Weak<Hold>>>;
 
 impl Owners {

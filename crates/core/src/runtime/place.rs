@@ -29,7 +29,7 @@ const TOO_LATE: u32 = 5;
 
 /// Brings a claim to hold. On any other end the store keeps nothing of it, or it is being withdrawn in the background.
 ///
-/// May only be dropped once it has ended: whoever loses interest tells `caller`.
+/// May only be dropped once it has ended: a caller that no longer waits says so through `caller`.
 pub(crate) async fn place(
     state: &Arc<State>,
     claim: &Claim,

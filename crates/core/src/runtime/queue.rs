@@ -21,7 +21,7 @@ pub(crate) struct Queues(Arc<Mutex<HashMap<LockName, Queue, RandomState>>>);
 #[derive(Debug, Default)]
 struct Queue {
     holder: Option<Arc<Hold>>,
-    /// Whoever waits in the store's queue.
+    /// The task that waits in the store's queue.
     front: Option<Arc<Caller>>,
     waiters: VecDeque<Waiter>,
 }

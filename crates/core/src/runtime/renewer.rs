@@ -73,7 +73,7 @@ pub(crate) async fn listen(client: Weak<State>, mut events: EventStream) {
     }
 }
 
-/// The validity of a hold is over: its guards hear of it. Whoever sees that first calls this.
+/// The validity of a hold is over: its guards hear of it. The task that sees it first calls this.
 pub(crate) fn end(state: &Arc<State>, hold: &Arc<Hold>) {
     let (reason, ours) = hold.why_over();
     state.lose(hold, reason);

@@ -131,7 +131,7 @@ impl State {
         self.queues.leave(hold);
     }
 
-    /// Reports a grant to whoever observes. The wait counts from `begun`.
+    /// Reports a grant to the observer. The wait counts from `begun`.
     pub(crate) fn report_grant(
         &self,
         hold: &Hold,
