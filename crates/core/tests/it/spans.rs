@@ -41,9 +41,28 @@ struct Spans {
 }
 
 impl Spans {
-    fn install() -> (Self, DefaultGuard) {
+    /// From now on this thread's spans are kept. Another test may just now be the first to use a span, and then `tracing`
+    /// asks no subscriber that is installed meanwhile: so each span is tried until it is seen.
+    async fn install() -> (Self, DefaultGuard) {
         let spans = Self::default();
-        (spans.clone(), set_default(spans))
+        let installed = set_default(spans.clone());
+        let client = Client::new(Arc::new(Memory::new())).unwrap();
+        loop {
+            let guard = client.lock("tried").await.unwrap();
+            guard.refresh(ms(1000)).await.unwrap();
+            guard.release().await.unwrap();
+            settle().await;
+            let all = ["acquire", "hold", "renew", "release"];
+            let seen = |name| !spans.outcomes(&format!("fencelock.{name}")).is_empty();
+            if all.into_iter().all(seen) {
+                break;
+            }
+            tracing::callsite::rebuild_interest_cache();
+        }
+        drop(client);
+        settle().await;
+        spans.all.lock().unwrap().clear();
+        (spans, installed)
     }
 
     fn with(&self, id: &Id, change: impl FnOnce(&mut Seen)) {
@@ -124,7 +143,7 @@ fn classed(engine: impl Engine) -> Client {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_has_three_spans_with_few_valued_fields() {
-    let (spans, _installed) = Spans::install();
+    let (spans, _installed) = Spans::install().await;
     let client = classed(Memory::new());
     let guard = client.lock("order:4711").await.unwrap();
     assert_eq!(spans.outcomes("fencelock.acquire"), ["granted"]);
@@ -150,7 +169,7 @@ async fn a_lock_has_three_spans_with_few_valued_fields() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_function_there_is_no_class() {
-    let (spans, _installed) = Spans::install();
+    let (spans, _installed) = Spans::install().await;
     let client = Client::new(Arc::new(Memory::new())).unwrap();
     client.lock("a").await.unwrap().release().await.unwrap();
     let all = spans.all.lock().unwrap();
@@ -160,7 +179,7 @@ async fn without_a_function_there_is_no_class() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_fail_say_why() {
-    let (spans, _installed) = Spans::install();
+    let (spans, _installed) = Spans::install().await;
     let client = classed(Memory::new());
     let _held = client.lock("a").await.unwrap();
     assert!(client.try_lock("a").await.is_err());
@@ -173,7 +192,7 @@ async fn requests_that_fail_say_why() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loss_a_hand_off_and_a_downgrade_end_the_span_of_a_hold() {
-    let (spans, _installed) = Spans::install();
+    let (spans, _installed) = Spans::install().await;
     let world = World::new();
     let client = world.client();
     // The first comes alone, so that only the second has tokens to hand on.
@@ -198,7 +217,7 @@ async fn a_loss_a_hand_off_and_a_downgrade_end_the_span_of_a_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn renewals_have_spans_and_names_are_in_none() {
-    let (spans, _installed) = Spans::install();
+    let (spans, _installed) = Spans::install().await;
     let clock = Clock::Tokio(tokio::time::Instant::now());
     let (fault, faults) = Fault::new(Arc::new(Memory::with_clock(clock)));
     let client = classed(fault);
@@ -226,7 +245,7 @@ async fn renewals_have_spans_and_names_are_in_none() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_the_function_for_classes_is_no_class() {
-    let (spans, _installed) = Spans::install();
+    let (spans, _installed) = Spans::install().await;
     let builder = Client::builder(Arc::new(Memory::new()));
     let class = |_: &fencelock_core::LockName| -> &'static str { panic!("a bug of the program") };
     let client = builder.name_class(class).build().unwrap();
