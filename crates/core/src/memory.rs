@@ -352,6 +352,17 @@ impl Inspect for Memory {
         Ok(self.on_lock(name, |lock, _, now| lock.view(name, now)))
     }
 
+    /// A look costs nothing here, so the pauses do not grow.
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        loop {
+            let view = self.look(name).await?;
+            if view.token() != seen {
+                return Ok(view);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
         let asked = self.clock.now();
         Ok(self.look(name).await?.attest(owner, asked))
