@@ -6,6 +6,10 @@ use std::path::Path;
 
 use crate::file_name::beside;
 
+/// The kernel shows its list of locks in pieces. While other locks come and go between two pieces, a reading can miss a
+/// lock that stays: one of seventeen did, beside three processes that lock and unlock all the time.
+const READINGS: usize = 10;
+
 /// A sentence for the error of a call that waited in vain.
 pub(crate) fn describe(path: &Path) -> String {
     let waited = "for longer than this one waits (response-timeout, connect-timeout)";
@@ -27,13 +31,15 @@ fn locked_by(path: &Path) -> Option<u32> {
         (beside(&path, "-shm"), 120..=122),
         (path, 0x4000_0000..=u64::MAX),
     ];
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    places.into_iter().find_map(|(path, bytes)| {
-        let file = std::fs::metadata(path).ok()?;
-        let mut lines = locks.lines();
-        lines.find_map(|line| {
-            let (pid, first) = write_lock(line, &file)?;
-            bytes.contains(&first).then_some(pid)
+    (0..READINGS).find_map(|_| {
+        let locks = std::fs::read_to_string("/proc/locks").ok()?;
+        places.iter().find_map(|(path, bytes)| {
+            let file = std::fs::metadata(path).ok()?;
+            let mut lines = locks.lines();
+            lines.find_map(|line| {
+                let (pid, first) = write_lock(line, &file)?;
+                bytes.contains(&first).then_some(pid)
+            })
         })
     })
 }
