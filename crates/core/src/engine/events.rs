@@ -21,12 +21,6 @@ impl EventStream {
         Self(Box::pin(events))
     }
 
-    /// Of a store that reports nothing.
-    #[must_use]
-    pub fn never() -> Self {
-        Self::new(futures_util::stream::pending())
-    }
-
     /// The next event; `None` once the engine is closed.
     ///
     /// # Cancel safety
@@ -55,28 +49,26 @@ impl fmt::Debug for EventStream {
 pub struct EventSource(Mutex<Option<EventStream>>);
 
 impl EventSource {
-    /// Keeps a stream for the listener.
-    #[must_use]
-    pub fn of(events: EventStream) -> Self {
-        Self(Mutex::new(Some(events)))
-    }
-
     /// A source, and where the engine puts its events.
     #[must_use]
     pub fn channel() -> (mpsc::UnboundedSender<Event>, Self) {
         let (sender, mut events) = mpsc::unbounded_channel();
-        let next = move |cx: &mut Context<'_>| events.poll_recv(cx).map(|event| event.map(Ok));
-        let events = EventStream::new(futures_util::stream::poll_fn(next));
-        (sender, Self::of(events))
+        (sender, Self::of(move |cx| events.poll_recv(cx)))
     }
 
     /// The same, for at most so many events that wait to be heard.
     #[must_use]
     pub fn bounded(most: usize) -> (mpsc::Sender<Event>, Self) {
         let (sender, mut events) = mpsc::channel(most);
-        let next = move |cx: &mut Context<'_>| events.poll_recv(cx).map(|event| event.map(Ok));
+        (sender, Self::of(move |cx| events.poll_recv(cx)))
+    }
+
+    fn of(
+        mut receive: impl FnMut(&mut Context<'_>) -> Poll<Option<Event>> + Send + 'static,
+    ) -> Self {
+        let next = move |cx: &mut Context<'_>| receive(cx).map(|event| event.map(Ok));
         let events = EventStream::new(futures_util::stream::poll_fn(next));
-        (sender, Self::of(events))
+        Self(Mutex::new(Some(events)))
     }
 
     /// The events, as [`Engine::events`](super::Engine::events) returns them.

@@ -99,7 +99,7 @@ pub trait Inspect: Send + Sync {
             if view.token() != seen {
                 return Ok(view);
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
             pause = (pause * 3 / 2).min(Duration::from_millis(500));
         }
     }
