@@ -49,9 +49,8 @@ impl State {
             entry.mark_withdrawn();
         });
         if !self.is_settled(&entry).await {
-            let cause = "an earlier request may still take effect";
             let store = &self.cluster.config.store;
-            return Err(Error::unavailable(store, "releasing", cause));
+            return Err(Error::unsettled(store, "releasing"));
         }
         self.entries().remove(claim.id);
         Ok(match (deleted, entry.holds) {

@@ -62,8 +62,7 @@ pub(crate) async fn withdraw(servers: &Servers, claim: &Claim, how: Leave) -> Re
         other => return Err(state.failed(ACTION, None, unexpected(&other))),
     };
     if !servers.is_final(&claim.id, &node, &connection) {
-        let cause = "an earlier request may still take effect";
-        return Err(Error::unavailable(state.store(), ACTION, cause));
+        return Err(Error::unsettled(state.store(), ACTION));
     }
     Ok(withdrawn)
 }

@@ -156,6 +156,12 @@ impl Error {
         }
     }
 
+    /// An answer that is not final: an earlier request of the same claim may still take effect.
+    pub fn unsettled(store: impl ToString, action: impl Into<String>) -> Self {
+        let cause = "an earlier request may still take effect";
+        Self::unavailable(store, action, cause)
+    }
+
     /// The store refuses this user.
     pub fn refused(
         store: impl ToString,

@@ -43,8 +43,7 @@ impl<D: Dialect> State<D> {
             }
             Ok(false) | Err(_) if unsettled.until > Clock::Boot.now() => {
                 self.unsettled().insert(claim.id, unsettled);
-                let cause = "an earlier request may still take effect";
-                Err(Error::unavailable(dialect, release(), cause))
+                Err(Error::unsettled(dialect, release()))
             }
             _ => Ok(answer),
         }

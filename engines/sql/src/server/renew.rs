@@ -37,8 +37,7 @@ impl<D: Dialect> State<D> {
         });
         // An earlier request that may still arrive must not be the last to take effect.
         if !call.lost.is_empty() && !self.settle("renew holds", &call.lost).await? {
-            let cause = "an earlier request may still take effect";
-            return Err(Error::unavailable(dialect, "renew holds", cause));
+            return Err(Error::unsettled(dialect, "renew holds"));
         }
         let renewals = held.iter().zip(renewed);
         let renewals = renewals.map(|(held, renewed)| match renewed {
