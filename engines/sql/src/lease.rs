@@ -17,6 +17,12 @@ use fencelock_core::engine::Claim;
 use fencelock_core::support::admission::admits;
 use fencelock_core::{BootInstant, ClaimId, Mode, engine};
 
+/// A waiter places its claim again after this time at the latest.
+pub const RECHECK: Duration = Duration::from_secs(2);
+
+/// A waiter's row expires after this time unless the claim is placed again.
+pub const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
+
 /// The address of a claim's process, if it can be reached. The bytes are the dialect's own.
 pub type Address = Option<Vec<u8>>;
 

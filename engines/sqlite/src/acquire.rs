@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
-use fencelock_sql::lease::{self, Rows, Step};
+use fencelock_sql::lease::{self, CLAIM_WINDOW, RECHECK, Rows, Step};
 use rusqlite::{Row, params};
 
 use crate::handle::Handle;
 use crate::job::Action;
 use crate::rows::{delete_expired, leave_queue, read, wake_next};
-use crate::stored::{CLAIM_WINDOW, RECHECK, Sql, duration_value, instant_value, token_value};
+use crate::stored::{Sql, duration_value, instant_value, token_value};
 use crate::transaction::Transaction;
 
 pub(crate) async fn place(worker: &Handle, claim: &Claim) -> Result<Standing> {

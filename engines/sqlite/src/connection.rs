@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_sql::lease::CLAIM_WINDOW;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::file::{File, micros};
 use crate::file_name;
-use crate::stored::{self, APPLICATION_ID, CLAIM_WINDOW, FORMAT, Sql};
+use crate::stored::{self, APPLICATION_ID, FORMAT, Sql};
 
 /// The file, open.
 pub(crate) struct OpenFile {

@@ -11,6 +11,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::{Durability, Engine, LeaseKind, Order, Promises, Result, StoreUrl, Wake};
+use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
 use crate::config::Config;
@@ -22,7 +23,6 @@ use crate::release;
 use crate::renew;
 use crate::socket::Listener;
 use crate::state::Parts;
-use crate::stored::CLAIM_WINDOW;
 use crate::wait;
 use crate::wake_up::Address;
 

@@ -13,10 +13,6 @@ pub(crate) type Sql<T> = rusqlite::Result<T>;
 pub(crate) const APPLICATION_ID: i64 = 0x666e_6c6b;
 /// The version of the tables. A file with a newer one is refused.
 pub(crate) const FORMAT: i64 = 1;
-/// A waiter places its claim again after this time at the latest.
-pub(crate) const RECHECK: Duration = Duration::from_secs(2);
-/// A waiter's row expires after this time unless the claim is placed again.
-pub(crate) const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
 
 pub(crate) const SCHEMA: &str = include_str!("schema.sql");
 /// Columns that format 1 did not have at first. Earlier versions of fencelock ignore them.

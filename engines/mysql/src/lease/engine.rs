@@ -9,8 +9,9 @@ use fencelock_core::{
     Durability, Finding, LeaseKind, LockName, Mode, Order, Promises, Purpose, Result, Token,
     Tokens, Wake,
 };
+use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
-use fencelock_sql::server::{CLAIM_WINDOW, Dialect, Snapshot, Write, Written, micros};
+use fencelock_sql::server::{Dialect, Snapshot, Write, Written, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::name;

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use fencelock_core::Mode;
 use fencelock_core::engine::Claim;
+use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::{self, Holder};
-use fencelock_sql::server::{
-    CLAIM_WINDOW, Change, DbInstant, Failure, Write, Written, first_version, micros,
-};
+use fencelock_sql::server::{Change, DbInstant, Failure, Write, Written, first_version, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::{GATE_COLUMNS, gate_values, id, insert_holder, list, name, tokens};

@@ -7,10 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, HeldClaim, LockView, Page};
 use fencelock_core::{Finding, LockName, Promises, Result, Token, Tokens};
+use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
 use fencelock_sql::server::{
-    CLAIM_WINDOW, Dialect, Failure, HANDOFF_WINDOW, Message, Queued, Snapshot, Write, Written,
-    first_version,
+    Dialect, Failure, HANDOFF_WINDOW, Message, Queued, Snapshot, Write, Written, first_version,
 };
 
 use super::connection::Leases;

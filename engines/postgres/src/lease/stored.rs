@@ -6,8 +6,9 @@ use fencelock_core::engine::Claim;
 use fencelock_core::{
     ClaimId, Durability, Finding, LeaseKind, Mode, Order, Promises, Token, Tokens, Wake,
 };
+use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::MOST_TOKENS;
-use fencelock_sql::server::{CLAIM_WINDOW, micros};
+use fencelock_sql::server::micros;
 use tokio_postgres::Row;
 
 pub(super) fn promises(limits: Vec<Finding>, durable: bool) -> Promises {

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use fencelock_core::Result;
 use fencelock_core::engine::Claim;
+use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::{Holder, mode_text};
-use fencelock_sql::server::{
-    CLAIM_WINDOW, Change, DbInstant, Failure, HANDOFF_WINDOW, Write, Written,
-};
+use fencelock_sql::server::{Change, DbInstant, Failure, HANDOFF_WINDOW, Write, Written};
 
 use super::connection::Leases;
 use super::statements::WRITE;

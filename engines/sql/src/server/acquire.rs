@@ -14,12 +14,7 @@ use super::pool::{Lane, attempt};
 use super::release::withdraw;
 use super::state::{Done, State, Tried, Unsettled, action, pause, write};
 use super::stored::Snapshot;
-use crate::lease::Step;
-
-/// How long a place in the queue lasts unless its process places the claim again.
-pub const CLAIM_WINDOW: Duration = RECHECK.saturating_mul(3);
-/// How often a process places a waiting claim again at least.
-const RECHECK: Duration = Duration::from_secs(2);
+use crate::lease::{CLAIM_WINDOW, RECHECK, Step};
 
 impl<D: Dialect> State<D> {
     pub(super) async fn place(&self, claim: &Claim) -> Result<Standing> {

@@ -23,7 +23,6 @@ mod state;
 mod stored;
 mod wait;
 
-pub use acquire::CLAIM_WINDOW;
 pub use change::{Change, Write, Written};
 pub use dialect::Dialect;
 pub use engine::LeaseEngine;
