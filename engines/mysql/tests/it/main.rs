@@ -27,7 +27,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, OptsBuilder};
 use tokio::time::{sleep, timeout};
 
-use shared::{LIMIT, hold_and_vanish, open, soon, take, token_of};
+use shared::{LIMIT, open, soon, take, token_of};
 
 /// Counts the row waits that the server gave up.
 const TIMEOUTS: &str =

@@ -28,7 +28,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 use tokio_postgres::NoTls;
 
-use shared::{LIMIT, hold_and_vanish, open, token_of};
+use shared::{LIMIT, open, token_of};
 
 async fn raw(server: &Postgres, name: &str) -> tokio_postgres::Client {
     let config = format!(

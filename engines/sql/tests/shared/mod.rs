@@ -8,7 +8,7 @@ pub(crate) mod tls;
 #[cfg(feature = "tls")]
 mod wire;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Standing};
 use fencelock_core::{ClaimIds, Client, Error, Guard, LockName, Mode, StoreUrl, Token};
@@ -70,4 +70,23 @@ pub(crate) async fn hold_and_vanish(url: &str, name: &str, ttl: Duration) -> Tok
         Standing::Held(grant) => grant.tokens.first,
         other => panic!("{other:?}"),
     }
+}
+
+/// A holder whose process vanished holds until its ttl is over, whatever the database's clock says.
+pub(crate) async fn a_vanished_holder_expires(
+    url: &str,
+    client: &Client,
+    name: &str,
+    ttl: Duration,
+) {
+    let begun = Instant::now();
+    let token = hold_and_vanish(url, name, ttl).await;
+    let view = client.look(name).await.unwrap();
+    let left = view.holders[0].ttl_left.unwrap();
+    assert!(left <= ttl && left > Duration::ZERO, "{left:?}");
+    let next = take(client, name).await;
+    let waited = begun.elapsed();
+    assert!(waited >= ttl, "{waited:?}");
+    assert!(waited < ttl + Duration::from_secs(4), "{waited:?}");
+    assert!(next.token() > token);
 }
