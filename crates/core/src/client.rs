@@ -106,9 +106,9 @@ impl ClientBuilder {
     /// [`Error::Internal`] outside a tokio runtime, or without random numbers.
     pub fn build(self) -> Result<Client> {
         let engine = observed_engine(self.engine);
-        let runtime = Handle::try_current().map_err(|error| Error::Internal {
-            store: engine.to_string(),
-            why: format!("a client must be made within a tokio runtime: {error}"),
+        let runtime = Handle::try_current().map_err(|error| {
+            let why = format!("a client must be made within a tokio runtime: {error}");
+            Error::internal(&engine, why)
         })?;
         let settings = Settings {
             who: who_am_i(),

@@ -37,6 +37,7 @@ pub struct Leadership(Guard);
 
 /// Who leads, as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
     /// What the leader said of itself when it campaigned: an address, a name.
     pub value: String,
@@ -183,16 +184,7 @@ mod tests {
     fn of_two_who_are_shown_the_newer_one_leads() {
         let mut view = LockView::free(LockName::new("a").unwrap());
         view.holders = [7, 9, 8]
-            .map(|token| HolderView {
-                claim: None,
-                owner: "somebody".to_owned(),
-                token: Some(Token(token)),
-                mode: Mode::Exclusive,
-                ttl_left: None,
-                lock_delay: Duration::ZERO,
-                held: None,
-                label: None,
-            })
+            .map(|token| HolderView::new("somebody".into(), Mode::Exclusive).token(Token(token)))
             .into();
         assert_eq!(leader_of(view).unwrap().token, Token(9));
     }

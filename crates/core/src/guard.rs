@@ -215,12 +215,12 @@ impl Guard {
         if !self.is_valid() {
             return Err(self.lost_error());
         }
-        Ok(Sequencer {
-            name: self.name().clone(),
-            mode: self.mode(),
-            token: self.token(),
-            claim: self.claim_id(),
-        })
+        Ok(Sequencer::new(
+            self.name().clone(),
+            self.mode(),
+            self.token(),
+            self.claim_id(),
+        ))
     }
 
     /// Renews now, for `ttl` from now on; later renewals keep the client's own ttl.

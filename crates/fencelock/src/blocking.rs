@@ -70,9 +70,11 @@ pub fn connect_for(url: &str, purpose: Purpose) -> Result<Client> {
         .thread_name("fencelock")
         .enable_all()
         .build()
-        .map_err(|error| Error::Internal {
-            store: "(none)".into(),
-            why: format!("the thread for renewals cannot be started: {error}"),
+        .map_err(|error| {
+            Error::internal(
+                "(none)",
+                format!("the thread for renewals cannot be started: {error}"),
+            )
         })?;
     let client = runtime.block_on(async { crate::connect(url).purpose(purpose).await })?;
     let runtime = Arc::new(Ended(Some(runtime)));

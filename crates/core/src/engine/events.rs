@@ -77,9 +77,8 @@ impl EventSource {
     /// [`Error::Internal`] from the second call on.
     pub fn take(&self, store: &dyn fmt::Display) -> Result<EventStream> {
         let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        events.take().ok_or_else(|| Error::Internal {
-            store: store.to_string(),
-            why: "its events have a listener already".to_owned(),
-        })
+        events
+            .take()
+            .ok_or_else(|| Error::internal(store, "its events have a listener already"))
     }
 }

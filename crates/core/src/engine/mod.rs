@@ -7,6 +7,7 @@ mod claim;
 mod events;
 mod promises;
 mod redact;
+mod setters;
 mod store_url;
 mod view;
 

@@ -13,6 +13,7 @@ use crate::types::{Error, Result, parse_duration};
 
 /// A store's URL in parts. `Debug` and `Display` never show a password.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct StoreUrl {
     /// Before the first colon, in lower case.
     pub scheme: String,
@@ -36,6 +37,7 @@ pub struct StoreUrl {
 
 /// A host of a URL that may name credentials for each. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UrlHost {
     /// `host` or `host:port`, as written.
     pub host: String,

@@ -14,6 +14,7 @@ use crate::types::{Error, Result};
 
 /// What befalls one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Trouble {
     /// Nothing.
     None,

@@ -15,6 +15,7 @@ use crate::types::{LockName, Result, Token};
 
 /// How often each call was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// `place`.
     pub placed: u64,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::engine::{Finding, Purpose};
+use crate::engine::Finding;
 use crate::types::{BootInstant, Clock};
 
 /// A clock that differs by more is worth a word.
@@ -71,11 +71,7 @@ impl ClockWatch {
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let change = "keep all clocks right with NTP, and have it slew them, not step";
-        let finding = |what| Finding {
-            purpose: Purpose::Correctness,
-            what,
-            change: change.to_owned(),
-        };
+        let finding = |what| Finding::against_correctness(what, change.to_owned());
         let mut findings = Vec::new();
         if let Some((ahead, by)) = self.seen.first().and_then(Seen::apart) {
             findings.push(finding(format!(

@@ -57,6 +57,7 @@ impl fmt::Debug for BootInstant {
 /// Where the time comes from. An [`Engine`](crate::Engine) names its clock, and the client above it counts on the same
 /// one.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub enum Clock {
     /// `CLOCK_BOOTTIME` (on systems without it, the monotonic clock). What everything but a test of the core uses.
     #[default]

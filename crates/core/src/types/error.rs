@@ -20,6 +20,7 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 pub enum Error {
     /// An input cannot be used. Nothing was sent to the store.
     #[error("{what} {input:?}: {why}")]
+    #[non_exhaustive]
     Invalid {
         /// What kind of input: "lock name", "ttl".
         what: &'static str,
@@ -31,6 +32,7 @@ pub enum Error {
 
     /// The URL of a store, or the configuration that the store was found to have, cannot be used.
     #[error("store {store}: {why}")]
+    #[non_exhaustive]
     Config {
         /// The store's URL without its password.
         store: String,
@@ -40,6 +42,7 @@ pub enum Error {
 
     /// The lock is held by somebody else, and the call was not to wait.
     #[error("lock {name} is held by another")]
+    #[non_exhaustive]
     Held {
         /// The lock.
         name: LockName,
@@ -47,6 +50,7 @@ pub enum Error {
 
     /// The time to wait is over and the lock is held by somebody else still.
     #[error("lock {name} is still held by another after {}", in_words(*waited))]
+    #[non_exhaustive]
     TimedOut {
         /// The lock.
         name: LockName,
@@ -56,6 +60,7 @@ pub enum Error {
 
     /// A grant may no longer be trusted.
     #[error("lock {name} was lost: {reason}")]
+    #[non_exhaustive]
     Lost {
         /// The lock.
         name: LockName,
@@ -65,6 +70,7 @@ pub enum Error {
 
     /// The engine does not promise what was asked. Nothing was sent to the store.
     #[error("store {store} does not offer {what}: {why}")]
+    #[non_exhaustive]
     Unsupported {
         /// The store.
         store: String,
@@ -76,6 +82,7 @@ pub enum Error {
 
     /// The store did not answer, or could not just now. Trying again may help.
     #[error("store {store}: {action}: {cause}")]
+    #[non_exhaustive]
     Unavailable {
         /// The store.
         store: String,
@@ -88,6 +95,7 @@ pub enum Error {
 
     /// The store refuses this user: wrong password, missing right.
     #[error("store {store} refuses: {action}: {cause}")]
+    #[non_exhaustive]
     Refused {
         /// The store.
         store: String,
@@ -100,6 +108,7 @@ pub enum Error {
 
     /// What the store has under this name is not a lock that this version understands. It was left alone.
     #[error("store {store}: what is stored for {name}: {why}")]
+    #[non_exhaustive]
     NotALock {
         /// The store.
         store: String,
@@ -115,6 +124,7 @@ pub enum Error {
 
     /// A bug in fencelock or in the store's driver.
     #[error("store {store}: internal error: {why}")]
+    #[non_exhaustive]
     Internal {
         /// The store.
         store: String,
@@ -174,6 +184,18 @@ impl Error {
             action,
             cause,
         }
+    }
+
+    /// Something stored that is not a lock that this version understands.
+    pub fn not_a_lock(store: impl ToString, name: &LockName, why: impl Into<String>) -> Self {
+        let (store, name, why) = (store.to_string(), name.clone(), why.into());
+        Self::NotALock { store, name, why }
+    }
+
+    /// A bug, here or in the store's driver.
+    pub fn internal(store: impl ToString, why: impl Into<String>) -> Self {
+        let (store, why) = (store.to_string(), why.into());
+        Self::Internal { store, why }
     }
 
     /// The variant as one word, for metrics and logs.

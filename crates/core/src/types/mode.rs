@@ -40,6 +40,7 @@ impl Mode {
 
 /// How a release went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Release {
     /// The lock was held until now.
     Released,

@@ -33,6 +33,7 @@ impl fmt::Display for Token {
 
 /// The tokens of one grant: `first`, `first + 1`, ... More than one only if the claim asked for a reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tokens {
     /// The token of the claim that was granted.
     pub first: Token,
@@ -41,10 +42,16 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// A grant of as many tokens.
+    #[must_use]
+    pub const fn new(first: Token, count: u32) -> Self {
+        Self { first, count }
+    }
+
     /// A grant of a single token.
     #[must_use]
     pub const fn one(first: Token) -> Self {
-        Self { first, count: 1 }
+        Self::new(first, 1)
     }
 
     /// Whether `token` is one of these.
@@ -72,9 +79,11 @@ impl ClaimIds {
     /// [`Error::Internal`] if the operating system has no random numbers.
     pub fn new() -> Result<Self, Error> {
         let mut drawn = [0; 10];
-        getrandom::fill(&mut drawn).map_err(|e| Error::Internal {
-            store: "(none)".into(),
-            why: format!("the operating system gives no random numbers: {e}"),
+        getrandom::fill(&mut drawn).map_err(|e| {
+            Error::internal(
+                "(none)",
+                format!("the operating system gives no random numbers: {e}"),
+            )
         })?;
         let count = AtomicU64::new(0);
         Ok(Self { drawn, count })
@@ -151,6 +160,7 @@ impl FromStr for ClaimId {
 ///
 /// As text: `fl1:x:<token>:<claim id, 32 hex digits>:<percent-encoded name>`, with `s` for shared and `p` for a permit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Sequencer {
     /// The lock.
     pub name: LockName,
@@ -160,6 +170,19 @@ pub struct Sequencer {
     pub token: Token,
     /// The claim that holds.
     pub claim: ClaimId,
+}
+
+impl Sequencer {
+    /// The sequencer of a grant.
+    #[must_use]
+    pub const fn new(name: LockName, mode: Mode, token: Token, claim: ClaimId) -> Self {
+        Self {
+            name,
+            mode,
+            token,
+            claim,
+        }
+    }
 }
 
 impl fmt::Display for Sequencer {
