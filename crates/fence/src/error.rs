@@ -16,6 +16,7 @@ pub enum FenceError {
 
     /// The resource did not answer, or answered with an error. The request may have taken effect.
     #[error("fence at {resource}: could not {action}: {cause}; repair that, and try again")]
+    #[non_exhaustive]
     Write {
         /// The resource.
         resource: String,
@@ -28,6 +29,7 @@ pub enum FenceError {
 
     /// The stored marks cannot be understood. No holder passes until they are repaired.
     #[error("fence at {resource}: {why}")]
+    #[non_exhaustive]
     Damaged {
         /// The resource.
         resource: String,
@@ -39,6 +41,7 @@ pub enum FenceError {
     #[error(
         "fence at {resource}: another process has it open; end that process, or give each process its own file"
     )]
+    #[non_exhaustive]
     InUse {
         /// The file.
         resource: String,
@@ -46,6 +49,7 @@ pub enum FenceError {
 
     /// There is no row to write to, or there was none when the write ran.
     #[error("fence at {resource}: there is no such row to write to; insert it, and try again")]
+    #[non_exhaustive]
     NoRow {
         /// The table.
         resource: String,
@@ -55,6 +59,7 @@ pub enum FenceError {
     #[error(
         "fence at {resource}: the id {id:?} belongs to another operation; choose a new id for each operation"
     )]
+    #[non_exhaustive]
     AnotherOperation {
         /// The table of operations.
         resource: String,
@@ -67,6 +72,7 @@ pub enum FenceError {
         "{done} of {of} replicas could {action}, and {needed} must; repair the others, and try again; the first failure: \
          {first}"
     )]
+    #[non_exhaustive]
     TooFew {
         /// What they were to do: "be marked" or "be written".
         action: &'static str,
@@ -91,15 +97,8 @@ impl FenceError {
         }
     }
 
-    #[cfg(any(
-        feature = "etcd",
-        feature = "redis",
-        feature = "zookeeper",
-        feature = "mysql",
-        feature = "postgres",
-        feature = "sqlite"
-    ))]
-    pub(crate) fn write(
+    /// A resource that did not answer, or answered with an error.
+    pub fn write(
         resource: impl Into<String>,
         action: &'static str,
         cause: impl Into<Cause>,
@@ -124,11 +123,20 @@ impl FenceError {
     "token {} of lock {} is stale: token {won} has been here ({})", 
     late.token, late.name, reason(late.mode)
 )]
+#[non_exhaustive]
 pub struct Stale {
     /// The sequencer of the refused holder.
     pub late: Sequencer,
     /// The token that won.
     pub won: Token,
+}
+
+impl Stale {
+    /// The refusal of a holder, because of the token that won.
+    #[must_use]
+    pub const fn new(late: Sequencer, won: Token) -> Self {
+        Self { late, won }
+    }
 }
 
 fn reason(mode: Mode) -> &'static str {

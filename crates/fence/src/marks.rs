@@ -11,6 +11,7 @@ use crate::error::Stale;
 ///
 /// As text: `fm1:<exclusive>:<top>:<claim, 32 hex digits, or ->`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Marks {
     /// The highest token of any exclusive holder; 0 if there was none.
     pub exclusive: u64,
@@ -48,10 +49,7 @@ impl Marks {
                 self.exclusive
             }
         };
-        Err(Box::new(Stale {
-            late: sequencer.clone(),
-            won: Token(won),
-        }))
+        Err(Box::new(Stale::new(sequencer.clone(), Token(won))))
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// How often to try, and how long to pause in between.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Retry {
     /// The number of attempts at most.
     pub max_attempts: u32,
@@ -26,6 +27,27 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// Sets [`max_attempts`](Self#structfield.max_attempts).
+    #[must_use]
+    pub const fn max_attempts(mut self, max_attempts: u32) -> Self {
+        self.max_attempts = max_attempts;
+        self
+    }
+
+    /// Sets [`first_pause`](Self#structfield.first_pause).
+    #[must_use]
+    pub const fn first_pause(mut self, first_pause: Duration) -> Self {
+        self.first_pause = first_pause;
+        self
+    }
+
+    /// Sets [`max_pause`](Self#structfield.max_pause).
+    #[must_use]
+    pub const fn max_pause(mut self, max_pause: Duration) -> Self {
+        self.max_pause = max_pause;
+        self
+    }
+
     /// The pause after so many attempts. Up to half of it is random, so that two writers do not meet again.
     fn pause(&self, attempts: u32) -> Duration {
         let grown = self
@@ -59,8 +81,10 @@ impl<T> Attempt<T> {
 
 /// Why nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NotWritten<E> {
     /// Another writer changed the row first in every attempt.
+    #[non_exhaustive]
     Contended {
         /// The number of attempts.
         attempts: u32,

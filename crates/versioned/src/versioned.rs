@@ -6,6 +6,7 @@ use fencelock_core::{Error, Result};
 
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Dialect {
     /// PostgreSQL.
     Postgres,

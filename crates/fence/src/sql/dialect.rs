@@ -2,6 +2,7 @@
 
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Dialect {
     /// PostgreSQL.
     Postgres,
