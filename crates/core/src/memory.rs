@@ -21,6 +21,20 @@ use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, T
 const CLAIM_WINDOW: Duration = Duration::from_secs(2);
 
 /// An engine on a store in memory. [`Memory::another`] opens the same store again, as another process would.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let memory = Memory::new();
+/// let one = Client::new(Arc::new(memory.another()))?;
+/// let other = Client::new(Arc::new(memory))?;
+/// let guard = one.lock("report").await?;
+/// assert!(other.try_lock("report").await.is_err());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Memory {
     state: Arc<Mutex<State>>,
     clock: Clock,

@@ -9,6 +9,21 @@ use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Token, Tokens};
 /// One request for one lock, which waits or holds. Cheap to clone.
 ///
 /// Made by [`Claim::new`]; the methods with the names of the fields change one each.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let id = ClaimIds::new()?.next();
+/// let claim = Claim::new(id, "me", LockName::new("report")?)
+///     .mode(Mode::Shared)
+///     .ttl(Duration::from_secs(10))
+///     .wait(false)
+///     .label("by hand");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Claim {
@@ -67,6 +82,19 @@ impl Claim {
 }
 
 /// A claim that holds, and what its client may believe.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let lease = Duration::from_secs(10);
+/// let grant = Grant::new(Tokens::one(Token(34)), Clock::Boot.now(), lease);
+/// // An engine whose first renewal writes the token:
+/// assert!(!grant.recorded(false).recorded);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Grant {
@@ -97,6 +125,18 @@ impl Grant {
 }
 
 /// A place in the queue.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let recheck = Clock::Boot.now() + Duration::from_secs(5);
+/// let place = Place::new(recheck).ahead(2);
+/// assert_eq!(place.ahead, Some(2));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Place {

@@ -45,6 +45,20 @@ impl fmt::Debug for EventStream {
 }
 
 /// The events of an engine, until its one listener takes them.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let (sender, source) = EventSource::channel();
+/// let mut events = source.take(&"toy:")?;
+/// let _ = sender.send(Event::Lost(ClaimId::from_bytes([0; 16])));
+/// assert!(matches!(events.next().await, Some(Ok(Event::Lost(_)))));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct EventSource(Mutex<Option<EventStream>>);
 

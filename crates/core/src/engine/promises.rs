@@ -97,6 +97,19 @@ impl Durability {
 /// What an engine promises on the store as it was found at open. What is not promised is refused, never imitated.
 ///
 /// Made by [`Promises::new`]; the methods with the names of the fields change one each.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let promises = Promises::new("toy", "client and store share one clock")
+///     .shared(true)
+///     .min_ttl(Duration::from_millis(10));
+/// assert!(promises.shared && !promises.permits);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Promises {
@@ -164,6 +177,17 @@ impl Promises {
 }
 
 /// What a lock is for.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let at_risk = client.promises().limits.iter().filter(|limit| limit.purpose == Purpose::Correctness);
+/// assert_eq!(at_risk.count(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Purpose {
@@ -186,6 +210,12 @@ impl Purpose {
 }
 
 /// Something about a store that its operator should know.
+///
+/// ```
+/// # use fencelock_core::*;
+/// let finding = Finding::against_correctness("a restart forgets every lock", "set appendonly yes");
+/// assert_eq!(finding.purpose, Purpose::Correctness);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {

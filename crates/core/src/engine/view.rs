@@ -7,6 +7,19 @@ use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, LockName, Mode, Token, Tokens};
 
 /// How to take a lock from its holder.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// client.evict("report", guard.token(), Evict::Ask).await?;
+/// guard.asked_to_release().await;
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evict {
     /// At once. The holder hears of it if the engine can push.
@@ -16,6 +29,21 @@ pub enum Evict {
 }
 
 /// A lock as the store has it.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// let view = client.look("report").await?;
+/// for holder in &view.holders {
+///     println!("{} holds it for {:?} more", holder.owner, holder.ttl_left);
+/// }
+/// println!("{} wait", view.waiters.len());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockView {
@@ -66,6 +94,20 @@ impl LockView {
 }
 
 /// One holder.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let holder = HolderView::new("me".to_owned(), Mode::Exclusive)
+///     .token(Token(34))
+///     .ttl_left(Duration::from_secs(10));
+/// let view = LockView::new(LockName::new("report")?, vec![holder], Vec::new());
+/// assert_eq!(view.token(), Some(Token(34)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderView {

@@ -34,6 +34,20 @@ pub struct Counts {
 }
 
 /// An engine that counts.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # use fencelock_core::layers::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
+/// let client = Client::new(meter.clone())?;
+/// client.lock("report").await?.release().await?;
+/// assert_eq!((meter.counts().placed, meter.counts().withdrawn), (1, 1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Meter {
     engine: Arc<dyn Engine>,

@@ -13,6 +13,21 @@ use crate::engine::{
 use crate::types::{Error, LockName, MAX_NAME_BYTES, Result, Token};
 
 /// An engine whose names all begin with a prefix that its users do not see.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # use fencelock_core::layers::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let memory = Memory::new();
+/// let prefixed = Prefix::new(Arc::new(memory.another()), "shop:")?;
+/// let guard = Client::new(Arc::new(prefixed))?.lock("report").await?;
+/// let all = Client::new(Arc::new(memory))?.list("").await?;
+/// assert_eq!(all[0].name.as_str(), "shop:report");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Prefix {
     engine: Arc<dyn Engine>,

@@ -11,6 +11,19 @@ const APART: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(50);
 
 /// A server's clock, asked a few times within a second, against this machine's.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// let mut watch = ClockWatch::new("db:99");
+/// for _ in 0..ClockWatch::TIMES {
+///     let asked = Asked::now();
+///     // … asks the server …
+///     # let there = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+///     watch.told(asked, there);
+/// }
+/// assert!(watch.findings().is_empty());
+/// ```
 #[derive(Clone, Debug)]
 pub struct ClockWatch {
     name: String,

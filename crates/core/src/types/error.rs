@@ -15,6 +15,21 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// Why a lock was not taken, or is held no more. Match on the variant; the text is for a person.
 ///
 /// No variant ever shows a password.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// match client.try_lock("report").await {
+///     Ok(guard) => drop(guard.release().await?),
+///     Err(Error::Held { name, .. }) => println!("{name} is taken"),
+///     Err(error) if error.is_retryable() => println!("later: {error}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -135,6 +150,12 @@ pub enum Error {
 
 impl Error {
     /// An input that cannot be used.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::invalid("port", "http", "it must be a number");
+    /// assert_eq!(error.to_string(), "port \"http\": it must be a number");
+    /// ```
     pub fn invalid(what: &'static str, input: impl Into<String>, why: impl Into<String>) -> Self {
         let (input, why) = (input.into(), why.into());
         Self::Invalid { what, input, why }
@@ -218,12 +239,31 @@ impl Error {
 
     /// Whether trying again can help, without anybody changing anything: the lock is held by another, or the store did not
     /// answer.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// let error = client.try_lock("report").await.unwrap_err();
+    /// assert!(error.is_retryable() && !error.is_away());
+    /// assert_eq!(error.as_str(), "held");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.is_away() || matches!(self, Self::Held { .. } | Self::TimedOut { .. })
     }
 
     /// Whether the store is away: it did not answer, or could not just now.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::unavailable("redis://db", "taking lock report", "connection reset");
+    /// assert!(error.is_away());
+    /// ```
     #[must_use]
     pub fn is_away(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
