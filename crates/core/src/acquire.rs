@@ -1,4 +1,4 @@
-//! A request for a lock: how it is to be held, and the way from there to a guard.
+//! A request for a lock: how it is to be held, and the way from there to a guard. (Long by its examples.)
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;

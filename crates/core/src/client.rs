@@ -1,4 +1,4 @@
-//! What programs open and ask: a client on one store.
+//! What programs open and ask: a client on one store. (Long by its examples.)
 
 use std::borrow::Cow;
 use std::fmt;

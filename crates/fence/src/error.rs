@@ -7,6 +7,20 @@ pub type Result<T, E = FenceError> = std::result::Result<T, E>;
 
 /// Why a fence refused a write. Nothing was written, except perhaps after [`FenceError::Write`] and
 /// [`FenceError::TooFew`].
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let fence = Highest::in_memory();
+/// match fence.write(&holder, || println!("written")) {
+///     Ok(()) => {}
+///     Err(FenceError::Stale(stale)) => println!("stop: {stale}"),
+///     Err(error) => println!("repair, and try again: {error}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
@@ -89,6 +103,19 @@ pub enum FenceError {
 
 impl FenceError {
     /// The refusal, if the error is one.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let fence = Highest::in_memory();
+    /// # fence.mark(&holder)?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// let error = fence.mark(&late).unwrap_err();
+    /// assert_eq!(error.stale().map(|stale| stale.won.get()), Some(34));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn stale(&self) -> Option<&Stale> {
         match self {
@@ -98,6 +125,15 @@ impl FenceError {
     }
 
     /// A resource that did not answer, or answered with an error.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let error = FenceError::write("the archive", "append", "the disk is full");
+    /// assert!(error.to_string().contains("could not append: the disk is full"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn write(
         resource: impl Into<String>,
         action: &'static str,
@@ -118,6 +154,18 @@ impl FenceError {
 }
 
 /// A refusal: the holder was superseded.
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let marks = Marks::default().judge(&holder)?;
+/// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+/// let stale = marks.judge(&late).unwrap_err();
+/// assert_eq!((stale.late.token.get(), stale.won.get()), (33, 34));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "token {} of lock {} is stale: token {won} has been here ({})", 

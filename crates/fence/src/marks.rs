@@ -10,6 +10,18 @@ use crate::error::Stale;
 /// What a fence remembers of one lock: two marks, and the claim of the top.
 ///
 /// As text: `fm1:<exclusive>:<top>:<claim, 32 hex digits, or ->`.
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let marks = Marks::default().judge(&holder)?;
+/// assert_eq!((marks.exclusive, marks.top), (34, 34));
+/// let text = marks.to_string(); // to be stored beside the data
+/// assert_eq!(text.parse(), Ok(marks));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Marks {
@@ -26,6 +38,18 @@ impl Marks {
     ///
     /// # Errors
     /// [`Stale`] if the holder was superseded. Then the marks do not change.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let marks = Marks::default().judge(&holder)?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// let refusal = marks.judge(&late).unwrap_err();
+    /// assert_eq!(refusal.won.get(), 34);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn judge(&self, sequencer: &Sequencer) -> Result<Self, Box<Stale>> {
         let (token, claim) = (sequencer.token.get(), Some(sequencer.claim));
         let above = Self {

@@ -4,6 +4,17 @@ use std::fmt;
 use std::time::Duration;
 
 /// How often to try, and how long to pause in between.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// let often = Retry::default().max_attempts(100).max_pause(Duration::from_millis(20));
+/// assert_eq!(often.first_pause, Duration::from_millis(2));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Retry {
@@ -60,6 +71,16 @@ impl Retry {
 }
 
 /// The outcome of one attempt.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // An `UPDATE` that changed one row, and one that changed none:
+/// assert_eq!(Attempt::of_rows(1, "new value"), Attempt::Written("new value"));
+/// assert_eq!(Attempt::of_rows(0, "new value"), Attempt::Changed);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt<T> {
     /// The row was written.
@@ -80,6 +101,18 @@ impl<T> Attempt<T> {
 }
 
 /// Why nothing was written.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let twice = Retry::default().max_attempts(2);
+/// match retry_blocking(twice, || Ok::<_, std::io::Error>(Attempt::<()>::Changed)) {
+///     Err(NotWritten::Contended { attempts, .. }) => assert_eq!(attempts, 2),
+///     other => other?,
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotWritten<E> {
@@ -128,6 +161,24 @@ impl<E> From<E> for NotWritten<E> {
 ///
 /// # Cancel safety
 /// May be dropped. Whether an attempt in flight still takes effect depends on the driver.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (mut others, mut row) = (1, 100);
+/// let balance = retry(Retry::default(), async || {
+///     let seen = row; // reads the row, with its version
+///     // … writes it, where the version is still the same …
+/// #   others -= 1;
+/// #   let rows = if others == 0 { 0 } else { 1 };
+/// #   row = seen - 10 * rows as i64;
+///     Ok::<_, std::io::Error>(Attempt::of_rows(rows, seen - 10))
+/// });
+/// assert_eq!(balance.await?, 90);
+/// # Ok(())
+/// # }
+/// ```
 pub async fn retry<T, E>(
     how: Retry,
     mut attempt: impl AsyncFnMut() -> Result<Attempt<T>, E>,
@@ -149,6 +200,25 @@ pub async fn retry<T, E>(
 ///
 /// # Errors
 /// As [`retry`].
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let bank = rusqlite::Connection::open_in_memory()?;
+/// # bank.execute_batch("CREATE TABLE accounts (id INTEGER, version INTEGER, balance INTEGER)")?;
+/// # bank.execute_batch("INSERT INTO accounts VALUES (7, 1, 100)")?;
+/// # let accounts = Versioned::new("accounts")?;
+/// let balance = retry_blocking(Retry::default(), || {
+///     let row = |row: &rusqlite::Row<'_>| Ok((Version(row.get(0)?), row.get::<_, i64>(1)?));
+///     let (seen, balance) = bank.query_row(&accounts.select("balance", "id = 7"), [], row)?;
+///     let update = accounts.update("balance = ?1", "id = 7", seen);
+///     let rows = bank.execute(&update, [balance - 10])? as u64;
+///     Ok::<_, rusqlite::Error>(Attempt::of_rows(rows, balance - 10))
+/// })?;
+/// assert_eq!(balance, 90);
+/// # Ok(())
+/// # }
+/// ```
 pub fn retry_blocking<T, E>(
     how: Retry,
     mut attempt: impl FnMut() -> Result<Attempt<T>, E>,

@@ -15,7 +15,7 @@ use crate::types::Mode;
 ///
 /// ```
 /// # use fencelock_core::*;
-/// use fencelock_core::support::admission::admits;
+/// # use fencelock_core::support::admission::admits;
 /// assert!(admits(Mode::Shared, [Mode::Shared]));
 /// assert!(!admits(Mode::Exclusive, [Mode::Shared]));
 /// ```
@@ -40,7 +40,7 @@ pub fn admits(mode: Mode, holders: impl IntoIterator<Item = Mode>) -> bool {
 ///
 /// ```
 /// # use fencelock_core::*;
-/// use fencelock_core::support::admission::{admits, small_inputs};
+/// # use fencelock_core::support::admission::{admits, small_inputs};
 /// # let own_rule = |mode, holders: &[Mode]| admits(mode, holders.iter().copied());
 /// for (mode, holders) in small_inputs() {
 ///     assert_eq!(own_rule(mode, &holders), admits(mode, holders));

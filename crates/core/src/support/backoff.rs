@@ -8,7 +8,7 @@ use std::time::Duration;
 /// ```
 /// # use std::time::Duration;
 /// # use fencelock_core::*;
-/// use fencelock_core::support::Backoff;
+/// # use fencelock_core::support::Backoff;
 /// let longest = Duration::from_millis(100);
 /// let mut backoff = Backoff::new(Duration::from_millis(2), longest);
 /// assert!(backoff.next_pause() <= longest);
