@@ -75,7 +75,7 @@ pub(super) fn caller_error(store: &str, action: &str, error: mysql_async::Error)
         ),
         // Too many connections, of all or of this user; a limit per hour; too many prepared statements.
         1040 | 1203 | 1226 | 1461 => Error::unavailable(store, action, error),
-        code => Error::internal(&store, format!("{action}: error {code}: {message}")),
+        code => Error::internal(store, format!("{action}: error {code}: {message}")),
     }
 }
 
