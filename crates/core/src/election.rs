@@ -45,11 +45,38 @@ pub struct Campaign(Acquire);
 
 /// The leader's [`Guard`], whose token is the leader's. Ask [`Guard::is_valid`] and [`Guard::lost`] as with any lock: a leader
 /// that was paused may have been succeeded.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let leadership = client.election("scheduler").campaign("10.0.0.7:80").await?;
+/// tokio::select! {
+///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
+///     () = async { /* … what only the leader does … */ } => drop(leadership.resign().await?),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "the leader resigns when this is dropped"]
 pub struct Leadership(Guard);
 
 /// Who leads, as others see it.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let leadership = client.election("scheduler").campaign("10.0.0.7:80").await?;
+/// if let Some(leader) = client.election("scheduler").leader().await? {
+///     println!("{} leads with token {}", leader.value, leader.token);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {

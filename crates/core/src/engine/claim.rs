@@ -188,6 +188,19 @@ impl HeldClaim {
 }
 
 /// The outcome of one renewal.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// # use std::time::Duration;
+/// let counted_from = Clock::Boot.now();
+/// // … the server is asked …
+/// let renewal = Renewal::kept(counted_from, Duration::from_secs(10), false);
+/// assert!(matches!(renewal, Renewal::Kept { asked: false, .. }));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Renewal {

@@ -182,6 +182,17 @@ impl WaiterView {
 pub struct Cursor(pub String);
 
 /// A part of a listing.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let found = vec![LockView::free(LockName::new("report")?)];
+/// let page = Page::new(found, Some(Cursor("report".to_owned())));
+/// assert!(page.next.is_some()); // there is more
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Page<T> {

@@ -12,6 +12,33 @@ use crate::types::{Clock, LockName, Result, Token};
 
 /// An engine around another one. Its methods are those of [`Engine`] and [`Inspect`], and each of them passes the call on
 /// unless the layer says otherwise. A type that implements this is an [`Engine`].
+///
+/// ```
+/// # use std::fmt;
+/// # use std::sync::Arc;
+/// # use fencelock_core::layers::Layer;
+/// # use fencelock_core::{Engine, LockName, LockView, Result};
+/// #[derive(Debug)]
+/// struct Loud(Arc<dyn Engine>);
+///
+/// #[async_trait::async_trait]
+/// impl Layer for Loud {
+///     fn below(&self) -> &dyn Engine {
+///         &*self.0
+///     }
+///
+///     async fn look(&self, name: &LockName) -> Result<LockView> {
+///         println!("somebody looks at {name}");
+///         self.below().inspect().look(name).await
+///     }
+/// }
+///
+/// impl fmt::Display for Loud {
+///     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+///         self.0.fmt(f)
+///     }
+/// }
+/// ```
 #[async_trait]
 pub trait Layer: Debug + Display + Send + Sync + 'static {
     /// The engine below.

@@ -37,6 +37,16 @@ impl FromStr for LockName {
 ///
 /// # Errors
 /// [`Error::Invalid`] naming `what` if it is negative, has no number, an unknown unit, or is longer than 100 years.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # fn main() -> Result<()> {
+/// let timeout = parse_duration("timeout", "1.5m")?;
+/// assert_eq!(timeout, Duration::from_secs(90));
+/// # Ok(())
+/// # }
+/// ```
 pub fn parse_duration(what: &'static str, text: &str) -> Result<Duration> {
     read_duration(text).map_err(|why| Error::invalid(what, text, why))
 }
