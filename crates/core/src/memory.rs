@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use crate::engine::{
     HolderView, Inspect, LeaseKind, Leave, LockView, Order, Page, Place, Promises, Renewal,
     Standing, WaiterView, Wake, Withdrawn,
 };
+use crate::support::Mutex;
 use crate::support::admission::admits;
 use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, Tokens};
 
@@ -83,7 +84,7 @@ impl Memory {
     /// How many names the store remembers anything about.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.state().locks.len()
+        self.state.lock().locks.len()
     }
 
     /// Whether the store remembers nothing about any name.
@@ -103,11 +104,6 @@ impl Memory {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No change below can panic halfway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Does something to one lock as it is now, and serves its queue afterwards.
     fn on_lock<T>(
         &self,
@@ -115,7 +111,7 @@ impl Memory {
         work: impl FnOnce(&mut Lock, &mut u64, BootInstant) -> T,
     ) -> T {
         let now = self.clock.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let state = &mut *state;
         let lock = state.locks.entry(name.clone()).or_default();
         lock.advance(&mut state.last, now);
@@ -375,7 +371,7 @@ impl Inspect for Memory {
         _limit: usize,
     ) -> Result<Page<LockView>> {
         let now = self.clock.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { locks, last } = &mut *state;
         let mut items = Vec::new();
         for (name, lock) in locks.iter_mut() {

@@ -1,9 +1,9 @@
 //! Which locks are contended: they were found taken recently.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fencelock_core::LockName;
+use fencelock_core::support::Mutex;
 
 /// How many uncontended grants in a row it takes until a lock no longer counts as contended.
 const GRANTS: u8 = 8;
@@ -16,18 +16,14 @@ const MAX_LOCKS: usize = 4096;
 pub(crate) struct Contention(Mutex<HashMap<LockName, u8>>);
 
 impl Contention {
-    fn locks(&self) -> MutexGuard<'_, HashMap<LockName, u8>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the lock was found taken recently.
     pub(crate) fn contains(&self, name: &LockName) -> bool {
-        self.locks().contains_key(name)
+        self.0.lock().contains_key(name)
     }
 
     /// The lock was found taken.
     pub(crate) fn found_taken(&self, name: &LockName) {
-        let mut locks = self.locks();
+        let mut locks = self.0.lock();
         if locks.len() >= MAX_LOCKS && !locks.contains_key(name) {
             locks.clear();
         }
@@ -36,7 +32,7 @@ impl Contention {
 
     /// The lock was granted at once.
     pub(crate) fn found_free(&self, name: &LockName) {
-        let mut locks = self.locks();
+        let mut locks = self.0.lock();
         if let Some(left) = locks.get_mut(name) {
             *left -= 1;
             if *left == 0 {

@@ -1,5 +1,3 @@
-//! The engine: its calls, and where each is answered.
-
 use std::fmt;
 use std::sync::Arc;
 

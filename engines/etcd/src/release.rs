@@ -5,8 +5,7 @@
 //! same transaction, and the next waiter watches both keys. The notice is attached to the same lease, is put again by the
 //! next release under the same key, and is deleted when there was none for a while.
 
-use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{PutOptions, Txn, TxnOp, TxnOpResponse};
@@ -135,7 +134,7 @@ impl State {
     /// Has a release notice deleted in the background when it is of no use any more.
     fn delete_later(self: &Arc<Self>, notice: &str) {
         let was_empty = {
-            let mut notices = self.release_notices();
+            let mut notices = self.release_notices.lock();
             let was_empty = notices.is_empty();
             notices.insert(notice.to_owned(), Instant::now());
             was_empty
@@ -145,14 +144,9 @@ impl State {
         }
     }
 
-    fn release_notices(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        let notices = self.release_notices.lock();
-        notices.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes out the notices that are old enough. `None` if there were none at all.
     fn take_old_notices(&self) -> Option<Vec<String>> {
-        let mut notices = self.release_notices();
+        let mut notices = self.release_notices.lock();
         if notices.is_empty() {
             return None;
         }

@@ -10,10 +10,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Tokens};
 use tokio::sync::Notify;
 
@@ -25,7 +26,6 @@ const IDLE: Duration = Duration::from_secs(30);
 /// How many bytes of keys fit in a session. The server lists them all in one response, and the driver accepts at most 4 MiB.
 const CAPACITY: usize = 3 << 20;
 
-/// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Class {
     /// The length of its lease.
@@ -155,7 +155,7 @@ impl Session {
     }
 
     pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+        self.status.lock()
     }
 
     pub(crate) fn pin(self: &Arc<Self>, bytes: usize) -> Arc<Pin> {
@@ -349,21 +349,13 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    fn open(&self) -> MutexGuard<'_, HashMap<Class, Arc<Session>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn all(&self) -> MutexGuard<'_, HashMap<i64, Arc<Session>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn by_lease(&self, lease: i64) -> Option<Arc<Session>> {
-        self.all().get(&lease).cloned()
+        self.all.lock().get(&lease).cloned()
     }
 
     /// An open session of this class with room for a key of this length.
     pub(crate) fn usable(&self, class: Class, bytes: usize) -> Option<Arc<Pin>> {
-        let session = self.open().get(&class).cloned()?;
+        let session = self.open.lock().get(&class).cloned()?;
         let status = session.status();
         // A session that was not confirmed for a long time may have expired.
         let fresh = Clock::Boot.now().since(status.confirmed) < session.ttl * 2 / 3;
@@ -378,13 +370,13 @@ impl Sessions {
     }
 
     pub(crate) fn insert(&self, session: &Arc<Session>) {
-        self.all().insert(session.lease, Arc::clone(session));
-        self.open().insert(session.class, Arc::clone(session));
+        self.all.lock().insert(session.lease, Arc::clone(session));
+        self.open.lock().insert(session.class, Arc::clone(session));
     }
 
     pub(crate) fn remove(&self, session: &Arc<Session>) {
-        self.all().remove(&session.lease);
-        let mut open = self.open();
+        self.all.lock().remove(&session.lease);
+        let mut open = self.open.lock();
         if let Some(now) = open.get(&session.class)
             && Arc::ptr_eq(now, session)
         {
@@ -394,7 +386,7 @@ impl Sessions {
 
     /// Removes and returns the sessions that are empty.
     pub(crate) fn take_empty(&self) -> Vec<Arc<Session>> {
-        let all: Vec<_> = self.all().values().cloned().collect();
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
         let empty = all.into_iter().filter(|session| session.is_empty());
         empty.inspect(|session| self.remove(session)).collect()
     }

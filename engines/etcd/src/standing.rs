@@ -15,7 +15,6 @@ use crate::txns::{found, revision};
 /// A waiter is woken by the end of its predecessor. In case that is missed, it looks this often.
 const RECHECK: Duration = Duration::from_secs(30);
 
-/// How a claim stands according to the store.
 pub(crate) enum Position {
     Holds,
     Waits(WaitsFor),

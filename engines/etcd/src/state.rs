@@ -1,11 +1,12 @@
 //! What the engine's calls and its background tasks share.
 
 use std::collections::HashMap;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Event};
+use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Error, LockName, Promises, Result};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -62,7 +63,7 @@ impl State {
     }
 
     pub(crate) fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     pub(crate) fn update(&self, claim: &Claim, change: impl FnOnce(&mut Entry)) {
@@ -91,7 +92,7 @@ impl State {
 
     /// Runs a background task until it ends, or the engine does.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         tasks.retain(|task| !task.is_finished());
         tasks.push(tokio::spawn(task).abort_handle());
     }
@@ -124,7 +125,7 @@ impl State {
 
     pub(crate) fn stop(&self) {
         self.cluster.close();
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         for task in tasks.drain(..) {
             task.abort();
         }

@@ -20,7 +20,6 @@ pub(super) struct Request {
 /// What a connection has prepared, by text.
 pub(super) type Statements = HashMap<Arc<str>, Statement>;
 
-/// The answer to one statement.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) affected: u64,

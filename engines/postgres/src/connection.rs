@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{Error, Result, Token};
 use fencelock_sql::bound::{CloseSignal, SessionId};
 use fencelock_sql::server::SecondServer;
@@ -47,7 +48,6 @@ pub(crate) struct Hosts {
     open: Arc<Mutex<HashSet<String>>>,
 }
 
-/// A connection.
 pub(crate) struct Session {
     pub(super) client: Client,
     pub(super) id: SessionId,
@@ -66,7 +66,7 @@ pub(crate) struct Session {
 pub(super) type Listener = Arc<dyn Fn(tokio_postgres::Notification) + Send + Sync>;
 
 fn locked(open: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
+    open.lock()
 }
 
 impl Hosts {

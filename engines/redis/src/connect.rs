@@ -24,10 +24,8 @@ use crate::uptime::Uptime;
 /// How many requests may wait in this process for the socket.
 const BUFFER: usize = 1024;
 
-/// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// For everything.
     Full,
     /// To write and to wait until replicas have it. It listens to nothing.
     Write,
@@ -35,7 +33,6 @@ pub(crate) enum Purpose {
     Look,
 }
 
-/// What a push tells.
 #[derive(Debug)]
 pub(crate) enum Push<'a> {
     Message(&'a [u8]),
@@ -46,7 +43,6 @@ pub(crate) enum Push<'a> {
 /// What to do with pushes. It is called in the order of the replies.
 pub(crate) type OnPush = Arc<dyn Fn(Push<'_>) + Send + Sync>;
 
-/// What opening a connection takes.
 pub(crate) struct Setup<'a> {
     pub(crate) state: &'a State,
     pub(crate) uptime: &'a Uptime,
@@ -57,7 +53,6 @@ pub(crate) struct Setup<'a> {
     pub(crate) wake_up: Arc<Notify>,
 }
 
-/// The error of one step of opening.
 fn failed(state: &State, action: &'static str) -> impl Fn(RedisError) -> Error {
     move |error| state.failed(action, None, error)
 }

@@ -1,5 +1,3 @@
-//! The engine for one server, a master with Sentinels, or a cluster.
-
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,5 +1,3 @@
-//! Looking at locks without changing them.
-
 use std::collections::HashMap;
 use std::time::Duration;
 

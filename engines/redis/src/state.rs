@@ -28,7 +28,6 @@ pub(crate) enum Task {
     FindServers,
 }
 
-/// What all calls share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,

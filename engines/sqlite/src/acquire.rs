@@ -1,5 +1,3 @@
-//! Placing a claim: it holds, or joins the queue.
-
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};

@@ -1,5 +1,3 @@
-//! `impl Inspect`: looking at locks, listing them, and evicting holders.
-
 use async_trait::async_trait;
 use fencelock_core::engine::{
     Cursor, Event, Evict, HolderView, Inspect, LockView, Page, WaiterView,

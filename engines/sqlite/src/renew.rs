@@ -1,5 +1,3 @@
-//! Renewals.
-
 use fencelock_core::engine::{HeldClaim, Renewal};
 use fencelock_core::{BootInstant, Clock, Result};
 use fencelock_sql::lease;

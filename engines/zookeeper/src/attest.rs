@@ -19,7 +19,6 @@ use crate::stored::ClaimData;
 
 /// What one ping told.
 enum Pinged {
-    /// The owner does not hold.
     NotHeld,
     Answered(HolderView, Grant),
     /// Another client wrote into the node before the holder answered.

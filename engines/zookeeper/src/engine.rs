@@ -1,5 +1,3 @@
-//! The engine: opening it, and its contract with the core.
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,7 +13,6 @@ use crate::error::Failure;
 use crate::state::State;
 use crate::stored::ClaimData;
 
-/// How a wait for a change of a hold's node ended.
 enum Watched {
     Changed,
     /// There is nothing to watch any more over this connection.

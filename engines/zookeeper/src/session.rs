@@ -1,8 +1,9 @@
 //! Managed sessions: each has a task that keeps it connected, resumes it over a new connection when the old one breaks, and
 //! begins a new one when the servers expired it.
 
+use fencelock_core::support::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -76,7 +77,6 @@ impl ManagedSession {
         let waited = tokio::time::timeout(self.response_timeout, self.any_connection()).await;
         waited.map_err(|_| {
             let why = self.last_error.lock();
-            let why = why.unwrap_or_else(PoisonError::into_inner);
             let why = match why.as_str() {
                 "" => "no server answers",
                 why => why,
@@ -212,8 +212,7 @@ impl SessionTask {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "no connection to ZooKeeper; trying again");
-                    let last_error = self.last_error.lock();
-                    *last_error.unwrap_or_else(PoisonError::into_inner) = error.to_string();
+                    *self.last_error.lock() = error.to_string();
                 }
             }
             pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);

@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use fencelock_core::engine::{Claim, Event};
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
 use foldhash::fast::RandomState;
 use tokio::sync::{Notify, mpsc};
@@ -29,7 +30,6 @@ pub(crate) struct State {
     pub(crate) events: mpsc::UnboundedSender<Event>,
     pub(crate) watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     registry: Mutex<Registry>,
-    /// Wakes the reaper.
     pub(crate) reap_due: Notify,
 }
 
@@ -62,7 +62,7 @@ impl State {
     }
 
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock()
     }
 
     pub(crate) fn entry(&self, id: ClaimId) -> Option<Arc<Entry>> {

@@ -3,6 +3,8 @@
 pub mod admission;
 mod backoff;
 mod clock_watch;
+mod mutex;
 
 pub use backoff::Backoff;
 pub use clock_watch::{Asked, ClockWatch};
+pub use mutex::Mutex;

@@ -1,5 +1,3 @@
-//! The calls of the connection-bound engine.
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,7 +11,6 @@ use super::error::BoundError;
 use super::stored::{claim_of, record_view, take, text_of};
 use crate::request::{NOW, Request, bytes, quoted};
 
-/// What to do about a holder that is evicted.
 pub(super) enum Evicted {
     Nobody,
     End(SessionId),

@@ -1,6 +1,5 @@
 //! The requests that the lease engine makes.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,7 +32,7 @@ impl Dialect for Leases {
     }
 
     fn promises(&self) -> Promises {
-        let info = self.info.lock().unwrap_or_else(PoisonError::into_inner);
+        let info = self.info.lock();
         let info = info.as_ref();
         let mut limits = info.map(ServerInfo::limits).unwrap_or_default();
         if self.config.hosts.len() > 1 {

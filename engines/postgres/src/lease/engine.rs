@@ -1,6 +1,5 @@
 //! The requests that the lease engine makes.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -34,7 +33,7 @@ impl Dialect for Leases {
     }
 
     fn promises(&self) -> Promises {
-        let known = self.promises.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.promises.lock();
         // Nobody asks before the first connection.
         known.clone().unwrap_or_else(|| promises(Vec::new(), false))
     }

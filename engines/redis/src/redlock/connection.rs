@@ -19,7 +19,6 @@ use crate::server::ServerInfo;
 /// How many requests may wait in this process for the socket.
 const BUFFER: usize = 1024;
 
-/// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     batcher: Batcher,
@@ -36,7 +35,6 @@ pub(crate) struct Connection {
     floor: AtomicU64,
 }
 
-/// What opening a connection takes.
 pub(crate) struct Setup<'a> {
     pub(crate) client: &'a redis::Client,
     pub(crate) node: &'a str,

@@ -1,5 +1,3 @@
-//! The engine for N independent servers.
-
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! One round of requests to several nodes: it counts the replies until they suffice.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use fencelock_core::support::Mutex;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// The count of a round.
 pub(crate) trait Tally {
     /// Whether the result is certain, or no more replies will come.
     fn is_enough(&self) -> bool;
@@ -26,7 +26,7 @@ impl<T: Tally> Round<T> {
     }
 
     pub(crate) fn tally(&self) -> MutexGuard<'_, T> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tally.lock()
     }
 
     /// Counts the reply of one node.

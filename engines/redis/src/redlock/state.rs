@@ -19,7 +19,6 @@ use crate::entry::Entries;
 use crate::machine::Machine;
 use crate::stored::Message;
 
-/// What all calls share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,

@@ -64,7 +64,6 @@ impl Tally for Marks {
     }
 }
 
-/// One attempt of a claim.
 struct Attempt<'a> {
     state: &'a Arc<State>,
     claim: &'a Claim,

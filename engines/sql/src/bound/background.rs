@@ -14,7 +14,6 @@ use super::state::{EntryLock, State};
 /// How often an engine in use cleans up after ended connections.
 const CLEAN_UP: Duration = Duration::from_secs(5);
 
-/// Checks that the connections that hold are still open.
 pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: Duration) {
     loop {
         tokio::time::sleep(every.mul_f32(0.75 + fastrand::f32() / 2.0)).await;
@@ -45,7 +44,6 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
     }
 }
 
-/// Cleans up now and then.
 pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
     loop {
         tokio::time::sleep(CLEAN_UP.mul_f32(0.75 + fastrand::f32() / 2.0)).await;

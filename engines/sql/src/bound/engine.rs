@@ -1,8 +1,6 @@
-//! The engine of connection-bound locks.
-
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +8,7 @@ use fencelock_core::engine::{
     Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
     Page, Place, Renewal, Standing, Withdrawn,
 };
+use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Finding, LockName, Promises, Result, Token};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -137,7 +136,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         if state.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks = std::mem::take(&mut *self.tasks.lock());
         for task in tasks {
             task.abort();
         }
@@ -204,7 +203,7 @@ impl<D: Dialect> Drop for BoundEngine<D> {
             let state = Arc::clone(&self.state);
             runtime.spawn(async move { last_clean_up(&state).await });
         }
-        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner) {
+        for task in self.tasks.lock().drain(..) {
             task.abort();
         }
     }

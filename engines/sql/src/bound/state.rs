@@ -1,10 +1,9 @@
-//! What the parts of the engine share.
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Error, Promises, Result};
 use tokio::sync::mpsc;
 
@@ -37,7 +36,7 @@ pub(super) struct State<D: Dialect> {
 
 impl<D: Dialect> State<D> {
     pub(super) fn entries(&self) -> MutexGuard<'_, HashMap<ClaimId, EntryLock<D>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     pub(super) fn entry(&self, claim: ClaimId) -> Option<EntryLock<D>> {

@@ -1,14 +1,12 @@
-//! The lease engine.
-
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
     Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
     Page, Place, Renewal, Standing, Withdrawn,
 };
+use fencelock_core::support::Mutex;
 use fencelock_core::{Engine, Error, Finding, LockName, Promises, Result, Token};
 use tokio::task::AbortHandle;
 
@@ -43,7 +41,7 @@ impl<D: Dialect> LeaseEngine<D> {
         let state = Arc::new(State {
             pool: Pool::new(dialect, settings.response_timeout, connections),
             entries: Entries::default(),
-            unsettled: Mutex::new(HashMap::new()),
+            unsettled: Mutex::default(),
             events: sender,
         });
         state.pool.put(session);

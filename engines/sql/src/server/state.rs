@@ -1,10 +1,9 @@
-//! What the parts of the engine share.
-
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use fencelock_core::engine::Event;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Result};
 use tokio::sync::mpsc;
 
@@ -55,10 +54,7 @@ impl<T> Done<T> {
 
 impl<D: Dialect> State<D> {
     pub(super) fn unsettled(&self) -> MutexGuard<'_, HashMap<ClaimId, Unsettled>> {
-        // Each change is a single call to the map.
-        self.unsettled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.unsettled.lock()
     }
 
     /// Wakes these waiters if they are of this process. The dialect notifies other processes.
