@@ -1,14 +1,14 @@
 //! Looking at locks, and taking them from their holders.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
     WatchOptions,
 };
-use fencelock_core::engine::{Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Cursor, Evict, Finding, Inspect, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 
 use crate::layout::{message_key, range_end};
@@ -28,24 +28,20 @@ const MESSAGE_SECONDS: i64 = 5;
 /// How long each lease that was asked about has left.
 type Leases = HashMap<i64, Duration>;
 
-impl State {
-    pub(crate) async fn view(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl Inspect for State {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         let queue = self.queue(name).await?;
         self.view_of(name, &queue, &mut Leases::new()).await
     }
 
-    /// Waits until the lock's highest token is another than the one that was seen.
-    pub(crate) async fn watch_lock(
-        self: &Arc<Self>,
-        name: &LockName,
-        seen: Option<Token>,
-    ) -> Result<LockView> {
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         loop {
             let prefix = self.layout().queue(name);
             let options = WatchOptions::new().with_range(range_end(&prefix));
             let (connection, mut watch) = self.cluster.watch(prefix.as_bytes(), options).await?;
             loop {
-                let view = self.view(name).await?;
+                let view = self.look(name).await?;
                 if view.token() != seen {
                     return Ok(view);
                 }
@@ -60,6 +56,78 @@ impl State {
         }
     }
 
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let listing = self.layout().listing(prefix);
+        let end = match listing.is_empty() {
+            // The range of all keys.
+            true => vec![0],
+            false => range_end(&listing),
+        };
+        let from = match at {
+            Some(cursor) => cursor.0,
+            None if listing.is_empty() => "\0".to_owned(),
+            None => listing,
+        };
+        let limit = i64::try_from(limit.clamp(2, MAX_PAGE)).unwrap_or(2);
+        let options = GetOptions::new().with_range(end).with_limit(limit);
+        let action = || "listing locks".into();
+        let mut got = self.cluster.get(action, &from, options).await?;
+        let more = got.more();
+        let kvs = got.take_kvs();
+        let mut queues = self.queues_in(&kvs);
+        if more && let Some((name, queue)) = queues.last_mut() {
+            // It may go on in the next part.
+            *queue = self.queue(name).await?;
+        }
+        let (mut items, mut leases) = (Vec::new(), Leases::new());
+        for (name, queue) in &mut queues {
+            queue.sort_by_key(|stored| stored.revision);
+            let view = self.view_of(name, queue, &mut leases).await?;
+            if !view.holders.is_empty() {
+                items.push(view);
+            }
+        }
+        let last = kvs.last().filter(|_| more);
+        let next = last.and_then(|kv| Some(Cursor(format!("{}\0", kv.key_str().ok()?))));
+        Ok(Page { items, next })
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let queue = self.queue(name).await?;
+        let holds = admitted(queue.iter().map(|stored| stored.mode));
+        let mut holders = queue.iter().take(holds);
+        let Some(holder) = holders.find(|stored| stored.tokens.contains(token)) else {
+            return Ok(false);
+        };
+        let mut changes = Vec::new();
+        if how == Evict::Release {
+            changes.push(TxnOp::delete(holder.key.clone(), None));
+        }
+        if let (Some(id), Some(client)) = (holder.id, &holder.mailbox) {
+            let message = match how {
+                Evict::Release => EVICTED,
+                Evict::Ask => ASKED,
+            };
+            // With a lease that nobody renews: a message that nobody reads disappears.
+            let (lease, _) = self.cluster.grant_lease(MESSAGE_SECONDS).await?;
+            let options = PutOptions::new().with_lease(lease);
+            changes.push(TxnOp::put(message_key(client, id), message, Some(options)));
+        }
+        let same = Compare::create_revision(holder.key.clone(), CompareOp::Equal, holder.revision);
+        let evict = Txn::new().when([same]).and_then(changes);
+        let action = || format!("evicting the holder of lock {name}");
+        match self.cluster.txn(action, evict).await {
+            Ok(reply) => Ok(reply.succeeded()),
+            Err(failed) if failed.lease_expired => Ok(false),
+            Err(failed) => Err(failed.error),
+        }
+    }
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.findings().await
+    }
+}
+
+impl State {
     /// All claims for a lock, in order.
     async fn queue(&self, name: &LockName) -> Result<Vec<Stored>> {
         let prefix = self.layout().queue(name);
@@ -103,47 +171,6 @@ impl State {
         Ok(Some(left))
     }
 
-    pub(crate) async fn list(
-        &self,
-        prefix: &str,
-        at: Option<Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>> {
-        let listing = self.layout().listing(prefix);
-        let end = match listing.is_empty() {
-            // The range of all keys.
-            true => vec![0],
-            false => range_end(&listing),
-        };
-        let from = match at {
-            Some(cursor) => cursor.0,
-            None if listing.is_empty() => "\0".to_owned(),
-            None => listing,
-        };
-        let limit = i64::try_from(limit.clamp(2, MAX_PAGE)).unwrap_or(2);
-        let options = GetOptions::new().with_range(end).with_limit(limit);
-        let action = || "listing locks".into();
-        let mut got = self.cluster.get(action, &from, options).await?;
-        let more = got.more();
-        let kvs = got.take_kvs();
-        let mut queues = self.queues_in(&kvs);
-        if more && let Some((name, queue)) = queues.last_mut() {
-            // It may go on in the next part.
-            *queue = self.queue(name).await?;
-        }
-        let (mut items, mut leases) = (Vec::new(), Leases::new());
-        for (name, queue) in &mut queues {
-            queue.sort_by_key(|stored| stored.revision);
-            let view = self.view_of(name, queue, &mut leases).await?;
-            if !view.holders.is_empty() {
-                items.push(view);
-            }
-        }
-        let last = kvs.last().filter(|_| more);
-        let next = last.and_then(|kv| Some(Cursor(format!("{}\0", kv.key_str().ok()?))));
-        Ok(Page { items, next })
-    }
-
     /// The claims among these keys, by lock.
     fn queues_in(&self, kvs: &[KeyValue]) -> Vec<(LockName, Vec<Stored>)> {
         let mut queues: Vec<(LockName, Vec<Stored>)> = Vec::new();
@@ -164,36 +191,5 @@ impl State {
             }
         }
         queues
-    }
-
-    pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        let queue = self.queue(name).await?;
-        let holds = admitted(queue.iter().map(|stored| stored.mode));
-        let mut holders = queue.iter().take(holds);
-        let Some(holder) = holders.find(|stored| stored.tokens.contains(token)) else {
-            return Ok(false);
-        };
-        let mut changes = Vec::new();
-        if how == Evict::Release {
-            changes.push(TxnOp::delete(holder.key.clone(), None));
-        }
-        if let (Some(id), Some(client)) = (holder.id, &holder.mailbox) {
-            let message = match how {
-                Evict::Release => EVICTED,
-                Evict::Ask => ASKED,
-            };
-            // With a lease that nobody renews: a message that nobody reads disappears.
-            let (lease, _) = self.cluster.grant_lease(MESSAGE_SECONDS).await?;
-            let options = PutOptions::new().with_lease(lease);
-            changes.push(TxnOp::put(message_key(client, id), message, Some(options)));
-        }
-        let same = Compare::create_revision(holder.key.clone(), CompareOp::Equal, holder.revision);
-        let evict = Txn::new().when([same]).and_then(changes);
-        let action = || format!("evicting the holder of lock {name}");
-        match self.cluster.txn(action, evict).await {
-            Ok(reply) => Ok(reply.succeeded()),
-            Err(failed) if failed.lease_expired => Ok(false),
-            Err(failed) => Err(failed.error),
-        }
     }
 }

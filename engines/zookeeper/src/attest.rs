@@ -27,7 +27,7 @@ enum Pinged {
 
 impl State {
     /// The hold of this owner, with what its process attests.
-    pub(crate) async fn attest(
+    pub(crate) async fn attested(
         &self,
         name: &LockName,
         owner: &str,

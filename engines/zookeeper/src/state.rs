@@ -61,6 +61,13 @@ impl State {
         }
     }
 
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.registry().closed {
+            true => Err(Error::Closed),
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock()
     }

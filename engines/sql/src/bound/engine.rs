@@ -1,15 +1,14 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
-    Page, Place, Renewal, Standing, Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
+    Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{Engine, Finding, LockName, Promises, Result, Token};
+use fencelock_core::{Engine, Promises, Result};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -20,10 +19,6 @@ use super::entry::Entry;
 use super::pool::Pool;
 use super::record::record_granted;
 use super::state::State;
-use crate::poll::{jitter, longer};
-
-/// The first poll interval of a `watch`.
-const FIRST_POLL: Duration = Duration::from_millis(20);
 
 /// The engine on a dialect.
 pub struct BoundEngine<D: Dialect> {
@@ -128,7 +123,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.state
     }
 
     async fn close(&self) -> Result<()> {
@@ -147,42 +142,6 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         }
         state.control.close().await;
         Ok(())
-    }
-}
-
-#[async_trait]
-impl<D: Dialect> Inspect for BoundEngine<D> {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        self.state.look(name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        let mut interval = FIRST_POLL;
-        loop {
-            let view = self.state.look(name).await?;
-            if view.token() != seen {
-                return Ok(view);
-            }
-            tokio::time::sleep(jitter(interval)).await;
-            interval = longer(interval);
-        }
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.state.check_open()?;
-        self.state.record_all().await;
-        self.state.control.list(prefix, at.as_ref(), limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.state.check_writes("an eviction")?;
-        self.state.look(name).await?;
-        self.state.control.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.state.check_open()?;
-        self.state.dialect.findings().await
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use fencelock_core::engine::{HolderView, LockView, WaiterView};
-use fencelock_core::{LockName, Mode, Result};
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Cursor, Evict, Finding, HolderView, Inspect, LockView, Page, WaiterView,
+};
+use fencelock_core::{LockName, Mode, Result, Token};
 
 use super::dialect::Dialect;
 use super::state::{RECORD_AFTER, State};
@@ -59,9 +62,10 @@ pub fn views(records: impl IntoIterator<Item = RecordView>) -> Vec<LockView> {
     views
 }
 
-impl<D: Dialect> State<D> {
-    /// The lock as it is. If another process holds it and has not recorded that yet, the call waits for the record.
-    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl<D: Dialect> Inspect for State<D> {
+    /// If another process holds the lock and has not recorded that yet, the call waits for the record.
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         self.check_open()?;
         if self.dialect.inspect_only() {
             return self.control.look(name).await;
@@ -75,6 +79,23 @@ impl<D: Dialect> State<D> {
             tokio::time::sleep(pause).await;
         }
         self.control.look(name).await
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.check_open()?;
+        self.record_all().await;
+        self.control.list(prefix, at.as_ref(), limit).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.check_writes("an eviction")?;
+        self.look(name).await?;
+        self.control.evict(name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.check_open()?;
+        self.dialect.findings().await
     }
 }
 

@@ -1,19 +1,19 @@
 //! Looks at locks, and evicts holders.
 
-use fencelock_core::engine::{Cursor, Event, Evict, LockView, Page};
+use async_trait::async_trait;
+use fencelock_core::engine::{Cursor, Event, Evict, Finding, Inspect, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 
 use super::change::{Change, Written};
 use super::dialect::Dialect;
-use super::entry::FIRST_POLL;
 use super::pool::{Lane, attempt};
 use super::state::{Done, State, Tried, action, pause, write};
 use super::stored::DbInstant;
 use crate::lease::Holder;
-use crate::poll::{jitter, longer};
 
-impl<D: Dialect> State<D> {
-    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl<D: Dialect> Inspect for State<D> {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(action("look at", name));
         Ok(attempt!(call, Lane::Others, |session| {
@@ -21,24 +21,7 @@ impl<D: Dialect> State<D> {
         }))
     }
 
-    pub(super) async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        let mut interval = FIRST_POLL;
-        loop {
-            let view = self.look(name).await?;
-            if view.token() != seen {
-                return Ok(view);
-            }
-            tokio::time::sleep(jitter(interval)).await;
-            interval = longer(interval);
-        }
-    }
-
-    pub(super) async fn list(
-        &self,
-        prefix: &str,
-        at: Option<Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>> {
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call("list locks");
         Ok(attempt!(call, Lane::Others, |session| {
@@ -46,7 +29,7 @@ impl<D: Dialect> State<D> {
         }))
     }
 
-    pub(super) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.check_writes("an eviction")?;
         let dialect = &self.pool.dialect;
         let what = match how {
@@ -63,6 +46,10 @@ impl<D: Dialect> State<D> {
             let _ = self.events.send(event);
         }
         Ok(done.answer.is_some())
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.pool.dialect.findings().await
     }
 }
 
