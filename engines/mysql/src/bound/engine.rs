@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Claim, Evict, LockView, Page};
 use fencelock_core::{
     ClaimId, Durability, Error, Finding, LeaseKind, LockName, Order, Promises, Purpose, Result,
     Token, Tokens, Wake,
@@ -207,11 +207,9 @@ impl Dialect for BoundLocks {
         &self,
         control: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let after = at.map_or("", |cursor| &cursor.0);
-        let limit = limit.clamp(1, 1000);
         let page = self.page(control, prefix, after, limit).await;
         page.map_err(|failed| self.error("list locks", failed))
     }

@@ -63,7 +63,8 @@ impl BoundLocks {
             .await?;
         let names = rows.iter_mut().filter_map(|row| take::<Vec<u8>>(row, 0));
         let names = names.map(|name| String::from_utf8_lossy(&name).into_owned());
-        let (names, next) = page_of(names.collect(), prefix, limit);
+        let page = page_of(names.collect(), prefix, limit);
+        let (names, next) = page.map_err(BoundError::Final)?;
         let mut items = Vec::new();
         if !names.is_empty() {
             items = self.views(control, &quoted(&names)).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, HeldClaim, LockView, Page};
+use fencelock_core::engine::{Claim, HeldClaim, LockView};
 use fencelock_core::{
     Durability, Finding, LeaseKind, LockName, Mode, Order, Promises, Purpose, Result, Token,
     Tokens, Wake,
@@ -142,19 +142,18 @@ impl Dialect for Leases {
         self.prolong_hold(session, claim, first).await
     }
 
-    async fn look(&self, session: &mut Session, of: &LockName) -> Tried<LockView> {
-        let mut views = self.views(session, &name(of)).await?;
-        Ok(views.pop().unwrap_or_else(|| LockView::free(of.clone())))
+    async fn views(&self, session: &mut Session, names: &[LockName]) -> Tried<Vec<LockView>> {
+        self.views_of(session, names).await
     }
 
-    async fn list(
+    async fn held_names(
         &self,
         session: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
-    ) -> Tried<Page<LockView>> {
-        self.page(session, prefix, at, limit).await
+    ) -> Tried<Vec<String>> {
+        self.names(session, prefix, after, limit).await
     }
 
     fn connection_id(&self, session: &Session) -> String {

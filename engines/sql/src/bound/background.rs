@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fencelock_core::Clock;
 
+use super::control::on_control;
 use super::dialect::{Dialect, SessionId};
 use super::entry::Entry;
 use super::signal::CloseSignal;
@@ -36,7 +37,8 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
             continue;
         }
         // Without an answer nothing is known.
-        let ended = state.control.ended(&ids).await.unwrap_or_default();
+        let ended =
+            on_control!(state.control, "check connections", ended(&ids)).unwrap_or_default();
         let all = ids.iter().zip(&signals);
         for (_, signal) in all.filter(|(id, _)| ended.contains(id)) {
             signal.close();
@@ -59,7 +61,7 @@ pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
         state.entries().retain(|_, entry| is_needed(entry));
         let busy = !state.entries().is_empty();
         if (state.used.swap(busy, Ordering::Relaxed) || busy)
-            && let Err(error) = state.control.clean_up().await
+            && let Err(error) = on_control!(state.control, "clean up", clean_up())
         {
             tracing::debug!(store = %state.dialect, %error, "cleaning up failed; trying again later");
         }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::background::{check_connections, clean_up};
-use super::control::Control;
+use super::control::{Control, on_control};
 use super::dialect::Dialect;
 use super::entry::Entry;
 use super::pool::Pool;
@@ -146,7 +146,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
 }
 
 async fn last_clean_up<D: Dialect>(state: &State<D>) {
-    if let Err(error) = state.control.clean_up().await {
+    if let Err(error) = on_control!(state.control, "clean up", clean_up()) {
         tracing::debug!(store = %state.dialect, %error, "another process will clean up what this one left");
     }
 }

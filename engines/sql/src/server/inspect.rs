@@ -10,23 +10,36 @@ use super::pool::{Lane, attempt};
 use super::state::{Done, State, Tried, action, pause, write};
 use super::stored::DbInstant;
 use crate::lease::Holder;
+use crate::page_of;
 
 #[async_trait]
 impl<D: Dialect> Inspect for State<D> {
     async fn look(&self, name: &LockName) -> Result<LockView> {
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(action("look at", name));
-        Ok(attempt!(call, Lane::Others, |session| {
-            dialect.look(session, name).await
-        }))
+        let views = attempt!(call, Lane::Others, |session| {
+            dialect.views(session, std::slice::from_ref(name)).await
+        });
+        let view = views.into_iter().next();
+        Ok(view.unwrap_or_else(|| LockView::free(name.clone())))
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let dialect = &self.pool.dialect;
+        let (after, limit) = (at.map_or_else(String::new, |at| at.0), limit.clamp(1, 1000));
         let mut call = self.pool.call("list locks");
-        Ok(attempt!(call, Lane::Others, |session| {
-            dialect.list(session, prefix, at.as_ref(), limit).await
-        }))
+        let names = attempt!(call, Lane::Others, |session| {
+            dialect.held_names(session, prefix, &after, limit).await
+        });
+        let (names, next) = page_of(names, prefix, limit)?;
+        let mut items = Vec::new();
+        if !names.is_empty() {
+            items = attempt!(call, Lane::Others, |session| {
+                dialect.views(session, &names).await
+            });
+            items.retain(|view| !view.holders.is_empty());
+        }
+        Ok(Page { items, next })
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
