@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 use crate::engine::{
-    Claim, Cursor, Durability, Engine, Event, EventSource, EventStream, Evict, Grant, HeldClaim,
-    HolderView, Inspect, LeaseKind, Leave, LockView, Order, Page, Place, Promises, Renewal,
-    Standing, WaiterView, Wake, Withdrawn,
+    Claim, Cursor, Durability, Engine, Event, EventSender, EventSource, EventStream, Evict, Grant,
+    HeldClaim, HolderView, Inspect, LeaseKind, Leave, LockView, Order, Page, Place, Promises,
+    Renewal, Standing, WaiterView, Wake, Withdrawn,
 };
 use crate::support::Mutex;
 use crate::support::admission::admits;
@@ -28,7 +28,7 @@ pub struct Memory {
     promises: Promises,
     events: EventSource,
     /// Where the store puts the events for this client.
-    sender: mpsc::UnboundedSender<Event>,
+    sender: EventSender,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ struct Holder {
     since: BootInstant,
     until: BootInstant,
     asked: bool,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
 }
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ struct Waiter {
     claim: Claim,
     until: BootInstant,
     wake: Arc<Notify>,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
 }
 
 impl Memory {
@@ -154,7 +154,7 @@ impl Lock {
     fn grant(
         &mut self,
         claim: Claim,
-        events: mpsc::UnboundedSender<Event>,
+        events: EventSender,
         last: &mut u64,
         now: BootInstant,
         lease: Duration,
@@ -392,8 +392,7 @@ impl Inspect for Memory {
                 Evict::Release => Event::Lost(holder.claim.id),
                 Evict::Ask => Event::Asked(holder.claim.id),
             };
-            // Nobody listens any more if that client is gone.
-            let _ = holder.events.send(event);
+            holder.events.tell(event);
             match how {
                 Evict::Release => {
                     lock.holders.swap_remove(at);

@@ -48,7 +48,7 @@ impl State {
             // The session ended, or somebody deleted the key: the place is lost. Requests in doubt stay in doubt.
         }
         let mut taken = false;
-        if known.is_none() && !self.contention.contains(&claim.name) {
+        if known.is_none() && !self.contention.of(&claim.name).is_contended() {
             if let Some(standing) = self.take(claim).await? {
                 return Ok(standing);
             }
@@ -103,7 +103,7 @@ impl State {
                 {
                     continue;
                 }
-                self.contention.found_taken(&claim.name);
+                self.contention.of(&claim.name).raise();
                 return Ok(None);
             }
             if self.taken_back(&sent, revision(&reply)).await? {
@@ -139,7 +139,7 @@ impl State {
             }
         };
         if !reply.succeeded() {
-            self.contention.found_taken(&claim.name);
+            self.contention.of(&claim.name).raise();
             return self.not_free(claim, &sent, &reply).await;
         }
         if self.taken_back(&sent, revision(&reply)).await? {
@@ -151,7 +151,7 @@ impl State {
                 self.joined(claim, &sent, &reply).await
             }
             None => {
-                self.contention.found_free(&claim.name);
+                self.contention.of(&claim.name).lower();
                 self.note_created(claim, revision(&reply), &hold.session);
                 self.grant(claim, sent.at).await
             }
@@ -167,8 +167,8 @@ impl State {
         let (queue, more) = found(reply).next().unwrap_or_default();
         let position = position_at_end(sent.key.as_bytes(), &queue, more);
         match position {
-            Some(Position::Holds) => self.contention.found_free(&claim.name),
-            _ => self.contention.found_taken(&claim.name),
+            Some(Position::Holds) => self.contention.of(&claim.name).lower(),
+            _ => self.contention.of(&claim.name).raise(),
         }
         self.standing(claim, sent.at, position).await
     }

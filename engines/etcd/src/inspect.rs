@@ -16,9 +16,6 @@ use crate::mail::{ASKED, EVICTED};
 use crate::state::State;
 use crate::stored::{self, Stored, admitted};
 
-/// How many waiters of a long queue are shown.
-const MAX_WAITERS: usize = 1000;
-
 /// How many keys are listed at once.
 const MAX_PAGE: usize = 5000;
 
@@ -153,7 +150,7 @@ impl State {
             let left = self.lease_left(holder.lease, leases).await?;
             view.holders.push(holder.holder(left));
         }
-        let waiters = waiters.iter().take(MAX_WAITERS);
+        let waiters = waiters.iter().take(LockView::MOST_WAITERS);
         view.waiters = waiters.map(Stored::waiter).collect();
         Ok(view)
     }

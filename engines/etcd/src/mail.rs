@@ -74,8 +74,7 @@ impl State {
                 }
                 self.lost(id);
             } else if message == ASKED.as_bytes() {
-                // Nobody listens once the engine is dropped.
-                let _ = self.events.send(Event::Asked(id));
+                self.events.tell(Event::Asked(id));
             }
         }
         self.cluster.delete(key).await?;

@@ -104,7 +104,10 @@ impl State {
     async fn release(self: &Arc<Self>, claim: &Claim, entry: &Entry) -> Result<bool, RequestError> {
         let held = entry.holds && entry.mode == Mode::Exclusive;
         let notice = release_notice(entry.key.as_bytes());
-        match notice.filter(|_| held && self.contention.contains(&claim.name)) {
+        let contention = self.contention.of(&claim.name);
+        let notice = notice.filter(|_| held && contention.is_contended());
+        contention.clear_last();
+        match notice {
             Some(notice) => self.release_with_notice(entry, notice).await,
             None => self.cluster.delete(&entry.key).await,
         }

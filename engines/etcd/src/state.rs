@@ -5,15 +5,13 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Event};
-use fencelock_core::support::Mutex;
+use fencelock_core::engine::{Claim, Event, EventSender};
+use fencelock_core::support::{Contention, Mutex};
 use fencelock_core::{ClaimId, Error, LockName, Promises, Result};
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::contention::Contention;
 use crate::entry::{Entries, Entry};
 use crate::layout::Layout;
 use crate::session::Sessions;
@@ -34,18 +32,14 @@ pub(crate) struct State {
     pub(crate) promises: Promises,
     /// The id of this client: in the names of its keys and of its mailbox.
     pub(crate) client: String,
-    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) events: EventSender,
     pub(crate) reads_mail: AtomicBool,
     closed: AtomicBool,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl State {
-    pub(crate) fn new(
-        cluster: Cluster,
-        promises: Promises,
-        events: mpsc::UnboundedSender<Event>,
-    ) -> Self {
+    pub(crate) fn new(cluster: Cluster, promises: Promises, events: EventSender) -> Self {
         Self {
             cluster,
             sessions: Sessions::default(),
@@ -99,8 +93,7 @@ impl State {
 
     /// Reports that a claim no longer holds.
     pub(crate) fn lost(&self, id: ClaimId) {
-        // Nobody listens once the engine is dropped.
-        let _ = self.events.send(Event::Lost(id));
+        self.events.tell(Event::Lost(id));
     }
 
     pub(crate) fn not_a_lock(&self, name: &LockName, why: &str) -> Error {

@@ -17,9 +17,6 @@ use crate::stored::{Hold, Stored, foreign_view, waiter_view};
 
 const ACTION: &str = "looking at a lock";
 
-/// How many waiters are shown: as many as `look.lua` returns.
-const MOST_WAITERS: isize = 1000;
-
 /// A lock as the server has it.
 struct Seen {
     /// The server's time in ms.
@@ -141,7 +138,7 @@ async fn see_without_script(servers: &Servers, keys: &Keys<'_>) -> Result<Seen> 
     lock.cmd("ZRANGE")
         .arg(keys.queue())
         .arg(0)
-        .arg(MOST_WAITERS - 1);
+        .arg(LockView::MOST_WAITERS - 1);
     let answers = servers.ask(ACTION, keys, &lock).await?;
     let lock: Lock = redis::from_redis_value(Value::Array(answers)).map_err(failed)?;
     let ((seconds, micros), value, left, queue) = lock;

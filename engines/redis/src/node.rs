@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fencelock_core::support::Mutex;
+use fencelock_core::support::{Backoff, Mutex};
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{Notify, watch};
 
@@ -327,7 +327,7 @@ async fn reconnect(
             () = wake_up.notified() => {}
             () = closed(&mut status) => return,
         }
-        let mut pause = Duration::from_millis(5);
+        let mut pauses = Backoff::new(Duration::from_millis(5), LONGEST_PAUSE);
         loop {
             let (Some(state), Some(node)) = (state.upgrade(), node.upgrade()) else {
                 return;
@@ -350,8 +350,7 @@ async fn reconnect(
                 }
             }
             drop((state, node));
-            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 }

@@ -113,7 +113,7 @@ impl State {
             (held && same, held && present.is_some() && !same)
         };
         if lost {
-            self.report(Event::Lost(entry.id));
+            self.events.tell(Event::Lost(entry.id));
         }
         match replaced {
             true => Watched::Changed,
@@ -134,7 +134,7 @@ impl State {
             newly_asked
         };
         if newly_asked {
-            self.report(Event::Asked(entry.id));
+            self.events.tell(Event::Asked(entry.id));
         }
     }
 
@@ -146,13 +146,8 @@ impl State {
                 known.held && !known.ended && Arc::ptr_eq(&known.session, session)
             };
             if lost {
-                self.report(Event::Lost(entry.id));
+                self.events.tell(Event::Lost(entry.id));
             }
         }
-    }
-
-    pub(crate) fn report(&self, event: Event) {
-        // The receiver is gone if the client is.
-        let _ = self.events.send(event);
     }
 }

@@ -17,8 +17,6 @@ use crate::queue::QueuedNode;
 use crate::state::State;
 use crate::stored::{ClaimData, Unreadable, first_token};
 
-const MAX_WAITERS_SHOWN: usize = 1000;
-
 /// How many nodes are read in one request.
 const BATCH: usize = 200;
 
@@ -220,7 +218,9 @@ impl State {
     }
 
     async fn view(&self, connection: &Connection, name: &LockName) -> Result<LockView> {
-        let read = self.read_queue(connection, name, MAX_WAITERS_SHOWN).await;
+        let read = self
+            .read_queue(connection, name, LockView::MOST_WAITERS)
+            .await;
         let (queue, holding) = read.map_err(|error| match error {
             ReadError::Failure(failure) => self.looking_error(name, failure),
             ReadError::Error(error) => error,

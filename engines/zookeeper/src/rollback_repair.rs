@@ -77,7 +77,7 @@ impl State {
         let nodes: HashSet<_> = nodes?.into_iter().collect();
         for (entry, path) in holds {
             if !nodes.contains(&path) && still_holds_by(&entry, &path) {
-                self.report(Event::Lost(entry.id));
+                self.events.tell(Event::Lost(entry.id));
             }
         }
         let unknown: Vec<_> = nodes.iter().filter(|path| self.is_unknown(path)).collect();

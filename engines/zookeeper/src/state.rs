@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, MutexGuard};
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, EventSender};
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
 use foldhash::fast::RandomState;
@@ -27,7 +27,7 @@ pub(crate) const MAX_IN_FLIGHT: usize = 256;
 pub(crate) struct State {
     pub(crate) config: Arc<Config>,
     pub(crate) sessions: SessionPool,
-    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) events: EventSender,
     pub(crate) watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     registry: Mutex<Registry>,
     pub(crate) reap_due: Notify,
@@ -48,7 +48,7 @@ impl State {
     pub(crate) fn new(
         config: Arc<Config>,
         sessions: SessionPool,
-        events: mpsc::UnboundedSender<Event>,
+        events: EventSender,
         watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     ) -> Self {
         Self {

@@ -10,8 +10,6 @@ use super::stored::{HOLDER, StoredRow, WAITER, all_rows, name};
 use crate::request::{NOW, Request, bytes, quoted};
 use crate::tables::Tables;
 
-/// A view shows at most so many waiters.
-const MAX_WAITERS_SHOWN: usize = 1000;
 /// How many names with expired rows are read at once.
 const REAP_BATCH: usize = 100;
 
@@ -119,7 +117,7 @@ fn views(mut rows: Vec<StoredRow>) -> Vec<LockView> {
         }
         if row.kind == HOLDER {
             view.holders.push(row.holder_view(mode, now));
-        } else if view.waiters.len() < MAX_WAITERS_SHOWN {
+        } else if view.waiters.len() < LockView::MOST_WAITERS {
             let owner = row.owner;
             view.waiters.push(WaiterView {
                 owner,

@@ -12,9 +12,6 @@ use super::statements::{LOOK, READ};
 use super::stored::claim;
 use crate::connection::Session;
 
-/// A view shows at most so many waiters.
-const MAX_WAITERS_SHOWN: usize = 1000;
-
 impl Leases {
     pub(super) async fn snapshot(
         &self,
@@ -95,7 +92,7 @@ impl Leases {
             }
             let owner = row.get(4);
             if row.get::<_, i32>(1) == 2 {
-                if view.waiters.len() < MAX_WAITERS_SHOWN {
+                if view.waiters.len() < LockView::MOST_WAITERS {
                     let label = row.get(9);
                     view.waiters.push(WaiterView { owner, mode, label });
                 }

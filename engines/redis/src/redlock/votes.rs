@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
+use fencelock_core::support::spread;
 use fencelock_core::{BootInstant, Clock, Error, LockName, Token, Tokens};
 use redis::{Cmd, RedisError, Value};
 
@@ -21,7 +22,6 @@ use super::node::{BUCKETS, MEMORY, Node, Voters};
 use super::round::{Round, Tally};
 use super::state::State;
 use super::withdrawal::{prefix, undo};
-use crate::contention::spread;
 use crate::keys::queue_key;
 use crate::stored::{mark, push_number, push_rest, px};
 

@@ -12,8 +12,6 @@ use super::state::{RECORD_AFTER, State};
 
 /// How often a look checks that all holders are recorded. After that it takes what there is.
 const CHECKS: u32 = 20;
-/// A view shows at most so many waiters.
-const MAX_WAITERS_SHOWN: usize = 1000;
 
 /// A record as it was read.
 #[derive(Debug)]
@@ -44,7 +42,7 @@ pub fn views(records: impl IntoIterator<Item = RecordView>) -> Vec<LockView> {
         };
         if holds {
             view.holders.push(holder);
-        } else if view.waiters.len() < MAX_WAITERS_SHOWN {
+        } else if view.waiters.len() < LockView::MOST_WAITERS {
             let HolderView {
                 owner, mode, label, ..
             } = holder;

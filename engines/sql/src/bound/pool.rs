@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::EventSender;
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::control::timed;
 use super::dialect::Dialect;
@@ -24,7 +24,7 @@ pub(super) struct Pool<D: Dialect> {
     settings: Settings,
     permits: Arc<Semaphore>,
     free: Mutex<Vec<Spare<D>>>,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
 }
 
 /// A connection in use. A drop closes it.
@@ -37,11 +37,7 @@ pub(super) struct PooledSession<D: Dialect> {
 }
 
 impl<D: Dialect> Pool<D> {
-    pub(super) fn new(
-        dialect: Arc<D>,
-        settings: Settings,
-        events: mpsc::UnboundedSender<Event>,
-    ) -> Self {
+    pub(super) fn new(dialect: Arc<D>, settings: Settings, events: EventSender) -> Self {
         Self {
             dialect,
             settings,

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use fencelock_core::ClaimId;
-use fencelock_core::engine::Event;
+use fencelock_core::engine::{Event, EventSender};
 use fencelock_core::support::Mutex;
-use tokio::sync::mpsc;
 
 /// The end of one connection.
 pub struct CloseSignal {
     state: Mutex<State>,
-    events: Option<mpsc::UnboundedSender<Event>>,
+    events: Option<EventSender>,
     on_close: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -22,7 +21,7 @@ struct State {
 
 impl CloseSignal {
     /// A signal that reports the loss of a hold to `events`.
-    pub fn new(events: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
+    pub fn new(events: Option<EventSender>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
             events,
@@ -44,8 +43,7 @@ impl CloseSignal {
         let mut state = self.state.lock();
         state.closed = true;
         if let (Some(claim), Some(events)) = (state.claim.take(), &self.events) {
-            // Nobody listens once the engine is gone.
-            let _ = events.send(Event::Lost(claim));
+            events.tell(Event::Lost(claim));
         }
         drop(state);
         (self.on_close)();

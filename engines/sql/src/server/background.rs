@@ -21,8 +21,7 @@ impl<D: Dialect> State<D> {
             match self.pool.dialect.next_message().await {
                 Message::Turn(claim) => self.entries.wake(claim),
                 Message::Granted(pushed) => self.entries.push(pushed),
-                // Nobody listens once the engine is dropped.
-                Message::Holder(event) => drop(self.events.send(event)),
+                Message::Holder(event) => self.events.tell(event),
                 Message::Missed => self.entries.wake_all(),
             }
         }

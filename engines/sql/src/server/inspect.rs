@@ -55,8 +55,7 @@ impl<D: Dialect> Inspect for State<D> {
         });
         self.wake(&done.next);
         if let Some(event) = done.answer {
-            // Nobody listens once the engine is dropped.
-            let _ = self.events.send(event);
+            self.events.tell(event);
         }
         Ok(done.answer.is_some())
     }

@@ -2,10 +2,9 @@ use std::collections::HashMap;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::EventSender;
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Result};
-use tokio::sync::mpsc;
 
 use super::change::{Change, Write, Written};
 use super::dialect::Dialect;
@@ -25,7 +24,7 @@ pub(super) struct State<D: Dialect> {
     pub(super) entries: Entries,
     /// Claims with requests of unknown outcome.
     pub(super) unsettled: Mutex<HashMap<ClaimId, Unsettled>>,
-    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) events: EventSender,
 }
 
 /// Requests of unknown outcome.
