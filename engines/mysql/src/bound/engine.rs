@@ -10,10 +10,10 @@ use fencelock_core::{
 };
 use fencelock_sql::Settings;
 use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
+use fencelock_sql::server::Failure;
 use mysql_async::Row;
 
 use super::connection::{BoundLocks, Session, WAIT_SECONDS};
-use super::error::BoundError;
 use super::get_lock_sql::RELEASE;
 use super::inspect::Evicted;
 use crate::diagnose;
@@ -129,7 +129,7 @@ impl Dialect for BoundLocks {
                 Ok(Some(tokens)) => return Ok(tokens),
                 Ok(None) => {}
                 // A deadlock, or the time limit of one statement. Undo it, even if the lock was acquired by then.
-                Err(BoundError::Conflict(_)) => {
+                Err(Failure::Conflict(_)) => {
                     let mut undo = Request::of("ROLLBACK");
                     if self.get_lock {
                         let key = self.lock_key(session, &claim.name);
