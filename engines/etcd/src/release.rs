@@ -23,15 +23,15 @@ const KEPT: Duration = Duration::from_secs(1);
 
 impl State {
     pub(crate) async fn withdraw(self: &Arc<Self>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        let Some(entry) = self.entries().get(claim.id).cloned() else {
+        let Some(entry) = self.entries.lock().get(claim.id).cloned() else {
             return Ok(Withdrawn::NotOwner);
         };
         let expired = entry.session.has_ended();
         if how == Leave::Abandon && entry.holds && !claim.lock_delay.is_zero() {
             entry.session.abandon(claim);
             // Its key stays for a while.
-            self.entries().begin_series();
-            self.entries().remove(claim.id);
+            self.entries.lock().begin_series();
+            self.entries.lock().remove(claim.id);
             return Ok(Withdrawn::Expired);
         }
         let deleted = match entry.created {
@@ -51,7 +51,7 @@ impl State {
             let store = &self.cluster.config.store;
             return Err(Error::unsettled(store, "releasing"));
         }
-        self.entries().remove(claim.id);
+        self.entries.lock().remove(claim.id);
         Ok(match (deleted, entry.holds) {
             (true, true) => Withdrawn::Released,
             (true, false) => Withdrawn::LeftQueue,
@@ -76,7 +76,7 @@ impl State {
             }
         };
         if deleted.is_err() {
-            self.entries().begin_series();
+            self.entries.lock().begin_series();
             if !entry.holds {
                 // Its session may live as long as this client. Its key must not, whether or not the claim is withdrawn
                 // again. A hold ends when nobody renews it.

@@ -9,8 +9,8 @@
 //! that belong to no claim are deleted, and it is revoked as soon as it is empty. After that the request can only fail.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
@@ -41,7 +41,7 @@ pub(crate) struct Session {
     /// How long the server keeps the lease without renewal.
     pub(crate) ttl: Duration,
     class: Class,
-    status: Mutex<Status>,
+    pub(crate) status: Mutex<Status>,
     /// How many bytes the keys of the claims take that keep the session alive.
     pinned: AtomicUsize,
     /// Held during a check: one at a time.
@@ -154,19 +154,15 @@ impl Session {
         })
     }
 
-    pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
-        self.status.lock()
-    }
-
     pub(crate) fn pin(self: &Arc<Self>, bytes: usize) -> Arc<Pin> {
         self.pinned.fetch_add(bytes, Ordering::SeqCst);
-        self.status().used = Clock::Boot.now();
+        self.status.lock().used = Clock::Boot.now();
         let session = Arc::clone(self);
         Arc::new(Pin { session, bytes })
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.status().ended
+        self.status.lock().ended
     }
 
     /// Returns once the lease has expired, or this client has revoked it.
@@ -195,18 +191,18 @@ impl Session {
     /// A request of unknown outcome may put a key in the session: no new claim may enter it.
     pub(crate) fn retire(&self) {
         {
-            let mut status = self.status();
+            let mut status = self.status.lock();
             (status.retired, status.in_doubt) = (true, true);
         }
         self.changed.notify_waiters();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.pinned.load(Ordering::SeqCst) == 0 && self.status().holds.is_empty()
+        self.pinned.load(Ordering::SeqCst) == 0 && self.status.lock().holds.is_empty()
     }
 
     fn is_retired_and_empty(&self) -> bool {
-        self.status().retired && self.is_empty()
+        self.status.lock().retired && self.is_empty()
     }
 
     /// Whether a hold of this claim may stay here.
@@ -226,7 +222,7 @@ impl Session {
         tokens: Tokens,
         sent: BootInstant,
     ) -> Option<Grant> {
-        let mut status = self.status();
+        let mut status = self.status.lock();
         if status.ended || status.revoked {
             return None;
         }
@@ -251,12 +247,12 @@ impl Session {
     }
 
     pub(crate) fn has_hold(&self, claim: ClaimId) -> bool {
-        self.status().holds.contains_key(&claim)
+        self.status.lock().holds.contains_key(&claim)
     }
 
     /// Forgets a hold. `false` if there was none.
     pub(crate) fn forget_hold(&self, claim: ClaimId) -> bool {
-        let forgotten = self.status().holds.remove(&claim).is_some();
+        let forgotten = self.status.lock().holds.remove(&claim).is_some();
         if forgotten {
             self.notify_if_done();
         }
@@ -274,14 +270,14 @@ impl Session {
     pub(crate) fn abandon(&self, claim: &Claim) {
         let margin = claim.ttl / 50 + Duration::from_millis(10);
         let latest = Clock::Boot.now() + claim.lock_delay + margin;
-        if let Some(hold) = self.status().holds.get_mut(&claim.id) {
+        if let Some(hold) = self.status.lock().holds.get_mut(&claim.id) {
             hold.until = hold.until.min(latest);
         }
     }
 
     /// Marks the session as ended. Returns the claims that held in it.
     pub(crate) fn end(&self) -> Vec<ClaimId> {
-        let mut status = self.status();
+        let mut status = self.status.lock();
         status.ended = true;
         let holds = status.holds.drain().map(|(id, _)| id).collect();
         drop(status);
@@ -291,19 +287,19 @@ impl Session {
 
     /// Whether only the renewals of its one holder prolong it.
     fn is_held_by_one(&self) -> bool {
-        self.class.is_for_one() && !self.status().holds.is_empty()
+        self.class.is_for_one() && !self.status.lock().holds.is_empty()
     }
 
     /// Whether its background task must prolong it now.
     pub(crate) fn must_be_prolonged(&self, now: BootInstant) -> bool {
-        !self.is_held_by_one() && now >= self.status().confirmed + self.ttl / 4
+        !self.is_held_by_one() && now >= self.status.lock().confirmed + self.ttl / 4
     }
 
     /// When its background task has something to do: the lease must be prolonged, a hold has expired, or the session was
     /// unused for a long time.
     pub(crate) fn next_wake_up(&self, failed: bool) -> BootInstant {
         let (now, held_by_one, empty) = (Clock::Boot.now(), self.is_held_by_one(), self.is_empty());
-        let status = self.status();
+        let status = self.status.lock();
         let prolong = match failed {
             true => now + (self.ttl / 20).min(Duration::from_millis(500)),
             false => status.confirmed + self.ttl / 4,
@@ -323,14 +319,14 @@ impl Session {
         if !self.is_empty() {
             return false;
         }
-        let status = self.status();
+        let status = self.status.lock();
         let idle = now.since(status.used) >= IDLE;
         status.retired || self.class.is_for_one() || idle
     }
 
     /// Closes an empty session to all claims before it is revoked. `false` if it is not empty.
     pub(crate) fn close(&self) -> bool {
-        let mut status = self.status();
+        let mut status = self.status.lock();
         if self.pinned.load(Ordering::SeqCst) > 0 || !status.holds.is_empty() {
             return false;
         }
@@ -356,7 +352,7 @@ impl Sessions {
     /// An open session of this class with room for a key of this length.
     pub(crate) fn usable(&self, class: Class, bytes: usize) -> Option<Arc<Pin>> {
         let session = self.open.lock().get(&class).cloned()?;
-        let status = session.status();
+        let status = session.status.lock();
         // A session that was not confirmed for a long time may have expired.
         let fresh = Clock::Boot.now().since(status.confirmed) < session.ttl * 2 / 3;
         let full = session.pinned.load(Ordering::SeqCst) + bytes > CAPACITY;

@@ -44,7 +44,7 @@ impl State {
                         .delete_created(key.as_bytes(), revision)
                         .await?;
                 }
-                self.entries().give_up(claim.id);
+                self.entries.lock().give_up(claim.id);
                 Ok(Some(Standing::Busy))
             }
             Position::Waits(waits_for) => {
@@ -93,7 +93,7 @@ impl State {
 
     /// A claim's key and its create revision, if it was put.
     fn key_of(&self, claim: &Claim) -> Option<(String, i64)> {
-        let entries = self.entries();
+        let entries = self.entries.lock();
         let entry = entries.get(claim.id)?;
         let (revision, _) = entry.created?;
         Some((entry.key.clone(), revision))

@@ -1,7 +1,6 @@
 //! What the engine's calls and its background tasks share.
 
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ pub(crate) struct State {
     pub(crate) sessions: Sessions,
     pub(crate) base: TokenBase,
     pub(crate) contention: Contention,
-    entries: Mutex<Entries>,
+    pub(crate) entries: Mutex<Entries>,
     /// The release notices that this client has put, and when.
     pub(crate) release_notices: Mutex<HashMap<String, Instant>>,
     pub(crate) promises: Promises,
@@ -56,19 +55,15 @@ impl State {
         }
     }
 
-    pub(crate) fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock()
-    }
-
     pub(crate) fn update(&self, claim: &Claim, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.entries().get_mut(claim.id) {
+        if let Some(entry) = self.entries.lock().get_mut(claim.id) {
             change(entry);
         }
     }
 
     /// Whether a claim of this client has this key.
     pub(crate) fn has_claim(&self, key: &[u8]) -> bool {
-        let entries = self.entries();
+        let entries = self.entries.lock();
         let mut known = entries.values().filter(|entry| !entry.withdrawn);
         known.any(|entry| entry.key.as_bytes() == key)
     }

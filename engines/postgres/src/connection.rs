@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
@@ -64,10 +64,6 @@ pub(crate) struct Session {
 
 /// Receives notifications.
 pub(super) type Listener = Arc<dyn Fn(tokio_postgres::Notification) + Send + Sync>;
-
-fn locked(open: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
-    open.lock()
-}
 
 impl Hosts {
     pub(crate) fn new(config: Config) -> Self {
@@ -166,7 +162,7 @@ impl Hosts {
         };
         session.recovering = recovering == "t";
         let id = format!("{pid}@{started}");
-        if !self.is_at(session, pid).await? || !locked(&self.open).insert(id.clone()) {
+        if !self.is_at(session, pid).await? || !self.open.lock().insert(id.clone()) {
             return Err(self.pooled());
         }
         session.id = SessionId(id);
@@ -255,7 +251,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Ends the connection at once, whatever is under way on it.
         self.task.abort();
-        locked(&self.open).remove(&self.id.0);
+        self.open.lock().remove(&self.id.0);
     }
 }
 

@@ -141,7 +141,7 @@ impl State {
             return Ok(());
         };
         let (left, managed, node) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             if !known.held || known.ended || known.uncertain {
                 return Ok(());
             }

@@ -92,7 +92,7 @@ impl Engine for ZooKeeper {
 
     async fn close(&self) -> Result<()> {
         let released = {
-            let mut registry = self.state.registry();
+            let mut registry = self.state.registry.lock();
             if std::mem::replace(&mut registry.closed, true) {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
@@ -16,7 +16,7 @@ pub(crate) struct Entry {
     pub(crate) id: ClaimId,
     pub(crate) name: LockName,
     pub(crate) lock_node: Arc<LockNode>,
-    known: Mutex<Known>,
+    pub(crate) known: Mutex<Known>,
 }
 
 #[derive(Clone, Debug)]
@@ -89,10 +89,6 @@ impl Entry {
             lock_node,
             known: Mutex::new(known),
         }
-    }
-
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock()
     }
 }
 

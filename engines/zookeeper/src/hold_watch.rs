@@ -34,7 +34,7 @@ pub(crate) async fn watch_holds(
             };
             while changed().await {}
             // The node may be watched over the same connection again.
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             if known.watched.ptr_eq(&Arc::downgrade(&connection)) {
                 known.watched = Weak::new();
             }
@@ -68,7 +68,7 @@ impl State {
     /// renewal on: most have ended by then, and a holder that was asked before hears of it then.
     pub(crate) fn watch_hold(&self, entry: &Arc<Entry>, connection: &Arc<Connection>) {
         let weak = Arc::downgrade(connection);
-        let mut known = entry.known();
+        let mut known = entry.known.lock();
         if known.watched.ptr_eq(&weak) {
             return;
         }
@@ -84,7 +84,7 @@ impl State {
         entry: &Arc<Entry>,
         connection: &Arc<Connection>,
     ) -> Result<Watched, Failure> {
-        let Some(node) = entry.known().node.clone() else {
+        let Some(node) = entry.known.lock().node.clone() else {
             return Ok(Watched::Ended);
         };
         let path = entry.lock_node.child(&node.name);
@@ -94,7 +94,7 @@ impl State {
             Err(Failure::Refused(Refusal::NoNode)) => return Ok(self.note_gone(entry, &node)),
             Err(failure) => return Err(failure),
         };
-        if let Some(node) = &mut entry.known().node {
+        if let Some(node) = &mut entry.known.lock().node {
             node.version = stat.version;
         }
         self.note_written(entry, &bytes);
@@ -106,7 +106,7 @@ impl State {
     /// Reports a loss if this node of a hold is gone without having been replaced.
     fn note_gone(&self, entry: &Entry, node: &Node) -> Watched {
         let (lost, replaced) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             let present = known.node.as_ref();
             let same = present.is_some_and(|present| present.name == node.name);
             let held = known.held && !known.ended && !known.uncertain;
@@ -127,7 +127,7 @@ impl State {
             return;
         };
         let newly_asked = {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             let newly_asked = data.asked && !known.asked;
             known.asked |= data.asked;
             known.ping = data.ping;
@@ -142,7 +142,7 @@ impl State {
     pub(crate) fn report_expired(&self, session: &Arc<Session>) {
         for entry in self.entries() {
             let lost = {
-                let known = entry.known();
+                let known = entry.known.lock();
                 known.held && !known.ended && Arc::ptr_eq(&known.session, session)
             };
             if lost {

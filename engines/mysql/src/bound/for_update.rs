@@ -38,14 +38,10 @@ impl BoundLocks {
             self.tables.names,
             bytes(claim.name.as_str().as_bytes())
         );
-        let drawn = self.draw(session, request, &free, claim).await?;
-        if drawn.is_none() {
-            session.run(Request::of("ROLLBACK")).await?;
-        }
-        Ok(drawn)
+        self.draw(session, request, &free, claim).await
     }
 
-    /// Acquires the lock, waiting for the row. `None` if the row was deleted meanwhile.
+    /// Acquires the lock, waiting for the client that locks the row. `None` if the row was deleted meanwhile.
     pub(super) async fn acquire_row(
         &self,
         session: &mut Session,
@@ -53,16 +49,6 @@ impl BoundLocks {
         idle: Duration,
     ) -> Result<Option<Tokens>, Failure> {
         self.insert_row(session, claim).await?;
-        self.lock_row(session, idle, claim).await
-    }
-
-    /// The same, waiting for the client that locks the row.
-    pub(super) async fn lock_row(
-        &self,
-        session: &mut Session,
-        idle: Duration,
-        claim: &Claim,
-    ) -> Result<Option<Tokens>, Failure> {
         // While this waits for the row, nobody can replace the table with an old one.
         self.lift_tokens_if_due(session).await?;
         let mut request = session.request(idle);
@@ -75,19 +61,11 @@ impl BoundLocks {
         ));
         // While this waits, no table is open for writing: that would block backups.
         let got = "DUAL WHERE @fencelock_got = 1";
-        let drawn = self.draw(session, request, got, claim).await?;
-        if drawn.is_none() {
-            session.run(Request::of("ROLLBACK")).await?;
-        }
-        Ok(drawn)
+        self.draw(session, request, got, claim).await
     }
 
     /// Inserts the row if it does not exist. The client looks first, since an insertion waits for the holder of the row.
-    pub(super) async fn insert_row(
-        &self,
-        session: &mut Session,
-        claim: &Claim,
-    ) -> Result<(), Failure> {
+    async fn insert_row(&self, session: &mut Session, claim: &Claim) -> Result<(), Failure> {
         let (names, name) = (&self.tables.names, claim.name.as_str().as_bytes());
         let name = bytes(name);
         let ask = Request::of(format!("SELECT 1 FROM {names} WHERE name = {name}"));

@@ -57,7 +57,8 @@ impl BoundLocks {
         }
     }
 
-    /// Runs a request, and draws a token if `from` has a row, which means that the lock was acquired.
+    /// Runs a request that begins a transaction, and draws a token if `from` has a row, which means that the lock was acquired;
+    /// else rolls back.
     pub(super) async fn draw(
         &self,
         session: &mut Session,
@@ -71,6 +72,7 @@ impl BoundLocks {
         let id = answers[at].last_id.filter(|_| answers[at].affected > 0);
         let drawn = id.and_then(|id| id.checked_mul(u64::from(MOST_TOKENS)));
         let Some(first) = drawn.map(Token) else {
+            session.run(Request::of("ROLLBACK")).await?;
             return Ok(None);
         };
         if first < session.floor {

@@ -21,7 +21,7 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
         let Some(state) = state.upgrade() else {
             return;
         };
-        let entries: Vec<EntryLock<D>> = state.entries().values().cloned().collect();
+        let entries: Vec<EntryLock<D>> = state.entries.lock().values().cloned().collect();
         let holding = entries.iter().filter_map(|entry| {
             // Whoever works on an entry finds out by itself.
             match &*entry.try_lock().ok()? {
@@ -58,8 +58,8 @@ pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
             Ok(Entry::GivenUp { until, .. }) => *until > now,
             _ => true,
         };
-        state.entries().retain(|_, entry| is_needed(entry));
-        let busy = !state.entries().is_empty();
+        state.entries.lock().retain(|_, entry| is_needed(entry));
+        let busy = !state.entries.lock().is_empty();
         if (state.used.swap(busy, Ordering::Relaxed) || busy)
             && let Err(error) = on_control!(state.control, "clean up", clean_up())
         {

@@ -81,11 +81,11 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         state.check_open()?;
         state.check_writes("a lock")?;
         state.used.store(true, Ordering::Relaxed);
-        let entry = Arc::clone(state.entries().entry(claim.id).or_default());
+        let entry = Arc::clone(state.entries.lock().entry(claim.id).or_default());
         let mut entry = entry.lock().await;
         let standing = state.place(claim, &mut entry).await;
         if matches!(*entry, Entry::Empty) {
-            state.entries().remove(&claim.id);
+            state.entries.lock().remove(&claim.id);
         }
         standing
     }
@@ -113,7 +113,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
             return Ok(Withdrawn::NotOwner);
         };
         let withdrawn = state.withdraw(claim, how, &mut *entry.lock().await).await?;
-        state.entries().remove(&claim.id);
+        state.entries.lock().remove(&claim.id);
         Ok(withdrawn)
     }
 
@@ -135,7 +135,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         for task in tasks {
             task.abort();
         }
-        state.entries().clear();
+        state.entries.lock().clear();
         state.pool.close();
         if state.used.load(Ordering::Relaxed) && !state.dialect.inspect_only() {
             last_clean_up(state).await;
@@ -154,7 +154,7 @@ async fn last_clean_up<D: Dialect>(state: &State<D>) {
 impl<D: Dialect> Drop for BoundEngine<D> {
     fn drop(&mut self) {
         // Waits in the background share the rest.
-        self.state.entries().clear();
+        self.state.entries.lock().clear();
         self.state.pool.close();
         let is_due =
             !self.state.closed.load(Ordering::SeqCst) && !self.state.dialect.inspect_only();

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
@@ -35,12 +35,8 @@ pub(super) struct State<D: Dialect> {
 }
 
 impl<D: Dialect> State<D> {
-    pub(super) fn entries(&self) -> MutexGuard<'_, HashMap<ClaimId, EntryLock<D>>> {
-        self.entries.lock()
-    }
-
     pub(super) fn entry(&self, claim: ClaimId) -> Option<EntryLock<D>> {
-        self.entries().get(&claim).cloned()
+        self.entries.lock().get(&claim).cloned()
     }
 
     pub(super) fn check_open(&self) -> Result<()> {

@@ -30,7 +30,7 @@ impl<D: Dialect> State<D> {
     pub(super) async fn reap_now_and_then(self: Arc<Self>) {
         loop {
             tokio::time::sleep(REAP.mul_f32(0.5 + fastrand::f32())).await;
-            forget_settled(&mut self.unsettled(), Clock::Boot.now());
+            forget_settled(&mut self.unsettled.lock(), Clock::Boot.now());
             if let Err(error) = self.reap().await {
                 tracing::debug!(store = %self.pool.dialect, %error, "expired rows stay for now");
             }

@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use fencelock_core::engine::EventSender;
@@ -52,10 +51,6 @@ impl<T> Done<T> {
 }
 
 impl<D: Dialect> State<D> {
-    pub(super) fn unsettled(&self) -> MutexGuard<'_, HashMap<ClaimId, Unsettled>> {
-        self.unsettled.lock()
-    }
-
     /// Wakes these waiters if they are of this process. The dialect notifies other processes.
     pub(super) fn wake(&self, claims: &[ClaimId]) {
         for claim in claims {
