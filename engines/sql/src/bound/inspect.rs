@@ -100,7 +100,7 @@ impl<D: Dialect> Inspect for State<D> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use fencelock_core::Token;
+    use std::time::Duration;
 
     use super::*;
 
