@@ -86,7 +86,7 @@ impl Inspect for State {
         }
         let last = kvs.last().filter(|_| more);
         let next = last.and_then(|kv| Some(Cursor(format!("{}\0", kv.key_str().ok()?))));
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {

@@ -195,10 +195,7 @@ impl Inspect for Servers {
         let (index, cursor) = at.unwrap_or_else(|| (0, "0".to_owned()));
         let nodes = self.nodes();
         let Some(node) = nodes.get(index) else {
-            return Ok(Page {
-                items: Vec::new(),
-                next: None,
-            });
+            return Ok(Page::new(Vec::new(), None));
         };
         let connection = node.connection(&self.state).await?;
         let answer = connection.send(&scan(prefix, &cursor, limit)).await;
@@ -215,7 +212,7 @@ impl Inspect for Servers {
             (true, true) => Some(Cursor(format!("{}:0", index + 1))),
             (true, false) => None,
         };
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {

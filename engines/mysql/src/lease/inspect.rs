@@ -119,11 +119,7 @@ fn views(mut rows: Vec<StoredRow>) -> Vec<LockView> {
             view.holders.push(row.holder_view(mode, now));
         } else if view.waiters.len() < LockView::MOST_WAITERS {
             let owner = row.owner;
-            view.waiters.push(WaiterView {
-                owner,
-                mode,
-                label: None,
-            });
+            view.waiters.push(WaiterView::new(owner, mode));
         }
     }
     views

@@ -283,10 +283,7 @@ impl Inspect for State {
             "0" => (left > 1).then(|| format!("{}:{}:0", asked.index + 1, left - 1)),
             next => Some(format!("{}:{left}:{next}", asked.index)),
         };
-        Ok(Page {
-            items,
-            next: next.map(Cursor),
-        })
+        Ok(Page::new(items, next.map(Cursor)))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {

@@ -39,7 +39,7 @@ impl<D: Dialect> Inspect for State<D> {
             });
             items.retain(|view| !view.holders.is_empty());
         }
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
