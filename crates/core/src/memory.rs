@@ -3,17 +3,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 use crate::engine::{
-    Claim, Cursor, Engine, Event, EventSource, EventStream, Evict, Grant, HeldClaim, HolderView,
-    Inspect, Leave, LockView, Order, Page, Place, Promises, Renewal, Standing, WaiterView, Wake,
-    Withdrawn,
+    Claim, Cursor, Engine, Event, EventSender, EventSource, EventStream, Evict, Grant, HeldClaim,
+    HolderView, Inspect, Leave, LockView, Order, Page, Place, Promises, Renewal, Standing,
+    WaiterView, Wake, Withdrawn,
 };
+use crate::support::Mutex;
 use crate::support::admission::admits;
 use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, Tokens};
 
@@ -41,7 +42,7 @@ pub struct Memory {
     promises: Promises,
     events: EventSource,
     /// Where the store puts the events for this client.
-    sender: mpsc::UnboundedSender<Event>,
+    sender: EventSender,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +65,7 @@ struct Holder {
     since: BootInstant,
     until: BootInstant,
     asked: bool,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
 }
 
 #[derive(Debug)]
@@ -72,7 +73,7 @@ struct Waiter {
     claim: Claim,
     until: BootInstant,
     wake: Arc<Notify>,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
 }
 
 impl Memory {
@@ -97,7 +98,7 @@ impl Memory {
     /// How many names the store remembers anything about.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.state().locks.len()
+        self.state.lock().locks.len()
     }
 
     /// Whether the store remembers nothing about any name.
@@ -117,11 +118,6 @@ impl Memory {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No change below can panic halfway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Does something to one lock as it is now, and serves its queue afterwards.
     fn on_lock<T>(
         &self,
@@ -129,7 +125,7 @@ impl Memory {
         work: impl FnOnce(&mut Lock, &mut u64, BootInstant) -> T,
     ) -> T {
         let now = self.clock.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let state = &mut *state;
         let lock = state.locks.entry(name.clone()).or_default();
         lock.advance(&mut state.last, now);
@@ -172,7 +168,7 @@ impl Lock {
     fn grant(
         &mut self,
         claim: Claim,
-        events: mpsc::UnboundedSender<Event>,
+        events: EventSender,
         last: &mut u64,
         now: BootInstant,
         lease: Duration,
@@ -374,7 +370,7 @@ impl Inspect for Memory {
         _limit: usize,
     ) -> Result<Page<LockView>> {
         let now = self.clock.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { locks, last } = &mut *state;
         let mut items = Vec::new();
         for (name, lock) in locks.iter_mut() {
@@ -395,8 +391,7 @@ impl Inspect for Memory {
                 Evict::Release => Event::Lost(holder.claim.id),
                 Evict::Ask => Event::Asked(holder.claim.id),
             };
-            // Nobody listens any more if that client is gone.
-            let _ = holder.events.send(event);
+            holder.events.tell(event);
             match how {
                 Evict::Release => {
                     lock.holders.swap_remove(at);

@@ -33,7 +33,7 @@ struct Sent {
 
 impl State {
     pub(crate) async fn place(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
-        let known = self.entries().get(claim.id).cloned();
+        let known = self.entries.lock().get(claim.id).cloned();
         if let Some(entry) = &known
             && entry.created.is_some()
         {
@@ -48,7 +48,7 @@ impl State {
             // The session ended, or somebody deleted the key: the place is lost. Requests in doubt stay in doubt.
         }
         let mut taken = false;
-        if known.is_none() && !self.contention.contains(&claim.name) {
+        if known.is_none() && !self.contention.of(&claim.name).is_contended() {
             if let Some(standing) = self.take(claim).await? {
                 return Ok(standing);
             }
@@ -103,7 +103,7 @@ impl State {
                 {
                     continue;
                 }
-                self.contention.found_taken(&claim.name);
+                self.contention.of(&claim.name).raise();
                 return Ok(None);
             }
             if self.taken_back(&sent, revision(&reply)).await? {
@@ -139,7 +139,7 @@ impl State {
             }
         };
         if !reply.succeeded() {
-            self.contention.found_taken(&claim.name);
+            self.contention.of(&claim.name).raise();
             return self.not_free(claim, &sent, &reply).await;
         }
         if self.taken_back(&sent, revision(&reply)).await? {
@@ -151,7 +151,7 @@ impl State {
                 self.joined(claim, &sent, &reply).await
             }
             None => {
-                self.contention.found_free(&claim.name);
+                self.contention.of(&claim.name).lower();
                 self.note_created(claim, revision(&reply), &hold.session);
                 self.grant(claim, sent.at).await
             }
@@ -167,8 +167,8 @@ impl State {
         let (queue, more) = found(reply).next().unwrap_or_default();
         let position = position_at_end(sent.key.as_bytes(), &queue, more);
         match position {
-            Some(Position::Holds) => self.contention.found_free(&claim.name),
-            _ => self.contention.found_taken(&claim.name),
+            Some(Position::Holds) => self.contention.of(&claim.name).lower(),
+            _ => self.contention.of(&claim.name).raise(),
         }
         self.standing(claim, sent.at, position).await
     }
@@ -183,7 +183,7 @@ impl State {
                 index: 0,
             };
             let key = self.key(claim, any, &hold);
-            if self.entries().another_has(claim.id, &key) {
+            if self.entries.lock().another_has(claim.id, &key) {
                 return self.session(Class::for_hold(claim, true), claim).await;
             }
         }
@@ -223,7 +223,7 @@ impl State {
     ) -> Sent {
         let key = {
             // Numbered and added under one lock: no other claim may get this key.
-            let mut entries = self.entries();
+            let mut entries = self.entries.lock();
             let number = entries.number(claim);
             let earlier = entries.get(claim.id);
             let key = self.key(claim, number, hold);
@@ -264,7 +264,7 @@ impl State {
             for pin in &used {
                 pin.session.retire();
             }
-            self.entries().begin_series();
+            self.entries.lock().begin_series();
         }
         self.update(claim, |entry| {
             if failed.in_doubt {
@@ -281,7 +281,7 @@ impl State {
             }
             return Ok(None);
         }
-        self.entries().remove_unless_in_doubt(claim.id);
+        self.entries.lock().remove_unless_in_doubt(claim.id);
         Err(failed.error)
     }
 
@@ -305,7 +305,7 @@ impl State {
             if sent.waiting.is_some() || may_join(claim) || only_readers()? {
                 return Ok(None);
             }
-            self.entries().give_up(claim.id);
+            self.entries.lock().give_up(claim.id);
             return Ok(Some(Standing::Busy));
         };
         if !self.adopt(claim, own).await? {

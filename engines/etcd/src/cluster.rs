@@ -3,11 +3,12 @@
 //! One member at a time, the first that answers and has a leader. A channel balanced over all members would send every
 //! third request to the one that is cut off.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use etcd_client::Error as Driver;
+use fencelock_core::support::Mutex;
 use fencelock_core::{Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -27,7 +28,6 @@ pub(crate) struct Cluster {
     opening: SingleFlight,
     closed: AtomicBool,
     connections: AtomicU64,
-    /// The highest revision that was seen.
     seen: AtomicI64,
 }
 
@@ -43,23 +43,19 @@ impl Cluster {
         };
         let connection = cluster.find(cluster.config.connect_timeout).await?;
         cluster.note_revision(connection.revision);
-        *cluster.current() = Some(connection);
+        *cluster.current.lock() = Some(connection);
         Ok(cluster)
-    }
-
-    fn current(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        if let Some(connection) = self.current().take() {
+        if let Some(connection) = self.current.lock().take() {
             connection.give_up();
         }
     }
 
     fn unbroken(&self) -> Option<Arc<Connection>> {
-        let current = self.current();
+        let current = self.current.lock();
         current
             .as_ref()
             .filter(|connection| !connection.is_broken())
@@ -96,7 +92,7 @@ impl Cluster {
         if connection.revision < self.seen() {
             self.note_restore(connection.revision);
         }
-        *self.current() = Some(Arc::clone(&connection));
+        *self.current.lock() = Some(Arc::clone(&connection));
         Ok(connection)
     }
 
@@ -118,7 +114,7 @@ impl Cluster {
     /// Gives a connection up. The next request opens another.
     fn give_up(&self, connection: &Arc<Connection>) {
         connection.give_up();
-        let mut current = self.current();
+        let mut current = self.current.lock();
         if current
             .as_ref()
             .is_some_and(|now| Arc::ptr_eq(now, connection))

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
@@ -10,6 +10,7 @@ use etcd_client::{
     WatchFilterType, WatchOptions,
 };
 use fencelock_core::Error;
+use fencelock_core::support::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -96,7 +97,7 @@ impl Connection {
 
     /// Whether the end of this connection would be noticed.
     pub(crate) fn is_guarded(&self) -> bool {
-        let guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.guard.lock();
         guard.is_some()
     }
 
@@ -108,7 +109,7 @@ impl Connection {
         let open = self.watches.open(BASE.as_bytes(), options, false);
         match timeout(limit, open).await {
             Ok(Ok(watch)) => {
-                let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut guard = self.guard.lock();
                 *guard = Some(watch);
             }
             Ok(Err(error)) => {

@@ -5,7 +5,7 @@ use fencelock_core::{Finding, Purpose, Result};
 use crate::state::State;
 
 impl State {
-    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+    pub(crate) async fn findings(&self) -> Result<Vec<Finding>> {
         let members = self.cluster.server_info().await?.members;
         Ok(about_members(members, self.cluster.config.endpoints.len()))
     }

@@ -1,14 +1,12 @@
-//! The engine: its calls, and where each is answered.
-
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use fencelock_core::Result;
 use fencelock_core::engine::{
-    Claim, Cursor, Engine, EventSource, EventStream, Evict, Finding, Grant, HeldClaim, Inspect,
-    Leave, LockView, Page, Place, Promises, Renewal, Standing, StoreUrl, Withdrawn,
+    Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Promises,
+    Renewal, Standing, StoreUrl, Withdrawn,
 };
-use fencelock_core::{LockName, Result, Token};
 
 use crate::cluster::Cluster;
 use crate::config::Config;
@@ -77,40 +75,12 @@ impl Engine for Etcd {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.state
     }
 
     async fn close(&self) -> Result<()> {
         self.state.close().await;
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Inspect for Etcd {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        self.state.check_open()?;
-        self.state.view(name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        self.state.check_open()?;
-        self.state.watch_lock(name, seen).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.state.check_open()?;
-        self.state.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.state.check_open()?;
-        self.state.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.state.check_open()?;
-        self.state.diagnose().await
     }
 }
 

@@ -48,9 +48,7 @@ pub(crate) enum WaitsFor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Predecessor {
     pub(crate) key: Vec<u8>,
-    /// The revision that created it.
     pub(crate) created: i64,
-    /// It was the head of the queue.
     pub(crate) is_head: bool,
 }
 
@@ -71,7 +69,6 @@ impl Entry {
         Some(token_at(tokens.first, self.token_offset))
     }
 
-    /// Keeps a session alive for the claim.
     pub(crate) fn keep(&mut self, pin: Arc<Pin>) {
         let mut known = self.pins.iter();
         if !known.any(|known| Arc::ptr_eq(&known.session, &pin.session)) {
@@ -96,7 +93,6 @@ impl Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     all: HashMap<ClaimId, (LockName, Entry)>,
-    /// The key numbers in use.
     numbers: HashMap<LockName, Vec<KeyNumber>>,
     series: u64,
 }
@@ -202,7 +198,6 @@ impl Entries {
         }
     }
 
-    /// Whether another claim than this has the key.
     pub(crate) fn another_has(&self, id: ClaimId, key: &str) -> bool {
         let mut others = self.all.iter().filter(|(other, _)| **other != id);
         others.any(|(_, (_, entry))| entry.key == key)

@@ -5,7 +5,6 @@ use std::error::Error as _;
 use etcd_client::Error as Driver;
 use fencelock_core::Error;
 
-/// A request that failed.
 #[derive(Debug)]
 pub(crate) struct RequestError {
     pub(crate) error: Error,
@@ -40,7 +39,6 @@ impl RequestError {
         }
     }
 
-    /// A request without a reply.
     pub(crate) fn no_reply(error: Error) -> Self {
         Self {
             error,
@@ -64,7 +62,6 @@ fn code(error: &Driver) -> Option<i32> {
     }
 }
 
-/// Whether the server answered that it has no such lease.
 fn is_lease_expired(error: &Driver) -> bool {
     match error {
         Driver::LeaseKeepAliveError(text) => text.contains("not found"),

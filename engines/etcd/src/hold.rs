@@ -33,7 +33,8 @@ impl State {
             (own_session || !claim.lock_delay.is_zero()) && !entry.session.suits(claim, own_session)
         };
         let to_move = self
-            .entries()
+            .entries
+            .lock()
             .get(claim.id)
             .filter(|e| must_move(e))
             .cloned();
@@ -47,7 +48,7 @@ impl State {
     }
 
     fn grant_now(&self, claim: &Claim, sent: BootInstant) -> Option<Grant> {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let entry = entries.get_mut(claim.id)?;
         let (revision, tokens) = entry.created?;
         let key = entry.key.as_bytes();

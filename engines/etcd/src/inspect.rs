@@ -1,23 +1,20 @@
 //! Looking at locks, and taking them from their holders.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
     WatchOptions,
 };
-use fencelock_core::engine::{Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Cursor, Evict, Finding, Inspect, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 
 use crate::layout::{message_key, range_end};
 use crate::mail::{ASKED, EVICTED};
 use crate::state::State;
 use crate::stored::{self, Stored, admitted};
-
-/// How many waiters of a long queue are shown.
-const MAX_WAITERS: usize = 1000;
 
 /// How many keys are listed at once.
 const MAX_PAGE: usize = 5000;
@@ -28,24 +25,20 @@ const MESSAGE_SECONDS: i64 = 5;
 /// How long each lease that was asked about has left.
 type Leases = HashMap<i64, Duration>;
 
-impl State {
-    pub(crate) async fn view(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl Inspect for State {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         let queue = self.queue(name).await?;
         self.view_of(name, &queue, &mut Leases::new()).await
     }
 
-    /// Waits until the lock's highest token is another than the one that was seen.
-    pub(crate) async fn watch_lock(
-        self: &Arc<Self>,
-        name: &LockName,
-        seen: Option<Token>,
-    ) -> Result<LockView> {
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         loop {
             let prefix = self.layout().queue(name);
             let options = WatchOptions::new().with_range(range_end(&prefix));
             let (connection, mut watch) = self.cluster.watch(prefix.as_bytes(), options).await?;
             loop {
-                let view = self.view(name).await?;
+                let view = self.look(name).await?;
                 if view.token() != seen {
                     return Ok(view);
                 }
@@ -60,55 +53,7 @@ impl State {
         }
     }
 
-    /// All claims for a lock, in order.
-    async fn queue(&self, name: &LockName) -> Result<Vec<Stored>> {
-        let prefix = self.layout().queue(name);
-        let all = GetOptions::new()
-            .with_range(range_end(&prefix))
-            .with_sort(SortTarget::Create, SortOrder::Ascend);
-        let action = || format!("looking at lock {name}");
-        let got = self.cluster.get(action, &prefix, all).await?;
-        let read = |kv| stored::read(self.layout(), kv).map_err(|why| self.not_a_lock(name, why));
-        got.kvs().iter().map(read).collect()
-    }
-
-    async fn view_of(
-        &self,
-        name: &LockName,
-        queue: &[Stored],
-        leases: &mut Leases,
-    ) -> Result<LockView> {
-        let holds = admitted(queue.iter().map(|stored| stored.mode));
-        let (holders, waiters) = queue.split_at(holds);
-        let mut view = LockView::free(name.clone());
-        for holder in holders {
-            let left = self.lease_left(holder.lease, leases).await?;
-            view.holders.push(holder.holder(left));
-        }
-        let waiters = waiters.iter().take(MAX_WAITERS);
-        view.waiters = waiters.map(Stored::waiter).collect();
-        Ok(view)
-    }
-
-    /// How long a lease has left. `None` for a key without a lease.
-    async fn lease_left(&self, lease: i64, leases: &mut Leases) -> Result<Option<Duration>> {
-        if lease == 0 {
-            return Ok(None);
-        }
-        if let Some(left) = leases.get(&lease) {
-            return Ok(Some(*left));
-        }
-        let left = self.cluster.lease_left(lease).await?.unwrap_or_default();
-        leases.insert(lease, left);
-        Ok(Some(left))
-    }
-
-    pub(crate) async fn list(
-        &self,
-        prefix: &str,
-        at: Option<Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>> {
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let listing = self.layout().listing(prefix);
         let end = match listing.is_empty() {
             // The range of all keys.
@@ -144,29 +89,7 @@ impl State {
         Ok(Page::new(items, next))
     }
 
-    /// The claims among these keys, by lock.
-    fn queues_in(&self, kvs: &[KeyValue]) -> Vec<(LockName, Vec<Stored>)> {
-        let mut queues: Vec<(LockName, Vec<Stored>)> = Vec::new();
-        for kv in kvs {
-            // Keys of other programs may look like those of Go's layout, but have no lease.
-            if kv.lease() == 0 {
-                continue;
-            }
-            let Some(name) = self.layout().name_of(kv.key()) else {
-                continue;
-            };
-            let Ok(stored) = stored::read(self.layout(), kv) else {
-                continue;
-            };
-            match queues.last_mut() {
-                Some((last, queue)) if *last == name => queue.push(stored),
-                _ => queues.push((name, vec![stored])),
-            }
-        }
-        queues
-    }
-
-    pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         let queue = self.queue(name).await?;
         let holds = admitted(queue.iter().map(|stored| stored.mode));
         let mut holders = queue.iter().take(holds);
@@ -195,5 +118,75 @@ impl State {
             Err(failed) if failed.lease_expired => Ok(false),
             Err(failed) => Err(failed.error),
         }
+    }
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.findings().await
+    }
+}
+
+impl State {
+    /// All claims for a lock, in order.
+    async fn queue(&self, name: &LockName) -> Result<Vec<Stored>> {
+        let prefix = self.layout().queue(name);
+        let all = GetOptions::new()
+            .with_range(range_end(&prefix))
+            .with_sort(SortTarget::Create, SortOrder::Ascend);
+        let action = || format!("looking at lock {name}");
+        let got = self.cluster.get(action, &prefix, all).await?;
+        let read = |kv| stored::read(self.layout(), kv).map_err(|why| self.not_a_lock(name, why));
+        got.kvs().iter().map(read).collect()
+    }
+
+    async fn view_of(
+        &self,
+        name: &LockName,
+        queue: &[Stored],
+        leases: &mut Leases,
+    ) -> Result<LockView> {
+        let holds = admitted(queue.iter().map(|stored| stored.mode));
+        let (holders, waiters) = queue.split_at(holds);
+        let mut view = LockView::free(name.clone());
+        for holder in holders {
+            let left = self.lease_left(holder.lease, leases).await?;
+            view.holders.push(holder.holder(left));
+        }
+        let waiters = waiters.iter().take(LockView::MOST_WAITERS);
+        view.waiters = waiters.map(Stored::waiter).collect();
+        Ok(view)
+    }
+
+    /// How long a lease has left. `None` for a key without a lease.
+    async fn lease_left(&self, lease: i64, leases: &mut Leases) -> Result<Option<Duration>> {
+        if lease == 0 {
+            return Ok(None);
+        }
+        if let Some(left) = leases.get(&lease) {
+            return Ok(Some(*left));
+        }
+        let left = self.cluster.lease_left(lease).await?.unwrap_or_default();
+        leases.insert(lease, left);
+        Ok(Some(left))
+    }
+
+    /// The claims among these keys, by lock.
+    fn queues_in(&self, kvs: &[KeyValue]) -> Vec<(LockName, Vec<Stored>)> {
+        let mut queues: Vec<(LockName, Vec<Stored>)> = Vec::new();
+        for kv in kvs {
+            // Keys of other programs may look like those of Go's layout, but have no lease.
+            if kv.lease() == 0 {
+                continue;
+            }
+            let Some(name) = self.layout().name_of(kv.key()) else {
+                continue;
+            };
+            let Ok(stored) = stored::read(self.layout(), kv) else {
+                continue;
+            };
+            match queues.last_mut() {
+                Some((last, queue)) if *last == name => queue.push(stored),
+                _ => queues.push((name, vec![stored])),
+            }
+        }
+        queues
     }
 }

@@ -60,7 +60,7 @@ impl State {
         since: BootInstant,
     ) -> Result<(), RequestError> {
         let _checking = session.checking.lock().await;
-        if session.status().audited >= since || session.has_ended() {
+        if session.status.lock().audited >= since || session.has_ended() {
             return Ok(());
         }
         let sent = Clock::Boot.now();
@@ -68,9 +68,9 @@ impl State {
         let (kept, audited) = futures_util::future::join(kept, self.audit(session, sent)).await;
         match kept {
             Ok(()) => {
-                session.status().confirmed = sent;
+                session.status.lock().confirmed = sent;
                 audited?;
-                session.status().audited = sent;
+                session.status.lock().audited = sent;
                 if let Err(failed) = self.sweep(session).await {
                     tracing::debug!(error = %failed.error, "looking for keys without a claim; trying again");
                 }
@@ -87,7 +87,7 @@ impl State {
     /// Compares the keys on the lease with the holds of the session.
     async fn audit(&self, session: &Arc<Session>, sent: BootInstant) -> Result<(), RequestError> {
         let (holds, retired) = {
-            let status = session.status();
+            let status = session.status.lock();
             (status.holds.clone(), status.retired)
         };
         if holds.is_empty() && !retired {
@@ -109,7 +109,7 @@ impl State {
             for key in keys.iter().filter(|key| !self.has_claim(key)) {
                 // A claim in another session may have this key by now.
                 self.cluster.delete_on_lease(key, session.lease).await?;
-                self.entries().remove_withdrawn(key);
+                self.entries.lock().remove_withdrawn(key);
             }
         }
         Ok(())
@@ -120,12 +120,12 @@ impl State {
     async fn sweep(&self, session: &Arc<Session>) -> Result<(), RequestError> {
         let connection = self.cluster.connection().await;
         let connection = connection.map_err(RequestError::not_sent)?.number;
-        if session.status().swept == connection {
+        if session.status.lock().swept == connection {
             return Ok(());
         }
         if let Some(keys) = self.cluster.lease_keys(session.lease).await? {
             let held: Vec<Vec<u8>> = {
-                let status = session.status();
+                let status = session.status.lock();
                 status.holds.values().map(|hold| hold.key.clone()).collect()
             };
             let is_left_over = |key: &&Vec<u8>| {
@@ -136,7 +136,7 @@ impl State {
                 self.cluster.delete_on_lease(key, session.lease).await?;
             }
         }
-        session.status().swept = connection;
+        session.status.lock().swept = connection;
         Ok(())
     }
 
@@ -146,8 +146,8 @@ impl State {
         for id in session.end() {
             self.lost(id);
         }
-        if session.status().in_doubt {
-            self.entries().remove_settled();
+        if session.status.lock().in_doubt {
+            self.entries.lock().remove_settled();
         }
     }
 
@@ -155,7 +155,7 @@ impl State {
     async fn reap(&self, session: &Arc<Session>) {
         let now = Clock::Boot.now();
         let expired: Vec<_> = {
-            let mut status = session.status();
+            let mut status = session.status.lock();
             let expired = status.holds.extract_if(|_, hold| hold.until <= now);
             expired.collect()
         };
@@ -165,7 +165,7 @@ impl State {
                 tracing::debug!(error = %failed.error, "releasing an expired hold; trying again");
                 let until = Clock::Boot.now() + RETRY;
                 let hold = Hold { until, ..hold };
-                session.status().holds.entry(id).or_insert(hold);
+                session.status.lock().holds.entry(id).or_insert(hold);
             }
         }
     }

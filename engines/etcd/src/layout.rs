@@ -8,7 +8,6 @@ use fencelock_core::{ClaimId, LockName};
 /// The prefix of all keys but the locks of `layout=concurrency`.
 const ROOT: &str = "fencelock/";
 
-/// The prefix of all release notices.
 const RELEASE_NOTICES: &str = "fencelock/released/";
 
 pub(crate) const BASE: &str = "fencelock/base";
@@ -16,7 +15,6 @@ pub(crate) const BASE: &str = "fencelock/base";
 /// The most bytes that follow the lock's name in a key, and that it takes to send a key.
 const MAX_SUFFIX: usize = 64;
 
-/// How the keys of locks are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     Fencelock,

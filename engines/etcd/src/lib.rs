@@ -53,7 +53,6 @@ mod acquire;
 mod cluster;
 mod config;
 mod connection;
-mod contention;
 mod diagnose;
 mod engine;
 mod entry;

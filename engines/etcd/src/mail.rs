@@ -66,7 +66,7 @@ impl State {
         let id = key.strip_prefix(prefix);
         if let Some(id) = id.and_then(|id| id.parse::<ClaimId>().ok()) {
             if message == EVICTED.as_bytes() {
-                let entries = self.entries();
+                let entries = self.entries.lock();
                 let session = entries.get(id).map(|entry| Arc::clone(&entry.session));
                 drop(entries);
                 if let Some(session) = session {
@@ -74,8 +74,7 @@ impl State {
                 }
                 self.lost(id);
             } else if message == ASKED.as_bytes() {
-                // Nobody listens once the engine is dropped.
-                let _ = self.events.send(Event::Asked(id));
+                self.events.tell(Event::Asked(id));
             }
         }
         self.cluster.delete(key).await?;

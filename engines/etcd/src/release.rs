@@ -5,8 +5,7 @@
 //! same transaction, and the next waiter watches both keys. The notice is attached to the same lease, is put again by the
 //! next release under the same key, and is deleted when there was none for a while.
 
-use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{PutOptions, Txn, TxnOp, TxnOpResponse};
@@ -24,15 +23,15 @@ const KEPT: Duration = Duration::from_secs(1);
 
 impl State {
     pub(crate) async fn withdraw(self: &Arc<Self>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        let Some(entry) = self.entries().get(claim.id).cloned() else {
+        let Some(entry) = self.entries.lock().get(claim.id).cloned() else {
             return Ok(Withdrawn::NotOwner);
         };
         let expired = entry.session.has_ended();
         if how == Leave::Abandon && entry.holds && !claim.lock_delay.is_zero() {
             entry.session.abandon(claim);
             // Its key stays for a while.
-            self.entries().begin_series();
-            self.entries().remove(claim.id);
+            self.entries.lock().begin_series();
+            self.entries.lock().remove(claim.id);
             return Ok(Withdrawn::Expired);
         }
         let deleted = match entry.created {
@@ -52,7 +51,7 @@ impl State {
             let store = &self.cluster.config.store;
             return Err(Error::unsettled(store, "releasing"));
         }
-        self.entries().remove(claim.id);
+        self.entries.lock().remove(claim.id);
         Ok(match (deleted, entry.holds) {
             (true, true) => Withdrawn::Released,
             (true, false) => Withdrawn::LeftQueue,
@@ -77,7 +76,7 @@ impl State {
             }
         };
         if deleted.is_err() {
-            self.entries().begin_series();
+            self.entries.lock().begin_series();
             if !entry.holds {
                 // Its session may live as long as this client. Its key must not, whether or not the claim is withdrawn
                 // again. A hold ends when nobody renews it.
@@ -105,7 +104,10 @@ impl State {
     async fn release(self: &Arc<Self>, claim: &Claim, entry: &Entry) -> Result<bool, RequestError> {
         let held = entry.holds && entry.mode == Mode::Exclusive;
         let notice = release_notice(entry.key.as_bytes());
-        match notice.filter(|_| held && self.contention.contains(&claim.name)) {
+        let contention = self.contention.of(&claim.name);
+        let notice = notice.filter(|_| held && contention.is_contended());
+        contention.clear_last();
+        match notice {
             Some(notice) => self.release_with_notice(entry, notice).await,
             None => self.cluster.delete(&entry.key).await,
         }
@@ -135,7 +137,7 @@ impl State {
     /// Has a release notice deleted in the background when it is of no use any more.
     fn delete_later(self: &Arc<Self>, notice: &str) {
         let was_empty = {
-            let mut notices = self.release_notices();
+            let mut notices = self.release_notices.lock();
             let was_empty = notices.is_empty();
             notices.insert(notice.to_owned(), Instant::now());
             was_empty
@@ -145,14 +147,9 @@ impl State {
         }
     }
 
-    fn release_notices(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        let notices = self.release_notices.lock();
-        notices.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes out the notices that are old enough. `None` if there were none at all.
     fn take_old_notices(&self) -> Option<Vec<String>> {
-        let mut notices = self.release_notices();
+        let mut notices = self.release_notices.lock();
         if notices.is_empty() {
             return None;
         }

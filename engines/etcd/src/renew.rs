@@ -97,7 +97,7 @@ impl State {
     }
 
     fn holding(&self, held: &HeldClaim) -> Option<Entry> {
-        let entry = self.entries().get(held.claim.id).cloned()?;
+        let entry = self.entries.lock().get(held.claim.id).cloned()?;
         (entry.holds && entry.session.has_hold(held.claim.id)).then_some(entry)
     }
 

@@ -9,13 +9,11 @@ use crate::layout::Layout;
 
 #[derive(Debug)]
 pub(crate) struct ServerInfo {
-    /// How many members the cluster has.
     pub(crate) members: usize,
     /// The version of the member that was asked.
     pub(crate) version: String,
 }
 
-/// What the engine promises.
 pub(crate) fn promises(config: &Config, limits: Vec<Finding>) -> Promises {
     let own = config.layout == Layout::Fencelock;
     let clock = "the members' clocks run at about the right rate; leases are whole seconds, at least the shortest that the servers take";

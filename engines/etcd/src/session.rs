@@ -9,11 +9,12 @@
 //! that belong to no claim are deleted, and it is revoked as soon as it is empty. After that the request can only fail.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Tokens};
 use tokio::sync::Notify;
 
@@ -25,7 +26,6 @@ const IDLE: Duration = Duration::from_secs(30);
 /// How many bytes of keys fit in a session. The server lists them all in one response, and the driver accepts at most 4 MiB.
 const CAPACITY: usize = 3 << 20;
 
-/// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Class {
     /// The length of its lease.
@@ -41,7 +41,7 @@ pub(crate) struct Session {
     /// How long the server keeps the lease without renewal.
     pub(crate) ttl: Duration,
     class: Class,
-    status: Mutex<Status>,
+    pub(crate) status: Mutex<Status>,
     /// How many bytes the keys of the claims take that keep the session alive.
     pinned: AtomicUsize,
     /// Held during a check: one at a time.
@@ -154,19 +154,15 @@ impl Session {
         })
     }
 
-    pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn pin(self: &Arc<Self>, bytes: usize) -> Arc<Pin> {
         self.pinned.fetch_add(bytes, Ordering::SeqCst);
-        self.status().used = Clock::Boot.now();
+        self.status.lock().used = Clock::Boot.now();
         let session = Arc::clone(self);
         Arc::new(Pin { session, bytes })
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.status().ended
+        self.status.lock().ended
     }
 
     /// Returns once the lease has expired, or this client has revoked it.
@@ -195,18 +191,18 @@ impl Session {
     /// A request of unknown outcome may put a key in the session: no new claim may enter it.
     pub(crate) fn retire(&self) {
         {
-            let mut status = self.status();
+            let mut status = self.status.lock();
             (status.retired, status.in_doubt) = (true, true);
         }
         self.changed.notify_waiters();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.pinned.load(Ordering::SeqCst) == 0 && self.status().holds.is_empty()
+        self.pinned.load(Ordering::SeqCst) == 0 && self.status.lock().holds.is_empty()
     }
 
     fn is_retired_and_empty(&self) -> bool {
-        self.status().retired && self.is_empty()
+        self.status.lock().retired && self.is_empty()
     }
 
     /// Whether a hold of this claim may stay here.
@@ -226,7 +222,7 @@ impl Session {
         tokens: Tokens,
         sent: BootInstant,
     ) -> Option<Grant> {
-        let mut status = self.status();
+        let mut status = self.status.lock();
         if status.ended || status.revoked {
             return None;
         }
@@ -246,12 +242,12 @@ impl Session {
     }
 
     pub(crate) fn has_hold(&self, claim: ClaimId) -> bool {
-        self.status().holds.contains_key(&claim)
+        self.status.lock().holds.contains_key(&claim)
     }
 
     /// Forgets a hold. `false` if there was none.
     pub(crate) fn forget_hold(&self, claim: ClaimId) -> bool {
-        let forgotten = self.status().holds.remove(&claim).is_some();
+        let forgotten = self.status.lock().holds.remove(&claim).is_some();
         if forgotten {
             self.notify_if_done();
         }
@@ -269,14 +265,14 @@ impl Session {
     pub(crate) fn abandon(&self, claim: &Claim) {
         let margin = claim.ttl / 50 + Duration::from_millis(10);
         let latest = Clock::Boot.now() + claim.lock_delay + margin;
-        if let Some(hold) = self.status().holds.get_mut(&claim.id) {
+        if let Some(hold) = self.status.lock().holds.get_mut(&claim.id) {
             hold.until = hold.until.min(latest);
         }
     }
 
     /// Marks the session as ended. Returns the claims that held in it.
     pub(crate) fn end(&self) -> Vec<ClaimId> {
-        let mut status = self.status();
+        let mut status = self.status.lock();
         status.ended = true;
         let holds = status.holds.drain().map(|(id, _)| id).collect();
         drop(status);
@@ -286,19 +282,19 @@ impl Session {
 
     /// Whether only the renewals of its one holder prolong it.
     fn is_held_by_one(&self) -> bool {
-        self.class.is_for_one() && !self.status().holds.is_empty()
+        self.class.is_for_one() && !self.status.lock().holds.is_empty()
     }
 
     /// Whether its background task must prolong it now.
     pub(crate) fn must_be_prolonged(&self, now: BootInstant) -> bool {
-        !self.is_held_by_one() && now >= self.status().confirmed + self.ttl / 4
+        !self.is_held_by_one() && now >= self.status.lock().confirmed + self.ttl / 4
     }
 
     /// When its background task has something to do: the lease must be prolonged, a hold has expired, or the session was
     /// unused for a long time.
     pub(crate) fn next_wake_up(&self, failed: bool) -> BootInstant {
         let (now, held_by_one, empty) = (Clock::Boot.now(), self.is_held_by_one(), self.is_empty());
-        let status = self.status();
+        let status = self.status.lock();
         let prolong = match failed {
             true => now + (self.ttl / 20).min(Duration::from_millis(500)),
             false => status.confirmed + self.ttl / 4,
@@ -318,14 +314,14 @@ impl Session {
         if !self.is_empty() {
             return false;
         }
-        let status = self.status();
+        let status = self.status.lock();
         let idle = now.since(status.used) >= IDLE;
         status.retired || self.class.is_for_one() || idle
     }
 
     /// Closes an empty session to all claims before it is revoked. `false` if it is not empty.
     pub(crate) fn close(&self) -> bool {
-        let mut status = self.status();
+        let mut status = self.status.lock();
         if self.pinned.load(Ordering::SeqCst) > 0 || !status.holds.is_empty() {
             return false;
         }
@@ -344,22 +340,14 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    fn open(&self) -> MutexGuard<'_, HashMap<Class, Arc<Session>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn all(&self) -> MutexGuard<'_, HashMap<i64, Arc<Session>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn by_lease(&self, lease: i64) -> Option<Arc<Session>> {
-        self.all().get(&lease).cloned()
+        self.all.lock().get(&lease).cloned()
     }
 
     /// An open session of this class with room for a key of this length.
     pub(crate) fn usable(&self, class: Class, bytes: usize) -> Option<Arc<Pin>> {
-        let session = self.open().get(&class).cloned()?;
-        let status = session.status();
+        let session = self.open.lock().get(&class).cloned()?;
+        let status = session.status.lock();
         // A session that was not confirmed for a long time may have expired.
         let fresh = Clock::Boot.now().since(status.confirmed) < session.ttl * 2 / 3;
         let full = session.pinned.load(Ordering::SeqCst) + bytes > CAPACITY;
@@ -373,13 +361,13 @@ impl Sessions {
     }
 
     pub(crate) fn insert(&self, session: &Arc<Session>) {
-        self.all().insert(session.lease, Arc::clone(session));
-        self.open().insert(session.class, Arc::clone(session));
+        self.all.lock().insert(session.lease, Arc::clone(session));
+        self.open.lock().insert(session.class, Arc::clone(session));
     }
 
     pub(crate) fn remove(&self, session: &Arc<Session>) {
-        self.all().remove(&session.lease);
-        let mut open = self.open();
+        self.all.lock().remove(&session.lease);
+        let mut open = self.open.lock();
         if let Some(now) = open.get(&session.class)
             && Arc::ptr_eq(now, session)
         {
@@ -389,7 +377,7 @@ impl Sessions {
 
     /// Removes and returns the sessions that are empty.
     pub(crate) fn take_empty(&self) -> Vec<Arc<Session>> {
-        let all: Vec<_> = self.all().values().cloned().collect();
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
         let empty = all.into_iter().filter(|session| session.is_empty());
         empty.inspect(|session| self.remove(session)).collect()
     }

@@ -7,11 +7,9 @@ use fencelock_core::{Error, Result};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout};
 
-/// Lets one task at a time try.
 #[derive(Debug, Default)]
 pub(crate) struct SingleFlight(Mutex<Option<Failure>>);
 
-/// How the last attempt failed.
 #[derive(Debug)]
 struct Failure {
     at: Instant,

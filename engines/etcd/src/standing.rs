@@ -15,7 +15,6 @@ use crate::txns::{found, revision};
 /// A waiter is woken by the end of its predecessor. In case that is missed, it looks this often.
 const RECHECK: Duration = Duration::from_secs(30);
 
-/// How a claim stands according to the store.
 pub(crate) enum Position {
     Holds,
     Waits(WaitsFor),
@@ -45,7 +44,7 @@ impl State {
                         .delete_created(key.as_bytes(), revision)
                         .await?;
                 }
-                self.entries().give_up(claim.id);
+                self.entries.lock().give_up(claim.id);
                 Ok(Some(Standing::Busy))
             }
             Position::Waits(waits_for) => {
@@ -91,7 +90,7 @@ impl State {
 
     /// A claim's key and its create revision, if it was put.
     fn key_of(&self, claim: &Claim) -> Option<(String, i64)> {
-        let entries = self.entries();
+        let entries = self.entries.lock();
         let entry = entries.get(claim.id)?;
         let (revision, _) = entry.created?;
         Some((entry.key.clone(), revision))

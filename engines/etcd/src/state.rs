@@ -2,17 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, Event, EventSender};
+use fencelock_core::support::{Contention, Mutex};
 use fencelock_core::{ClaimId, Error, LockName, Promises, Result};
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::contention::Contention;
 use crate::entry::{Entries, Entry};
 use crate::layout::Layout;
 use crate::session::Sessions;
@@ -27,24 +25,20 @@ pub(crate) struct State {
     pub(crate) sessions: Sessions,
     pub(crate) base: TokenBase,
     pub(crate) contention: Contention,
-    entries: Mutex<Entries>,
+    pub(crate) entries: Mutex<Entries>,
     /// The release notices that this client has put, and when.
     pub(crate) release_notices: Mutex<HashMap<String, Instant>>,
     pub(crate) promises: Promises,
     /// The id of this client: in the names of its keys and of its mailbox.
     pub(crate) client: String,
-    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) events: EventSender,
     pub(crate) reads_mail: AtomicBool,
     closed: AtomicBool,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl State {
-    pub(crate) fn new(
-        cluster: Cluster,
-        promises: Promises,
-        events: mpsc::UnboundedSender<Event>,
-    ) -> Self {
+    pub(crate) fn new(cluster: Cluster, promises: Promises, events: EventSender) -> Self {
         Self {
             cluster,
             sessions: Sessions::default(),
@@ -61,19 +55,15 @@ impl State {
         }
     }
 
-    pub(crate) fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn update(&self, claim: &Claim, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.entries().get_mut(claim.id) {
+        if let Some(entry) = self.entries.lock().get_mut(claim.id) {
             change(entry);
         }
     }
 
     /// Whether a claim of this client has this key.
     pub(crate) fn has_claim(&self, key: &[u8]) -> bool {
-        let entries = self.entries();
+        let entries = self.entries.lock();
         let mut known = entries.values().filter(|entry| !entry.withdrawn);
         known.any(|entry| entry.key.as_bytes() == key)
     }
@@ -91,15 +81,14 @@ impl State {
 
     /// Runs a background task until it ends, or the engine does.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         tasks.retain(|task| !task.is_finished());
         tasks.push(tokio::spawn(task).abort_handle());
     }
 
     /// Reports that a claim no longer holds.
     pub(crate) fn lost(&self, id: ClaimId) {
-        // Nobody listens once the engine is dropped.
-        let _ = self.events.send(Event::Lost(id));
+        self.events.tell(Event::Lost(id));
     }
 
     pub(crate) fn not_a_lock(&self, name: &LockName, why: &str) -> Error {
@@ -120,7 +109,7 @@ impl State {
 
     pub(crate) fn stop(&self) {
         self.cluster.close();
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.tasks.lock();
         for task in tasks.drain(..) {
             task.abort();
         }

@@ -11,10 +11,11 @@
 //! only ever raised.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result, Token};
 
 use crate::cluster::Cluster;
@@ -39,7 +40,6 @@ pub(crate) struct TokenBase {
     highest: AtomicU64,
 }
 
-/// The base as it was read last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     base: u64,
@@ -58,25 +58,20 @@ pub(crate) struct BeforeClaim {
 }
 
 impl TokenBase {
-    fn known(&self) -> MutexGuard<'_, Option<Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The base, if it can be trusted over this connection.
     fn trusted(&self, connection: &Connection) -> Option<u64> {
-        let known = (*self.known()).filter(|known| known.connection == connection.number)?;
+        let known = (*self.known.lock()).filter(|known| known.connection == connection.number)?;
         let fresh = || Clock::Boot.now() < known.raised_at + UNGUARDED;
         (connection.is_guarded() || fresh()).then_some(known.base)
     }
 
-    /// Notes the token of a claim.
     pub(crate) fn note_token(&self, token: Token) {
         self.highest.fetch_max(token.get(), Ordering::SeqCst);
     }
 
     /// What a claim that is sent with the known base must come after.
     pub(crate) fn before_claim(&self, cluster: &Cluster) -> BeforeClaim {
-        let known = *self.known();
+        let known = *self.known.lock();
         BeforeClaim {
             connection: known.map(|known| known.connection),
             revision: cluster.seen(),
@@ -84,12 +79,12 @@ impl TokenBase {
     }
 
     pub(crate) fn number(&self) -> Option<u64> {
-        (*self.known()).map(|known| known.base)
+        (*self.known.lock()).map(|known| known.base)
     }
 
     /// Forgets the base: it may be wrong.
     pub(crate) fn forget(&self) {
-        *self.known() = None;
+        *self.known.lock() = None;
     }
 
     /// Whether a request found another base than it was sent with. Notes the new one.
@@ -97,7 +92,7 @@ impl TokenBase {
         let Some(used) = used.filter(|_| used != found) else {
             return false;
         };
-        let mut known = self.known();
+        let mut known = self.known.lock();
         *known = match (*known, found) {
             // Another client has raised it.
             (Some(known), Some(found)) if found > used => Some(Known {
@@ -138,7 +133,7 @@ impl TokenBase {
         loop {
             let raised_at = Clock::Boot.now();
             if let Some(base) = self.raise(cluster).await? {
-                *self.known() = Some(Known {
+                *self.known.lock() = Some(Known {
                     base,
                     connection: connection.number,
                     raised_at,
@@ -214,15 +209,15 @@ mod tests {
                 raised_at,
             })
         };
-        *base.known() = known(50);
+        *base.known.lock() = known(50);
         assert!(!base.has_changed(Some(50), Some(50)));
         assert!(!base.has_changed(None, Some(50)));
         assert!(base.has_changed(Some(50), Some(60)));
-        assert_eq!(*base.known(), known(60));
+        assert_eq!(*base.known.lock(), known(60));
         for found in [Some(40), None] {
-            *base.known() = known(50);
+            *base.known.lock() = known(50);
             assert!(base.has_changed(Some(50), found));
-            assert_eq!(*base.known(), None);
+            assert_eq!(*base.known.lock(), None);
         }
     }
 }

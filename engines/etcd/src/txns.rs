@@ -14,7 +14,6 @@ use crate::session::Pin;
 use crate::state::State;
 use crate::stored;
 
-/// A claim that is to be put.
 pub(crate) struct NewClaim<'a> {
     pub(crate) claim: &'a Claim,
     pub(crate) key: &'a str,

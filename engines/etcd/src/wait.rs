@@ -114,7 +114,7 @@ impl State {
     pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim) -> Result<Option<Grant>> {
         let mut watched = None;
         loop {
-            let entry = self.entries().get(claim.id).cloned();
+            let entry = self.entries.lock().get(claim.id).cloned();
             let Some(entry) = entry else {
                 return Ok(None);
             };

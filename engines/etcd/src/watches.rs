@@ -127,7 +127,6 @@ impl Watches {
     }
 }
 
-/// The stream's task.
 struct Stream {
     client: WatchClient,
     commands: mpsc::WeakUnboundedSender<Command>,
@@ -154,7 +153,6 @@ struct OpenWatch {
     responses: Option<mpsc::UnboundedSender<WatchResponse>>,
 }
 
-/// An unused watch.
 struct Kept {
     key: Vec<u8>,
     id: i64,

@@ -13,7 +13,6 @@ use super::request::Request;
 use super::server::{self, ServerInfo};
 use super::tls;
 
-/// A connection that is ready.
 pub(crate) struct Connected {
     pub(crate) conn: Conn,
     pub(crate) info: ServerInfo,

@@ -1,5 +1,3 @@
-//! The server's errors, by what they mean.
-
 use fencelock_core::Error;
 use fencelock_sql::server::Failure;
 use mysql_async::{DriverError, IoError};

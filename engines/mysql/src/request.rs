@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fencelock_core::LockName;
 use mysql_async::prelude::{Protocol, Queryable};
 use mysql_async::{Conn, Params, QueryResult, Row, Statement, Value};
 
@@ -20,7 +21,6 @@ pub(super) struct Request {
 /// What a connection has prepared, by text.
 pub(super) type Statements = HashMap<Arc<str>, Statement>;
 
-/// The answer to one statement.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) affected: u64,
@@ -163,9 +163,9 @@ pub(super) fn bytes(bytes: &[u8]) -> String {
     text
 }
 
-/// A list of texts as literals.
-pub(super) fn quoted(texts: &[String]) -> String {
-    let literals = texts.iter().map(|text| bytes(text.as_bytes()));
+/// A list of names as literals.
+pub(super) fn quoted(names: &[LockName]) -> String {
+    let literals = names.iter().map(|name| bytes(name.as_str().as_bytes()));
     literals.collect::<Vec<_>>().join(",")
 }
 

@@ -1,5 +1,3 @@
-//! What the server said of itself.
-
 use std::collections::HashMap;
 
 use fencelock_core::{Durability, Error, Finding, Result};

@@ -21,11 +21,9 @@ pub(crate) struct Tables {
     pub(crate) counter: String,
 }
 
-/// What the tables are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Leases,
-    /// Connection-bound locks.
     Connections,
 }
 

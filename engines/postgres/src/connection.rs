@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{Error, Result, Token};
 use fencelock_sql::bound::{CloseSignal, SessionId};
 use fencelock_sql::server::SecondServer;
@@ -47,7 +48,6 @@ pub(crate) struct Hosts {
     open: Arc<Mutex<HashSet<String>>>,
 }
 
-/// A connection.
 pub(crate) struct Session {
     pub(super) client: Client,
     pub(super) id: SessionId,
@@ -64,10 +64,6 @@ pub(crate) struct Session {
 
 /// Receives notifications.
 pub(super) type Listener = Arc<dyn Fn(tokio_postgres::Notification) + Send + Sync>;
-
-fn locked(open: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Hosts {
     pub(crate) fn new(config: Config) -> Self {
@@ -166,7 +162,7 @@ impl Hosts {
         };
         session.recovering = recovering == "t";
         let id = format!("{pid}@{started}");
-        if !self.is_at(session, pid).await? || !locked(&self.open).insert(id.clone()) {
+        if !self.is_at(session, pid).await? || !self.open.lock().insert(id.clone()) {
             return Err(self.pooled());
         }
         session.id = SessionId(id);
@@ -252,7 +248,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Ends the connection at once, whatever is under way on it.
         self.task.abort();
-        locked(&self.open).remove(&self.id.0);
+        self.open.lock().remove(&self.id.0);
     }
 }
 

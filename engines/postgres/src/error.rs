@@ -1,5 +1,3 @@
-//! The server's errors, by what they mean.
-
 use std::fmt;
 
 use fencelock_core::Error;
@@ -72,7 +70,6 @@ fn error_of_driver(store: &str, action: &str, error: &tokio_postgres::Error) -> 
     Error::unavailable(store, action, said)
 }
 
-/// An error of the server, with its code.
 #[derive(Debug)]
 struct ServerError {
     code: SqlState,

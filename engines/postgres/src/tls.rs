@@ -15,7 +15,6 @@ pub(super) use encrypted::Connector;
 #[cfg(not(feature = "tls"))]
 pub(super) type Connector = tokio_postgres::NoTls;
 
-/// The driver's mode.
 pub(super) const fn ssl_mode(mode: Mode) -> SslMode {
     match mode {
         Mode::Off => SslMode::Disable,
@@ -92,7 +91,6 @@ mod encrypted {
         tls::explain(error, &host.name)
     }
 
-    /// Makes handshakes. Without a configuration it makes none.
     pub(crate) struct Connector(Option<Arc<ClientConfig>>);
 
     impl Connector {
@@ -140,7 +138,6 @@ mod encrypted {
         }
     }
 
-    /// A connection with TLS.
     pub(crate) struct Encrypted(tokio_rustls::client::TlsStream<Socket>);
 
     impl TlsStream for Encrypted {

@@ -6,10 +6,8 @@ use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnection
 
 pub(crate) const DEFAULT_PORT: u16 = 6379;
 
-/// A host and its port.
 pub(crate) type Address = (String, u16);
 
-/// The files of `tls-ca`, `tls-cert` and `tls-key`.
 pub(crate) struct TlsFiles {
     ca: Option<String>,
     cert: Option<String>,
@@ -43,7 +41,6 @@ pub(crate) fn tcp((host, port): Address, encrypted: bool) -> ConnectionAddr {
     }
 }
 
-/// A host with its port, if any.
 pub(crate) fn address(url: &StoreUrl, host: &str, default: u16) -> Result<Address> {
     // An IPv6 address stands in brackets.
     let (host, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

@@ -8,7 +8,6 @@ use redis::{Cmd, RedisError, Value};
 
 use crate::reply::time_micros;
 
-/// A request to a server.
 pub(crate) type Asking<'a> = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send + 'a>>;
 
 /// Watches the clocks of these servers for a second, all at once. `time` sends `TIME` to one of them.

@@ -36,7 +36,6 @@ struct Nodes {
     epoch: u64,
 }
 
-/// A cluster.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     seeds: Vec<redis::Client>,
@@ -134,7 +133,6 @@ impl Cluster {
             .flatten()
     }
 
-    /// A slot of this node.
     pub(crate) fn slot_of(&self, node: &Arc<Node>) -> Option<u16> {
         let nodes = self.nodes();
         let owns = |owner: &Option<Arc<Node>>| owner.as_ref().is_some_and(|o| Arc::ptr_eq(o, node));
@@ -171,7 +169,6 @@ impl Cluster {
         }
     }
 
-    /// The node of a slot, and its connection, if there is one now.
     pub(crate) fn connection_if_up(
         self: &Arc<Self>,
         state: &Arc<State>,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
+use std::time::Duration;
 
 use fencelock_core::{Clock, Error, Result};
 use redis::aio::MultiplexedConnection;
@@ -24,10 +25,26 @@ use crate::uptime::Uptime;
 /// How many requests may wait in this process for the socket.
 const BUFFER: usize = 1024;
 
-/// What a connection is for.
+/// Connects. `listen` gets what the server pushes.
+pub(crate) async fn connect(
+    client: &redis::Client,
+    timeout: Duration,
+    listen: impl Fn(&PushInfo) + Send + Sync + 'static,
+) -> Result<MultiplexedConnection, RedisError> {
+    let settings = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(timeout))
+        .set_response_timeout(Some(timeout))
+        .set_pipeline_buffer_size(BUFFER)
+        .set_push_sender(move |push: PushInfo| {
+            listen(&push);
+            Ok::<(), ()>(())
+        });
+    let connected = client.get_multiplexed_async_connection_with_config(&settings);
+    connected.await
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// For everything.
     Full,
     /// To write and to wait until replicas have it. It listens to nothing.
     Write,
@@ -35,7 +52,6 @@ pub(crate) enum Purpose {
     Look,
 }
 
-/// What a push tells.
 #[derive(Debug)]
 pub(crate) enum Push<'a> {
     Message(&'a [u8]),
@@ -46,7 +62,6 @@ pub(crate) enum Push<'a> {
 /// What to do with pushes. It is called in the order of the replies.
 pub(crate) type OnPush = Arc<dyn Fn(Push<'_>) + Send + Sync>;
 
-/// What opening a connection takes.
 pub(crate) struct Setup<'a> {
     pub(crate) state: &'a State,
     pub(crate) uptime: &'a Uptime,
@@ -57,7 +72,6 @@ pub(crate) struct Setup<'a> {
     pub(crate) wake_up: Arc<Notify>,
 }
 
-/// The error of one step of opening.
 fn failed(state: &State, action: &'static str) -> impl Fn(RedisError) -> Error {
     move |error| state.failed(action, None, error)
 }
@@ -147,16 +161,9 @@ impl Setup<'_> {
 
     async fn connect(&self, listener: Listener) -> Result<MultiplexedConnection> {
         let config = &self.state.config;
-        let settings = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(config.connect_timeout))
-            .set_response_timeout(Some(config.connect_timeout))
-            .set_pipeline_buffer_size(BUFFER)
-            .set_push_sender(move |push: PushInfo| {
-                listener.receive(&push);
-                Ok::<(), ()>(())
-            });
         let client = &self.client;
-        let connected = client.get_multiplexed_async_connection_with_config(&settings);
+        let listen = move |push: &PushInfo| listener.receive(push);
+        let connected = connect(client, config.connect_timeout, listen);
         connected.await.map_err(|error| {
             let text = error.to_string();
             if text.contains("unknown command") || text.contains("NOPROTO") {

@@ -15,7 +15,6 @@ use crate::reply::unexpected;
 use crate::scripts::Script;
 use crate::slot_channels::SlotChannels;
 
-/// One connection. `connect.rs` makes it.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) driver: MultiplexedConnection,

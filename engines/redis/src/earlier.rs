@@ -1,8 +1,8 @@
 //! Connections that this client has given up. The server may still work on a request that one of them carried.
 
+use fencelock_core::support::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::connection::Connection;
 
@@ -25,12 +25,8 @@ pub(crate) struct Earlier {
 }
 
 impl Earlier {
-    fn all(&self) -> MutexGuard<'_, VecDeque<One>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn remember(&self, connection: &Connection) {
-        let mut all = self.all();
+        let mut all = self.all.lock();
         all.push_back(One {
             generation: connection.generation,
             client_id: connection.client_id,
@@ -47,14 +43,14 @@ impl Earlier {
     /// Whether a connection of generation `first` or later, other than `current`, may still carry a request.
     pub(crate) fn has(&self, first: u64, current: &Connection) -> bool {
         let another = |one: &One| one.generation >= first && one.generation != current.generation;
-        first <= self.forgotten.load(Ordering::SeqCst) || self.all().iter().any(another)
+        first <= self.forgotten.load(Ordering::SeqCst) || self.all.lock().iter().any(another)
     }
 
     /// Makes sure that no request sent over an earlier connection can still take effect.
     pub(crate) async fn end(&self, current: &Connection) {
         // All stay in the list meanwhile: a concurrent withdrawal must not take them for ended.
         let (mut ended, mut asked, mut ids) = (Vec::new(), Vec::new(), Vec::new());
-        for one in self.all().iter() {
+        for one in self.all.lock().iter() {
             match (&one.run_id, &current.run_id, one.client_id) {
                 // The server process is another one: the former's requests ended with it.
                 (Some(before), Some(now), _) if before != now => ended.push(one.generation),
@@ -68,6 +64,8 @@ impl Earlier {
         let answers = current.kill(&ids).await;
         let asked = asked.into_iter().zip(answers);
         ended.extend(asked.filter_map(|(generation, certain)| certain.then_some(generation)));
-        self.all().retain(|one| !ended.contains(&one.generation));
+        self.all
+            .lock()
+            .retain(|one| !ended.contains(&one.generation));
     }
 }

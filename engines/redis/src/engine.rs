@@ -1,18 +1,16 @@
-//! The engine for one server, a master with Sentinels, or a cluster.
-
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
-    Page, Place, Renewal, Standing, Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
+    Withdrawn,
 };
-use fencelock_core::{Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
+use fencelock_core::{Engine, Promises, Result, StoreUrl};
 
 use crate::config::Config;
 use crate::servers::Servers;
-use crate::{acquire, diagnose, inspect, release, renew, wait};
+use crate::{acquire, release, renew, wait};
 
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
@@ -75,35 +73,12 @@ impl Engine for Redis {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.servers
     }
 
     async fn close(&self) -> Result<()> {
         self.servers.close();
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Inspect for Redis {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        inspect::look(&self.servers, name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        inspect::watch(&self.servers, name, seen).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        inspect::list(&self.servers, prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        release::evict(&self.servers, name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        Ok(diagnose::findings(&self.servers).await)
     }
 }
 

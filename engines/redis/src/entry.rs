@@ -1,9 +1,10 @@
 //! The waiting claims of this process. Claims that hold have no entry: a hold costs the engine no memory.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId};
 use tokio::sync::Notify;
 
@@ -14,7 +15,6 @@ pub(crate) struct PushedGrant {
     pub(crate) count: u32,
 }
 
-/// The client's state of one waiting claim.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     news: Mutex<News>,
@@ -35,29 +35,25 @@ struct News {
 }
 
 impl Entry {
-    fn news(&self) -> MutexGuard<'_, News> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn push(&self, pushed: PushedGrant) {
-        self.news().pushed = Some(pushed);
+        self.news.lock().pushed = Some(pushed);
         self.wake_up.notify_one();
     }
 
     /// Has the claim placed again.
     pub(crate) fn wake(&self) {
-        self.news().woken = true;
+        self.news.lock().woken = true;
         self.wake_up.notify_one();
     }
 
     /// The server, asked at `asked_at`, said that the claim waits, and that its counter was `counter`.
     pub(crate) fn waits(&self, asked_at: BootInstant, counter: u64) {
-        self.news().place = Some((asked_at, counter));
+        self.news.lock().place = Some((asked_at, counter));
     }
 
     /// The server was not asked: a pushed grant belongs to an earlier place.
     pub(crate) fn not_asked(&self) {
-        self.news().place = None;
+        self.news.lock().place = None;
     }
 
     /// Waits for a grant that was made after the last request, and returns when that was sent; `None` when the claim should
@@ -65,7 +61,7 @@ impl Entry {
     pub(crate) async fn next(&self) -> Option<(PushedGrant, BootInstant)> {
         loop {
             {
-                let mut news = self.news();
+                let mut news = self.news.lock();
                 if let Some(pushed) = news.pushed.take()
                     && let Some((asked_at, counter)) = news.place
                     && pushed.first > counter
@@ -93,7 +89,6 @@ pub(crate) fn pause_after(last: u32, longest: u32) -> u32 {
     fastrand::u32(10..=last.max(10) * 3).min(longest)
 }
 
-/// All waiting claims of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     all: Mutex<HashMap<ClaimId, Arc<Entry>>>,
@@ -101,13 +96,9 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    fn all(&self) -> MutexGuard<'_, HashMap<ClaimId, Arc<Entry>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers a claim. This comes before any request that could queue it: the push may overtake the reply.
     pub(crate) fn register(&self, id: ClaimId) -> Arc<Entry> {
-        let mut all = self.all();
+        let mut all = self.all.lock();
         let entry = Arc::clone(all.entry(id).or_default());
         self.count.store(all.len(), Ordering::SeqCst);
         entry
@@ -117,19 +108,19 @@ impl Entries {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        self.all().get(id).cloned()
+        self.all.lock().get(id).cloned()
     }
 
     pub(crate) fn remove(&self, id: &ClaimId) {
         if self.count.load(Ordering::SeqCst) > 0 {
-            let mut all = self.all();
+            let mut all = self.all.lock();
             all.remove(id);
             self.count.store(all.len(), Ordering::SeqCst);
         }
     }
 
     pub(crate) fn wake_all(&self) {
-        for entry in self.all().values() {
+        for entry in self.all.lock().values() {
             entry.wake();
         }
     }

@@ -1,5 +1,3 @@
-//! Whether a connection can still be used.
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,24 +1,21 @@
-//! Looking at locks without changing them.
-
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fencelock_core::engine::{Cursor, LockView, Page};
-use fencelock_core::{Error, LockName, Mode, Result, Token};
-use futures_util::stream::{self, StreamExt};
+use async_trait::async_trait;
+use fencelock_core::engine::{Cursor, Evict, Finding, Inspect, LockView, Page};
+use fencelock_core::{LockName, Mode, Result, Token};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
+use crate::diagnose::findings;
 use crate::error::unreadable;
 use crate::keys::Keys;
+use crate::release::evict;
 use crate::reply::{text, unexpected};
-use crate::scan::{Pauses, scan, scanned};
+use crate::scan::{held, scan, scanned};
 use crate::servers::{GrantRules, Servers};
 use crate::stored::{Hold, Stored, foreign_view, waiter_view};
 
 const ACTION: &str = "looking at a lock";
-
-/// How many waiters are shown: as many as `look.lua` returns.
-const MOST_WAITERS: isize = 1000;
 
 /// A lock as the server has it.
 struct Seen {
@@ -141,7 +138,7 @@ async fn see_without_script(servers: &Servers, keys: &Keys<'_>) -> Result<Seen> 
     lock.cmd("ZRANGE")
         .arg(keys.queue())
         .arg(0)
-        .arg(MOST_WAITERS - 1);
+        .arg(LockView::MOST_WAITERS - 1);
     let answers = servers.ask(ACTION, keys, &lock).await?;
     let lock: Lock = redis::from_redis_value(Value::Array(answers)).map_err(failed)?;
     let ((seconds, micros), value, left, queue) = lock;
@@ -178,70 +175,51 @@ async fn see_without_script(servers: &Servers, keys: &Keys<'_>) -> Result<Seen> 
     Ok(seen)
 }
 
-pub(crate) async fn look(servers: &Servers, name: &LockName) -> Result<LockView> {
-    let seen = see(servers, name).await?;
-    if seen.is_unreadable() {
-        return Err(unreadable(servers.state.store(), name));
-    }
-    let view = seen.view(name, true);
-    Ok(view.unwrap_or_else(|| LockView::free(name.clone())))
-}
-
-/// The lock once its highest token is another than `seen`.
-pub(crate) async fn watch(
-    servers: &Servers,
-    name: &LockName,
-    seen: Option<Token>,
-) -> Result<LockView> {
-    let mut pauses = Pauses::new();
-    loop {
-        let view = look(servers, name).await?;
-        if view.token() != seen {
-            return Ok(view);
+#[async_trait]
+impl Inspect for Servers {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let seen = see(self, name).await?;
+        if seen.is_unreadable() {
+            return Err(unreadable(self.state.store(), name));
         }
-        pauses.next().await;
+        let view = seen.view(name, true);
+        Ok(view.unwrap_or_else(|| LockView::free(name.clone())))
     }
-}
 
-pub(crate) async fn list(
-    servers: &Servers,
-    prefix: &str,
-    at: Option<Cursor>,
-    limit: usize,
-) -> Result<Page<LockView>> {
-    // In a cluster one node after another: the cursor is the node's index, and the node's own cursor.
-    let at = at.and_then(|at| {
-        let (node, cursor) = at.0.split_once(':')?;
-        Some((node.parse::<usize>().ok()?, cursor.to_owned()))
-    });
-    let (index, cursor) = at.unwrap_or_else(|| (0, "0".to_owned()));
-    let nodes = servers.nodes();
-    let Some(node) = nodes.get(index) else {
-        return Ok(Page::new(Vec::new(), None));
-    };
-    let connection = node.connection(&servers.state).await?;
-    let answer = connection.send(&scan(prefix, &cursor, limit)).await;
-    let (next, names) = answer
-        .and_then(|answer| scanned(&answer))
-        .map_err(|error| servers.state.failed("listing locks", None, error))?;
-    let looks = names.into_iter().map(|name| async move {
-        let seen = see(servers, &name).await;
-        seen.map(|seen| seen.view(&name, false))
-    });
-    let mut looks = stream::iter(looks).buffered(64);
-    let mut items = Vec::new();
-    while let Some(view) = looks.next().await {
-        match view {
-            Ok(view) => items.extend(view.filter(|view| !view.holders.is_empty())),
-            // The key got another type since the scan.
-            Err(Error::NotALock { .. }) => {}
-            Err(error) => return Err(error),
-        }
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        // In a cluster one node after another: the cursor is the node's index, and the node's own cursor.
+        let at = at.and_then(|at| {
+            let (node, cursor) = at.0.split_once(':')?;
+            Some((node.parse::<usize>().ok()?, cursor.to_owned()))
+        });
+        let (index, cursor) = at.unwrap_or_else(|| (0, "0".to_owned()));
+        let nodes = self.nodes();
+        let Some(node) = nodes.get(index) else {
+            return Ok(Page::new(Vec::new(), None));
+        };
+        let connection = node.connection(&self.state).await?;
+        let answer = connection.send(&scan(prefix, &cursor, limit)).await;
+        let (next, names) = answer
+            .and_then(|answer| scanned(&answer))
+            .map_err(|error| self.state.failed("listing locks", None, error))?;
+        let looks = names.into_iter().map(|name| async move {
+            let seen = see(self, &name).await;
+            seen.map(|seen| seen.view(&name, false))
+        });
+        let items = held(looks).await?;
+        let next = match (next == "0", index + 1 < nodes.len()) {
+            (false, _) => Some(Cursor(format!("{index}:{next}"))),
+            (true, true) => Some(Cursor(format!("{}:0", index + 1))),
+            (true, false) => None,
+        };
+        Ok(Page::new(items, next))
     }
-    let next = match (next == "0", index + 1 < nodes.len()) {
-        (false, _) => Some(Cursor(format!("{index}:{next}"))),
-        (true, true) => Some(Cursor(format!("{}:0", index + 1))),
-        (true, false) => None,
-    };
-    Ok(Page::new(items, next))
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        evict(self, name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(findings(self).await)
+    }
 }

@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 use fencelock_core::LockName;
 use redis::Cmd;
 
-/// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
 
 /// The counter of tokens, except in a cluster.
@@ -50,7 +49,6 @@ fn tag_in(key: &str) -> Option<&str> {
     (!tag.is_empty()).then_some(tag)
 }
 
-/// The slot of a key.
 pub(crate) fn slot(key: &str) -> u16 {
     hash(tag_in(key).unwrap_or(key).as_bytes())
 }
@@ -93,7 +91,6 @@ pub(crate) fn counter(slot: Option<u16>) -> Cow<'static, str> {
     }
 }
 
-/// The keys of a lock.
 #[derive(Debug)]
 pub(crate) struct Keys<'a> {
     pub(crate) name: &'a LockName,

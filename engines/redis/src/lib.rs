@@ -56,7 +56,6 @@ mod cluster;
 mod config;
 mod connect;
 mod connection;
-mod contention;
 mod diagnose;
 mod earlier;
 mod engine;

@@ -1,9 +1,10 @@
 //! One server, or whichever is the master: its current connection, and the task that replaces it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use fencelock_core::support::{Backoff, Mutex};
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{Notify, watch};
 
@@ -30,7 +31,6 @@ pub(crate) enum Target {
     Master(Arc<Sentinels>),
 }
 
-/// Whether the node is connected.
 #[derive(Clone, Debug)]
 enum Status {
     Up(Arc<Connection>),
@@ -51,7 +51,6 @@ impl Status {
     }
 }
 
-/// One server.
 #[derive(Debug)]
 pub(crate) struct Node {
     target: Target,
@@ -70,10 +69,6 @@ pub(crate) struct Node {
     earlier: Arc<Earlier>,
     writers: Arc<Writers>,
     maintained: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Node {
@@ -127,7 +122,6 @@ impl Node {
         })
     }
 
-    /// The current connection, if there is one.
     pub(crate) fn connection_if_up(&self) -> Option<Arc<Connection>> {
         match &*self.status.borrow() {
             Status::Up(connection) if !connection.is_broken() => Some(Arc::clone(connection)),
@@ -135,9 +129,8 @@ impl Node {
         }
     }
 
-    /// Where the Sentinels saw the master last.
     pub(crate) fn address(&self) -> Option<Address> {
-        lock(&self.address).clone()
+        self.address.lock().clone()
     }
 
     fn is_newest(&self, generation: u64) -> bool {
@@ -173,7 +166,7 @@ impl Node {
         if let Some(found) = found {
             let promoted_until = promotion_delay(state, &connection, &found)?;
             connection.grants_from = connection.grants_from.max(promoted_until);
-            *lock(&self.address) = Some(found.address);
+            *self.address.lock() = Some(found.address);
         }
         if !config.is_cluster() {
             state.saw(0, connection.floor);
@@ -231,20 +224,18 @@ impl Node {
         connection: &Connection,
         restart_delay: Duration,
     ) -> Option<BootInstant> {
-        let before = std::mem::replace(&mut *lock(&self.run_id), connection.run_id.clone());
-        let mut until = lock(&self.replaced_until);
+        let before = std::mem::replace(&mut *self.run_id.lock(), connection.run_id.clone());
+        let mut until = self.replaced_until.lock();
         if before.is_some() && before != connection.run_id && !restart_delay.is_zero() {
             *until = (*until).max(Some(Clock::Boot.now() + restart_delay));
         }
         *until
     }
 
-    /// Makes sure that no request sent over an earlier connection can still take effect.
     pub(crate) async fn end_earlier(&self, connection: &Connection) {
         self.earlier.end(connection).await;
     }
 
-    /// Whether an earlier connection, of generation `first` or later, may still carry a request.
     pub(crate) fn has_earlier(&self, first: u64, current: &Connection) -> bool {
         self.earlier.has(first, current)
     }
@@ -294,7 +285,6 @@ impl Node {
         writer.await.map(Some)
     }
 
-    /// Ends the connection for good.
     pub(crate) fn close(&self) {
         self.status.send_replace(Status::Closed);
         self.writers.close();
@@ -326,7 +316,6 @@ fn promotion_delay(
     Ok(left.map(|left| found.asked_at + left))
 }
 
-/// Replaces the connection whenever it is lost.
 async fn reconnect(
     state: Weak<State>,
     node: Weak<Node>,
@@ -338,7 +327,7 @@ async fn reconnect(
             () = wake_up.notified() => {}
             () = closed(&mut status) => return,
         }
-        let mut pause = Duration::from_millis(5);
+        let mut pauses = Backoff::new(Duration::from_millis(5), LONGEST_PAUSE);
         loop {
             let (Some(state), Some(node)) = (state.upgrade(), node.upgrade()) else {
                 return;
@@ -361,8 +350,7 @@ async fn reconnect(
                 }
             }
             drop((state, node));
-            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 }

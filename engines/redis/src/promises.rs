@@ -1,5 +1,3 @@
-//! What a store can promise, by what its servers say of themselves.
-
 use std::time::Duration;
 
 use fencelock_core::{Durability, Finding, Order, Promises, Wake};

@@ -1,5 +1,3 @@
-//! Renewals: many holds in few requests.
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,7 +31,6 @@ const SHARED: usize = 64;
 /// Holds of one slot, as indexes into all that are renewed: one script call renews them.
 type Group = (u16, Vec<usize>);
 
-/// What is renewed at one server.
 #[derive(Debug, Default)]
 struct Share {
     /// The exclusive holds, by request.

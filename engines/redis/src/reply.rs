@@ -2,7 +2,6 @@
 
 use redis::{ErrorKind, RedisError, Value};
 
-/// A reply that is not what was expected.
 pub(crate) fn unexpected(value: &Value) -> RedisError {
     let shown: String = format!("{value:?}").chars().take(200).collect();
     RedisError::from((
@@ -12,12 +11,10 @@ pub(crate) fn unexpected(value: &Value) -> RedisError {
     ))
 }
 
-/// Replies that are not what was expected.
 pub(crate) fn unexpected_all(values: &[Value]) -> RedisError {
     unexpected(&Value::Array(values.to_vec()))
 }
 
-/// A reply as text, if it is text.
 pub(crate) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),

@@ -1,29 +1,13 @@
-//! Finding locks on one server, and pauses between two looks.
+//! Finding locks on one server.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use fencelock_core::LockName;
+use fencelock_core::engine::LockView;
+use fencelock_core::{Error, LockName, Result};
+use futures_util::stream::{self, StreamExt};
 use redis::{Cmd, RedisError, Value};
 
 use crate::reply::{text, unexpected};
-
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
-/// Growing pauses between two looks at a lock.
-pub(crate) struct Pauses(Duration);
-
-impl Pauses {
-    pub(crate) fn new() -> Self {
-        Self(SHORTEST_PAUSE)
-    }
-
-    pub(crate) async fn next(&mut self) {
-        tokio::time::sleep(self.0.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-        self.0 = (self.0 * 3 / 2).min(LONGEST_PAUSE);
-    }
-}
 
 /// The command for some of the keys that may be locks.
 pub(crate) fn scan(prefix: &str, cursor: &str, limit: usize) -> Cmd {
@@ -52,6 +36,24 @@ pub(crate) fn scanned(answer: &Value) -> Result<(String, BTreeSet<LockName>), Re
         .filter_map(|name| LockName::new(name).ok())
         .collect();
     Ok((text(next).unwrap_or_default(), names))
+}
+
+/// The locks that are held among those that these futures look at.
+pub(crate) async fn held<L>(looks: impl Iterator<Item = L> + Send) -> Result<Vec<LockView>>
+where
+    L: Future<Output = Result<Option<LockView>>> + Send,
+{
+    let mut looks = stream::iter(looks).buffered(64);
+    let mut views = Vec::new();
+    while let Some(view) = looks.next().await {
+        match view {
+            Ok(view) => views.extend(view.filter(|view| !view.holders.is_empty())),
+            // The key got another type since the scan.
+            Err(Error::NotALock { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(views)
 }
 
 /// The pattern for all keys with a prefix.

@@ -29,7 +29,6 @@ impl Script {
     }
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(crate) struct Scripts {
     pub(crate) seed: Script,

@@ -1,9 +1,10 @@
 //! The Sentinels of a master: where it is, since when, and whether most of them still say so.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
@@ -25,7 +26,6 @@ const LATE_ANSWERS: Duration = Duration::from_millis(100);
 /// may take to learn the outcome.
 pub(crate) const MARGIN: Duration = Duration::from_secs(3);
 
-/// The Sentinels.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
     master: String,
@@ -49,7 +49,6 @@ struct Known {
     confirmed: Option<(Address, BootInstant)>,
 }
 
-/// Where the master is.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) address: Address,
@@ -58,7 +57,6 @@ pub(crate) struct Found {
     pub(crate) asked_at: BootInstant,
 }
 
-/// What one of them says.
 #[derive(Debug)]
 struct Answer {
     address: Address,
@@ -70,7 +68,6 @@ struct Answer {
     all: usize,
 }
 
-/// The replies of all Sentinels.
 #[derive(Debug, Default)]
 struct Answers {
     known: Vec<Answer>,
@@ -93,11 +90,6 @@ impl Sentinels {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How often they are asked.
     pub(crate) fn pause(&self) -> Duration {
         if self.strict {
             SHORT_INTERVAL
@@ -168,7 +160,7 @@ impl Sentinels {
         asked_at: BootInstant,
     ) -> Result<Found> {
         let most = all / 2 + 1;
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let Some(newest) = answers.iter().max_by_key(|answer| answer.epoch) else {
             return Err(self.unavailable(config, "no Sentinel answers".into()));
         };
@@ -209,7 +201,7 @@ impl Sentinels {
         if !self.strict {
             return Ok(());
         }
-        match &self.known().confirmed {
+        match &self.known.lock().confirmed {
             Some((confirmed, asked_at))
                 if Some(confirmed) == address && Clock::Boot.now().since(*asked_at) < VALID_FOR =>
             {

@@ -19,7 +19,6 @@ use crate::state::{State, Task};
 use crate::stored::mark;
 use crate::unanswered::Unanswered;
 
-/// How the servers belong together.
 #[derive(Debug)]
 enum Topology {
     One(Arc<Node>),
@@ -28,7 +27,6 @@ enum Topology {
     Cluster(Arc<Cluster>),
 }
 
-/// Whether a server may grant.
 #[derive(Debug)]
 pub(crate) enum Gate {
     Open,
@@ -105,7 +103,6 @@ impl Servers {
         Ok((servers, heard))
     }
 
-    /// The cluster, if it is one.
     pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
         match &self.topology {
             Topology::Cluster(cluster) => Some(cluster),
@@ -182,9 +179,6 @@ impl Servers {
     }
 
     /// Runs a script about a lock at the server that has it.
-    ///
-    /// # Errors
-    /// If there is no reply, or an error.
     pub(crate) async fn run(
         &self,
         action: &str,
@@ -210,9 +204,6 @@ impl Servers {
     }
 
     /// Asks the server that has a lock several questions at once, without a script.
-    ///
-    /// # Errors
-    /// If there is no reply, or one is an error.
     pub(crate) async fn ask(
         &self,
         action: &str,
@@ -295,7 +286,6 @@ impl Servers {
         !may_run
     }
 
-    /// Ends the connections for good.
     pub(crate) fn close(&self) {
         match &self.topology {
             Topology::One(node) | Topology::Sentinel(node, _) => node.close(),

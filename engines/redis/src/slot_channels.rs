@@ -1,9 +1,10 @@
 //! In a cluster: the channels of slots that this process listens to, at one node.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock};
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
@@ -21,17 +22,13 @@ const IDLE: Duration = Duration::from_secs(60);
 pub(crate) struct Subscriptions(Arc<Mutex<HashMap<String, BootInstant>>>);
 
 impl Subscriptions {
-    fn all(&self) -> MutexGuard<'_, HashMap<String, BootInstant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn confirmed(&self, channel: &str) {
-        self.all().insert(channel.to_owned(), Clock::Boot.now());
+        self.0.lock().insert(channel.to_owned(), Clock::Boot.now());
     }
 
     /// The server ended a subscription. Returns `false` if this process had given it up itself.
     pub(crate) fn ended(&self, channel: &str) -> bool {
-        self.all().remove(channel).is_some()
+        self.0.lock().remove(channel).is_some()
     }
 }
 
@@ -61,7 +58,7 @@ impl SlotChannels {
 
     /// Listens to a channel. Returns whether it is the first one of this connection.
     pub(crate) async fn listen(&self, channel: &str) -> Result<bool, RedisError> {
-        if let Some(asked) = self.subscriptions.all().get_mut(channel) {
+        if let Some(asked) = self.subscriptions.0.lock().get_mut(channel) {
             *asked = Clock::Boot.now();
             return Ok(false);
         }
@@ -73,7 +70,7 @@ impl SlotChannels {
         self.health.note(&self.silence, answer.as_ref().err());
         let answer = answer?;
         let first = {
-            let subscriptions = self.subscriptions.all();
+            let subscriptions = self.subscriptions.0.lock();
             // The reply may belong to another request if a slot has just moved.
             if !subscriptions.contains_key(channel) {
                 return Err(unexpected(&answer));
@@ -86,7 +83,7 @@ impl SlotChannels {
 
     async fn give_up_idle(&self) {
         let idle: Vec<String> = {
-            let mut subscriptions = self.subscriptions.all();
+            let mut subscriptions = self.subscriptions.0.lock();
             if subscriptions.len() < CHANNELS {
                 return;
             }

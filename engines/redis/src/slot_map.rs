@@ -7,7 +7,6 @@ use crate::reply::text;
 
 /// What one node says.
 pub(crate) struct SlotMap {
-    /// The cluster's epoch.
     pub(crate) epoch: u64,
     /// First slot, last slot, and the master that has them.
     pub(crate) ranges: Vec<(u16, u16, Address)>,

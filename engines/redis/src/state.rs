@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::{Event, EventSender};
+use fencelock_core::support::Contention;
 use fencelock_core::{ClaimId, Error, LockName, Result};
 use redis::RedisError;
 use tokio::sync::mpsc;
 
 use crate::config::Config;
-use crate::contention::Contention;
 use crate::entry::{Entries, PushedGrant};
 use crate::error::explain;
 use crate::keys::{Keys, SLOTS};
@@ -28,7 +28,6 @@ pub(crate) enum Task {
     FindServers,
 }
 
-/// What all calls share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,
@@ -40,14 +39,14 @@ pub(crate) struct State {
     /// The highest token seen, of the store or of each slot: later tokens must be above it.
     highest: Box<[AtomicU64]>,
     generations: AtomicU64,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
     tasks: mpsc::UnboundedSender<Task>,
 }
 
 impl State {
     pub(crate) fn new(
         config: Config,
-        events: mpsc::UnboundedSender<Event>,
+        events: EventSender,
         tasks: mpsc::UnboundedSender<Task>,
     ) -> Result<Self> {
         let counters = if config.is_cluster() { SLOTS } else { 1 };
@@ -121,14 +120,9 @@ impl State {
                     None => self.ask_for(Task::GiveBack { claim, first, name }),
                 }
             }
-            Message::Lost(claim) => self.tell(Event::Lost(claim)),
-            Message::Asked(claim) => self.tell(Event::Asked(claim)),
+            Message::Lost(claim) => self.events.tell(Event::Lost(claim)),
+            Message::Asked(claim) => self.events.tell(Event::Asked(claim)),
         }
-    }
-
-    fn tell(&self, event: Event) {
-        // The receiver is gone while the engine is dropped.
-        let _ = self.events.send(event);
     }
 
     pub(crate) fn ask_for(&self, task: Task) {

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fencelock_core::engine::Claim;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock};
 
 /// Of each claim: the generation of the first connection that carried such a request, and when even a late request has
@@ -16,16 +16,12 @@ pub(crate) struct Unanswered {
 }
 
 impl Unanswered {
-    fn claims(&self) -> MutexGuard<'_, HashMap<ClaimId, (u64, BootInstant)>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A request went out over this connection, and no reply came.
     pub(crate) fn note(&self, claim: &Claim, generation: u64) {
         let now = Clock::Boot.now();
         // The core gives up one lease after its last attempt; twice that is enough to remember.
         let over = now + claim.ttl.saturating_add(claim.lock_delay).saturating_mul(2);
-        let mut claims = self.claims();
+        let mut claims = self.claims.lock();
         claims.retain(|_, (_, over)| *over > now);
         let (first, _) = *claims.entry(claim.id).or_insert((generation, over));
         claims.insert(claim.id, (first.min(generation), over));
@@ -36,11 +32,11 @@ impl Unanswered {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        self.claims().get(id).copied()
+        self.claims.lock().get(id).copied()
     }
 
     pub(crate) fn forget(&self, id: &ClaimId) {
-        let mut claims = self.claims();
+        let mut claims = self.claims.lock();
         claims.remove(id);
         self.count.store(claims.len(), Ordering::SeqCst);
     }

@@ -3,10 +3,10 @@
 //! machines, and how much processor time it has used. The server remembers both, so that a new client need not wait for a
 //! server that has run for long.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fencelock_core::BootInstant;
+use fencelock_core::support::Mutex;
 use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
 
@@ -25,7 +25,7 @@ pub(crate) struct Uptime(Mutex<Option<(String, BootInstant)>>);
 impl Uptime {
     /// Since when this client has seen this process, which it asks at `asked`.
     fn since(&self, run_id: &str, asked: BootInstant) -> BootInstant {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.0.lock();
         match &*seen {
             Some((known, since)) if known == run_id => *since,
             _ => seen.insert((run_id.to_owned(), asked)).1,

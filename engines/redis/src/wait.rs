@@ -1,5 +1,3 @@
-//! Waiting for a push.
-
 use fencelock_core::engine::{Claim, Grant, Place};
 use fencelock_core::{Clock, Result, Token, Tokens};
 

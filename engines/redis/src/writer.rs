@@ -2,8 +2,9 @@
 //! its own meanwhile.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -18,14 +19,12 @@ const GRANTS: usize = 4;
 /// How many renewal requests may: grants that wait for slow replicas do not delay them.
 const RENEWALS: usize = 4;
 
-/// What a writer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Grant,
     Renewal,
 }
 
-/// The writers of one node.
 #[derive(Debug)]
 pub(crate) struct Writers {
     grants: Arc<Semaphore>,
@@ -44,12 +43,8 @@ impl Writers {
         })
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn close(&self) {
-        self.idle().clear();
+        self.idle.lock().clear();
     }
 
     /// A writer to the server that `main` leads to.
@@ -75,7 +70,7 @@ impl Writers {
             !connection.is_broken() && connection.run_id == main.run_id
         };
         let found = {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             idle.retain(fits);
             idle.pop()
         };
@@ -160,7 +155,7 @@ impl Drop for Writer {
             self.spoil();
         }
         if !self.spoiled {
-            self.pool.idle().push(Arc::clone(&self.connection));
+            self.pool.idle.lock().push(Arc::clone(&self.connection));
         }
     }
 }

@@ -1,5 +1,3 @@
-//! Placing a claim: it holds, or joins the queue.
-
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
@@ -7,7 +5,7 @@ use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
 use fencelock_sql::lease::{self, CLAIM_WINDOW, RECHECK, Rows, Step};
 use rusqlite::{Row, params};
 
-use crate::handle::Handle;
+use crate::handle::{Handle, How};
 use crate::job::Action;
 use crate::rows::{delete_expired, leave_queue, read, wake_next};
 use crate::stored::{Sql, duration_value, instant_value, token_value};
@@ -18,7 +16,7 @@ pub(crate) async fn place(worker: &Handle, claim: &Claim) -> Result<Standing> {
     let action = Action::on("take", &claim.name);
     let claim = claim.clone();
     worker
-        .write_small(action, move |transaction| {
+        .run(How::SmallWrite, action, move |transaction| {
             take_step(transaction, &claim, asked_at)
         })
         .await?

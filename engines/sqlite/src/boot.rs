@@ -41,7 +41,6 @@ impl Boot {
         Ok(Self { id })
     }
 
-    /// The id to be stored, if this process knows it.
     pub(crate) fn id(&self) -> Option<&str> {
         self.id.as_deref()
     }

@@ -15,7 +15,6 @@ use crate::file::{File, micros};
 use crate::file_name;
 use crate::stored::{self, APPLICATION_ID, FORMAT, Sql};
 
-/// The file, open.
 pub(crate) struct OpenFile {
     pub(crate) connection: Connection,
     identity: Identity,

@@ -1,8 +1,6 @@
-//! `impl Engine`: what the engine is made of, and where each call is answered.
-
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +8,7 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
     Withdrawn,
 };
+use fencelock_core::support::Mutex;
 use fencelock_core::{Durability, Engine, Order, Promises, Result, StoreUrl, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
@@ -152,8 +151,7 @@ impl Engine for Sqlite {
     }
 
     async fn close(&self) -> Result<()> {
-        let listener = self.listener.lock();
-        let listener = listener.unwrap_or_else(PoisonError::into_inner).take();
+        let listener = self.listener.lock().take();
         if let Some(listener) = listener {
             listener.end(self.worker.timeout()).await;
         }

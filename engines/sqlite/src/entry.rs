@@ -4,9 +4,10 @@
 //! at most one check is queued.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, LockName};
 use fencelock_sql::poll::longer;
 use tokio::sync::Notify;
@@ -23,7 +24,6 @@ enum Entry {
     Holding(Holding),
 }
 
-/// A claim that waits.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     wake_up: Notify,
@@ -46,7 +46,7 @@ impl Waiting {
 
     /// How long to wait before the next poll. It grows with each call.
     pub(crate) fn next_poll_interval(&self) -> Duration {
-        let mut interval = locked(&self.poll_interval);
+        let mut interval = self.poll_interval.lock();
         let now = interval.unwrap_or(FIRST_POLL);
         *interval = Some(longer(now));
         now
@@ -54,21 +54,21 @@ impl Waiting {
 
     /// The lock has changed: poll quickly again.
     pub(crate) fn reset_poll_interval(&self) {
-        *locked(&self.poll_interval) = None;
+        *self.poll_interval.lock() = None;
     }
 }
 
 impl Entries {
     /// To be called in the transaction that gives the claim its place, so that no wake-up comes too early.
     pub(crate) fn set_waiting(&self, claim: ClaimId) {
-        let mut entries = locked(&self.0);
+        let mut entries = self.0.lock();
         if !matches!(entries.get(&claim), Some(Entry::Waiting(_))) {
             entries.insert(claim, Entry::Waiting(Arc::default()));
         }
     }
 
     pub(crate) fn set_holding(&self, claim: ClaimId, name: &LockName) {
-        let mut entries = locked(&self.0);
+        let mut entries = self.0.lock();
         if !matches!(entries.get(&claim), Some(Entry::Holding(_))) {
             let holding = Holding {
                 name: name.clone(),
@@ -79,25 +79,25 @@ impl Entries {
     }
 
     pub(crate) fn remove(&self, claim: ClaimId) {
-        locked(&self.0).remove(&claim);
+        self.0.lock().remove(&claim);
     }
 
     pub(crate) fn remove_waiting(&self, claim: ClaimId) {
-        let mut entries = locked(&self.0);
+        let mut entries = self.0.lock();
         if matches!(entries.get(&claim), Some(Entry::Waiting(_))) {
             entries.remove(&claim);
         }
     }
 
     pub(crate) fn remove_holding(&self, claim: ClaimId) {
-        let mut entries = locked(&self.0);
+        let mut entries = self.0.lock();
         if matches!(entries.get(&claim), Some(Entry::Holding(_))) {
             entries.remove(&claim);
         }
     }
 
     pub(crate) fn waiting(&self, claim: ClaimId) -> Option<Arc<Waiting>> {
-        match locked(&self.0).get(&claim) {
+        match self.0.lock().get(&claim) {
             Some(Entry::Waiting(waiting)) => Some(Arc::clone(waiting)),
             _ => None,
         }
@@ -105,7 +105,7 @@ impl Entries {
 
     /// Wakes a claim that waits. `false` if it does not wait here.
     pub(crate) fn wake(&self, claim: ClaimId) -> bool {
-        match locked(&self.0).get(&claim) {
+        match self.0.lock().get(&claim) {
             Some(Entry::Waiting(waiting)) => {
                 waiting.wake_up.notify_one();
                 true
@@ -117,7 +117,7 @@ impl Entries {
     /// Notes that the row of a holder is to be checked. Returns its lock; `None` if a check is queued already, or if the
     /// claim does not hold here.
     pub(crate) fn queue_check(&self, claim: ClaimId) -> Option<LockName> {
-        match locked(&self.0).get_mut(&claim) {
+        match self.0.lock().get_mut(&claim) {
             Some(Entry::Holding(holding)) if !holding.check_queued => {
                 holding.check_queued = true;
                 Some(holding.name.clone())
@@ -128,13 +128,8 @@ impl Entries {
 
     /// A check begins. From now on a wake-up may be about a change that this check does not see.
     pub(crate) fn check_begins(&self, claim: ClaimId) {
-        if let Some(Entry::Holding(holding)) = locked(&self.0).get_mut(&claim) {
+        if let Some(Entry::Holding(holding)) = self.0.lock().get_mut(&claim) {
             holding.check_queued = false;
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is a single step, so a panic leaves nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -31,7 +31,18 @@ pub(crate) struct Handle {
     file: Arc<File>,
 }
 
-/// Starts the worker.
+/// How work is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum How {
+    Write,
+    /// A few statements: on the caller's thread if they need not wait.
+    SmallWrite,
+    /// Before everything that is queued: validity runs out while a renewal waits.
+    Renew,
+    /// It changes nothing and waits for no other process.
+    Read,
+}
+
 pub(crate) async fn start(parts: Parts) -> Result<Handle> {
     let (messages, received) = mpsc::channel();
     let (renewals, received_renewals) = mpsc::channel();
@@ -57,53 +68,31 @@ impl Handle {
 
     /// Does work in a transaction, alone or together with others. `work` may run more than once; only the effects and the
     /// result of its last run are kept.
-    pub(crate) async fn write<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
+        how: How,
         action: Action,
         work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
     ) -> Result<T> {
         let (job, answer) = self.request(action.clone(), work);
-        self.send(Message::Write(job))?;
-        self.answer(action, answer).await
-    }
-
-    /// As [`Handle::write`], before everything that is queued: validity runs out while a renewal waits.
-    pub(crate) async fn renew<T: Send + 'static>(
-        &self,
-        action: Action,
-        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
-    ) -> Result<T> {
-        let (job, answer) = self.request(action.clone(), work);
-        self.renewals.send(job).map_err(|_| Error::Closed)?;
-        self.send(Message::Renew)?;
-        self.answer(action, answer).await
-    }
-
-    /// As [`Handle::write`], for work of a few statements.
-    pub(crate) async fn write_small<T: Send + 'static>(
-        &self,
-        action: Action,
-        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
-    ) -> Result<T> {
-        let (job, answer) = self.request(action.clone(), work);
-        if let Some(job) = self.write_at_once(job) {
-            self.send(Message::Write(job))?;
+        match how {
+            How::Write => self.send(Message::Write(job))?,
+            How::SmallWrite => {
+                if let Some(job) = self.write_at_once(job) {
+                    self.send(Message::Write(job))?;
+                }
+            }
+            How::Renew => {
+                self.renewals.send(job).map_err(|_| Error::Closed)?;
+                self.send(Message::Renew)?;
+            }
+            How::Read => self.send(Message::Read(job))?,
         }
-        self.answer(action, answer).await
+        let answer = async { answer.await.unwrap_or(Err(Error::Closed)) };
+        self.in_time(action, answer).await
     }
 
-    /// Does work that changes nothing and waits for no other process.
-    pub(crate) async fn read<T: Send + 'static>(
-        &self,
-        action: Action,
-        work: impl FnMut(&mut Transaction<'_>) -> Sql<T> + Send + 'static,
-    ) -> Result<T> {
-        let (job, answer) = self.request(action.clone(), work);
-        self.send(Message::Read(job))?;
-        self.answer(action, answer).await
-    }
-
-    /// As [`Handle::read`], and nobody waits for the answer.
+    /// Reads, and nobody waits for the answer.
     pub(crate) fn read_in_background(
         &self,
         action: Action,
@@ -145,11 +134,6 @@ impl Handle {
     fn send(&self, message: Message) -> Result<()> {
         self.worker.count_message();
         self.messages.send(message).map_err(|_| Error::Closed)
-    }
-
-    async fn answer<T>(&self, action: Action, answer: Answer<T>) -> Result<T> {
-        let answer = async { answer.await.unwrap_or(Err(Error::Closed)) };
-        self.in_time(action, answer).await
     }
 
     /// The worker limits how long it waits for other processes. This limit is for a disk that does not answer.

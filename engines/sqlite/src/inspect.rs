@@ -1,5 +1,3 @@
-//! `impl Inspect`: looking at locks, listing them, and evicting holders.
-
 use async_trait::async_trait;
 use fencelock_core::engine::{
     Cursor, Event, Evict, HolderView, Inspect, LockView, Page, WaiterView,
@@ -9,28 +7,28 @@ use fencelock_sql::lease::Holder;
 use rusqlite::params;
 
 use crate::engine::Sqlite;
+use crate::handle::How;
 use crate::job::Action;
 use crate::rows::{read, wake_next};
 use crate::stored::{Sql, claim_id, duration, instant, instant_value, mode, token, unreadable};
 use crate::transaction::Transaction;
 use crate::wake_up::{Message, WakeUp};
 
-/// The most waiters in the view of a lock.
-const MOST_WAITERS: i64 = 1000;
-
 #[async_trait]
 impl Inspect for Sqlite {
     async fn look(&self, name: &LockName) -> Result<LockView> {
         let (action, name) = (Action::on("look at", name), name.clone());
         self.worker
-            .read(action, move |transaction| view(transaction, &name))
+            .run(How::Read, action, move |transaction| {
+                view(transaction, &name)
+            })
             .await
     }
 
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let prefix = prefix.to_owned();
         self.worker
-            .read(Action::Other("list locks"), move |transaction| {
+            .run(How::Read, Action::Other("list locks"), move |transaction| {
                 page(transaction, &prefix, at.as_ref(), limit)
             })
             .await
@@ -43,7 +41,7 @@ impl Inspect for Sqlite {
         };
         let (action, name) = (Action::on(what, name), name.clone());
         self.worker
-            .write(action, move |transaction| {
+            .run(How::Write, action, move |transaction| {
                 evict(transaction, &name, token, how)
             })
             .await
@@ -80,7 +78,11 @@ fn holders(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<HolderView
 fn waiters(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<WaiterView>> {
     let sql = "SELECT owner, mode, label FROM waiters WHERE name = ?1 AND expiry > ?2 ORDER BY ticket LIMIT ?3";
     let mut select = transaction.connection.prepare_cached(sql)?;
-    let values = params![name.as_str(), instant_value(transaction.now), MOST_WAITERS];
+    let values = params![
+        name.as_str(),
+        instant_value(transaction.now),
+        LockView::MOST_WAITERS as i64
+    ];
     let waiters = select.query_map(values, |row| {
         Ok(WaiterView::new(row.get(0)?, mode(row, 1)?).label(row.get(2)?))
     })?;

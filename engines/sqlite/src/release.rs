@@ -4,7 +4,7 @@ use fencelock_core::engine::{Claim, Leave, Withdrawn};
 use fencelock_core::{ClaimId, LockName, Result};
 use rusqlite::{OptionalExtension, params};
 
-use crate::handle::Handle;
+use crate::handle::{Handle, How};
 use crate::job::Action;
 use crate::rows::{leave_queue, read, wake_next};
 use crate::stored::{Sql, duration_value, instant_value};
@@ -14,7 +14,9 @@ pub(crate) async fn withdraw(worker: &Handle, claim: &Claim, how: Leave) -> Resu
     let action = Action::on("release", &claim.name);
     let claim = claim.clone();
     worker
-        .write_small(action, move |transaction| leave(transaction, &claim, how))
+        .run(How::SmallWrite, action, move |transaction| {
+            leave(transaction, &claim, how)
+        })
         .await
 }
 

@@ -1,11 +1,9 @@
-//! Renewals.
-
 use fencelock_core::engine::{HeldClaim, Renewal};
 use fencelock_core::{BootInstant, Clock, Result};
 use fencelock_sql::lease;
 use rusqlite::{OptionalExtension, params};
 
-use crate::handle::Handle;
+use crate::handle::{Handle, How};
 use crate::job::Action;
 use crate::stored::{Sql, duration_value, instant_value, token_value};
 use crate::transaction::Transaction;
@@ -32,9 +30,11 @@ pub(crate) async fn renew(worker: &Handle, held: &[HeldClaim]) -> Vec<Renewal> {
 async fn renew_batch(worker: &Handle, batch: Vec<HeldClaim>) -> Result<Vec<Renewal>> {
     let asked_at = Clock::Boot.now();
     worker
-        .renew(Action::Other("renew holds"), move |transaction| {
-            prolong_all(transaction, &batch, asked_at)
-        })
+        .run(
+            How::Renew,
+            Action::Other("renew holds"),
+            move |transaction| prolong_all(transaction, &batch, asked_at),
+        )
         .await
 }
 

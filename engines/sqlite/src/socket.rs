@@ -16,7 +16,6 @@ use crate::wake_up::{Address, Delivery, Received, WakeUp, decode, encode, networ
 const MOST_STRAY: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The socket that sends wake-ups.
 #[derive(Debug)]
 pub(crate) struct Sender {
     namespace: u64,

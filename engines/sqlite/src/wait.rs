@@ -10,7 +10,7 @@ use rusqlite::{OptionalExtension, params};
 use tokio::sync::mpsc;
 
 use crate::entry::Entries;
-use crate::handle::Handle;
+use crate::handle::{Handle, How};
 use crate::job::Action;
 use crate::rows::read;
 use crate::stored::Sql;
@@ -43,7 +43,9 @@ pub(crate) async fn wait(
         let action = Action::on("look at", &claim.name);
         let claim = claim.clone();
         if worker
-            .read(action, move |transaction| has_changed(transaction, &claim))
+            .run(How::Read, action, move |transaction| {
+                has_changed(transaction, &claim)
+            })
             .await?
         {
             waiting.reset_poll_interval();

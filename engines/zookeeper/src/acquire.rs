@@ -147,17 +147,17 @@ impl State {
     /// Creates a claim's node, and reads the queue unless the alone hint makes that unnecessary.
     async fn create_node(&self, entry: &Arc<Entry>, claim: &Claim) -> Result<Seen, Failure> {
         // A node that this connection's server does not show may still exist.
-        if entry.known().node.is_some() {
+        if entry.known.lock().node.is_some() {
             Box::pin(self.delete_node(entry)).await?;
         }
-        let managed = Arc::clone(&entry.known().managed);
+        let managed = Arc::clone(&entry.known.lock().managed);
         let connection = managed.connection().await?;
         let count = match claim.mode {
             Mode::Exclusive => claim.reserve.clamp(1, stored::MAX_TOKENS),
             Mode::Shared | Mode::Permit { .. } => 1,
         };
         {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             known.session = Arc::clone(&connection.session);
             known.node = None;
             known.moved_from = None;
@@ -319,16 +319,16 @@ impl State {
     /// Finds out the position of a claim that was placed before.
     async fn check_again(&self, entry: &Arc<Entry>, claim: &Claim) -> Result<Position> {
         let failure = |failure| self.error(taking(claim), failure);
-        if entry.known().uncertain {
+        if entry.known.lock().uncertain {
             self.settle(entry).await.map_err(failure)?;
         }
-        if entry.known().ended {
+        if entry.known.lock().ended {
             // An ended hold does not come back: a new grant needs a new node.
             self.delete_node(entry).await.map_err(failure)?;
             return Ok(Position::Gone);
         }
         let (managed, session, node) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             let (managed, session) = (&known.managed, &known.session);
             (Arc::clone(managed), Arc::clone(session), known.node.clone())
         };
@@ -371,7 +371,7 @@ impl State {
         let mut checked = Vec::new();
         loop {
             let position = self.decide(entry, claim, seen).await?;
-            let waits_for = entry.known().waits_for.clone();
+            let waits_for = entry.known.lock().waits_for.clone();
             if !matches!(position, Position::Waiting(_)) || waits_for == checked {
                 return Ok(position);
             }
@@ -402,7 +402,7 @@ impl State {
             return Ok(position);
         }
         let (first, session, timeout) = {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             let Some(czxid) = known.node.as_ref().map(|node| node.czxid) else {
                 return Ok(Position::Gone);
             };
@@ -427,7 +427,7 @@ impl State {
         let lease = self.sessions.lease(claim, &session);
         self.hold_until(entry, counted_from + (lease + claim.lock_delay));
         self.watch_if_recorded(entry, claim, &connection);
-        let count = entry.known().count;
+        let count = entry.known.lock().count;
         Ok(Position::Held(Grant::new(
             Tokens::new(first, count),
             counted_from,
@@ -443,7 +443,12 @@ impl State {
         children: Vec<String>,
     ) -> Result<Option<Position>> {
         let queue = self.queue(&claim.name, children)?;
-        let node = entry.known().node.as_ref().map(|node| node.name.clone());
+        let node = entry
+            .known
+            .lock()
+            .node
+            .as_ref()
+            .map(|node| node.name.clone());
         let Some(at) = node.and_then(|node| queue.find(&node)) else {
             return Ok(Some(Position::Gone));
         };
@@ -453,7 +458,7 @@ impl State {
         let paths = others
             .into_iter()
             .map(|other| entry.lock_node.child(&queue.0[other].node));
-        entry.known().waits_for = paths.collect();
+        entry.known.lock().waits_for = paths.collect();
         Ok(Some(Position::Waiting(
             Place::new(Clock::Boot.now() + RECHECK).ahead((at - queue.holding()) as u64),
         )))
@@ -462,7 +467,7 @@ impl State {
 
 /// Notes that a claim's node exists, before later replies can fail.
 fn note_created(entry: &Entry, connection: &Connection, node: Node) {
-    let mut known = entry.known();
+    let mut known = entry.known.lock();
     known.uncertain = false;
     known.session = Arc::clone(&connection.session);
     known.node = Some(node);

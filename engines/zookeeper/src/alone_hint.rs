@@ -5,9 +5,10 @@
 //! too. This is true while the lock's node is the same one. A watch on the lock's node tells when it is replaced: the
 //! server sends that notice before the answer to any later request over the same connection.
 
+use fencelock_core::support::Mutex;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use futures_util::FutureExt;
 use zookeeper_client::OneshotWatcher;
@@ -34,7 +35,6 @@ struct Last {
     deleted: bool,
 }
 
-/// The watch on the lock's node.
 struct NodeWatch {
     connection: Weak<Connection>,
     changed: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -49,9 +49,7 @@ impl fmt::Debug for NodeWatch {
 /// How a new claim is to learn whether it is alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
-    /// Read the queue.
     Read,
-    /// Set the watch, then read the queue.
     WatchAndRead,
     /// Read the queue only if its node does not get this number.
     ReadUnless(i64),
@@ -75,14 +73,9 @@ impl Known {
 }
 
 impl AloneHint {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        // Every change under this lock is complete before anything can panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The plan of a claim whose node is about to be created over this connection.
     pub(crate) fn plan(&self, connection: &Arc<Connection>) -> Plan {
-        let mut known = self.known();
+        let mut known = self.0.lock();
         match (known.is_watched(connection), known.last) {
             (
                 true,
@@ -98,7 +91,7 @@ impl AloneHint {
 
     /// Whether a claim whose node got the number of its plan is alone.
     pub(crate) fn confirms(&self, number: i64, connection: &Arc<Connection>) -> bool {
-        let mut known = self.known();
+        let mut known = self.0.lock();
         let watched = known.is_watched(connection);
         if watched {
             known.last = Some(Last {
@@ -117,7 +110,7 @@ impl AloneHint {
         };
         // The old watch is dropped outside the lock.
         let old = {
-            let mut known = self.known();
+            let mut known = self.0.lock();
             known.last = None;
             known.watch.replace(watch)
         };
@@ -132,7 +125,7 @@ impl AloneHint {
         children: &[String],
     ) {
         let alone = matches!(children, [only] if only == node);
-        let mut known = self.known();
+        let mut known = self.0.lock();
         known.alone = alone;
         let number = number(node).filter(|_| alone && known.is_watched(connection));
         known.last = number.map(|number| Last {
@@ -143,7 +136,7 @@ impl AloneHint {
 
     /// Notes that a claim's node is deleted for certain.
     pub(crate) fn note_deleted(&self, node: &str) {
-        if let Some(last) = &mut self.known().last
+        if let Some(last) = &mut self.0.lock().last
             && number(node) == Some(last.number)
         {
             last.deleted = true;

@@ -19,7 +19,6 @@ use crate::stored::ClaimData;
 
 /// What one ping told.
 enum Pinged {
-    /// The owner does not hold.
     NotHeld,
     Answered(HolderView, Grant),
     /// Another client wrote into the node before the holder answered.
@@ -28,7 +27,7 @@ enum Pinged {
 
 impl State {
     /// The hold of this owner, with what its process attests.
-    pub(crate) async fn attest(
+    pub(crate) async fn attested(
         &self,
         name: &LockName,
         owner: &str,
@@ -141,7 +140,7 @@ impl State {
             return Ok(());
         };
         let (left, managed, node) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             if !known.held || known.ended || known.uncertain {
                 return Ok(());
             }

@@ -38,7 +38,7 @@ impl State {
     ) -> Result<(BootInstant, Arc<Session>), Failure> {
         let managed = self.sessions.with_timeout(timeout).await?;
         let connection = managed.connection().await?;
-        let Some(node) = entry.known().node.clone() else {
+        let Some(node) = entry.known.lock().node.clone() else {
             return Err(Failure::Refused(Refusal::NoNode));
         };
         let session = Arc::clone(&connection.session);
@@ -65,12 +65,12 @@ impl State {
         };
         let prefix = names::claim_prefix(claim.id, claim.mode);
         let exclusive = names::claim_prefix(claim.id, Mode::Exclusive);
-        if before == prefix || before != exclusive || !entry.known().held {
+        if before == prefix || before != exclusive || !entry.known.lock().held {
             return Ok(node);
         }
         let name = format!("{prefix}{number}");
         let new = {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             known.first = stored::downgraded(known.first);
             known.count = 1;
             Replacement {
@@ -81,7 +81,7 @@ impl State {
             }
         };
         self.replace(entry, claim, node, new).await?;
-        let node = entry.known().node.clone();
+        let node = entry.known.lock().node.clone();
         node.ok_or(Failure::Refused(Refusal::NoNode))
     }
 
@@ -97,7 +97,7 @@ impl State {
         let old_path = entry.lock_node.child(&node.name);
         let new_path = entry.lock_node.child(&new.name);
         for _ in 0..ATTEMPTS {
-            let data = entry.known().data(claim, new.token);
+            let data = entry.known.lock().data(claim, new.token);
             let options = CreateMode::Ephemeral.with_acls(self.config.acls());
             let mut writer = connection.client().new_multi_writer();
             // With its version, so that what another client wrote into it meanwhile is not lost.
@@ -134,10 +134,10 @@ impl State {
 
     /// Finds out what became of a request without a reply.
     pub(crate) async fn settle(&self, entry: &Arc<Entry>) -> Result<(), Failure> {
-        let known = entry.known().clone();
+        let known = entry.known.lock().clone();
         let connection = known.managed.connection().await?;
         let nodes = self.nodes_of(entry, &connection).await?;
-        let mut settled = entry.known();
+        let mut settled = entry.known.lock();
         settled.uncertain = false;
         settled.node = None;
         // A node of an expired session may still be there; the servers delete it.
@@ -198,7 +198,7 @@ impl State {
     /// deletes the node of another one.
     pub(crate) async fn delete_node(&self, entry: &Arc<Entry>) -> Result<bool, Failure> {
         let (node, managed, session) = {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             // The end of this hold is not to be reported as a loss.
             known.ended |= known.held;
             let node = known.node.as_ref().map(|node| node.name.clone());
@@ -208,7 +208,7 @@ impl State {
             return Ok(false);
         };
         if session.is_expired() {
-            entry.known().node = None;
+            entry.known.lock().node = None;
             return Ok(false);
         }
         let connection = managed.connection().await?;
@@ -218,13 +218,13 @@ impl State {
         match connection.write(sent, delete).await {
             Ok(()) => {}
             Err(Failure::Refused(Refusal::NoNode)) => {
-                entry.known().node = None;
+                entry.known.lock().node = None;
                 return Ok(false);
             }
             Err(failure) => return Err(failure),
         }
         entry.lock_node.hint.note_deleted(&node);
-        entry.known().node = None;
+        entry.known.lock().node = None;
         Ok(true)
     }
 }
@@ -232,7 +232,7 @@ impl State {
 impl Replacement {
     /// Notes, before the transaction is sent, that the node may belong to either session.
     fn note_sent(&self, entry: &Entry) {
-        let mut known = entry.known();
+        let mut known = entry.known.lock();
         if !Arc::ptr_eq(&known.managed, &self.managed) {
             let (managed, session) = (&known.managed, &known.session);
             known.moved_from = Some((Arc::clone(managed), Arc::clone(session)));
@@ -244,7 +244,7 @@ impl Replacement {
 
     /// Notes that the node was replaced. The new one keeps the place of the old one, and names its tokens in its data.
     fn note_done(&self, entry: &Entry, czxid: i64) {
-        let mut known = entry.known();
+        let mut known = entry.known.lock();
         known.uncertain = false;
         known.moved_from = None;
         known.recorded = self.token;
@@ -258,7 +258,7 @@ impl Replacement {
 
 /// Notes that the servers refused the replacement.
 fn note_not_replaced(entry: &Entry) {
-    let mut known = entry.known();
+    let mut known = entry.known.lock();
     known.uncertain = false;
     if let Some((managed, session)) = known.moved_from.take() {
         known.managed = managed;

@@ -5,10 +5,11 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Result as Outcome};
 use futures_util::TryFutureExt;
 use tokio::sync::watch;
@@ -23,7 +24,6 @@ use crate::error::{Failure, error};
 pub(crate) struct Session {
     pub(crate) id: i64,
     pub(crate) timeout: Duration,
-    /// When the latest request that a quorum is known to have processed was sent.
     confirmed: AtomicU64,
     pub(crate) expired: AtomicBool,
 }
@@ -124,18 +124,14 @@ struct Catcher(Mutex<Option<JoinHandle<()>>>);
 
 impl Catcher {
     fn take(&self) -> Option<JoinHandle<()>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 
 impl spawns_core::Spawn for Catcher {
     fn spawn(&self, task: spawns_core::Task) {
         let spawned = tokio::spawn(Box::into_pin(task.future));
-        let before = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .replace(spawned);
+        let before = self.0.lock().replace(spawned);
         debug_assert!(
             before.is_none(),
             "the driver spawns one task per connection"

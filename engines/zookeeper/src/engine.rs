@@ -1,22 +1,20 @@
-//! The engine: opening it, and its contract with the core.
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, Engine, EventSource, EventStream, Evict, Grant, HeldClaim, HolderView, Inspect,
-    Leave, LockView, Page, Place, Renewal, Standing, Withdrawn,
+    Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal,
+    Standing, Withdrawn,
 };
-use fencelock_core::{Error, Finding, LockName, Promises, Result, StoreUrl, Token};
+use fencelock_core::{Promises, Result, StoreUrl};
 use futures_util::future::join_all;
 use tokio::task::AbortHandle;
 
 use crate::config::Config;
 use crate::open::{Opened, open};
 use crate::state::State;
-use crate::{diagnose, hold_watch, reap, rollback_repair, server};
+use crate::{hold_watch, reap, rollback_repair, server};
 
 /// The engine for ZooKeeper.
 pub struct ZooKeeper {
@@ -57,13 +55,6 @@ impl ZooKeeper {
             tasks,
         })
     }
-
-    fn check_open(&self) -> Result<()> {
-        match self.state.registry().closed {
-            true => Err(Error::Closed),
-            false => Ok(()),
-        }
-    }
 }
 
 #[async_trait]
@@ -73,12 +64,12 @@ impl Engine for ZooKeeper {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.state.place(claim).await
     }
 
     async fn wait(&self, claim: &Claim, _place: &Place) -> Result<Option<Grant>> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.state.wait(claim).await
     }
 
@@ -87,7 +78,7 @@ impl Engine for ZooKeeper {
     }
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.state.withdraw(claim, how).await
     }
 
@@ -96,12 +87,12 @@ impl Engine for ZooKeeper {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.state
     }
 
     async fn close(&self) -> Result<()> {
         let released = {
-            let mut registry = self.state.registry();
+            let mut registry = self.state.registry.lock();
             if std::mem::replace(&mut registry.closed, true) {
                 return Ok(());
             }
@@ -118,39 +109,6 @@ impl Engine for ZooKeeper {
         let sessions = sessions.all().await;
         join_all(sessions.iter().map(|managed| managed.close(released))).await;
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Inspect for ZooKeeper {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        self.check_open()?;
-        self.state.look(name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        self.check_open()?;
-        self.state.watch(name, seen).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.check_open()?;
-        self.state.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.check_open()?;
-        self.state.evict(name, token, how).await
-    }
-
-    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
-        self.check_open()?;
-        self.state.attest(name, owner).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.check_open()?;
-        Ok(diagnose::diagnose(&self.state.config).await)
     }
 }
 

@@ -1,9 +1,8 @@
-//! The client's state of one claim.
-
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, LockName, Token};
 
 use crate::connection::{Connection, Session};
@@ -17,10 +16,9 @@ pub(crate) struct Entry {
     pub(crate) id: ClaimId,
     pub(crate) name: LockName,
     pub(crate) lock_node: Arc<LockNode>,
-    known: Mutex<Known>,
+    pub(crate) known: Mutex<Known>,
 }
 
-/// What the client knows of a claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     /// The session that its node belongs to.
@@ -91,11 +89,6 @@ impl Entry {
             lock_node,
             known: Mutex::new(known),
         }
-    }
-
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        // Every change under this lock is complete before anything can panic.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

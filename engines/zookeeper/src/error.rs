@@ -5,7 +5,6 @@ use zookeeper_client::Error as Refusal;
 
 use crate::config::Config;
 
-/// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The servers refused it: it has had no effect and will have none.
@@ -55,7 +54,6 @@ pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure
     }
 }
 
-/// Why a queue could not be read.
 pub(crate) enum ReadError {
     Failure(Failure),
     Error(Error),

@@ -13,7 +13,6 @@ use crate::error::Failure;
 use crate::state::State;
 use crate::stored::ClaimData;
 
-/// How a wait for a change of a hold's node ended.
 enum Watched {
     Changed,
     /// There is nothing to watch any more over this connection.
@@ -35,7 +34,7 @@ pub(crate) async fn watch_holds(
             };
             while changed().await {}
             // The node may be watched over the same connection again.
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             if known.watched.ptr_eq(&Arc::downgrade(&connection)) {
                 known.watched = Weak::new();
             }
@@ -69,7 +68,7 @@ impl State {
     /// renewal on: most have ended by then, and a holder that was asked before hears of it then.
     pub(crate) fn watch_hold(&self, entry: &Arc<Entry>, connection: &Arc<Connection>) {
         let weak = Arc::downgrade(connection);
-        let mut known = entry.known();
+        let mut known = entry.known.lock();
         if known.watched.ptr_eq(&weak) {
             return;
         }
@@ -85,7 +84,7 @@ impl State {
         entry: &Arc<Entry>,
         connection: &Arc<Connection>,
     ) -> Result<Watched, Failure> {
-        let Some(node) = entry.known().node.clone() else {
+        let Some(node) = entry.known.lock().node.clone() else {
             return Ok(Watched::Ended);
         };
         let path = entry.lock_node.child(&node.name);
@@ -95,7 +94,7 @@ impl State {
             Err(Failure::Refused(Refusal::NoNode)) => return Ok(self.note_gone(entry, &node)),
             Err(failure) => return Err(failure),
         };
-        if let Some(node) = &mut entry.known().node {
+        if let Some(node) = &mut entry.known.lock().node {
             node.version = stat.version;
         }
         self.note_written(entry, &bytes);
@@ -107,14 +106,14 @@ impl State {
     /// Reports a loss if this node of a hold is gone without having been replaced.
     fn note_gone(&self, entry: &Entry, node: &Node) -> Watched {
         let (lost, replaced) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             let present = known.node.as_ref();
             let same = present.is_some_and(|present| present.name == node.name);
             let held = known.held && !known.ended && !known.uncertain;
             (held && same, held && present.is_some() && !same)
         };
         if lost {
-            self.report(Event::Lost(entry.id));
+            self.events.tell(Event::Lost(entry.id));
         }
         match replaced {
             true => Watched::Changed,
@@ -128,14 +127,14 @@ impl State {
             return;
         };
         let newly_asked = {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             let newly_asked = data.asked && !known.asked;
             known.asked |= data.asked;
             known.ping = data.ping;
             newly_asked
         };
         if newly_asked {
-            self.report(Event::Asked(entry.id));
+            self.events.tell(Event::Asked(entry.id));
         }
     }
 
@@ -143,17 +142,12 @@ impl State {
     pub(crate) fn report_expired(&self, session: &Arc<Session>) {
         for entry in self.entries() {
             let lost = {
-                let known = entry.known();
+                let known = entry.known.lock();
                 known.held && !known.ended && Arc::ptr_eq(&known.session, session)
             };
             if lost {
-                self.report(Event::Lost(entry.id));
+                self.events.tell(Event::Lost(entry.id));
             }
         }
-    }
-
-    pub(crate) fn report(&self, event: Event) {
-        // The receiver is gone if the client is.
-        let _ = self.events.send(event);
     }
 }

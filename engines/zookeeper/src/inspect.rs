@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-use fencelock_core::engine::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Cursor, Evict, Finding, Grant, HolderView, Inspect, LockView, Page, WaiterView,
+};
 use fencelock_core::{Clock, Error, LockName, Result, Token, Tokens};
 use zookeeper_client::{Error as Refusal, MultiReadResult, OneshotWatcher, Stat};
 
 use crate::connection::Connection;
+use crate::diagnose::diagnose;
 use crate::error::{Failure, ReadError};
 use crate::names;
 use crate::queue::QueuedNode;
 use crate::state::State;
 use crate::stored::{ClaimData, Unreadable, first_token};
-
-const MAX_WAITERS_SHOWN: usize = 1000;
 
 /// How many nodes are read in one request.
 const BATCH: usize = 200;
@@ -65,14 +67,17 @@ impl ReadNode {
     }
 }
 
-impl State {
-    pub(crate) async fn look(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl Inspect for State {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        self.check_open()?;
         let connection = self.sessions.waiting.connection().await;
         let connection = connection.map_err(|failure| self.looking_error(name, failure))?;
         self.view(&connection, name).await
     }
 
-    pub(crate) async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        self.check_open()?;
         let failure = |failure| self.looking_error(name, failure);
         loop {
             let connection = self.sessions.waiting.connection().await.map_err(failure)?;
@@ -87,6 +92,102 @@ impl State {
         }
     }
 
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.check_open()?;
+        let failure = |failure| self.error("listing locks", failure);
+        let connection = self.sessions.waiting.connection().await.map_err(failure)?;
+        let root = self.config.root_path();
+        let nodes = self.fresh_children(&connection, root).await;
+        let nodes = nodes.map_err(failure)?;
+        let mut names: Vec<_> = nodes
+            .iter()
+            .filter_map(|node| names::decode(node))
+            .collect();
+        names.retain(|name| {
+            let later = at
+                .as_ref()
+                .is_none_or(|Cursor(at)| name.as_str() > at.as_str());
+            later && name.as_str().starts_with(prefix)
+        });
+        names.sort_unstable();
+        let limit = limit.max(1);
+        let more = names.len() > limit;
+        names.truncate(limit);
+        let next = names.last().filter(|_| more);
+        let next = next.map(|name| Cursor(name.as_str().to_owned()));
+        let mut items = Vec::new();
+        for names in names.chunks(BATCH) {
+            let used = self
+                .with_claims(&connection, names)
+                .await
+                .map_err(failure)?;
+            for name in used {
+                let view = self.view(&connection, name).await?;
+                if !view.holders.is_empty() {
+                    items.push(view);
+                }
+            }
+        }
+        Ok(Page::new(items, next))
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.check_open()?;
+        let failure = |failure| self.error(format!("evicting the holder of lock {name}"), failure);
+        let connection = self.sessions.waiting.connection().await.map_err(failure)?;
+        for _ in 0..ATTEMPTS {
+            let holder = self.holder_by_token(&connection, name, token).await;
+            let holder = holder.map_err(|error| match error {
+                ReadError::Failure(other) => failure(other),
+                ReadError::Error(error) => error,
+            })?;
+            let Some((node, data)) = holder else {
+                return Ok(false);
+            };
+            let path = self.claim_node_path(name, &node.queued.node);
+            let version = Some(node.stat.version);
+            let sent = Clock::Boot.now();
+            let client = connection.client();
+            let done = match (how, data) {
+                (Evict::Release, _) => connection.write(sent, client.delete(&path, version)).await,
+                (Evict::Ask, Some(data)) => {
+                    let asked = ClaimData {
+                        asked: true,
+                        ..data
+                    };
+                    let set = client.set_data(&path, &asked.write(), version);
+                    connection.write(sent, set).await.map(drop)
+                }
+                (Evict::Ask, None) => {
+                    let why =
+                        "another library holds it, which cannot be asked; evict it without asking";
+                    let store = &self.config.store;
+                    return Err(Error::unsupported(store, "asking this holder", why));
+                }
+            };
+            match done {
+                Ok(()) => return Ok(true),
+                // It changed since it was read.
+                Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => {}
+                Err(other) => return Err(failure(other)),
+            }
+        }
+        let changing = "its node keeps changing";
+        Err(failure(Failure::Unanswered(changing.into())))
+    }
+
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        self.check_open()?;
+        self.attested(name, owner).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.check_open()?;
+        Ok(diagnose(&self.config).await)
+    }
+}
+
+impl State {
     /// Watches the children of a lock's node, or its creation.
     async fn watch_lock(
         &self,
@@ -106,7 +207,9 @@ impl State {
     }
 
     async fn view(&self, connection: &Connection, name: &LockName) -> Result<LockView> {
-        let read = self.read_queue(connection, name, MAX_WAITERS_SHOWN).await;
+        let read = self
+            .read_queue(connection, name, LockView::MOST_WAITERS)
+            .await;
         let (queue, holding) = read.map_err(|error| match error {
             ReadError::Failure(failure) => self.looking_error(name, failure),
             ReadError::Error(error) => error,
@@ -206,49 +309,6 @@ impl State {
         Ok(contents)
     }
 
-    pub(crate) async fn list(
-        &self,
-        prefix: &str,
-        at: Option<Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>> {
-        let failure = |failure| self.error("listing locks", failure);
-        let connection = self.sessions.waiting.connection().await.map_err(failure)?;
-        let root = self.config.root_path();
-        let nodes = self.fresh_children(&connection, root).await;
-        let nodes = nodes.map_err(failure)?;
-        let mut names: Vec<_> = nodes
-            .iter()
-            .filter_map(|node| names::decode(node))
-            .collect();
-        names.retain(|name| {
-            let later = at
-                .as_ref()
-                .is_none_or(|Cursor(at)| name.as_str() > at.as_str());
-            later && name.as_str().starts_with(prefix)
-        });
-        names.sort_unstable();
-        let limit = limit.max(1);
-        let more = names.len() > limit;
-        names.truncate(limit);
-        let next = names.last().filter(|_| more);
-        let next = next.map(|name| Cursor(name.as_str().to_owned()));
-        let mut items = Vec::new();
-        for names in names.chunks(BATCH) {
-            let used = self
-                .with_claims(&connection, names)
-                .await
-                .map_err(failure)?;
-            for name in used {
-                let view = self.view(&connection, name).await?;
-                if !view.holders.is_empty() {
-                    items.push(view);
-                }
-            }
-        }
-        Ok(Page::new(items, next))
-    }
-
     async fn with_claims<'a>(
         &self,
         connection: &Connection,
@@ -270,50 +330,6 @@ impl State {
                 _ => false,
             });
         Ok(used.map(|(name, _)| name).collect())
-    }
-
-    pub(crate) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        let failure = |failure| self.error(format!("evicting the holder of lock {name}"), failure);
-        let connection = self.sessions.waiting.connection().await.map_err(failure)?;
-        for _ in 0..ATTEMPTS {
-            let holder = self.holder_by_token(&connection, name, token).await;
-            let holder = holder.map_err(|error| match error {
-                ReadError::Failure(other) => failure(other),
-                ReadError::Error(error) => error,
-            })?;
-            let Some((node, data)) = holder else {
-                return Ok(false);
-            };
-            let path = self.claim_node_path(name, &node.queued.node);
-            let version = Some(node.stat.version);
-            let sent = Clock::Boot.now();
-            let client = connection.client();
-            let done = match (how, data) {
-                (Evict::Release, _) => connection.write(sent, client.delete(&path, version)).await,
-                (Evict::Ask, Some(data)) => {
-                    let asked = ClaimData {
-                        asked: true,
-                        ..data
-                    };
-                    let set = client.set_data(&path, &asked.write(), version);
-                    connection.write(sent, set).await.map(drop)
-                }
-                (Evict::Ask, None) => {
-                    let why =
-                        "another library holds it, which cannot be asked; evict it without asking";
-                    let store = &self.config.store;
-                    return Err(Error::unsupported(store, "asking this holder", why));
-                }
-            };
-            match done {
-                Ok(()) => return Ok(true),
-                // It changed since it was read.
-                Err(Failure::Refused(Refusal::NoNode | Refusal::BadVersion)) => {}
-                Err(other) => return Err(failure(other)),
-            }
-        }
-        let changing = "its node keeps changing";
-        Err(failure(Failure::Unanswered(changing.into())))
     }
 
     async fn holder_by_token(

@@ -18,7 +18,6 @@ pub(crate) struct QueuedNode {
 #[derive(Debug, Default)]
 pub(crate) struct Queue(pub(crate) Vec<QueuedNode>);
 
-/// Whether a claim holds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Held,

@@ -39,7 +39,7 @@ impl State {
         let expired = self.take_expired();
         join_all(expired.iter().map(|entry| self.reap_entry(entry))).await;
         self.delete_idle_lock_nodes(IDLE_TIME).await;
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         let end = registry.deadlines.peek().map(|Reverse((at, _))| *at);
         let idle = registry.lock_nodes.values().any(|used| used.uses == 0);
         let soon = idle.then(|| Clock::Boot.now() + INTERVAL);
@@ -52,7 +52,7 @@ impl State {
     fn take_expired(&self) -> Vec<Arc<Entry>> {
         let now = Clock::Boot.now();
         let mut expired = Vec::new();
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         while let Some(Reverse((at, id))) = registry.deadlines.peek().copied() {
             if at > now || expired.len() >= MAX_IN_FLIGHT {
                 break;
@@ -62,7 +62,7 @@ impl State {
                 continue;
             };
             let ends_at = {
-                let mut known = entry.known();
+                let mut known = entry.known.lock();
                 known.ended |= known.ends_at <= now;
                 known.ends_at
             };
@@ -78,7 +78,7 @@ impl State {
 
     /// Deletes the node of an expired hold, or schedules another attempt.
     async fn reap_entry(&self, entry: &Arc<Entry>) {
-        let uncertain = entry.known().uncertain;
+        let uncertain = entry.known.lock().uncertain;
         let settled = match uncertain {
             true => self.settle(entry).await,
             false => Ok(()),
@@ -87,7 +87,10 @@ impl State {
             return self.remove(entry);
         }
         let soon = Clock::Boot.now() + INTERVAL;
-        self.registry().deadlines.push(Reverse((soon, entry.id)));
+        self.registry
+            .lock()
+            .deadlines
+            .push(Reverse((soon, entry.id)));
     }
 
     /// Deletes the lock nodes that this client has not used for this time. Those that other clients use stay, and so do
@@ -95,7 +98,7 @@ impl State {
     pub(crate) async fn delete_idle_lock_nodes(&self, idle: Duration) {
         let now = Clock::Boot.now();
         let names: Vec<_> = {
-            let mut registry = self.registry();
+            let mut registry = self.registry.lock();
             let is_idle = |_: &LockName, used: &mut LockNodeUse| {
                 used.uses == 0 && now.since(used.idle_since) >= idle
             };

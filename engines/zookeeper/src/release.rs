@@ -22,7 +22,7 @@ impl State {
             return withdrawn.map_err(failure);
         };
         let withdrawn = self.withdraw_entry(&entry, claim, how).await;
-        if withdrawn.is_err() && (how == Leave::Release || !entry.known().held) {
+        if withdrawn.is_err() && (how == Leave::Release || !entry.known.lock().held) {
             // Its session may live as long as this client. The node must not, even if nobody withdraws the claim again.
             self.delete_at(&entry, Clock::Boot.now());
         }
@@ -35,11 +35,11 @@ impl State {
         claim: &Claim,
         how: Leave,
     ) -> Result<Withdrawn, Failure> {
-        if entry.known().uncertain {
+        if entry.known.lock().uncertain {
             Box::pin(self.settle(entry)).await?;
         }
         let (held, ended, exists) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             (known.held, known.ended, known.node.is_some())
         };
         if how == Leave::Abandon && held && exists {
@@ -60,8 +60,11 @@ impl State {
 
     /// Has the reaper delete a claim's node at this time, with as many attempts as that takes.
     fn delete_at(&self, entry: &Entry, end: BootInstant) {
-        entry.known().ends_at = end;
-        self.registry().deadlines.push(Reverse((end, entry.id)));
+        entry.known.lock().ends_at = end;
+        self.registry
+            .lock()
+            .deadlines
+            .push(Reverse((end, entry.id)));
         self.reap_due.notify_one();
     }
 
@@ -86,7 +89,7 @@ impl State {
 
 /// Ends a hold without releasing it. Returns when its node is to be deleted: after the lock-delay.
 fn abandon(entry: &Entry, claim: &Claim) -> BootInstant {
-    let mut known = entry.known();
+    let mut known = entry.known.lock();
     known.ended = true;
     let end = Clock::Boot.now() + known.lock_delay;
     // The core ends a hold a margin before its lease ends: then the rest of the lease counts towards the lock-delay.

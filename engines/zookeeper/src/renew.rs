@@ -49,7 +49,7 @@ impl State {
                 renewals[at] = Some(Renewal::Lost);
                 continue;
             };
-            let uncertain = entry.known().uncertain;
+            let uncertain = entry.known.lock().uncertain;
             let hold = Hold { at, held, entry };
             if uncertain {
                 batches.push(Box::pin(self.renew_uncertain(hold)));
@@ -79,7 +79,7 @@ impl State {
 
     /// How to renew a hold that is not uncertain.
     fn next_step(&self, hold: &Hold<'_>) -> Step {
-        let known = hold.entry.known();
+        let known = hold.entry.known.lock();
         let ended = known.ended || known.node.is_none() || known.session.is_expired();
         if ended || Clock::Boot.now() > known.ends_at {
             Step::Lost
@@ -123,7 +123,7 @@ impl State {
             let Some(first) = batch.first() else {
                 return renewals;
             };
-            let managed = Arc::clone(&first.entry.known().managed);
+            let managed = Arc::clone(&first.entry.known.lock().managed);
             let connection = match managed.connection().await {
                 Ok(connection) => connection,
                 Err(failure) => {
@@ -168,7 +168,7 @@ impl State {
         let mut writer = connection.client().new_multi_writer();
         let mut writes = Vec::new();
         for hold in batch {
-            let known = hold.entry.known().clone();
+            let known = hold.entry.known.lock().clone();
             let Some(node) = &known.node else { continue };
             let path = hold.entry.lock_node.child(&node.name);
             let HeldClaim { claim, token, .. } = hold.held;
@@ -188,7 +188,7 @@ impl State {
         let renewed = writes.into_iter().zip(results).map(|(hold, result)| {
             let HeldClaim { claim, token, .. } = hold.held;
             if let MultiWriteResult::SetData { stat } = result {
-                let mut known = hold.entry.known();
+                let mut known = hold.entry.known.lock();
                 known.recorded = *token;
                 if let Some(node) = &mut known.node {
                     node.version = stat.version;
@@ -207,7 +207,7 @@ impl State {
         batch: Vec<Hold<'a>>,
     ) -> (Vec<Hold<'a>>, Vec<usize>) {
         let reads = batch.iter().map(|Hold { entry, .. }| {
-            let node = entry.known().node.clone();
+            let node = entry.known.lock().node.clone();
             let path = node.map(|node| entry.lock_node.child(&node.name));
             async move {
                 match path {
@@ -221,7 +221,7 @@ impl State {
         for (hold, reply) in batch.into_iter().zip(replies) {
             match reply {
                 Ok((bytes, stat)) => {
-                    if let Some(node) = &mut hold.entry.known().node {
+                    if let Some(node) = &mut hold.entry.known.lock().node {
                         node.version = stat.version;
                     }
                     self.note_written(&hold.entry, &bytes);
@@ -238,7 +238,7 @@ impl State {
     /// The result for a hold whose node was confirmed by a request sent at `sent`.
     fn kept(&self, entry: &Entry, claim: &Claim, sent: BootInstant) -> Renewal {
         let (session, asked, ended) = {
-            let known = entry.known();
+            let known = entry.known.lock();
             (Arc::clone(&known.session), known.asked, known.ended)
         };
         if ended {

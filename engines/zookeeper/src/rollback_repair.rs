@@ -77,7 +77,7 @@ impl State {
         let nodes: HashSet<_> = nodes?.into_iter().collect();
         for (entry, path) in holds {
             if !nodes.contains(&path) && still_holds_by(&entry, &path) {
-                self.report(Event::Lost(entry.id));
+                self.events.tell(Event::Lost(entry.id));
             }
         }
         let unknown: Vec<_> = nodes.iter().filter(|path| self.is_unknown(path)).collect();
@@ -116,7 +116,7 @@ impl State {
     fn holds_of(&self, connection: &Connection) -> Vec<(Arc<Entry>, String)> {
         let held = self.entries().into_iter().filter_map(|entry| {
             let path = {
-                let known = entry.known();
+                let known = entry.known.lock();
                 let here = Arc::ptr_eq(&known.session, &connection.session);
                 let held = known.held && !known.uncertain && !known.ended;
                 let node = known.node.as_ref().filter(|_| here && held)?;
@@ -136,7 +136,7 @@ impl State {
         let Some(entry) = self.entry(id) else {
             return true;
         };
-        let known = entry.known();
+        let known = entry.known.lock();
         // An uncertain entry may have created any node of its claim.
         let is_known = known.uncertain || known.node.as_ref().is_some_and(|own| own.name == node);
         !is_known
@@ -154,7 +154,7 @@ fn all_answered<T>(replies: Vec<Result<T, Failure>>) -> Result<(), Failure> {
 
 /// Whether a claim still believes that it holds by this node.
 fn still_holds_by(entry: &Entry, path: &str) -> bool {
-    let known = entry.known();
+    let known = entry.known.lock();
     let node = known
         .node
         .as_ref()

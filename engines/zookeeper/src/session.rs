@@ -1,10 +1,11 @@
 //! Managed sessions: each has a task that keeps it connected, resumes it over a new connection when the old one breaks, and
 //! begins a new one when the servers expired it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fencelock_core::support::{Backoff, Mutex};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use zookeeper_client::{Error, SessionInfo, SessionState};
@@ -76,7 +77,6 @@ impl ManagedSession {
         let waited = tokio::time::timeout(self.response_timeout, self.any_connection()).await;
         waited.map_err(|_| {
             let why = self.last_error.lock();
-            let why = why.unwrap_or_else(PoisonError::into_inner);
             let why = match why.as_str() {
                 "" => "no server answers",
                 why => why,
@@ -193,7 +193,7 @@ impl SessionTask {
     /// Resumes the session, or begins a new one if the servers expired it.
     async fn reconnect(&self, info: SessionInfo, session: Arc<Session>) -> (Served, SessionInfo) {
         let mut before = Some((info, session));
-        let mut pause = Duration::ZERO;
+        let mut pauses = Backoff::new(PAUSES.0, PAUSES.1);
         loop {
             let connected = {
                 let info = before.as_ref().map(|(info, _)| info.clone());
@@ -212,14 +212,10 @@ impl SessionTask {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "no connection to ZooKeeper; trying again");
-                    let last_error = self.last_error.lock();
-                    *last_error.unwrap_or_else(PoisonError::into_inner) = error.to_string();
+                    *self.last_error.lock() = error.to_string();
                 }
             }
-            pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
-            // Jitter, so that clients do not reconnect in step.
-            let jitter = Duration::from_millis(fastrand::u64(0..=pause.as_millis() as u64 / 2));
-            tokio::time::sleep(pause / 2 + jitter).await;
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 }

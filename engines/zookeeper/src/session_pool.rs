@@ -17,7 +17,6 @@ const MAX_EXACT: usize = 16;
 
 pub(crate) struct SessionPool {
     config: Arc<Config>,
-    /// The session of waiting claims.
     pub(crate) waiting: Arc<ManagedSession>,
     /// The shortest and the longest timeout that the servers grant.
     pub(crate) limits: (Duration, Duration),

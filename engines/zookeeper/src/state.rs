@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, EventSender};
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
 use foldhash::fast::RandomState;
 use tokio::sync::{Notify, mpsc};
@@ -26,10 +27,9 @@ pub(crate) const MAX_IN_FLIGHT: usize = 256;
 pub(crate) struct State {
     pub(crate) config: Arc<Config>,
     pub(crate) sessions: SessionPool,
-    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) events: EventSender,
     pub(crate) watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
-    registry: Mutex<Registry>,
-    /// Wakes the reaper.
+    pub(crate) registry: Mutex<Registry>,
     pub(crate) reap_due: Notify,
 }
 
@@ -48,7 +48,7 @@ impl State {
     pub(crate) fn new(
         config: Arc<Config>,
         sessions: SessionPool,
-        events: mpsc::UnboundedSender<Event>,
+        events: EventSender,
         watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     ) -> Self {
         Self {
@@ -61,16 +61,24 @@ impl State {
         }
     }
 
-    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.registry.lock().closed {
+            true => Err(Error::Closed),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn entry(&self, id: ClaimId) -> Option<Arc<Entry>> {
-        self.registry().entries.get(&id).map(Arc::clone)
+        self.registry.lock().entries.get(&id).map(Arc::clone)
     }
 
     pub(crate) fn entries(&self) -> Vec<Arc<Entry>> {
-        self.registry().entries.values().map(Arc::clone).collect()
+        self.registry
+            .lock()
+            .entries
+            .values()
+            .map(Arc::clone)
+            .collect()
     }
 
     /// Adds an entry for a claim, before its node is created.
@@ -80,7 +88,7 @@ impl State {
         managed: Arc<ManagedSession>,
         session: Arc<Session>,
     ) -> Arc<Entry> {
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         let used = registry.lock_nodes.entry(claim.name.clone());
         let used = used.or_insert_with(|| LockNodeUse {
             uses: 0,
@@ -97,7 +105,7 @@ impl State {
 
     /// Removes the entry of a claim that has no node any more.
     pub(crate) fn remove(&self, entry: &Entry) {
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         if registry.entries.remove(&entry.id).is_none() {
             return;
         }
@@ -118,7 +126,7 @@ impl State {
     /// Notes that a claim's lock node exists, and whether this client created it.
     pub(crate) fn note_lock_node(&self, entry: &Entry, ours: bool) {
         entry.lock_node.set_exists(true);
-        if let Some(used) = self.registry().lock_nodes.get_mut(&entry.name) {
+        if let Some(used) = self.registry.lock().lock_nodes.get_mut(&entry.name) {
             used.ours = ours;
         }
     }
@@ -126,7 +134,7 @@ impl State {
     /// Notes that a claim holds, and when its node is deleted unless the hold is renewed.
     pub(crate) fn hold_until(&self, entry: &Entry, ends_at: BootInstant) {
         let first = {
-            let mut known = entry.known();
+            let mut known = entry.known.lock();
             let first = !known.held;
             known.held = true;
             known.ends_at = ends_at;
@@ -134,7 +142,7 @@ impl State {
         };
         // A renewed hold already has a deadline in the heap.
         if first {
-            let mut registry = self.registry();
+            let mut registry = self.registry.lock();
             let next = registry.deadlines.peek();
             let is_next = next.is_none_or(|Reverse((at, _))| ends_at < *at);
             registry.deadlines.push(Reverse((ends_at, entry.id)));

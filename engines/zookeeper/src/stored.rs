@@ -42,7 +42,6 @@ pub(crate) struct ClaimData {
     pub(crate) pong: Option<(u64, Duration)>,
 }
 
-/// Why a node's data cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     /// Another library wrote them.

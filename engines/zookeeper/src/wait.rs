@@ -22,7 +22,7 @@ impl State {
             return Ok(None);
         };
         loop {
-            let known = entry.known().clone();
+            let known = entry.known.lock().clone();
             let Some(node) = known.node.filter(|_| !known.uncertain && !known.ended) else {
                 return Ok(None);
             };

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::engine::{
-    Claim, Cursor, Event, EventSource, EventStream, Grant, HeldClaim, Leave, Page, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Cursor, Event, EventSender, EventSource, EventStream, Grant, HeldClaim, Leave, Page,
+    Place, Renewal, Standing, Withdrawn,
 };
 use fencelock::support::admission::admits;
 use fencelock::{
@@ -19,7 +19,6 @@ use fencelock::{
     Promises, Result, Token, Tokens,
 };
 use fencelock_conformance::{Needs, Store, Subject, cases, harness};
-use tokio::sync::mpsc::UnboundedSender;
 
 /// Cases that open the store by its URL; a toy has no scheme in `fencelock::connect`.
 const BY_URL: [&str; 2] = ["promises_are_consistent", "unknown_options_are_refused"];
@@ -35,7 +34,7 @@ struct Row {
     since: BootInstant,
     expiry: BootInstant,
     asked: bool,
-    events: UnboundedSender<Event>,
+    events: EventSender,
 }
 
 #[derive(Default)]
@@ -50,7 +49,7 @@ struct Toy {
     table: Arc<Mutex<Table>>,
     promises: Promises,
     events: EventSource,
-    sender: UnboundedSender<Event>,
+    sender: EventSender,
 }
 
 impl Toy {
@@ -202,14 +201,13 @@ impl Inspect for Toy {
         let row = table.rows.get_mut(name).filter(|row| row.token == token);
         let Some(row) = row else { return Ok(false) };
         let id: ClaimId = row.claim.id;
-        // Nobody listens if that client is gone.
-        let _ = match how {
+        match how {
             Evict::Ask => {
                 row.asked = true;
-                row.events.send(Event::Asked(id))
+                row.events.tell(Event::Asked(id));
             }
-            Evict::Release => row.events.send(Event::Lost(id)),
-        };
+            Evict::Release => row.events.tell(Event::Lost(id)),
+        }
         if how == Evict::Release {
             table.rows.remove(name);
         }

@@ -44,6 +44,17 @@ impl fmt::Debug for EventStream {
     }
 }
 
+/// Where an engine puts its events.
+#[derive(Clone, Debug)]
+pub struct EventSender(mpsc::UnboundedSender<Event>);
+
+impl EventSender {
+    /// Reports an event. Nobody may listen: the engine is about to be dropped then.
+    pub fn tell(&self, event: Event) {
+        let _ = self.0.send(event);
+    }
+}
+
 /// The events of an engine, until its one listener takes them.
 ///
 /// ```
@@ -65,9 +76,10 @@ pub struct EventSource(Mutex<Option<EventStream>>);
 impl EventSource {
     /// A source, and where the engine puts its events.
     #[must_use]
-    pub fn channel() -> (mpsc::UnboundedSender<Event>, Self) {
+    pub fn channel() -> (EventSender, Self) {
         let (sender, mut events) = mpsc::unbounded_channel();
-        (sender, Self::of(move |cx| events.poll_recv(cx)))
+        let source = Self::of(move |cx| events.poll_recv(cx));
+        (EventSender(sender), source)
     }
 
     /// The same, for at most so many events that wait to be heard.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
-pub use events::{EventSource, EventStream};
+pub use events::{EventSender, EventSource, EventStream};
 pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 pub use store_url::{StoreUrl, UrlHost};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};

@@ -51,11 +51,14 @@ pub struct LockView {
     pub name: LockName,
     /// The holders; empty if the lock is free.
     pub holders: Vec<HolderView>,
-    /// The waiters, in order if the engine keeps one. An engine may cut a long queue after 1000.
+    /// The waiters, in order if the engine keeps one. An engine may cut a queue after [`MOST_WAITERS`](Self::MOST_WAITERS).
     pub waiters: Vec<WaiterView>,
 }
 
 impl LockView {
+    /// How many waiters an engine shows at most.
+    pub const MOST_WAITERS: usize = 1000;
+
     /// A lock with its holders and waiters.
     #[must_use]
     pub const fn new(name: LockName, holders: Vec<HolderView>, waiters: Vec<WaiterView>) -> Self {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::layer::Layer;
 use crate::engine::{Claim, Engine, HeldClaim, Leave, Renewal, Standing, Withdrawn};
+use crate::support::Mutex;
 use crate::types::{Error, Result};
 
 /// What befalls one call.
@@ -49,17 +50,17 @@ pub struct FaultHandle {
 impl FaultHandle {
     /// The next calls of `place`, `renew` and `withdraw` meet these troubles, one each; then chance decides again.
     pub fn next(&self, troubles: impl IntoIterator<Item = Trouble>) {
-        self.script().next.extend(troubles);
+        self.script.lock().next.extend(troubles);
     }
 
     /// Each call of `place`, `renew` and `withdraw` asks `chance` with its name.
     pub fn by_chance(&self, chance: impl FnMut(&'static str) -> Trouble + Send + 'static) {
-        self.script().chance = Some(Box::new(chance));
+        self.script.lock().chance = Some(Box::new(chance));
     }
 
     /// No more troubles.
     pub fn calm(&self) {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         script.next.clear();
         script.chance = None;
     }
@@ -69,12 +70,8 @@ impl FaultHandle {
         self.gate.add_permits(requests);
     }
 
-    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn draw(&self, call: &'static str) -> Trouble {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         match (script.next.pop_front(), &mut script.chance) {
             (Some(trouble), _) => trouble,
             (None, Some(chance)) => chance(call),
@@ -159,7 +156,7 @@ impl Fault {
 
     /// The late half of [`Trouble::ArriveAfterError`], if that is what comes next.
     fn late(&self) -> Option<Duration> {
-        let script = self.handle.script();
+        let script = self.handle.script.lock();
         match script.next.front() {
             Some(Trouble::ArriveAfterError(delay)) => Some(*delay),
             _ => None,

@@ -14,7 +14,6 @@ use super::state::State;
 use crate::engine::{Claim, Grant};
 use crate::types::{BootInstant, Error, Mode, Result};
 
-/// What is requested.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) claim: Claim,

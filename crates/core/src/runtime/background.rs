@@ -1,9 +1,10 @@
 //! What goes on in the background of a client: work that a caller began and no longer waits for, and its end.
 
+use crate::support::Mutex;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
@@ -38,7 +39,6 @@ impl Closing {
     }
 }
 
-/// The background work of a client.
 #[derive(Debug)]
 pub(crate) struct Background {
     runtime: Handle,
@@ -59,19 +59,15 @@ impl Background {
         })
     }
 
-    fn tasks(&self) -> MutexGuard<'_, Vec<AbortHandle>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Runs a task until it ends or the client does.
     pub(crate) fn run_with_client(&self, task: impl Future<Output = ()> + Send + 'static) {
         let task = self.runtime.spawn(task).abort_handle();
-        self.tasks().push(task);
+        self.tasks.lock().push(task);
     }
 
     /// Ends the tasks that live as long as the client.
     pub(crate) fn stop(&self) {
-        for task in self.tasks().drain(..) {
+        for task in self.tasks.lock().drain(..) {
             task.abort();
         }
     }

@@ -1,11 +1,11 @@
 //! The caller of a request: is it still there, and what did the store say last?
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
 use super::background::Closing;
+use crate::support::Mutex;
 use crate::types::Error;
 
 /// What the store said last about a request.
@@ -52,27 +52,25 @@ impl Caller {
         }
     }
 
-    fn failure(&self) -> MutexGuard<'_, Option<String>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn hear_answer(&self) {
         self.answered.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn hear_failure(&self, error: &Error) {
-        *self.failure() = Some(match error {
+        *self.failure.lock() = Some(match error {
             Error::Unavailable { cause, .. } => cause.to_string(),
             other => other.to_string(),
         });
         self.answered.store(false, Ordering::SeqCst);
     }
 
-    /// What the store said last.
     pub(crate) fn heard(&self) -> Heard {
         if self.answered.load(Ordering::SeqCst) {
             return Heard::Held;
         }
-        self.failure().clone().map_or(Heard::Nothing, Heard::Failed)
+        self.failure
+            .lock()
+            .clone()
+            .map_or(Heard::Nothing, Heard::Failed)
     }
 }

@@ -1,7 +1,7 @@
 //! A cancellation token that is made when somebody asks for it.
 
+use crate::support::Mutex;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
@@ -18,13 +18,9 @@ enum Lazy {
 }
 
 impl Cancel {
-    fn lazy(&self) -> MutexGuard<'_, Lazy> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The token, made by `make` if there is none; cancelled if this was cancelled before.
     pub(crate) fn token(&self, make: impl FnOnce() -> CancellationToken) -> CancellationToken {
-        let mut lazy = self.lazy();
+        let mut lazy = self.0.lock();
         match &*lazy {
             Lazy::Made(token) => token.clone(),
             Lazy::Unused => {
@@ -43,7 +39,7 @@ impl Cancel {
     /// Cancels the token, for good.
     pub(crate) fn cancel(&self) {
         // Taken out first: cancelling wakes tasks, which may run code of others.
-        let before = mem::replace(&mut *self.lazy(), Lazy::Cancelled);
+        let before = mem::replace(&mut *self.0.lock(), Lazy::Cancelled);
         if let Lazy::Made(token) = before {
             token.cancel();
         }

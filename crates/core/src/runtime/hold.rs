@@ -295,12 +295,10 @@ impl Hold {
         }
     }
 
-    /// The caller of the request has a guard.
     pub(crate) fn deliver(&self) {
         self.delivered.store(true, SeqCst);
     }
 
-    /// Whether it was requested with `at_least`.
     pub(crate) fn has_at_least(&self) -> bool {
         self.stays_until.is_some()
     }
@@ -369,12 +367,10 @@ impl Hold {
         !self.given_back.swap(true, SeqCst)
     }
 
-    /// Whether there is one guard and no more.
     pub(crate) fn has_one_guard(&self) -> bool {
         self.guards.load(SeqCst) == 1
     }
 
-    /// Whether no guard is left.
     pub(crate) fn has_no_guard(&self) -> bool {
         self.guards.load(SeqCst) == 0
     }

@@ -144,7 +144,6 @@ impl Series {
         })))
     }
 
-    /// A request begins to wait.
     pub(crate) fn waits(&self) {
         if let Some(keys) = &self.0 {
             change(&keys.waiters, 1.0);
@@ -179,21 +178,18 @@ impl Series {
         }
     }
 
-    /// A hold begins.
     pub(crate) fn holds(&self) {
         if let Some(keys) = &self.0 {
             change(&keys.holds, 1.0);
         }
     }
 
-    /// A hold ends.
     pub(crate) fn holds_no_more(&self) {
         if let Some(keys) = &self.0 {
             change(&keys.holds, -1.0);
         }
     }
 
-    /// A hold was lost.
     pub(crate) fn lost(&self, reason: LossReason) {
         if let Some(keys) = &self.0 {
             count(&keys.with(LOSSES, "reason", reason.as_str()));

@@ -171,14 +171,12 @@ impl Observed {
         self.classed(span, name)
     }
 
-    /// A release.
     pub(crate) fn release_span(&self, name: &LockName, mode: Mode) -> Span {
         let (engine, mode) = (self.engine, mode.as_str());
         let span = debug_span!(target: SPANS, "fencelock.release", engine, mode, class = Empty, outcome = Empty);
         self.classed(span, name)
     }
 
-    /// A call that renews.
     pub(crate) fn renew_span(&self) -> Span {
         let engine = self.engine;
         debug_span!(target: SPANS, "fencelock.renew", engine, outcome = Empty)

@@ -1,9 +1,10 @@
 //! What each owner holds in this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::hold::Hold;
+use crate::support::Mutex;
 use crate::types::{LockName, MARK};
 
 /// `user@host:pid`, for people.
@@ -22,7 +23,6 @@ pub(crate) fn who_am_i() -> Arc<str> {
     format!("{}@{}:{}", clean(&user), clean(&host), std::process::id()).into()
 }
 
-/// The holds of each owner in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     slots: Mutex<Slots>,
@@ -40,7 +40,7 @@ pub(crate) type Slot = Arc<tokio::sync::Mutex<Weak<Hold>>>;
 
 impl Owners {
     pub(crate) fn slot(&self, owner: &Arc<str>, name: &LockName) -> Slot {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock();
         if slots.by_name.len() >= slots.sweep_at {
             let alive = |slot: &Slot| {
                 Arc::strong_count(slot) > 1

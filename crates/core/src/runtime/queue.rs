@@ -4,7 +4,7 @@
 //! to the next task here without a round trip, once per token; then the store's queue has its turn.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::caller::{Caller, Heard};
 use super::hold::Hold;
 use crate::engine::Claim;
+use crate::support::Mutex;
 use crate::types::LockName;
 
 /// The queues of a client: one for each name that is requested or held exclusively. Cheap to clone.
@@ -63,11 +64,6 @@ pub(crate) struct Front {
 }
 
 impl Queues {
-    fn all(&self) -> MutexGuard<'_, HashMap<LockName, Queue, RandomState>> {
-        // No code under this lock can panic halfway.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn front(&self, name: &LockName, contended: bool) -> Front {
         Front {
             queues: self.clone(),
@@ -79,7 +75,7 @@ impl Queues {
 
     /// Whether this process holds the lock exclusively, as far as it believes.
     pub(crate) fn holds(&self, name: &LockName) -> bool {
-        let all = self.all();
+        let all = self.0.lock();
         let holder = all.get(name).and_then(|queue| queue.holder.as_ref());
         holder.is_some_and(|hold| hold.is_valid())
     }
@@ -89,13 +85,17 @@ impl Queues {
         if self.holds(name) {
             return Heard::Held;
         }
-        let front = self.all().get(name).and_then(|queue| queue.front.clone());
+        let front = self
+            .0
+            .lock()
+            .get(name)
+            .and_then(|queue| queue.front.clone());
         front.map_or(Heard::Nothing, |front| front.heard())
     }
 
     /// Joins the queue for the claim's name. `plain`: a hold that is handed on would do.
     pub(crate) fn enter(&self, claim: &Claim, plain: bool, caller: &Arc<Caller>) -> Entered {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         let Some(queue) = all.get_mut(&claim.name) else {
             let queue = Queue {
                 front: Some(Arc::clone(caller)),
@@ -126,7 +126,7 @@ impl Queues {
     /// A hold came to its end here. Hands it on if that may be; true if it was handed on, and nothing is left to do.
     pub(crate) fn leave(&self, hold: &Arc<Hold>) -> bool {
         loop {
-            let mut all = self.all();
+            let mut all = self.0.lock();
             let Some(queue) = all.get_mut(&hold.claim.name) else {
                 return false;
             };
@@ -208,7 +208,7 @@ impl Front {
     /// The claim of the front was granted: it becomes the holder, and there is no front.
     pub(crate) fn granted(mut self, hold: &Arc<Hold>) {
         self.granted = true;
-        let mut all = self.queues.all();
+        let mut all = self.queues.0.lock();
         let Some(queue) = all.get_mut(&self.name) else {
             return;
         };
@@ -225,7 +225,7 @@ impl Drop for Front {
         if self.granted {
             return;
         }
-        let mut all = self.queues.all();
+        let mut all = self.queues.0.lock();
         let Some(queue) = all.get_mut(&self.name) else {
             return;
         };

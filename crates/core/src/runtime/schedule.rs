@@ -4,8 +4,8 @@
 //! this schedule, and validity alone decides.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::hold::Hold;
 use crate::engine::{HeldClaim, Renewal};
+use crate::support::Mutex;
 use crate::types::{BootInstant, ClaimId, Clock, LossReason};
 
 /// The schedule of a client.
@@ -51,17 +52,12 @@ impl Schedule {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No code under this lock can panic halfway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a hold, until [`Schedule::remove`].
     pub(crate) fn add(&self, hold: &Arc<Hold>, counted_from: BootInstant, lease: Duration) {
         let due = first_renewal(hold, counted_from, lease);
         let hold = Arc::clone(hold);
         let id = hold.claim.id;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.due.insert((due, id));
         let renewing = false;
         let entry = Entry {
@@ -90,14 +86,16 @@ impl Schedule {
     /// Reserves the next renewal of a hold for the caller, once none is under way. `None` if the hold was removed. The caller
     /// then notes the outcome.
     pub(crate) async fn reserve(self: &Arc<Self>, hold: &Arc<Hold>) -> Option<Renewing> {
-        let reserved = hold.until(|hold| match self.state().holds.get_mut(&hold.claim.id) {
-            Some(entry) if entry.renewing => None,
-            Some(entry) => {
-                entry.renewing = true;
-                Some(true)
-            }
-            None => Some(false),
-        });
+        let reserved = hold.until(
+            |hold| match self.state.lock().holds.get_mut(&hold.claim.id) {
+                Some(entry) if entry.renewing => None,
+                Some(entry) => {
+                    entry.renewing = true;
+                    Some(true)
+                }
+                None => Some(false),
+            },
+        );
         let reserved = reserved.await;
         reserved.then(|| self.renewing(vec![Arc::clone(hold)]))
     }
@@ -110,7 +108,7 @@ impl Schedule {
 
     /// Removes a hold unless a renewal of it is under way.
     fn forget(&self, id: ClaimId) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.holds.get(&id) {
             Some(entry) if entry.renewing => false,
             Some(entry) => {
@@ -125,13 +123,13 @@ impl Schedule {
 
     /// Every hold there is.
     pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
-        let state = self.state();
+        let state = self.state.lock();
         state.holds.values().map(|e| Arc::clone(&e.hold)).collect()
     }
 
     /// The hold of a claim.
     pub(crate) fn find(&self, id: ClaimId) -> Option<Arc<Hold>> {
-        let state = self.state();
+        let state = self.state.lock();
         state.holds.get(&id).map(|entry| Arc::clone(&entry.hold))
     }
 
@@ -144,7 +142,7 @@ impl Schedule {
     pub(crate) fn collect(&self) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>, Option<BootInstant>) {
         let now = self.clock.now();
         let (mut lost, mut renew) = (Vec::new(), Vec::new());
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { holds, due } = &mut *state;
         while let Some((at, id)) = due.first().copied() {
             let Some(entry) = holds.get_mut(&id) else {
@@ -239,7 +237,9 @@ impl Schedule {
         }
         let ends = hold.valid_until();
         let id = hold.claim.id;
-        self.state().reschedule(id, |entry| entry.due.min(ends));
+        self.state
+            .lock()
+            .reschedule(id, |entry| entry.due.min(ends));
         self.wake_before(ends);
     }
 
@@ -253,7 +253,7 @@ impl Schedule {
 
     /// Ends a renewal, and says when the next one is due.
     fn renew_next(&self, hold: &Hold, due: BootInstant) {
-        self.state().reschedule(hold.claim.id, |entry| {
+        self.state.lock().reschedule(hold.claim.id, |entry| {
             entry.renewing = false;
             due.min(hold.valid_until())
         });

@@ -1,7 +1,7 @@
 //! What is reported of one hold: a span for each grant, and its part in the gauge of holds.
 
+use crate::support::Mutex;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::Span;
 
@@ -22,14 +22,10 @@ struct Parts {
 }
 
 impl Seen {
-    fn parts(&self) -> MutexGuard<'_, Parts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The store granted it.
     pub(crate) fn begin(&self, series: Series) {
         series.holds();
-        let mut parts = self.parts();
+        let mut parts = self.0.lock();
         parts.series = series;
         parts.counted = true;
     }
@@ -37,13 +33,13 @@ impl Seen {
     /// A guard has it, after a grant or a hand-off.
     pub(crate) fn open(&self, span: Span) {
         if !span.is_disabled() {
-            self.parts().span = Some(span);
+            self.0.lock().span = Some(span);
         }
     }
 
     /// The guard has it no more.
     pub(crate) fn close(&self, outcome: &'static str) {
-        let span = self.parts().span.take();
+        let span = self.0.lock().span.take();
         if let Some(span) = span {
             note_outcome(&span, outcome);
         }
@@ -51,7 +47,7 @@ impl Seen {
 
     /// Nobody has it any more.
     pub(crate) fn end(&self) {
-        let mut parts = self.parts();
+        let mut parts = self.0.lock();
         if mem::take(&mut parts.counted) {
             parts.series.holds_no_more();
         }
@@ -61,6 +57,6 @@ impl Seen {
         if cfg!(not(feature = "metrics")) {
             return Series::default();
         }
-        self.parts().series.clone()
+        self.0.lock().series.clone()
     }
 }

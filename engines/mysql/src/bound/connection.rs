@@ -11,7 +11,6 @@ use futures_util::FutureExt;
 use mysql_async::Conn;
 use sha2::{Digest, Sha256};
 
-use super::error::BoundError;
 use super::get_lock_sql::{ACQUIRE, TAKES_WRITES};
 use super::section::Section;
 use crate::config::{Config, Strategy};
@@ -104,7 +103,7 @@ impl Session {
     }
 
     /// Runs a request. The call may be dropped: the next request comes after this one.
-    pub(super) async fn run(&mut self, request: Request) -> Result<Vec<Answer>, BoundError> {
+    pub(super) async fn run(&mut self, request: Request) -> Result<Vec<Answer>, Failure> {
         let setting = self.setting.take();
         if setting.is_some() {
             // If the call is dropped from here on, the timeout may be set or not.
@@ -136,30 +135,21 @@ impl Session {
         answer.map_err(|error| self.after_failure(error))
     }
 
-    fn after_failure(&mut self, error: mysql_async::Error) -> BoundError {
+    fn after_failure(&mut self, error: mysql_async::Error) -> Failure {
         // Nobody knows how far a failed request came.
         self.idle = None;
-        let unavailable = |cause| Error::unavailable(&self.store, "ask the server", cause);
-        match failure(&self.store, error) {
-            Failure::Conflict(cause) => BoundError::Conflict(unavailable(cause)),
-            Failure::NoTables(cause) => {
-                self.signal.close();
-                BoundError::NoTables(unavailable(cause))
-            }
-            Failure::Disconnected(cause) | Failure::ReadOnly(cause) => {
-                self.signal.close();
-                BoundError::Final(unavailable(cause))
-            }
-            Failure::Final(error) => BoundError::Final(error),
-            Failure::NoAnswer => BoundError::Final(unavailable("no answer".into())),
+        let failed = failure(&self.store, error);
+        if !matches!(failed, Failure::Conflict(_) | Failure::Final(_)) {
+            self.signal.close();
         }
+        failed
     }
 
     /// Closes the connection. Returns the error.
-    pub(super) fn give_up(&mut self, why: &str) -> BoundError {
+    pub(super) fn give_up(&mut self, why: &str) -> Failure {
         self.signal.close();
         (self.wire, self.pending) = (None, None);
-        BoundError::Final(Error::unavailable(&self.store, "ask the server", why))
+        Failure::Disconnected(why.into())
     }
 }
 
@@ -186,18 +176,17 @@ impl BoundLocks {
         }
     }
 
-    pub(super) fn error(&self, action: impl Into<String>, failed: BoundError) -> Error {
-        let store = &self.config.store;
-        match failed {
-            BoundError::Conflict(Error::Unavailable { cause, .. })
-            | BoundError::NoTables(Error::Unavailable { cause, .. })
-            | BoundError::Final(Error::Unavailable { cause, .. }) => {
-                Error::unavailable(store, action.into(), cause)
-            }
-            BoundError::Conflict(error)
-            | BoundError::NoTables(error)
-            | BoundError::Final(error) => error,
-        }
+    pub(super) fn error(&self, action: impl Into<String>, failed: Failure) -> Error {
+        let cause = match failed {
+            Failure::Conflict(cause)
+            | Failure::NoTables(cause)
+            | Failure::Disconnected(cause)
+            | Failure::ReadOnly(cause)
+            | Failure::Final(Error::Unavailable { cause, .. }) => cause,
+            Failure::NoAnswer => "no answer".into(),
+            Failure::Final(error) => return error,
+        };
+        Error::unavailable(&self.config.store, action, cause)
     }
 
     pub(super) async fn open_session(&self, signal: Arc<CloseSignal>) -> Result<Session> {
@@ -226,7 +215,7 @@ impl BoundLocks {
         Ok(session)
     }
 
-    async fn prepare(&self, session: &mut Session) -> Result<(), BoundError> {
+    async fn prepare(&self, session: &mut Session) -> Result<(), Failure> {
         // No limit of the server may end a wait or a hold.
         let mut request = Request::of(format!(
             "SET SESSION innodb_lock_wait_timeout = {WAIT_SECONDS}, lock_wait_timeout = {WAIT_SECONDS}, {}",
@@ -254,7 +243,7 @@ impl BoundLocks {
             return Ok(());
         }
         match self.check_tables(session).await {
-            Err(BoundError::NoTables(_)) => {
+            Err(Failure::NoTables(_)) => {
                 self.create_tables(session).await?;
                 self.check_tables(session).await?;
             }
@@ -268,7 +257,7 @@ impl BoundLocks {
     }
 
     /// Checks that all tables exist.
-    async fn check_tables(&self, session: &mut Session) -> Result<(), BoundError> {
+    async fn check_tables(&self, session: &mut Session) -> Result<(), Failure> {
         let Tables {
             names,
             bound,
@@ -283,7 +272,7 @@ impl BoundLocks {
         session.run(request).await.map(drop)
     }
 
-    async fn create_tables(&self, session: &mut Session) -> Result<(), BoundError> {
+    async fn create_tables(&self, session: &mut Session) -> Result<(), Failure> {
         let wire = session.wire.as_mut();
         let Some(conn) = wire.and_then(|wire| wire.conn.as_mut()) else {
             return Err(session.give_up("the connection has ended"));
@@ -292,6 +281,6 @@ impl BoundLocks {
             .tables
             .create(conn, Use::Connections, &self.config)
             .await;
-        created.map_err(BoundError::Final)
+        created.map_err(Failure::Final)
     }
 }

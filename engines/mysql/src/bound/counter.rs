@@ -16,8 +16,8 @@
 //! * A number that cannot be of the section shows that the connection now leads to another server.
 
 use super::connection::{BoundLocks, Session};
-use super::error::BoundError;
 use fencelock_core::Token;
+use fencelock_sql::server::Failure;
 
 use super::section::{FAR, Section};
 use crate::request::{NOW, Request};
@@ -37,7 +37,7 @@ impl BoundLocks {
         &self,
         session: &mut Session,
         number: u64,
-    ) -> Result<Token, BoundError> {
+    ) -> Result<Token, Failure> {
         let Some(token) = session.section.token(number) else {
             return Err(session.give_up("the token counter is another one than before"));
         };
@@ -48,7 +48,7 @@ impl BoundLocks {
     }
 
     /// Reserves this number and some more.
-    async fn reserve(&self, session: &mut Session, number: u64) -> Result<(), BoundError> {
+    async fn reserve(&self, session: &mut Session, number: u64) -> Result<(), Failure> {
         let counter = &self.tables.counter;
         let Section { origin, base, .. } = session.section;
         let upto = number + (number - origin).clamp(MIN_RESERVED, MAX_RESERVED);
@@ -68,7 +68,7 @@ impl BoundLocks {
     }
 
     /// Joins the section of this run of the server, or begins it.
-    pub(super) async fn join(&self, session: &mut Session) -> Result<(), BoundError> {
+    pub(super) async fn join(&self, session: &mut Session) -> Result<(), Failure> {
         let mark = format!("{}-", &session.key(&self.config.table, "r", b"")[..MARK]);
         let (request, selected) = self.joining(&mark);
         let answers = session.run(request).await?;

@@ -1,20 +1,18 @@
-//! The calls of the connection-bound engine.
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Claim, Evict, LockView, Page};
 use fencelock_core::{
     ClaimId, Durability, Error, Finding, LeaseKind, LockName, Promises, Result, Token, Tokens, Wake,
 };
 use fencelock_sql::Settings;
 use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
+use fencelock_sql::server::Failure;
 use mysql_async::Row;
 
 use super::connection::{BoundLocks, Session, WAIT_SECONDS};
-use super::error::BoundError;
 use super::get_lock_sql::RELEASE;
 use super::inspect::Evicted;
 use crate::diagnose;
@@ -123,7 +121,7 @@ impl Dialect for BoundLocks {
                 Ok(Some(tokens)) => return Ok(tokens),
                 Ok(None) => {}
                 // A deadlock, or the time limit of one statement. Undo it, even if the lock was acquired by then.
-                Err(BoundError::Conflict(_)) => {
+                Err(Failure::Conflict(_)) => {
                     let mut undo = Request::of("ROLLBACK");
                     if self.get_lock {
                         let key = self.lock_key(session, &claim.name);
@@ -201,11 +199,9 @@ impl Dialect for BoundLocks {
         &self,
         control: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let after = at.map_or("", |cursor| &cursor.0);
-        let limit = limit.clamp(1, 1000);
         let page = self.page(control, prefix, after, limit).await;
         page.map_err(|failed| self.error("list locks", failed))
     }

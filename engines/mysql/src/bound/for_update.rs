@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use fencelock_core::Tokens;
 use fencelock_core::engine::Claim;
+use fencelock_sql::server::Failure;
 
 use super::connection::{BoundLocks, Session, WAIT_SECONDS};
-use super::error::BoundError;
 use super::stored::take;
 use crate::request::{Request, bytes};
 
@@ -29,7 +29,7 @@ impl BoundLocks {
         session: &mut Session,
         idle: Duration,
         claim: &Claim,
-    ) -> Result<Option<Tokens>, BoundError> {
+    ) -> Result<Option<Tokens>, Failure> {
         self.lift_tokens_if_due(session).await?;
         let mut request = session.request(idle);
         request.push("START TRANSACTION");
@@ -38,31 +38,17 @@ impl BoundLocks {
             self.tables.names,
             bytes(claim.name.as_str().as_bytes())
         );
-        let drawn = self.draw(session, request, &free, claim).await?;
-        if drawn.is_none() {
-            session.run(Request::of("ROLLBACK")).await?;
-        }
-        Ok(drawn)
+        self.draw(session, request, &free, claim).await
     }
 
-    /// Acquires the lock, waiting for the row. `None` if the row was deleted meanwhile.
+    /// Acquires the lock, waiting for the client that locks the row. `None` if the row was deleted meanwhile.
     pub(super) async fn acquire_row(
         &self,
         session: &mut Session,
         claim: &Claim,
         idle: Duration,
-    ) -> Result<Option<Tokens>, BoundError> {
+    ) -> Result<Option<Tokens>, Failure> {
         self.insert_row(session, claim).await?;
-        self.lock_row(session, idle, claim).await
-    }
-
-    /// The same, waiting for the client that locks the row.
-    pub(super) async fn lock_row(
-        &self,
-        session: &mut Session,
-        idle: Duration,
-        claim: &Claim,
-    ) -> Result<Option<Tokens>, BoundError> {
         // While this waits for the row, nobody can replace the table with an old one.
         self.lift_tokens_if_due(session).await?;
         let mut request = session.request(idle);
@@ -75,19 +61,11 @@ impl BoundLocks {
         ));
         // While this waits, no table is open for writing: that would block backups.
         let got = "DUAL WHERE @fencelock_got = 1";
-        let drawn = self.draw(session, request, got, claim).await?;
-        if drawn.is_none() {
-            session.run(Request::of("ROLLBACK")).await?;
-        }
-        Ok(drawn)
+        self.draw(session, request, got, claim).await
     }
 
     /// Inserts the row if it does not exist. The client looks first, since an insertion waits for the holder of the row.
-    pub(super) async fn insert_row(
-        &self,
-        session: &mut Session,
-        claim: &Claim,
-    ) -> Result<(), BoundError> {
+    async fn insert_row(&self, session: &mut Session, claim: &Claim) -> Result<(), Failure> {
         let (names, name) = (&self.tables.names, claim.name.as_str().as_bytes());
         let name = bytes(name);
         let ask = Request::of(format!("SELECT 1 FROM {names} WHERE name = {name}"));
@@ -103,7 +81,7 @@ impl BoundLocks {
         session: &mut Session,
         claim: &Claim,
         idle: Duration,
-    ) -> Result<Option<Tokens>, BoundError> {
+    ) -> Result<Option<Tokens>, Failure> {
         if let Some(tokens) = self.lock_free_row(session, idle, claim).await? {
             return Ok(Some(tokens));
         }
@@ -113,7 +91,7 @@ impl BoundLocks {
             .await?;
         match self.insert_row(session, claim).await {
             Ok(()) => {}
-            Err(BoundError::Conflict(_)) => {
+            Err(Failure::Conflict(_)) => {
                 session.run(Request::of(patience())).await?;
                 return Ok(None);
             }
@@ -131,7 +109,7 @@ impl BoundLocks {
     }
 
     /// Deletes rows that nobody locks. Returns whether there may be more.
-    pub(super) async fn clean_up_rows(&self, control: &mut Session) -> Result<bool, BoundError> {
+    pub(super) async fn clean_up_rows(&self, control: &mut Session) -> Result<bool, Failure> {
         let names = &self.tables.names;
         let sweep = self.clean_up_key(control);
         // This process may be stopped between the two requests.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use fencelock_core::engine::Claim;
 use fencelock_core::{LockName, Tokens};
+use fencelock_sql::server::Failure;
 
 use super::connection::{BoundLocks, Session};
-use super::error::BoundError;
 use super::get_lock_sql::{ACQUIRE, TAKES_WRITES};
 use super::tokens::tokens_from;
 use crate::request::{Answer, Request};
@@ -25,7 +25,7 @@ impl BoundLocks {
         claim: &Claim,
         idle: Duration,
         seconds: u64,
-    ) -> Result<Option<Tokens>, BoundError> {
+    ) -> Result<Option<Tokens>, Failure> {
         let key = self.lock_key(session, &claim.name);
         let mut request = session.request(idle);
         let mut acquired = 0;

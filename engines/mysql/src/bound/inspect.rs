@@ -4,14 +4,13 @@ use fencelock_core::engine::{Evict, LockView, Page};
 use fencelock_core::{LockName, Token};
 use fencelock_sql::bound::{SessionId, views};
 use fencelock_sql::page_of;
+use fencelock_sql::server::Failure;
 use mysql_async::Row;
 
 use super::connection::{BoundLocks, Session};
-use super::error::BoundError;
 use super::stored::{claim_of, record_view, take, text_of};
 use crate::request::{NOW, Request, bytes, quoted};
 
-/// What to do about a holder that is evicted.
 pub(super) enum Evicted {
     Nobody,
     End(SessionId),
@@ -20,10 +19,10 @@ pub(super) enum Evicted {
 
 impl BoundLocks {
     /// The rows of an inspection. An inspecting client creates no tables, and sees nothing where there are none.
-    async fn inspected(&self, control: &mut Session, ask: String) -> Result<Vec<Row>, BoundError> {
+    async fn inspected(&self, control: &mut Session, ask: String) -> Result<Vec<Row>, Failure> {
         match control.run(Request::of(ask)).await {
             Ok(mut answers) => Ok(std::mem::take(&mut answers[0].rows)),
-            Err(BoundError::NoTables(_)) if self.config.inspect_only => Ok(Vec::new()),
+            Err(Failure::NoTables(_)) if self.config.inspect_only => Ok(Vec::new()),
             Err(failed) => Err(failed),
         }
     }
@@ -32,7 +31,7 @@ impl BoundLocks {
         &self,
         control: &mut Session,
         names: &str,
-    ) -> Result<Vec<LockView>, BoundError> {
+    ) -> Result<Vec<LockView>, Failure> {
         // Signed, since the clock may be behind the stored time, and the server refuses a statement in which an unsigned
         // number would be below zero. `p.time` is how long the connection has been idle.
         let what = format!(
@@ -53,7 +52,7 @@ impl BoundLocks {
         prefix: &str,
         after: &str,
         limit: usize,
-    ) -> Result<Page<LockView>, BoundError> {
+    ) -> Result<Page<LockView>, Failure> {
         let rest = format!(
             "b.count > 0 AND b.name >= {} AND b.name > {} ORDER BY b.name LIMIT {limit}",
             bytes(prefix.as_bytes()),
@@ -64,7 +63,8 @@ impl BoundLocks {
             .await?;
         let names = rows.iter_mut().filter_map(|row| take::<Vec<u8>>(row, 0));
         let names = names.map(|name| String::from_utf8_lossy(&name).into_owned());
-        let (names, next) = page_of(names.collect(), prefix, limit);
+        let page = page_of(names.collect(), prefix, limit);
+        let (names, next) = page.map_err(Failure::Final)?;
         let mut items = Vec::new();
         if !names.is_empty() {
             items = self.views(control, &quoted(&names)).await?;
@@ -79,7 +79,7 @@ impl BoundLocks {
         name: &LockName,
         token: Token,
         how: Evict,
-    ) -> Result<Evicted, BoundError> {
+    ) -> Result<Evicted, Failure> {
         let rest = format!(
             "b.name = {} AND {token} >= b.first AND {token} < b.first + b.count",
             bytes(name.as_str().as_bytes())

@@ -12,7 +12,6 @@
 mod connection;
 mod counter;
 mod engine;
-mod error;
 mod for_update;
 mod get_lock;
 mod get_lock_sql;

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use fencelock_core::{ClaimId, Clock, Error, LockName};
 use fencelock_sql::bound::{Record, SessionId};
-use fencelock_sql::server::micros;
+use fencelock_sql::server::{Failure, micros};
 
 use super::connection::{BoundLocks, Session};
-use super::error::BoundError;
 use super::for_update::CLEAN_UP_SECONDS;
 use super::stored::{claim_of, take, text_of};
 use crate::request::{Answer, NOW, Request, bytes};
@@ -54,7 +53,7 @@ impl BoundLocks {
         control: &mut Session,
         records: &[Record],
         asked: &[ClaimId],
-    ) -> Result<Vec<ClaimId>, BoundError> {
+    ) -> Result<Vec<ClaimId>, Failure> {
         let mut request = Request::default();
         for record in records {
             request.push(self.record_one(record, &control.login));
@@ -83,7 +82,7 @@ impl BoundLocks {
         &self,
         control: &mut Session,
         of: &LockName,
-    ) -> Result<bool, BoundError> {
+    ) -> Result<bool, Failure> {
         let name = bytes(of.as_str().as_bytes());
         let says_one = |answer: &Answer| -> bool {
             let row = answer.rows.first();
@@ -123,7 +122,7 @@ impl BoundLocks {
 
     /// Deletes the records of ended connections. Not everybody can see the connections of other users, so their records are
     /// left to them.
-    pub(super) async fn delete_ended(&self, control: &mut Session) -> Result<(), BoundError> {
+    pub(super) async fn delete_ended(&self, control: &mut Session) -> Result<(), Failure> {
         let bound = &self.tables.bound;
         let ask = Request::of(format!(
             "SELECT b.claim, b.conn FROM {bound} AS b LEFT JOIN information_schema.processlist AS p \
@@ -150,7 +149,7 @@ impl BoundLocks {
         &self,
         control: &mut Session,
         session: &SessionId,
-    ) -> Result<bool, BoundError> {
+    ) -> Result<bool, Failure> {
         let Some((id, host)) = session.0.split_once(' ') else {
             return Ok(true);
         };
@@ -170,7 +169,7 @@ impl BoundLocks {
                 .await
             {
                 // It has just ended by itself.
-                Err(BoundError::Final(Error::Internal { .. })) | Ok(_) => {}
+                Err(Failure::Final(Error::Internal { .. })) | Ok(_) => {}
                 Err(error) => return Err(error),
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -183,7 +182,7 @@ impl BoundLocks {
         &self,
         control: &mut Session,
         sessions: &[SessionId],
-    ) -> Result<Vec<SessionId>, BoundError> {
+    ) -> Result<Vec<SessionId>, Failure> {
         let ids = sessions.iter().filter_map(|id| id.0.split_once(' '));
         let ids: Vec<&str> = ids.map(|(id, _)| id).collect();
         let ask = Request::of(format!(

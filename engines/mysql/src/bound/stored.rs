@@ -1,5 +1,3 @@
-//! Reads the columns of records.
-
 use std::time::Duration;
 
 use fencelock_core::engine::HolderView;

@@ -3,9 +3,9 @@
 use fencelock_core::engine::Claim;
 use fencelock_core::{Clock, Token, Tokens};
 use fencelock_sql::lease::MOST_TOKENS;
+use fencelock_sql::server::Failure;
 
 use super::connection::{BoundLocks, Session};
-use super::error::BoundError;
 use crate::request::{LIFT_EVERY, LIFTED_ID, Request};
 
 impl BoundLocks {
@@ -15,10 +15,10 @@ impl BoundLocks {
         &self,
         session: &mut Session,
         end: &str,
-    ) -> Result<(), BoundError> {
+    ) -> Result<(), Failure> {
         // Two clients that lift to the same id may deadlock. The server has then rolled one of them back.
         while let Err(failed) = self.lift_tokens_once(session, end).await {
-            let BoundError::Conflict(_) = failed else {
+            let Failure::Conflict(_) = failed else {
                 return Err(failed);
             };
             session.run(Request::of("ROLLBACK")).await?;
@@ -26,7 +26,7 @@ impl BoundLocks {
         Ok(())
     }
 
-    async fn lift_tokens_once(&self, session: &mut Session, end: &str) -> Result<(), BoundError> {
+    async fn lift_tokens_once(&self, session: &mut Session, end: &str) -> Result<(), Failure> {
         let tokens = &self.tables.tokens;
         let lifted = Clock::Boot.now();
         let least = session.floor.get() / u64::from(MOST_TOKENS);
@@ -50,27 +50,29 @@ impl BoundLocks {
     }
 
     /// Before a draw: an old dump may have been restored.
-    pub(super) async fn lift_tokens_if_due(&self, session: &mut Session) -> Result<(), BoundError> {
+    pub(super) async fn lift_tokens_if_due(&self, session: &mut Session) -> Result<(), Failure> {
         match Clock::Boot.now().since(session.lifted) >= LIFT_EVERY {
             true => self.lift_tokens_to(session, "ROLLBACK").await,
             false => Ok(()),
         }
     }
 
-    /// Runs a request, and draws a token if `from` has a row, which means that the lock was acquired.
+    /// Runs a request that begins a transaction, and draws a token if `from` has a row, which means that the lock was acquired;
+    /// else rolls back.
     pub(super) async fn draw(
         &self,
         session: &mut Session,
         mut request: Request,
         from: &str,
         claim: &Claim,
-    ) -> Result<Option<Tokens>, BoundError> {
+    ) -> Result<Option<Tokens>, Failure> {
         let tokens = &self.tables.tokens;
         let at = request.push(format!("INSERT INTO {tokens} (id) SELECT NULL FROM {from}"));
         let answers = session.run(request).await?;
         let id = answers[at].last_id.filter(|_| answers[at].affected > 0);
         let drawn = id.and_then(|id| id.checked_mul(u64::from(MOST_TOKENS)));
         let Some(first) = drawn.map(Token) else {
+            session.run(Request::of("ROLLBACK")).await?;
             return Ok(None);
         };
         if first < session.floor {

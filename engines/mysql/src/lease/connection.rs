@@ -1,9 +1,10 @@
 //! A connection of the lease engine: checked, and with its tokens lifted to the time.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, LockName, Result, Token};
 use fencelock_sql::server::Failure;
 use mysql_async::{Conn, Row, from_row_opt};
@@ -30,7 +31,6 @@ pub(crate) struct Leases {
     pub(super) info: Mutex<Option<ServerInfo>>,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) conn: Conn,
@@ -66,7 +66,7 @@ impl Leases {
     pub(super) async fn open_session(&self) -> Result<Session> {
         let Connected { conn, info, id } = connect(&self.config).await?;
         let compounds = info.prepares_compounds();
-        *self.info.lock().unwrap_or_else(PoisonError::into_inner) = Some(info);
+        *self.info.lock() = Some(info);
         let mut session = Session {
             conn,
             statements: Statements::new(),

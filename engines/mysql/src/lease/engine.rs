@@ -1,10 +1,9 @@
 //! The requests that the lease engine makes.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, HeldClaim, LockView, Page};
+use fencelock_core::engine::{Claim, HeldClaim, LockView};
 use fencelock_core::{Durability, Finding, LockName, Mode, Order, Promises, Result, Token, Tokens};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
@@ -30,7 +29,7 @@ impl Dialect for Leases {
     }
 
     fn promises(&self) -> Promises {
-        let info = self.info.lock().unwrap_or_else(PoisonError::into_inner);
+        let info = self.info.lock();
         let info = info.as_ref();
         let mut limits = info.map(ServerInfo::limits).unwrap_or_default();
         if self.config.hosts.len() > 1 {
@@ -133,19 +132,18 @@ impl Dialect for Leases {
         self.prolong_hold(session, claim, first).await
     }
 
-    async fn look(&self, session: &mut Session, of: &LockName) -> Tried<LockView> {
-        let mut views = self.views(session, &name(of)).await?;
-        Ok(views.pop().unwrap_or_else(|| LockView::free(of.clone())))
+    async fn views(&self, session: &mut Session, names: &[LockName]) -> Tried<Vec<LockView>> {
+        self.views_of(session, names).await
     }
 
-    async fn list(
+    async fn held_names(
         &self,
         session: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
-    ) -> Tried<Page<LockView>> {
-        self.page(session, prefix, at, limit).await
+    ) -> Tried<Vec<String>> {
+        self.names(session, prefix, after, limit).await
     }
 
     fn connection_id(&self, session: &Session) -> String {

@@ -1,9 +1,8 @@
 //! Reads locks: for the rules, and as people see them.
 
-use fencelock_core::engine::{Cursor, LockView, Page, WaiterView};
+use fencelock_core::engine::{LockView, WaiterView};
 use fencelock_core::{LockName, Token};
 use fencelock_sql::lease::Rows;
-use fencelock_sql::page_of;
 use fencelock_sql::server::{DbInstant, Snapshot};
 
 use super::connection::{Leases, Session, Tried};
@@ -11,8 +10,6 @@ use super::stored::{HOLDER, StoredRow, WAITER, all_rows, name};
 use crate::request::{NOW, Request, bytes, quoted};
 use crate::tables::Tables;
 
-/// A view shows at most so many waiters.
-const MAX_WAITERS_SHOWN: usize = 1000;
 /// How many names with expired rows are read at once.
 const REAP_BATCH: usize = 100;
 
@@ -45,22 +42,24 @@ impl Leases {
         }))
     }
 
-    pub(super) async fn views(&self, session: &mut Session, names: &str) -> Tried<Vec<LockView>> {
-        let request = Request::of(all_rows(&self.tables, names));
+    pub(super) async fn views_of(
+        &self,
+        session: &mut Session,
+        names: &[LockName],
+    ) -> Tried<Vec<LockView>> {
+        let request = Request::of(all_rows(&self.tables, &quoted(names)));
         let rows = self.inspected(session, &request).await?.into_iter();
         // Unreadable rows are not shown. Taking such a lock is an error.
         Ok(views(rows.filter_map(StoredRow::read).collect()))
     }
 
-    pub(super) async fn page(
+    pub(super) async fn names(
         &self,
         session: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
-    ) -> Tried<Page<LockView>> {
-        let limit = limit.clamp(1, 1000);
-        let after = at.map_or("", |cursor| &cursor.0);
+    ) -> Tried<Vec<String>> {
         let Tables { locks, holders, .. } = &self.tables;
         let mut request = Request::default();
         request.push(format!(
@@ -72,13 +71,7 @@ impl Leases {
         let rows = self.inspected(session, &request).await?;
         let names = rows.iter().filter_map(|row| row.get::<Vec<u8>, _>(0));
         let names = names.map(|name| String::from_utf8_lossy(&name).into_owned());
-        let (names, next) = page_of(names.collect(), prefix, limit);
-        let mut items = Vec::new();
-        if !names.is_empty() {
-            items = self.views(session, &quoted(&names)).await?;
-            items.retain(|view| !view.holders.is_empty());
-        }
-        Ok(Page::new(items, next))
+        Ok(names.collect())
     }
 
     pub(super) async fn expired_names(&self, session: &mut Session) -> Tried<Vec<LockName>> {
@@ -124,7 +117,7 @@ fn views(mut rows: Vec<StoredRow>) -> Vec<LockView> {
         }
         if row.kind == HOLDER {
             view.holders.push(row.holder_view(mode, now));
-        } else if view.waiters.len() < MAX_WAITERS_SHOWN {
+        } else if view.waiters.len() < LockView::MOST_WAITERS {
             let owner = row.owner;
             view.waiters.push(WaiterView::new(owner, mode));
         }

@@ -1,10 +1,8 @@
-//! The calls of the connection-bound engine.
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Claim, Evict, LockView, Page};
 use fencelock_core::{
     ClaimId, Durability, Error, Finding, LeaseKind, LockName, Mode, Promises, Result, Token,
     Tokens, Wake,
@@ -150,10 +148,10 @@ impl Dialect for Advisory {
         &self,
         control: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        self.page(control, prefix, at, limit).await
+        self.page(control, prefix, after, limit).await
     }
 
     async fn evict(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::engine::{Cursor, HolderView, LockView, Page};
+use fencelock_core::engine::{HolderView, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 use fencelock_sql::bound::{RecordView, views};
 use fencelock_sql::lease::mode_from;
@@ -34,21 +34,19 @@ impl Advisory {
         &self,
         control: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
     ) -> Result<Page<LockView>> {
-        let limit = limit.clamp(1, 1000);
-        let after = at.map_or("", |cursor| &cursor.0);
         let values: Values<'_> = &[&STRATEGY, &prefix, &after, &(limit as i64)];
         let rows = self
             .hosts
             .inspected(control, "list locks", LIST, values)
             .await?;
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        let (names, next) = page_of(names, prefix, limit);
+        let (names, next) = page_of(names, prefix, limit)?;
         let mut items = Vec::new();
         for name in &names {
-            items.push(self.view(control, &LockName::new(name)?).await?);
+            items.push(self.view(control, name).await?);
         }
         Ok(Page::new(items, next))
     }

@@ -1,10 +1,11 @@
 //! The state of the lease strategy, its connections, and its listener.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{Error, LockName, Promises, Result};
 use fencelock_sql::bound::CloseSignal;
 use fencelock_sql::server::{Failure, Message};
@@ -55,19 +56,14 @@ impl Leases {
             FROM (SELECT current_setting('synchronous_commit') AS setting) AS now";
         let safe = session.client.batch_execute(SAFE).await;
         safe.map_err(|error| self.hosts.error("prepare a connection", error))?;
-        let known = self
-            .promises
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some();
+        let known = self.promises.lock().is_some();
         if !known {
             self.hosts.rule_out_pooler(&session).await?;
             let limits = limits(&self.hosts, &mut session, self.hosts.config.strategy).await?;
             let durable = !limits
                 .iter()
                 .any(|limit| limit.what.contains("loss of power"));
-            *self.promises.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(promises(limits, durable));
+            *self.promises.lock() = Some(promises(limits, durable));
         }
         Ok(session)
     }

@@ -1,11 +1,10 @@
 //! The requests that the lease engine makes.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, HeldClaim, LockView, Page};
+use fencelock_core::engine::{Claim, HeldClaim, LockView};
 use fencelock_core::{Finding, LockName, Promises, Result, Token, Tokens};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
@@ -14,7 +13,7 @@ use fencelock_sql::server::{
 };
 
 use super::connection::Leases;
-use super::statements::{END, EXPIRED, KEEP_PLACE, PROLONG, QUEUE, RELEASE, RENEW, TAKE};
+use super::statements::{END, EXPIRED, KEEP_PLACE, LIST, PROLONG, QUEUE, RELEASE, RENEW, TAKE};
 use super::stored::{count, id, length, promises, tokens, version};
 use crate::connection::{Session, Values};
 use crate::diagnose;
@@ -34,7 +33,7 @@ impl Dialect for Leases {
     }
 
     fn promises(&self) -> Promises {
-        let known = self.promises.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.promises.lock();
         // Nobody asks before the first connection.
         known.clone().unwrap_or_else(|| promises(Vec::new(), false))
     }
@@ -196,22 +195,20 @@ impl Dialect for Leases {
         Ok(!rows.is_empty())
     }
 
-    async fn look(&self, session: &mut Session, name: &LockName) -> Tried<LockView> {
-        let views = self.views(session, std::slice::from_ref(name)).await?;
-        Ok(views
-            .into_iter()
-            .next()
-            .unwrap_or_else(|| LockView::free(name.clone())))
+    async fn views(&self, session: &mut Session, names: &[LockName]) -> Tried<Vec<LockView>> {
+        self.views_of(session, names).await
     }
 
-    async fn list(
+    async fn held_names(
         &self,
         session: &mut Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
-    ) -> Tried<Page<LockView>> {
-        self.page(session, prefix, at, limit).await
+    ) -> Tried<Vec<String>> {
+        let values: Values<'_> = &[&prefix, &after, &(limit as i64)];
+        let rows = self.query(session, "list locks", LIST, values).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     async fn expired(&self, session: &mut Session) -> Tried<Vec<LockName>> {

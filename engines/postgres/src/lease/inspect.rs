@@ -2,19 +2,15 @@
 
 use std::time::Duration;
 
-use fencelock_core::engine::{Cursor, HolderView, LockView, Page, WaiterView};
+use fencelock_core::engine::{HolderView, LockView, WaiterView};
 use fencelock_core::{LockName, Result, Token, Tokens};
 use fencelock_sql::lease::{Holder, Rows, Waiter, mode_from};
-use fencelock_sql::page_of;
 use fencelock_sql::server::{DbInstant, Failure, Snapshot};
 
 use super::connection::Leases;
-use super::statements::{LIST, LOOK, READ};
+use super::statements::{LOOK, READ};
 use super::stored::claim;
-use crate::connection::{Session, Values};
-
-/// A view shows at most so many waiters.
-const MAX_WAITERS_SHOWN: usize = 1000;
+use crate::connection::Session;
 
 impl Leases {
     pub(super) async fn snapshot(
@@ -68,7 +64,7 @@ impl Leases {
         }))
     }
 
-    pub(super) async fn views(
+    pub(super) async fn views_of(
         &self,
         session: &mut Session,
         names: &[LockName],
@@ -93,7 +89,7 @@ impl Leases {
             }
             let owner = row.get(4);
             if row.get::<_, i32>(1) == 2 {
-                if view.waiters.len() < MAX_WAITERS_SHOWN {
+                if view.waiters.len() < LockView::MOST_WAITERS {
                     let label = row.get(9);
                     view.waiters.push(WaiterView::new(owner, mode).label(label));
                 }
@@ -112,25 +108,5 @@ impl Leases {
             );
         }
         Ok(views)
-    }
-
-    pub(super) async fn page(
-        &self,
-        session: &mut Session,
-        prefix: &str,
-        at: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>, Failure> {
-        let limit = limit.clamp(1, 1000);
-        let after = at.map_or("", |cursor| &cursor.0);
-        let values: Values<'_> = &[&prefix, &after, &(limit as i64)];
-        let rows = self.query(session, "list locks", LIST, values).await?;
-        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        let (names, next) = page_of(names, prefix, limit);
-        let wanted: Result<Vec<LockName>> = names.iter().map(|name| LockName::new(name)).collect();
-        let wanted = wanted.map_err(Failure::Final)?;
-        let mut items = self.views(session, &wanted).await?;
-        items.retain(|view| !view.holders.is_empty());
-        Ok(Page::new(items, next))
     }
 }

@@ -14,7 +14,6 @@ use crate::reply::unexpected_all;
 
 const ACTION: &str = "placing a claim";
 
-/// One node's vote.
 #[derive(Debug)]
 pub(crate) enum Vote {
     Yes(u64),
@@ -22,7 +21,6 @@ pub(crate) enum Vote {
     Failed(Error),
 }
 
-/// The votes so far.
 #[derive(Debug, Default)]
 pub(crate) struct Ballot {
     pub(crate) quorum: usize,

@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
@@ -66,7 +67,7 @@ impl Batcher {
 
     /// Sends a request. `clock`: the replies include the node's time.
     pub(crate) fn send(&self, commands: &[Cmd], clock: bool, on_replies: OnReplies) {
-        let batch = &mut self.0.next().batch;
+        let batch = &mut self.0.next.lock().batch;
         for command in commands {
             batch.commands.add_command(command.clone());
         }
@@ -96,20 +97,15 @@ impl Batcher {
     }
 }
 
-impl Queue {
-    fn next(&self) -> MutexGuard<'_, Next> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Queue {}
 
 impl Drop for Batcher {
     fn drop(&mut self) {
-        self.0.next().closed = true;
+        self.0.next.lock().closed = true;
         self.0.wake_up.notify_one();
     }
 }
 
-/// The task that sends.
 async fn run(queue: Arc<Queue>, driver: MultiplexedConnection, health: Arc<Health>) {
     let silence = Silence::default();
     let mut under_way = FuturesUnordered::new();
@@ -121,7 +117,7 @@ async fn run(queue: Arc<Queue>, driver: MultiplexedConnection, health: Arc<Healt
             () = queue.wake_up.notified() => {}
         }
         let (batch, closed) = {
-            let mut next = queue.next();
+            let mut next = queue.next.lock();
             (std::mem::take(&mut next.batch), next.closed)
         };
         if !batch.requests.is_empty() {

@@ -1,8 +1,7 @@
 //! Whether a node's clock was set, by comparison with this machine's boot clock, which cannot be set.
 
-use std::sync::{Mutex, PoisonError};
-
 use fencelock_core::BootInstant;
+use fencelock_core::support::Mutex;
 
 /// A clock may run slower or faster by one part in this many.
 const DRIFT: i64 = 100;
@@ -30,7 +29,7 @@ impl NodeClock {
             low: micros - in_micros(heard),
             high: micros - in_micros(asked),
         };
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         let Some(before) = *last else {
             *last = Some(now);
             return None;
@@ -50,7 +49,7 @@ impl NodeClock {
 
     /// The latest time in microseconds that the node's clock can show at an instant of ours.
     pub(crate) fn at_most(&self, at: BootInstant) -> Option<i64> {
-        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.0.lock();
         last.map(|sample| in_micros(at) + sample.high)
     }
 }

@@ -7,19 +7,16 @@ use std::time::Duration;
 
 use fencelock_core::{Error, Result};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
+use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::Notify;
 
 use super::batcher::{Batcher, OnReplies};
+use crate::connect::connect;
 use crate::error::explain;
 use crate::health::Health;
 use crate::reply::unexpected;
 use crate::server::ServerInfo;
 
-/// How many requests may wait in this process for the socket.
-const BUFFER: usize = 1024;
-
-/// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     batcher: Batcher,
@@ -36,7 +33,6 @@ pub(crate) struct Connection {
     floor: AtomicU64,
 }
 
-/// What opening a connection takes.
 pub(crate) struct Setup<'a> {
     pub(crate) client: &'a redis::Client,
     pub(crate) node: &'a str,
@@ -73,7 +69,16 @@ impl Setup<'_> {
             self.response_timeout,
             Arc::clone(&self.wake_up),
         ));
-        let mut driver = self.connect(Arc::clone(&health), hear).await?;
+        let listen = {
+            let health = Arc::clone(&health);
+            move |push: &PushInfo| match (&push.kind, push.data.get(1)) {
+                (PushKind::Message, Some(Value::BulkString(payload))) => hear(payload),
+                (PushKind::Disconnection, _) => health.break_off(),
+                _ => {}
+            }
+        };
+        let connected = connect(self.client, self.connect_timeout, listen).await;
+        let mut driver = connected.map_err(|error| self.failed("connecting", error))?;
         let info = self.ask_who(&mut driver).await?;
         let refuse = |why| Err(Error::config(self.node, why));
         if info.get("redis_mode") == Some("sentinel") || info.get("cluster_enabled") == Some("1") {
@@ -97,34 +102,6 @@ impl Setup<'_> {
             member: AtomicBool::new(false),
             floor: AtomicU64::new(0),
         })
-    }
-
-    async fn connect(
-        &self,
-        health: Arc<Health>,
-        hear: impl Fn(&[u8]) + Send + Sync + 'static,
-    ) -> Result<MultiplexedConnection> {
-        let settings = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.connect_timeout))
-            .set_response_timeout(Some(self.connect_timeout))
-            .set_pipeline_buffer_size(BUFFER)
-            .set_push_sender(move |push: PushInfo| {
-                match push.kind {
-                    PushKind::Message => {
-                        if let Some(Value::BulkString(payload)) = push.data.get(1) {
-                            hear(payload);
-                        }
-                    }
-                    PushKind::Disconnection => health.break_off(),
-                    _ => {}
-                }
-                Ok::<(), ()>(())
-            });
-        let client = self.client;
-        let connected = client.get_multiplexed_async_connection_with_config(&settings);
-        connected
-            .await
-            .map_err(|error| self.failed("connecting", error))
     }
 
     async fn ask_who(&self, driver: &mut MultiplexedConnection) -> Result<ServerInfo> {

@@ -1,19 +1,17 @@
-//! The engine for N independent servers.
-
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
-    Page, Place, Renewal, Standing, Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
+    Withdrawn,
 };
-use fencelock_core::{Engine, Finding, LockName, Promises, Result, StoreUrl, Token};
+use fencelock_core::{Engine, Promises, Result, StoreUrl};
 
 use super::config::Config;
 use super::open::open;
 use super::state::State;
-use super::{acquire, diagnose, inspect, promises, release, renew, wait};
+use super::{acquire, promises, release, renew, wait};
 
 /// Locks on N independent Redis servers.
 pub struct Redlock {
@@ -87,35 +85,12 @@ impl Engine for Redlock {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.state
     }
 
     async fn close(&self) -> Result<()> {
         self.state.close();
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Inspect for Redlock {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        inspect::look(&self.state, name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        inspect::watch(&self.state, name, seen).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        inspect::list(&self.state, prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        release::evict(&self.state, name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        Ok(diagnose::findings(&self.state).await)
     }
 }
 

@@ -3,16 +3,20 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use fencelock_core::engine::{Cursor, HolderView, LockView, Page};
+use async_trait::async_trait;
+use fencelock_core::engine::{Cursor, Evict, Finding, HolderView, Inspect, LockView, Page};
+use fencelock_core::support::Backoff;
 use fencelock_core::{ClaimId, Clock, Error, LockName, Mode, Result, Token};
-use futures_util::stream::{self, FuturesUnordered, StreamExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 
+use super::diagnose::findings;
+use super::release::evict;
 use super::state::State;
 use crate::error::{explain, unreadable};
 use crate::keys::queue_key;
 use crate::reply::{text, unexpected};
-use crate::scan::{Pauses, scan, scanned};
+use crate::scan::{held, scan, scanned};
 use crate::stored::{Stored, foreign_view, waiter_view};
 
 const ACTION: &str = "looking at a lock";
@@ -110,7 +114,7 @@ fn nodes(seen: &[Seen]) -> Vec<usize> {
 pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Result<LockView> {
     let begun = Clock::Boot.now();
     let longest = LOOKING.max(state.config.node_timeout * 2);
-    let mut pauses = Pauses::new();
+    let mut pauses = Backoff::new(Duration::from_millis(20), Duration::from_millis(250));
     loop {
         let failed = match see(state, name).await {
             Ok(seen) => match judge(state, name, &seen, foreign)? {
@@ -122,7 +126,7 @@ pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Resul
         if Clock::Boot.now().since(begun) >= longest || !failed.is_retryable() {
             return Err(failed);
         }
-        pauses.next().await;
+        tokio::time::sleep(pauses.next_pause()).await;
     }
 }
 
@@ -225,22 +229,6 @@ fn holder(
     Some(holder)
 }
 
-pub(crate) async fn look(state: &State, name: &LockName) -> Result<LockView> {
-    view(state, name, true).await
-}
-
-/// The lock once its highest token is another than `seen`.
-pub(crate) async fn watch(state: &State, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-    let mut pauses = Pauses::new();
-    loop {
-        let view = look(state, name).await?;
-        if view.token() != seen {
-            return Ok(view);
-        }
-        pauses.next().await;
-    }
-}
-
 /// Where a list goes on.
 struct Position {
     node: usize,
@@ -267,41 +255,42 @@ impl Position {
     }
 }
 
-/// Lists one node after another, until the rest cannot be a quorum. So a lock may be listed more than once.
-pub(crate) async fn list(
-    state: &State,
-    prefix: &str,
-    at: Option<Cursor>,
-    limit: usize,
-) -> Result<Page<LockView>> {
-    let needed = state.nodes.len() - state.config.quorum + 1;
-    let Position { node, left, cursor } = Position::read(at, needed);
-    let members = state.members();
-    let mut members = members.iter().filter(|(member, _)| member.index >= node);
-    let Some((asked, connection)) = members.next() else {
-        return Err(state.too_few("listing locks", Vec::new()));
-    };
-    let cursor = if asked.index == node { &cursor } else { "0" };
-    let answer = connection.ask(&scan(prefix, cursor, limit)).await;
-    let (next, names) = answer
-        .and_then(|answer| scanned(&answer))
-        .map_err(|error| asked.failed("listing locks", error))?;
-    let looks = names
-        .into_iter()
-        .map(|name| async move { view(state, &name, false).await });
-    let mut looks = stream::iter(looks).buffered(64);
-    let mut items = Vec::new();
-    while let Some(view) = looks.next().await {
-        match view {
-            Ok(view) if view.holders.is_empty() => {}
-            Ok(view) => items.push(view),
-            Err(Error::NotALock { .. }) => {}
-            Err(error) => return Err(error),
-        }
+#[async_trait]
+impl Inspect for State {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        view(self, name, true).await
     }
-    let next = match next.as_str() {
-        "0" => (left > 1).then(|| format!("{}:{}:0", asked.index + 1, left - 1)),
-        next => Some(format!("{}:{left}:{next}", asked.index)),
-    };
-    Ok(Page::new(items, next.map(Cursor)))
+
+    /// Lists one node after another, until the rest cannot be a quorum. So a lock may be listed more than once.
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let needed = self.nodes.len() - self.config.quorum + 1;
+        let Position { node, left, cursor } = Position::read(at, needed);
+        let members = self.members();
+        let mut members = members.iter().filter(|(member, _)| member.index >= node);
+        let Some((asked, connection)) = members.next() else {
+            return Err(self.too_few("listing locks", Vec::new()));
+        };
+        let cursor = if asked.index == node { &cursor } else { "0" };
+        let answer = connection.ask(&scan(prefix, cursor, limit)).await;
+        let (next, names) = answer
+            .and_then(|answer| scanned(&answer))
+            .map_err(|error| asked.failed("listing locks", error))?;
+        let looks = names
+            .into_iter()
+            .map(|name| async move { view(self, &name, false).await.map(Some) });
+        let items = held(looks).await?;
+        let next = match next.as_str() {
+            "0" => (left > 1).then(|| format!("{}:{}:0", asked.index + 1, left - 1)),
+            next => Some(format!("{}:{left}:{next}", asked.index)),
+        };
+        Ok(Page::new(items, next.map(Cursor)))
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        evict(self, name, token, how).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(findings(self).await)
+    }
 }

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use fencelock_core::support::Backoff;
 use fencelock_core::{Clock, Error, Result};
 use futures_util::future::join_all;
 use redis::{FromRedisValue, Value};
@@ -84,7 +85,8 @@ impl Survey {
 
 /// Keeps a node connected, watches its clock, and admits it when it is due, until the engine is closed or gone.
 pub(crate) async fn maintain(state: Weak<State>, index: usize) {
-    let mut pause = Duration::from_millis(5);
+    let fresh = Backoff::new(Duration::from_millis(5), LONGEST_PAUSE);
+    let mut pauses = fresh.clone();
     loop {
         let Some(strong) = open(&state) else {
             return;
@@ -92,7 +94,7 @@ pub(crate) async fn maintain(state: Weak<State>, index: usize) {
         let node = Arc::clone(&strong.nodes[index]);
         match connect(&strong, &node).await {
             Ok(connection) => {
-                pause = Duration::from_millis(5);
+                pauses = fresh.clone();
                 node.set(Status::Up(Arc::clone(&connection)));
                 strong.node_changed();
                 drop(strong);
@@ -113,10 +115,9 @@ pub(crate) async fn maintain(state: Weak<State>, index: usize) {
                 let closing = strong.closing();
                 drop(strong);
                 tokio::select! {
-                    () = tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)) => {}
+                    () = tokio::time::sleep(pauses.next_pause()) => {}
                     () = closing => {}
                 }
-                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }

@@ -1,10 +1,11 @@
 //! What is known about one node: its current connection, whether it may vote, and the withdrawals that it has not answered.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error};
 use redis::{Cmd, RedisError};
 use tokio::sync::Notify;
@@ -21,7 +22,6 @@ pub(crate) const BUCKETS: usize = 4096;
 /// How many withdrawals are kept for a node that does not reply.
 const PENDING: usize = 10_000;
 
-/// One node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) index: usize,
@@ -76,10 +76,6 @@ pub(crate) struct NotVoting {
 /// Nodes, with the connections over which they are asked.
 pub(crate) type Voters = Vec<(Arc<Node>, Arc<Connection>)>;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Node {
     pub(crate) fn new(index: usize, name: String) -> Self {
         Self {
@@ -101,18 +97,16 @@ impl Node {
 
     /// Connecting succeeded or failed, or the connection was lost.
     pub(crate) fn set(&self, status: Status) {
-        *lock(&self.status) = status;
+        *self.status.lock() = status;
         self.tried.store(true, Ordering::SeqCst);
     }
 
-    /// Whether connecting has succeeded or failed at least once.
     pub(crate) fn was_tried(&self) -> bool {
         self.tried.load(Ordering::SeqCst)
     }
 
-    /// The connection, if there is one.
     pub(crate) fn connection(&self) -> Option<Arc<Connection>> {
-        match &*lock(&self.status) {
+        match &*self.status.lock() {
             Status::Up(connection) if !connection.is_broken() => Some(Arc::clone(connection)),
             _ => None,
         }
@@ -132,7 +126,7 @@ impl Node {
 
     /// Why it can never be a node of this store.
     pub(crate) fn unfit(&self) -> Option<String> {
-        match &*lock(&self.status) {
+        match &*self.status.lock() {
             Status::Down { why, fault } if *fault == Fault::Unfit => {
                 Some(format!("the node {}: {why}", self.name))
             }
@@ -142,7 +136,7 @@ impl Node {
 
     /// Why it does not vote, in words.
     pub(crate) fn not_voting(&self, config: &Config, now: BootInstant) -> NotVoting {
-        let (why, refused) = match &*lock(&self.status) {
+        let (why, refused) = match &*self.status.lock() {
             Status::Down { why, fault } => (why.clone(), *fault != Fault::Unreachable),
             Status::Up(connection) if connection.is_broken() => {
                 ("the connection was lost".to_owned(), false)
@@ -177,11 +171,11 @@ impl Node {
 
     /// When it may vote if it does not, and since when it does not, by its clock.
     pub(crate) fn due(&self) -> Option<(BootInstant, i64)> {
-        *lock(&self.due)
+        *self.due.lock()
     }
 
     pub(crate) fn set_due(&self, due: BootInstant, since: i64) {
-        *lock(&self.due) = Some((due, since));
+        *self.due.lock() = Some((due, since));
     }
 
     /// For how long it has been seen in an absence, by this machine's boot clock: since `noted` ms, when a client on this
@@ -193,7 +187,7 @@ impl Node {
         noted: i64,
         asked: BootInstant,
     ) -> Duration {
-        let mut absence = lock(&self.absence);
+        let mut absence = self.absence.lock();
         let seen = match &*absence {
             Some(known) if known.run_id == run_id && known.since == since => known.seen,
             _ => asked,
@@ -229,7 +223,7 @@ impl Node {
 
     /// Keeps a withdrawal without a reply. It is sent again when the node is back, if that is before `until`.
     pub(crate) fn keep_withdrawal(&self, until: BootInstant, command: Cmd) {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         if pending.len() >= PENDING {
             pending.pop_front();
         }
@@ -238,7 +232,7 @@ impl Node {
 
     /// Sends the withdrawals that had no reply.
     pub(crate) async fn send_withdrawals(&self, connection: &Connection) {
-        let pending = std::mem::take(&mut *lock(&self.pending));
+        let pending = std::mem::take(&mut *self.pending.lock());
         let now = Clock::Boot.now();
         let pending: Vec<_> = pending
             .into_iter()
@@ -256,7 +250,6 @@ impl Node {
         }
     }
 
-    /// An error of this node.
     pub(crate) fn failed(&self, action: &str, error: RedisError) -> Error {
         explain(&self.name, action, None, error)
     }

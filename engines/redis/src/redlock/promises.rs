@@ -1,5 +1,3 @@
-//! What a store can promise.
-
 use fencelock_core::{Finding, Promises, Wake};
 
 use super::state::State;

@@ -60,7 +60,7 @@ async fn everywhere(state: &State, claim: &Claim, how: &[u8]) -> Result<Withdraw
     });
     round.enough(state.config.node_timeout.max(TIMEOUT)).await;
     let (codes, failed) = {
-        let mut withdrawals = round.tally();
+        let mut withdrawals = round.tally.lock();
         (withdrawals.codes, std::mem::take(&mut withdrawals.failed))
     };
     let answered: usize = codes.iter().sum();

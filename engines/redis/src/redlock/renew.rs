@@ -94,7 +94,7 @@ async fn renew_batch(state: &State, held: &[HeldClaim], lease: Lease) -> Vec<Ren
         connection.send(std::slice::from_ref(&command), false, Box::new(count));
     }
     round.enough(state.config.node_timeout).await;
-    let renewals = round.tally();
+    let renewals = round.tally.lock();
     let all = renewals.tallies.iter().zip(held);
     all.map(|(tally, held)| {
         if !renewals.is_decided(tally) {

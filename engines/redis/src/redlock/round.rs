@@ -1,11 +1,11 @@
 //! One round of requests to several nodes: it counts the replies until they suffice.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use fencelock_core::support::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// The count of a round.
 pub(crate) trait Tally {
     /// Whether the result is certain, or no more replies will come.
     fn is_enough(&self) -> bool;
@@ -13,7 +13,7 @@ pub(crate) trait Tally {
 
 #[derive(Debug)]
 pub(crate) struct Round<T> {
-    tally: Mutex<T>,
+    pub(crate) tally: Mutex<T>,
     enough: Notify,
 }
 
@@ -25,13 +25,9 @@ impl<T: Tally> Round<T> {
         })
     }
 
-    pub(crate) fn tally(&self) -> MutexGuard<'_, T> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts the reply of one node.
     pub(crate) fn count(&self, answer: impl FnOnce(&mut T)) {
-        let mut tally = self.tally();
+        let mut tally = self.tally.lock();
         answer(&mut tally);
         let enough = tally.is_enough();
         drop(tally);
@@ -43,7 +39,7 @@ impl<T: Tally> Round<T> {
     /// Returns when the replies suffice, or after the timeout. Later replies are still counted.
     pub(crate) async fn enough(&self, timeout: Duration) {
         let enough = async {
-            while !self.tally().is_enough() {
+            while !self.tally.lock().is_enough() {
                 self.enough.notified().await;
             }
         };

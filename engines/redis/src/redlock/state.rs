@@ -6,20 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::{Event, EventSender};
+use fencelock_core::support::Contention;
 use fencelock_core::{ClaimId, ClaimIds, Result};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::config::Config;
 use super::node::{Node, Voters};
 use super::scripts::Scripts;
 use super::tokens::HeldTokens;
-use crate::contention::Contention;
 use crate::entry::Entries;
 use crate::machine::Machine;
 use crate::stored::Message;
 
-/// What all calls share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,
@@ -32,7 +31,7 @@ pub(crate) struct State {
     pub(crate) tokens: HeldTokens,
     pub(crate) contention: Contention,
     attempts: AtomicU64,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
     closed: watch::Sender<bool>,
     /// Counts the changes of the nodes.
     changes: watch::Sender<u64>,
@@ -41,7 +40,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(config: Config, events: mpsc::UnboundedSender<Event>) -> Result<Self> {
+    pub(crate) fn new(config: Config, events: EventSender) -> Result<Self> {
         let names = config.nodes.iter().map(|(name, _)| name.clone());
         let nodes = names
             .enumerate()
@@ -131,7 +130,6 @@ impl State {
             Some(Message::Asked(claim)) => Event::Asked(claim),
             _ => return,
         };
-        // The receiver is gone while the engine is dropped.
-        let _ = self.events.send(event);
+        self.events.tell(event);
     }
 }

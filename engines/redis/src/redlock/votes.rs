@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant};
+use fencelock_core::support::spread;
 use fencelock_core::{BootInstant, Clock, Error, LockName, Token, Tokens};
 use redis::{Cmd, RedisError, Value};
 
@@ -21,7 +22,6 @@ use super::node::{BUCKETS, MEMORY, Node, Voters};
 use super::round::{Round, Tally};
 use super::state::State;
 use super::withdrawal::{prefix, undo};
-use crate::contention::spread;
 use crate::keys::queue_key;
 use crate::stored::{mark, push_number, push_rest, px};
 
@@ -64,7 +64,6 @@ impl Tally for Marks {
     }
 }
 
-/// One attempt of a claim.
 struct Attempt<'a> {
     state: &'a Arc<State>,
     claim: &'a Claim,
@@ -112,14 +111,14 @@ impl Attempt<'_> {
         if !first.is_empty() {
             self.ask_for_votes(first, &round);
             round.enough(timeout).await;
-            let ballot = round.tally();
+            let ballot = round.tally.lock();
             if !ballot.taken.is_empty() {
                 return Outcome::Taken(ballot.left);
             }
         }
         self.ask_for_votes(others, &round);
         round.enough(timeout).await;
-        let mut ballot = std::mem::take(&mut *round.tally());
+        let mut ballot = std::mem::take(&mut *round.tally.lock());
         if let Some(grant) = self.grant(&mut ballot).await {
             return Outcome::Granted(grant);
         }
@@ -186,12 +185,12 @@ impl Attempt<'_> {
             connection.send(&[command], false, Box::new(count));
         }
         round.enough(state.config.node_timeout).await;
-        let yes = round.tally().yes;
+        let yes = round.tally.lock().yes;
         yes >= state.config.quorum
     }
 
     fn ask_for_votes(&self, voters: &[(Arc<Node>, Arc<Connection>)], round: &Arc<Round<Ballot>>) {
-        round.tally().asked += voters.len();
+        round.tally.lock().asked += voters.len();
         let fast = self.manner.fast;
         let commands = fast.then(|| self.fast_vote());
         let name = Arc::new(self.claim.name.clone());

@@ -7,6 +7,7 @@ use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result};
 use tokio::time::timeout;
 
+use super::control::on_control;
 use super::dialect::Dialect;
 use super::entry::{Entry, Hold};
 use super::pool::PooledSession;
@@ -43,7 +44,7 @@ impl<D: Dialect> State<D> {
                     *entry = Entry::Waiting(waiting);
                     // Without a session it queues in this process.
                     if let Some(session) = session
-                        && !self.control.is_open(&session).await?
+                        && !on_control!(self.control, "wait for a lock", is_open(&session))?
                     {
                         *entry = Entry::given_up(session, claim, false);
                     } else {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fencelock_core::Clock;
 
+use super::control::on_control;
 use super::dialect::{Dialect, SessionId};
 use super::entry::Entry;
 use super::signal::CloseSignal;
@@ -14,14 +15,13 @@ use super::state::{EntryLock, State};
 /// How often an engine in use cleans up after ended connections.
 const CLEAN_UP: Duration = Duration::from_secs(5);
 
-/// Checks that the connections that hold are still open.
 pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: Duration) {
     loop {
         tokio::time::sleep(every.mul_f32(0.75 + fastrand::f32() / 2.0)).await;
         let Some(state) = state.upgrade() else {
             return;
         };
-        let entries: Vec<EntryLock<D>> = state.entries().values().cloned().collect();
+        let entries: Vec<EntryLock<D>> = state.entries.lock().values().cloned().collect();
         let holding = entries.iter().filter_map(|entry| {
             // Whoever works on an entry finds out by itself.
             match &*entry.try_lock().ok()? {
@@ -37,7 +37,8 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
             continue;
         }
         // Without an answer nothing is known.
-        let ended = state.control.ended(&ids).await.unwrap_or_default();
+        let ended =
+            on_control!(state.control, "check connections", ended(&ids)).unwrap_or_default();
         let all = ids.iter().zip(&signals);
         for (_, signal) in all.filter(|(id, _)| ended.contains(id)) {
             signal.close();
@@ -45,7 +46,6 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
     }
 }
 
-/// Cleans up now and then.
 pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
     loop {
         tokio::time::sleep(CLEAN_UP.mul_f32(0.75 + fastrand::f32() / 2.0)).await;
@@ -58,10 +58,10 @@ pub(super) async fn clean_up<D: Dialect>(state: Weak<State<D>>) {
             Ok(Entry::GivenUp { until, .. }) => *until > now,
             _ => true,
         };
-        state.entries().retain(|_, entry| is_needed(entry));
-        let busy = !state.entries().is_empty();
+        state.entries.lock().retain(|_, entry| is_needed(entry));
+        let busy = !state.entries.lock().is_empty();
         if (state.used.swap(busy, Ordering::Relaxed) || busy)
-            && let Err(error) = state.control.clean_up().await
+            && let Err(error) = on_control!(state.control, "clean up", clean_up())
         {
             tracing::debug!(store = %state.dialect, %error, "cleaning up failed; trying again later");
         }

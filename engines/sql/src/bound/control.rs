@@ -3,60 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Cursor, Evict, LockView, Page};
-use fencelock_core::{ClaimId, Error, LockName, Promises, Result, Token};
+use fencelock_core::{ClaimId, Error, Promises, Result};
 use tokio::sync::Mutex;
 
-use super::dialect::{Dialect, Record, SessionId};
+use super::dialect::{Dialect, Record};
 use super::signal::CloseSignal;
 use crate::Settings;
 
 pub(super) struct Control<D: Dialect> {
-    dialect: Arc<D>,
+    pub(super) dialect: Arc<D>,
     settings: Settings,
-    session: Mutex<Option<(D::Session, Arc<CloseSignal>)>>,
+    pub(super) session: Mutex<Option<(D::Session, Arc<CloseSignal>)>>,
 }
 
-/// Runs a call on the connection. Every call here may be repeated: on a fresh connection if this one broke, and after
-/// conflicts for as long as there is time.
-macro_rules! call {
-    ($self:ident, $action:expr, |$session:ident| $call:expr) => {{
-        let action: String = $action.into();
-        $self
-            .within(&action, async {
-                let mut slot = $self.session.lock().await;
-                loop {
-                    // Taken out, so that a dropped call leaves no connection in an unknown state.
-                    let (mut session, signal, fresh) = match slot.take() {
-                        Some((session, signal)) if !signal.is_closed() => (session, signal, false),
-                        _ => {
-                            let signal = CloseSignal::new(None);
-                            (
-                                $self.dialect.connect(Arc::clone(&signal)).await?,
-                                signal,
-                                true,
-                            )
-                        }
-                    };
-                    let $session = &mut session;
-                    match $call.await {
-                        Err(Error::Unavailable { .. }) if !fresh => {}
-                        Err(error) if D::is_conflict(&error) => {
-                            // Random, so that the two do not conflict again.
-                            let pause = Duration::from_micros(fastrand::u64(200..5000));
-                            tokio::time::sleep(pause).await;
-                        }
-                        Err(error @ Error::Unavailable { .. }) => return Err(error),
-                        answer => {
-                            *slot = Some((session, signal));
-                            return answer;
-                        }
+/// Makes a call of the dialect on the control connection. Every call here may be repeated: on a fresh connection if this one
+/// broke, and after conflicts for as long as there is time.
+macro_rules! on_control {
+    ($control:expr, $action:expr, $call:ident($($value:expr),*)) => {{
+        let control = &$control;
+        let call = async {
+            let mut slot = control.session.lock().await;
+            loop {
+                let (mut session, signal, fresh) = control.take(&mut slot).await?;
+                let answer = control.dialect.$call(&mut session, $($value),*).await;
+                if let Some(answer) = control.judge(answer, fresh).await {
+                    if !matches!(answer, Err(fencelock_core::Error::Unavailable { .. })) {
+                        *slot = Some((session, signal));
                     }
+                    break answer;
                 }
-            })
-            .await
+            }
+        };
+        control.within($action, call).await
     }};
 }
+pub(super) use on_control;
 
 impl<D: Dialect> Control<D> {
     pub(super) fn new(dialect: Arc<D>, settings: Settings) -> Self {
@@ -68,8 +49,38 @@ impl<D: Dialect> Control<D> {
         }
     }
 
-    async fn within<T>(&self, action: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn within<T>(
+        &self,
+        action: impl Into<String>,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         timed(&*self.dialect, self.settings.response_timeout, action, call).await
+    }
+
+    /// The connection, taken out, so that a dropped call leaves none in an unknown state; and whether it is fresh.
+    pub(super) async fn take(
+        &self,
+        slot: &mut Option<(D::Session, Arc<CloseSignal>)>,
+    ) -> Result<(D::Session, Arc<CloseSignal>, bool)> {
+        if let Some((session, signal)) = slot.take().filter(|(_, signal)| !signal.is_closed()) {
+            return Ok((session, signal, false));
+        }
+        let signal = CloseSignal::new(None);
+        let session = self.dialect.connect(Arc::clone(&signal)).await?;
+        Ok((session, signal, true))
+    }
+
+    /// The answer, unless the call should be made again.
+    pub(super) async fn judge<T>(&self, answer: Result<T>, fresh: bool) -> Option<Result<T>> {
+        match answer {
+            Err(Error::Unavailable { .. }) if !fresh => None,
+            Err(error) if D::is_conflict(&error) => {
+                // Random, so that the two do not conflict again.
+                tokio::time::sleep(Duration::from_micros(fastrand::u64(200..5000))).await;
+                None
+            }
+            answer => Some(answer),
+        }
     }
 
     /// The first connection.
@@ -90,77 +101,16 @@ impl<D: Dialect> Control<D> {
         .await
     }
 
-    pub(super) async fn close(&self) {
-        drop(self.session.lock().await.take());
-    }
-
     pub(super) async fn record(
         &self,
         records: &[Record],
         asked: &[ClaimId],
     ) -> Result<Vec<ClaimId>> {
-        call!(self, "record who holds", |session| self
-            .dialect
-            .record(session, records, asked))
+        on_control!(self, "record who holds", record(records, asked))
     }
 
-    pub(super) async fn delete_record(&self, claim: ClaimId) -> Result<()> {
-        call!(self, "release a lock", |session| self
-            .dialect
-            .delete_record(session, claim))
-    }
-
-    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
-        call!(self, format!("look at lock {name}"), |session| self
-            .dialect
-            .look(session, name))
-    }
-
-    pub(super) async fn is_recorded(&self, name: &LockName) -> Result<bool> {
-        call!(self, format!("look at lock {name}"), |session| self
-            .dialect
-            .is_recorded(session, name))
-    }
-
-    pub(super) async fn list(
-        &self,
-        prefix: &str,
-        at: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>> {
-        call!(self, "list locks", |session| self
-            .dialect
-            .list(session, prefix, at, limit))
-    }
-
-    pub(super) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        call!(
-            self,
-            format!("take lock {name} from its holder"),
-            |session| self.dialect.evict(session, name, token, how)
-        )
-    }
-
-    pub(super) async fn is_open(&self, of: &SessionId) -> Result<bool> {
-        call!(self, "wait for a lock", |session| self
-            .dialect
-            .is_open(session, of))
-    }
-
-    pub(super) async fn ended(&self, sessions: &[SessionId]) -> Result<Vec<SessionId>> {
-        call!(self, "check connections", |session| self
-            .dialect
-            .ended(session, sessions))
-    }
-
-    pub(super) async fn end(&self, of: &SessionId) -> Result<()> {
-        call!(self, "end a connection that was given up", |session| self
-            .dialect
-            .end(session, of))
-    }
-
-    pub(super) async fn clean_up(&self) -> Result<()> {
-        call!(self, "clean up", |session| self.dialect.clean_up(session))
+    pub(super) async fn close(&self) {
+        drop(self.session.lock().await.take());
     }
 }
 
@@ -168,7 +118,7 @@ impl<D: Dialect> Control<D> {
 pub(super) async fn timed<T>(
     store: impl ToString,
     limit: Duration,
-    action: &str,
+    action: impl Into<String>,
     call: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     match tokio::time::timeout(limit, call).await {

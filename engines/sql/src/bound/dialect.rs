@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, Evict, LockView, Page};
+use fencelock_core::engine::{Claim, Evict, LockView, Page};
 use fencelock_core::{
     BootInstant, ClaimId, Error, Finding, LockName, Mode, Promises, Result, Token, Tokens,
 };
@@ -124,12 +124,12 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Whether there is a record of everybody who holds the lock.
     async fn is_recorded(&self, control: &mut Self::Session, name: &LockName) -> Result<bool>;
 
-    /// The locks that are recorded as held, by open connections alone.
+    /// At most `limit` locks that are recorded as held, by open connections alone, whose names come after `after`.
     async fn list(
         &self,
         control: &mut Self::Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
     ) -> Result<Page<LockView>>;
 

@@ -1,30 +1,24 @@
-//! The engine of connection-bound locks.
-
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
-    Page, Place, Renewal, Standing, Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
+    Withdrawn,
 };
-use fencelock_core::{Engine, Finding, LockName, Promises, Result, Token};
+use fencelock_core::support::Mutex;
+use fencelock_core::{Engine, Promises, Result};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::background::{check_connections, clean_up};
-use super::control::Control;
+use super::control::{Control, on_control};
 use super::dialect::Dialect;
 use super::entry::Entry;
 use super::pool::Pool;
 use super::record::record_granted;
 use super::state::State;
-use crate::poll::{jitter, longer};
-
-/// The first poll interval of a `watch`.
-const FIRST_POLL: Duration = Duration::from_millis(20);
 
 /// The engine on a dialect.
 pub struct BoundEngine<D: Dialect> {
@@ -87,11 +81,11 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         state.check_open()?;
         state.check_writes("a lock")?;
         state.used.store(true, Ordering::Relaxed);
-        let entry = Arc::clone(state.entries().entry(claim.id).or_default());
+        let entry = Arc::clone(state.entries.lock().entry(claim.id).or_default());
         let mut entry = entry.lock().await;
         let standing = state.place(claim, &mut entry).await;
         if matches!(*entry, Entry::Empty) {
-            state.entries().remove(&claim.id);
+            state.entries.lock().remove(&claim.id);
         }
         standing
     }
@@ -119,7 +113,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
             return Ok(Withdrawn::NotOwner);
         };
         let withdrawn = state.withdraw(claim, how, &mut *entry.lock().await).await?;
-        state.entries().remove(&claim.id);
+        state.entries.lock().remove(&claim.id);
         Ok(withdrawn)
     }
 
@@ -129,7 +123,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.state
     }
 
     async fn close(&self) -> Result<()> {
@@ -137,11 +131,11 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         if state.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks = std::mem::take(&mut *self.tasks.lock());
         for task in tasks {
             task.abort();
         }
-        state.entries().clear();
+        state.entries.lock().clear();
         state.pool.close();
         if state.used.load(Ordering::Relaxed) && !state.dialect.inspect_only() {
             last_clean_up(state).await;
@@ -151,44 +145,8 @@ impl<D: Dialect> Engine for BoundEngine<D> {
     }
 }
 
-#[async_trait]
-impl<D: Dialect> Inspect for BoundEngine<D> {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        self.state.look(name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        let mut interval = FIRST_POLL;
-        loop {
-            let view = self.state.look(name).await?;
-            if view.token() != seen {
-                return Ok(view);
-            }
-            tokio::time::sleep(jitter(interval)).await;
-            interval = longer(interval);
-        }
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.state.check_open()?;
-        self.state.record_all().await;
-        self.state.control.list(prefix, at.as_ref(), limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.state.check_writes("an eviction")?;
-        self.state.look(name).await?;
-        self.state.control.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.state.check_open()?;
-        self.state.dialect.findings().await
-    }
-}
-
 async fn last_clean_up<D: Dialect>(state: &State<D>) {
-    if let Err(error) = state.control.clean_up().await {
+    if let Err(error) = on_control!(state.control, "clean up", clean_up()) {
         tracing::debug!(store = %state.dialect, %error, "another process will clean up what this one left");
     }
 }
@@ -196,7 +154,7 @@ async fn last_clean_up<D: Dialect>(state: &State<D>) {
 impl<D: Dialect> Drop for BoundEngine<D> {
     fn drop(&mut self) {
         // Waits in the background share the rest.
-        self.state.entries().clear();
+        self.state.entries.lock().clear();
         self.state.pool.close();
         let is_due =
             !self.state.closed.load(Ordering::SeqCst) && !self.state.dialect.inspect_only();
@@ -204,7 +162,7 @@ impl<D: Dialect> Drop for BoundEngine<D> {
             let state = Arc::clone(&self.state);
             runtime.spawn(async move { last_clean_up(&state).await });
         }
-        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner) {
+        for task in self.tasks.lock().drain(..) {
             task.abort();
         }
     }

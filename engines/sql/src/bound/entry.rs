@@ -1,8 +1,7 @@
-//! The client's state of one claim.
-
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use fencelock_core::engine::Claim;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Mode, Result, Token, Tokens};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -123,32 +122,28 @@ impl<D: Dialect> Default for Outcome<D> {
 }
 
 impl<D: Dialect> Outcome<D> {
-    fn state(&self) -> MutexGuard<'_, Progress<D>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The claim waits on this connection.
     pub(super) fn waits_on(&self, session: SessionId) {
-        self.state().session = Some(session);
+        self.state.lock().session = Some(session);
     }
 
     pub(super) fn session(&self) -> Option<SessionId> {
-        self.state().session.clone()
+        self.state.lock().session.clone()
     }
 
     pub(super) fn finish(&self, result: Result<Box<Hold<D>>>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.result, state.finished) = (Some(result), true);
         self.changed.notify_one();
     }
 
     pub(super) fn take(&self) -> Option<Result<Box<Hold<D>>>> {
-        self.state().result.take()
+        self.state.lock().result.take()
     }
 
     /// Returns once the wait is over.
     pub(super) async fn finished(&self) {
-        if !self.state().finished {
+        if !self.state.lock().finished {
             self.changed.notified().await;
         }
     }

@@ -1,17 +1,17 @@
 //! Locks as people see them, from the records.
 
-use std::time::Duration;
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Cursor, Evict, Finding, HolderView, Inspect, LockView, Page, WaiterView,
+};
+use fencelock_core::{LockName, Mode, Result, Token};
 
-use fencelock_core::engine::{HolderView, LockView, WaiterView};
-use fencelock_core::{LockName, Mode, Result};
-
+use super::control::on_control;
 use super::dialect::Dialect;
 use super::state::{RECORD_AFTER, State};
 
 /// How often a look checks that all holders are recorded. After that it takes what there is.
 const CHECKS: u32 = 20;
-/// A view shows at most so many waiters.
-const MAX_WAITERS_SHOWN: usize = 1000;
 
 /// A record as it was read.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub fn views(records: impl IntoIterator<Item = RecordView>) -> Vec<LockView> {
         };
         if holds {
             view.holders.push(holder);
-        } else if view.waiters.len() < MAX_WAITERS_SHOWN {
+        } else if view.waiters.len() < LockView::MOST_WAITERS {
             let HolderView {
                 owner, mode, label, ..
             } = holder;
@@ -59,30 +59,47 @@ pub fn views(records: impl IntoIterator<Item = RecordView>) -> Vec<LockView> {
     views
 }
 
-impl<D: Dialect> State<D> {
-    /// The lock as it is. If another process holds it and has not recorded that yet, the call waits for the record.
-    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl<D: Dialect> Inspect for State<D> {
+    /// If another process holds the lock and has not recorded that yet, the call waits for the record.
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         self.check_open()?;
-        if self.dialect.inspect_only() {
-            return self.control.look(name).await;
-        }
-        self.record_all().await;
-        for _ in 0..CHECKS {
-            if self.control.is_recorded(name).await? {
-                break;
+        let action = || format!("look at lock {name}");
+        if !self.dialect.inspect_only() {
+            self.record_all().await;
+            for _ in 0..CHECKS {
+                if on_control!(self.control, action(), is_recorded(name))? {
+                    break;
+                }
+                tokio::time::sleep(RECORD_AFTER / 2).await;
             }
-            let pause: Duration = RECORD_AFTER / 2;
-            tokio::time::sleep(pause).await;
         }
-        self.control.look(name).await
+        on_control!(self.control, action(), look(name))
+    }
+
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        self.check_open()?;
+        self.record_all().await;
+        let (after, limit) = (at.map_or_else(String::new, |at| at.0), limit.clamp(1, 1000));
+        on_control!(self.control, "list locks", list(prefix, &after, limit))
+    }
+
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        self.check_writes("an eviction")?;
+        self.look(name).await?;
+        let action = format!("take lock {name} from its holder");
+        on_control!(self.control, action, evict(name, token, how))
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.check_open()?;
+        self.dialect.findings().await
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use fencelock_core::Token;
-
     use super::*;
 
     fn record(name: &str, mode: Mode, token: u64) -> RecordView {

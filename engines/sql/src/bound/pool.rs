@@ -1,11 +1,12 @@
 //! The connections that hold and wait: a limited number, and free ones are used again.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::EventSender;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::control::timed;
 use super::dialect::Dialect;
@@ -23,7 +24,7 @@ pub(super) struct Pool<D: Dialect> {
     settings: Settings,
     permits: Arc<Semaphore>,
     free: Mutex<Vec<Spare<D>>>,
-    events: mpsc::UnboundedSender<Event>,
+    events: EventSender,
 }
 
 /// A connection in use. A drop closes it.
@@ -36,11 +37,7 @@ pub(super) struct PooledSession<D: Dialect> {
 }
 
 impl<D: Dialect> Pool<D> {
-    pub(super) fn new(
-        dialect: Arc<D>,
-        settings: Settings,
-        events: mpsc::UnboundedSender<Event>,
-    ) -> Self {
+    pub(super) fn new(dialect: Arc<D>, settings: Settings, events: EventSender) -> Self {
         Self {
             dialect,
             settings,
@@ -48,10 +45,6 @@ impl<D: Dialect> Pool<D> {
             free: Mutex::default(),
             events,
         }
-    }
-
-    fn free(&self) -> MutexGuard<'_, Vec<Spare<D>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection, unless all are in use.
@@ -72,7 +65,7 @@ impl<D: Dialect> Pool<D> {
 
     async fn reuse_or_connect(&self, permit: OwnedSemaphorePermit) -> Result<PooledSession<D>> {
         let spare = {
-            let mut free = self.free();
+            let mut free = self.free.lock();
             let live = |(_, signal, since): &Spare<D>| {
                 !signal.is_closed() && Clock::Boot.now().since(*since) < MAX_IDLE
             };
@@ -119,19 +112,20 @@ impl<D: Dialect> Pool<D> {
         } = conn;
         signal.unbind();
         if !signal.is_closed() && !self.permits.is_closed() {
-            self.free().push((session, signal, Clock::Boot.now()));
+            self.free.lock().push((session, signal, Clock::Boot.now()));
         }
     }
 
     /// Closes connections that nobody needed for a while.
     pub(super) fn trim(&self) {
         let now = Clock::Boot.now();
-        self.free()
+        self.free
+            .lock()
             .retain(|(_, signal, since)| !signal.is_closed() && now.since(*since) < MAX_IDLE);
     }
 
     pub(super) fn close(&self) {
         self.permits.close();
-        self.free().clear();
+        self.free.lock().clear();
     }
 }

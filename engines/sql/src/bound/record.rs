@@ -38,7 +38,7 @@ impl<D: Dialect> State<D> {
     }
 
     pub(super) async fn record_all(&self) {
-        let entries = self.entries().values().cloned().collect();
+        let entries = self.entries.lock().values().cloned().collect();
         self.record(entries).await;
     }
 }

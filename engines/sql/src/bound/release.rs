@@ -3,6 +3,7 @@
 use fencelock_core::engine::{Claim, Leave, Withdrawn};
 use fencelock_core::{Clock, Result};
 
+use super::control::on_control;
 use super::dialect::{Dialect, SessionId};
 use super::entry::{Entry, Hold};
 use super::pool::PooledSession;
@@ -85,7 +86,7 @@ impl<D: Dialect> State<D> {
         let action = format!("release lock {}", claim.name);
         // The record goes first, so that nobody sees it beside that of the next holder.
         let deleted = match hold.listed || hold.recorded.is_some() {
-            true => self.control.delete_record(claim.id).await,
+            true => on_control!(self.control, "release a lock", delete_record(claim.id)),
             false => Ok(()),
         };
         let released = self.dialect.release(&mut hold.conn.session, claim);
@@ -112,7 +113,8 @@ impl<D: Dialect> State<D> {
     /// Ends what may be left of a connection that was given up.
     pub(super) async fn end_given_up(&self, entry: &mut Entry<D>) -> Result<()> {
         if let Entry::GivenUp { session, .. } = entry {
-            self.control.end(session).await?;
+            let action = "end a connection that was given up";
+            on_control!(self.control, action, end(session))?;
             *entry = Entry::Empty;
         }
         Ok(())

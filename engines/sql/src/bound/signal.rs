@@ -1,15 +1,15 @@
 //! Tells at once that a connection has ended, and which claim loses its hold by that.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use fencelock_core::ClaimId;
-use fencelock_core::engine::Event;
-use tokio::sync::mpsc;
+use fencelock_core::engine::{Event, EventSender};
+use fencelock_core::support::Mutex;
 
 /// The end of one connection.
 pub struct CloseSignal {
     state: Mutex<State>,
-    events: Option<mpsc::UnboundedSender<Event>>,
+    events: Option<EventSender>,
     on_close: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -21,7 +21,7 @@ struct State {
 
 impl CloseSignal {
     /// A signal that reports the loss of a hold to `events`.
-    pub fn new(events: Option<mpsc::UnboundedSender<Event>>) -> Arc<Self> {
+    pub fn new(events: Option<EventSender>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
             events,
@@ -38,17 +38,12 @@ impl CloseSignal {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The connection has ended. The dialect calls this as soon as it knows.
     pub fn close(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         if let (Some(claim), Some(events)) = (state.claim.take(), &self.events) {
-            // Nobody listens once the engine is gone.
-            let _ = events.send(Event::Lost(claim));
+            events.tell(Event::Lost(claim));
         }
         drop(state);
         (self.on_close)();
@@ -56,19 +51,19 @@ impl CloseSignal {
 
     /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
-        self.state().closed
+        self.state.lock().closed
     }
 
     /// From now on this claim is lost with the connection. False if the connection has ended already.
     pub fn bind(&self, claim: ClaimId) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.claim = (!state.closed).then_some(claim);
         !state.closed
     }
 
     /// No claim is lost with the connection any more. False if the connection has ended already.
     pub fn unbind(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.claim = None;
         !state.closed
     }

@@ -1,10 +1,9 @@
-//! What the parts of the engine share.
-
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Error, Promises, Result};
 use tokio::sync::mpsc;
 
@@ -36,12 +35,8 @@ pub(super) struct State<D: Dialect> {
 }
 
 impl<D: Dialect> State<D> {
-    pub(super) fn entries(&self) -> MutexGuard<'_, HashMap<ClaimId, EntryLock<D>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn entry(&self, claim: ClaimId) -> Option<EntryLock<D>> {
-        self.entries().get(&claim).cloned()
+        self.entries.lock().get(&claim).cloned()
     }
 
     pub(super) fn check_open(&self) -> Result<()> {

@@ -38,7 +38,7 @@ impl<D: Dialect> State<D> {
         if !call.lost.is_empty() {
             let until = Clock::Boot.now() + claim.ttl.saturating_add(claim.lock_delay);
             let connections = Vec::new();
-            let mut unsettled = self.unsettled();
+            let mut unsettled = self.unsettled.lock();
             let new = Unsettled { connections, until };
             let unsettled = unsettled.entry(claim.id).or_insert(new);
             unsettled.connections.append(&mut call.lost);

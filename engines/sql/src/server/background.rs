@@ -21,8 +21,7 @@ impl<D: Dialect> State<D> {
             match self.pool.dialect.next_message().await {
                 Message::Turn(claim) => self.entries.wake(claim),
                 Message::Granted(pushed) => self.entries.push(pushed),
-                // Nobody listens once the engine is dropped.
-                Message::Holder(event) => drop(self.events.send(event)),
+                Message::Holder(event) => self.events.tell(event),
                 Message::Missed => self.entries.wake_all(),
             }
         }
@@ -31,7 +30,7 @@ impl<D: Dialect> State<D> {
     pub(super) async fn reap_now_and_then(self: Arc<Self>) {
         loop {
             tokio::time::sleep(REAP.mul_f32(0.5 + fastrand::f32())).await;
-            forget_settled(&mut self.unsettled(), Clock::Boot.now());
+            forget_settled(&mut self.unsettled.lock(), Clock::Boot.now());
             if let Err(error) = self.reap().await {
                 tracing::debug!(store = %self.pool.dialect, %error, "expired rows stay for now");
             }

@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Cursor, Event, HeldClaim, LockView, Page};
+use fencelock_core::engine::{Claim, Event, HeldClaim, LockView};
 use fencelock_core::{Error, Finding, LockName, Promises, Token, Tokens};
 
 use super::change::{Write, Written};
@@ -117,18 +117,21 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         held: &[HeldClaim],
     ) -> Result<Vec<Option<bool>>, Failure>;
 
-    /// The lock as people see it, without expired rows.
-    async fn look(&self, session: &mut Self::Session, name: &LockName)
-    -> Result<LockView, Failure>;
+    /// These locks as people see them, without expired rows. Those without a gate may be missing.
+    async fn views(
+        &self,
+        session: &mut Self::Session,
+        names: &[LockName],
+    ) -> Result<Vec<LockView>, Failure>;
 
-    /// Locks that are held.
-    async fn list(
+    /// At most `limit` names, in the order of their bytes, of locks that are held: from `prefix` on, and behind `after`.
+    async fn held_names(
         &self,
         session: &mut Self::Session,
         prefix: &str,
-        at: Option<&Cursor>,
+        after: &str,
         limit: usize,
-    ) -> Result<Page<LockView>, Failure>;
+    ) -> Result<Vec<String>, Failure>;
 
     /// Some names with expired rows.
     async fn expired(&self, session: &mut Self::Session) -> Result<Vec<LockName>, Failure>;

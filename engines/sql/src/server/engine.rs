@@ -1,15 +1,13 @@
-//! The lease engine.
-
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Cursor, EventSource, EventStream, Evict, Grant, HeldClaim, Inspect, Leave, LockView,
-    Page, Place, Renewal, Standing, Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
+    Withdrawn,
 };
-use fencelock_core::{Engine, Error, Finding, LockName, Promises, Result, Token};
+use fencelock_core::support::Mutex;
+use fencelock_core::{Engine, Error, Promises, Result};
 use tokio::task::AbortHandle;
 
 use super::dialect::Dialect;
@@ -43,7 +41,7 @@ impl<D: Dialect> LeaseEngine<D> {
         let state = Arc::new(State {
             pool: Pool::new(dialect, settings.response_timeout, connections),
             entries: Entries::default(),
-            unsettled: Mutex::new(HashMap::new()),
+            unsettled: Mutex::default(),
             events: sender,
         });
         state.pool.put(session);
@@ -94,7 +92,7 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        &*self.state
     }
 
     async fn close(&self) -> Result<()> {
@@ -103,29 +101,6 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         }
         self.state.pool.close();
         Ok(())
-    }
-}
-
-#[async_trait]
-impl<D: Dialect> Inspect for LeaseEngine<D> {
-    async fn look(&self, name: &LockName) -> Result<LockView> {
-        self.state.look(name).await
-    }
-
-    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        self.state.watch(name, seen).await
-    }
-
-    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
-        self.state.list(prefix, at, limit).await
-    }
-
-    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        self.state.evict(name, token, how).await
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.state.pool.dialect.findings().await
     }
 }
 

@@ -1,10 +1,11 @@
 //! The client's state of one claim that waits: woken, granted, or polling with growing intervals.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place};
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock, Token};
 use tokio::sync::Notify;
 
@@ -56,7 +57,7 @@ impl Entry {
 
     /// The client asked at `asked_at`, and the database answered that the claim is in the queue.
     pub(super) fn queued(&self, asked_at: BootInstant, drawn: Token, version: u64) {
-        *locked(&self.known) = Known {
+        *self.known.lock() = Known {
             asked_at,
             drawn,
             version,
@@ -65,14 +66,14 @@ impl Entry {
 
     /// The gate's version in the last answer.
     pub(super) fn version(&self) -> u64 {
-        locked(&self.known).version
+        self.known.lock().version
     }
 
     /// The grant that was pushed to this claim, if the client may use it. A token above the last known one was drawn after
     /// the client asked, so the lease counts from then. No clock is compared with another.
     pub(super) fn granted(&self, claim: &Claim) -> Option<Grant> {
-        let pushed = locked(&self.pushed).take()?;
-        let known = *locked(&self.known);
+        let pushed = self.pushed.lock().take()?;
+        let known = *self.known.lock();
         let is_new = pushed.tokens.first > known.drawn;
         let lease = pushed.window.min(claim.ttl);
         let in_time = Clock::Boot.now().since(known.asked_at) < lease.mul_f32(0.75);
@@ -83,7 +84,7 @@ impl Entry {
 
     /// The time until the next poll. It grows each time.
     pub(super) fn next_interval(&self) -> Duration {
-        let mut interval = locked(&self.interval);
+        let mut interval = self.interval.lock();
         let now = interval.unwrap_or(FIRST_POLL);
         *interval = Some(longer(now));
         now
@@ -93,7 +94,7 @@ impl Entry {
     pub(super) fn reset_interval(&self, place: &Place) {
         let ahead = u32::try_from(place.ahead.unwrap_or(0)).unwrap_or(u32::MAX);
         let interval = FIRST_POLL.saturating_mul(ahead.max(1));
-        *locked(&self.interval) = Some(interval.min(CONTENDED_POLL));
+        *self.interval.lock() = Some(interval.min(CONTENDED_POLL));
     }
 }
 
@@ -104,15 +105,15 @@ pub(super) struct Entries(Mutex<HashMap<ClaimId, Arc<Entry>>>);
 impl Entries {
     /// Called before anything is sent that may put the claim in the queue: the wake-up may come before the answer.
     pub(super) fn register(&self, claim: ClaimId) -> Arc<Entry> {
-        Arc::clone(locked(&self.0).entry(claim).or_default())
+        Arc::clone(self.0.lock().entry(claim).or_default())
     }
 
     pub(super) fn get(&self, claim: ClaimId) -> Option<Arc<Entry>> {
-        locked(&self.0).get(&claim).cloned()
+        self.0.lock().get(&claim).cloned()
     }
 
     pub(super) fn remove(&self, claim: ClaimId) {
-        locked(&self.0).remove(&claim);
+        self.0.lock().remove(&claim);
     }
 
     pub(super) fn wake(&self, claim: ClaimId) {
@@ -124,20 +125,15 @@ impl Entries {
     /// A grant for a claim that waits no more is withdrawn with the claim.
     pub(super) fn push(&self, pushed: PushedGrant) {
         if let Some(entry) = self.get(pushed.claim) {
-            *locked(&entry.pushed) = Some(pushed);
+            *entry.pushed.lock() = Some(pushed);
             entry.wake();
         }
     }
 
     /// Messages may have been missed: all look.
     pub(super) fn wake_all(&self) {
-        for entry in locked(&self.0).values() {
+        for entry in self.0.lock().values() {
             entry.wake();
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is a single step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,52 +1,48 @@
 //! Looks at locks, and evicts holders.
 
-use fencelock_core::engine::{Cursor, Event, Evict, LockView, Page};
+use async_trait::async_trait;
+use fencelock_core::engine::{Cursor, Event, Evict, Finding, Inspect, LockView, Page};
 use fencelock_core::{LockName, Result, Token};
 
 use super::change::{Change, Written};
 use super::dialect::Dialect;
-use super::entry::FIRST_POLL;
 use super::pool::{Lane, attempt};
 use super::state::{Done, State, Tried, action, pause, write};
 use super::stored::DbInstant;
 use crate::lease::Holder;
-use crate::poll::{jitter, longer};
+use crate::page_of;
 
-impl<D: Dialect> State<D> {
-    pub(super) async fn look(&self, name: &LockName) -> Result<LockView> {
+#[async_trait]
+impl<D: Dialect> Inspect for State<D> {
+    async fn look(&self, name: &LockName) -> Result<LockView> {
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(action("look at", name));
-        Ok(attempt!(call, Lane::Others, |session| {
-            dialect.look(session, name).await
-        }))
+        let views = attempt!(call, Lane::Others, |session| {
+            dialect.views(session, std::slice::from_ref(name)).await
+        });
+        let view = views.into_iter().next();
+        Ok(view.unwrap_or_else(|| LockView::free(name.clone())))
     }
 
-    pub(super) async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
-        let mut interval = FIRST_POLL;
-        loop {
-            let view = self.look(name).await?;
-            if view.token() != seen {
-                return Ok(view);
-            }
-            tokio::time::sleep(jitter(interval)).await;
-            interval = longer(interval);
-        }
-    }
-
-    pub(super) async fn list(
-        &self,
-        prefix: &str,
-        at: Option<Cursor>,
-        limit: usize,
-    ) -> Result<Page<LockView>> {
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let dialect = &self.pool.dialect;
+        let (after, limit) = (at.map_or_else(String::new, |at| at.0), limit.clamp(1, 1000));
         let mut call = self.pool.call("list locks");
-        Ok(attempt!(call, Lane::Others, |session| {
-            dialect.list(session, prefix, at.as_ref(), limit).await
-        }))
+        let names = attempt!(call, Lane::Others, |session| {
+            dialect.held_names(session, prefix, &after, limit).await
+        });
+        let (names, next) = page_of(names, prefix, limit)?;
+        let mut items = Vec::new();
+        if !names.is_empty() {
+            items = attempt!(call, Lane::Others, |session| {
+                dialect.views(session, &names).await
+            });
+            items.retain(|view| !view.holders.is_empty());
+        }
+        Ok(Page::new(items, next))
     }
 
-    pub(super) async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
         self.check_writes("an eviction")?;
         let dialect = &self.pool.dialect;
         let what = match how {
@@ -59,10 +55,13 @@ impl<D: Dialect> State<D> {
         });
         self.wake(&done.next);
         if let Some(event) = done.answer {
-            // Nobody listens once the engine is dropped.
-            let _ = self.events.send(event);
+            self.events.tell(event);
         }
         Ok(done.answer.is_some())
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.pool.dialect.findings().await
     }
 }
 

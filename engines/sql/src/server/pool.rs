@@ -1,9 +1,10 @@
 //! A few connections for all calls of an engine, and what to do when one of them fails.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::Duration;
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -13,7 +14,6 @@ use super::error::Failure;
 /// A connection that was idle for so long is made anew: the server, or a device on the way, may have dropped it.
 const STALE: Duration = Duration::from_secs(60);
 
-/// The connections of one engine.
 pub(super) struct Pool<D: Dialect> {
     pub(super) dialect: D,
     pub(super) response_timeout: Duration,
@@ -77,7 +77,7 @@ impl<D: Dialect> Pool<D> {
     /// Adds the first connection.
     pub(super) fn put(&self, session: D::Session) {
         let now = self.note_answer();
-        self.idle().sessions.push((now, session));
+        self.idle.lock().sessions.push((now, session));
     }
 
     /// A call that may take one response timeout from now.
@@ -98,14 +98,9 @@ impl<D: Dialect> Pool<D> {
         self.drop_idle();
     }
 
-    fn idle(&self) -> MutexGuard<'_, Idle<D::Session>> {
-        // No code under this lock can panic halfway.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn drop_idle(&self) {
         let sessions = {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             idle.generation += 1;
             std::mem::take(&mut idle.sessions)
         };
@@ -139,7 +134,7 @@ impl<'a, D: Dialect> Call<'a, D> {
         };
         let now = Clock::Boot.now();
         let (taken, generation) = {
-            let mut idle = self.pool.idle();
+            let mut idle = self.pool.idle.lock();
             (idle.sessions.pop(), idle.generation)
         };
         let session = match taken {
@@ -264,7 +259,7 @@ impl<D: Dialect> Loan<'_, D> {
         let Some(session) = self.session.take() else {
             return;
         };
-        let mut idle = self.pool.idle();
+        let mut idle = self.pool.idle.lock();
         let current = idle.generation == self.generation;
         if current && !self.pool.closed.load(Ordering::SeqCst) {
             idle.sessions.push((now, session));

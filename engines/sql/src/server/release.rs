@@ -26,7 +26,7 @@ impl<D: Dialect> State<D> {
             }
             answer => answer,
         };
-        let Some(unsettled) = self.unsettled().remove(&claim.id) else {
+        let Some(unsettled) = self.unsettled.lock().remove(&claim.id) else {
             return Ok(answer);
         };
         let release = || action("release", &claim.name);
@@ -42,7 +42,7 @@ impl<D: Dialect> State<D> {
                 })
             }
             Ok(false) | Err(_) if unsettled.until > Clock::Boot.now() => {
-                self.unsettled().insert(claim.id, unsettled);
+                self.unsettled.lock().insert(claim.id, unsettled);
                 Err(Error::unsettled(dialect, release()))
             }
             _ => Ok(answer),

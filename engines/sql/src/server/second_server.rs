@@ -1,9 +1,9 @@
 //! Of several hosts one takes writes. Where two servers do, each would grant the same lock: this finds the second one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::future::join_all;
 
@@ -69,24 +69,19 @@ impl SecondServer {
             checked = true;
         }
         if checked {
-            *self.last() = Some((Clock::Boot.now(), host));
+            *self.0.lock() = Some((Clock::Boot.now(), host));
         }
         Ok(session)
     }
 
-    fn last(&self) -> MutexGuard<'_, Option<(BootInstant, usize)>> {
-        // Each change is a single step.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_due(&self) -> bool {
-        let last = *self.last();
+        let last = *self.0.lock();
         last.is_none_or(|(at, _)| Clock::Boot.now().since(at) >= CHECKED)
     }
 
     /// Whether this is not the host of the last check.
     fn is_another(&self, host: usize) -> bool {
-        self.last().is_none_or(|(_, used)| used != host)
+        self.0.lock().is_none_or(|(_, used)| used != host)
     }
 }
 
@@ -145,7 +140,7 @@ mod tests {
     fn all_hosts_are_checked_first_and_after_a_switch_over() {
         let check = SecondServer::default();
         assert!(check.is_due() && check.is_another(0));
-        *check.last() = Some((Clock::Boot.now(), 0));
+        *check.0.lock() = Some((Clock::Boot.now(), 0));
         assert!(!check.is_due() && !check.is_another(0));
         assert!(check.is_another(1));
     }

@@ -1,12 +1,9 @@
-//! What the parts of the engine share.
-
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fencelock_core::engine::Event;
+use fencelock_core::engine::EventSender;
+use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Error, LockName, Result};
-use tokio::sync::mpsc;
 
 use super::change::{Change, Write, Written};
 use super::dialect::Dialect;
@@ -26,7 +23,7 @@ pub(super) struct State<D: Dialect> {
     pub(super) entries: Entries,
     /// Claims with requests of unknown outcome.
     pub(super) unsettled: Mutex<HashMap<ClaimId, Unsettled>>,
-    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) events: EventSender,
 }
 
 /// Requests of unknown outcome.
@@ -54,13 +51,6 @@ impl<T> Done<T> {
 }
 
 impl<D: Dialect> State<D> {
-    pub(super) fn unsettled(&self) -> MutexGuard<'_, HashMap<ClaimId, Unsettled>> {
-        // Each change is a single call to the map.
-        self.unsettled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Wakes these waiters if they are of this process. The dialect notifies other processes.
     pub(super) fn wake(&self, claims: &[ClaimId]) {
         for claim in claims {

@@ -1,5 +1,3 @@
-//! A lock as the database keeps it.
-
 use std::ops::Add;
 use std::time::Duration;
 

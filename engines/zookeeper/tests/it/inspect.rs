@@ -1,6 +1,5 @@
 //! An engine that is opened to inspect creates nothing and needs no right to write.
 
-use fencelock_core::engine::Inspect;
 use fencelock_core::{Engine, LockName, StoreUrl};
 use fencelock_testbed::ZooKeeper;
 
@@ -16,9 +15,25 @@ async fn an_engine_that_inspects_creates_nothing() {
     let before = server.children("/").unwrap();
     let store = open_to_inspect(&format!("{}/not/there", server.url())).await;
     let name = LockName::new("a").unwrap();
-    assert!(store.look(&name).await.unwrap().holders.is_empty());
-    assert!(store.list("", None, 10).await.unwrap().items.is_empty());
-    let findings = store.diagnose().await.unwrap();
+    assert!(
+        store
+            .inspect()
+            .look(&name)
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
+    assert!(
+        store
+            .inspect()
+            .list("", None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    let findings = store.inspect().diagnose().await.unwrap();
     // A standalone server does not have the bug of followers.
     let whats: Vec<&str> = findings.iter().map(|finding| &*finding.what).collect();
     assert!(whats.iter().any(|what| what.contains("alone")), "{whats:?}");

@@ -1,42 +1,44 @@
-//! Which names were contended recently.
+//! Which locks were contended recently.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use fencelock_core::LockName;
-
-/// Which names were contended recently: for those the script is faster than the fast path. Names with the same hash share
-/// a counter; a wrong guess costs one command.
-#[derive(Debug)]
-pub(crate) struct Contention(Box<[NameContention; NAMES]>);
+use crate::types::LockName;
 
 const NAMES: usize = 1024;
 
-/// How contended a name was recently.
+/// Which locks were contended recently: for those the way that prepares for others is faster than the way that expects nobody.
+/// Names with the same hash share a counter; a wrong guess costs one request.
 #[derive(Debug)]
-pub(crate) struct NameContention(AtomicU8);
+pub struct Contention(Box<[NameContention; NAMES]>);
+
+/// How contended a lock was recently.
+#[derive(Debug)]
+pub struct NameContention(AtomicU8);
 
 impl NameContention {
-    /// How many uncontended grants it takes until the name counts as uncontended.
+    /// How many uncontended grants in a row it takes until the lock counts as uncontended.
     const MOST: u8 = 8;
 
-    pub(crate) fn is_contended(&self) -> bool {
+    /// Whether somebody else wanted the lock recently.
+    pub fn is_contended(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    pub(crate) fn raise(&self) {
+    /// Somebody else wants the lock.
+    pub fn raise(&self) {
         self.0.store(Self::MOST, Ordering::Relaxed);
     }
 
     /// After an immediate grant. Two concurrent calls may count as one.
-    pub(crate) fn lower(&self) {
+    pub fn lower(&self) {
         let left = self.0.load(Ordering::Relaxed);
         if left > 1 {
             self.0.store(left - 1, Ordering::Relaxed);
         }
     }
 
-    /// The last step belongs to a release, so that a claim that was placed on a contended name is also released as on one.
-    pub(crate) fn clear_last(&self) {
+    /// The last step belongs to a release, so that a claim that was placed on a contended lock is also released as on one.
+    pub fn clear_last(&self) {
         if self.0.load(Ordering::Relaxed) == 1 {
             self.0.store(0, Ordering::Relaxed);
         }
@@ -52,13 +54,14 @@ impl Default for Contention {
 }
 
 impl Contention {
-    pub(crate) fn of(&self, name: &LockName) -> &NameContention {
+    /// How contended this lock was.
+    pub fn of(&self, name: &LockName) -> &NameContention {
         &self.0[spread(name, NAMES)]
     }
 }
 
-/// A number below `count` for a name.
-pub(crate) fn spread(name: &LockName, count: usize) -> usize {
+/// A number below `count` for a name. It never changes: clients must agree on it.
+pub fn spread(name: &LockName, count: usize) -> usize {
     // FNV-1a with the finalizer of MurmurHash3: FNV-1a alone does not spread names that differ in their last bytes only.
     let fnv = name
         .as_str()
