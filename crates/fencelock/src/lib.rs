@@ -21,21 +21,20 @@
 pub mod blocking;
 mod connect;
 mod schema;
+mod store;
 
 pub use connect::{Connect, connect, open_engine};
 pub use fencelock_core::*;
 /// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]
 pub use fencelock_fence as fence;
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use fencelock_redis as redis;
+#[cfg(feature = "redis")]
+pub use fencelock_redis::redlock;
 /// The optimistic way, without a lock: rows with a version.
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 pub use fencelock_versioned as versioned;
 pub use schema::{schema, schemas};
-
-/// The engines by themselves, for clients or pools that a program has already.
-pub mod engines {
-    #[cfg(feature = "redis")]
-    pub use fencelock_redis::Redis;
-    #[cfg(feature = "sqlite")]
-    pub use fencelock_sqlite::Sqlite;
-}
+pub use store::Store;

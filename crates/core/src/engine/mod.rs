@@ -5,9 +5,11 @@
 
 mod claim;
 mod events;
+mod options;
 mod promises;
 mod redact;
 mod store_url;
+mod tls_files;
 mod view;
 
 use std::fmt::{Debug, Display};
@@ -17,8 +19,10 @@ use async_trait::async_trait;
 
 pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
 pub use events::{EventSource, EventStream};
+pub use options::StoreOptions;
 pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
-pub use store_url::{StoreUrl, UrlHost};
+pub use store_url::{Address, StoreUrl, UrlHost, host_and_port};
+pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
 
 use crate::types::{Clock, LockName, Result, Token};
