@@ -28,6 +28,12 @@ pub use fencelock_core::*;
 /// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]
 pub use fencelock_fence as fence;
+#[cfg(feature = "mysql")]
+#[doc(inline)]
+pub use fencelock_mysql as mysql;
+#[cfg(feature = "postgres")]
+#[doc(inline)]
+pub use fencelock_postgres as postgres;
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use fencelock_redis as redis;

@@ -60,6 +60,8 @@ macro_rules! from_options {
 from_options! {
     "redis" fencelock_redis::Options;
     "redis" fencelock_redis::redlock::Options;
+    "mysql" fencelock_mysql::Options;
+    "postgres" fencelock_postgres::Options;
 }
 
 fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
@@ -73,9 +75,9 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         #[cfg(feature = "redis")]
         "redlock" | "redlocks" => Box::new(fencelock_redis::redlock::Options::from(url)),
         #[cfg(feature = "mysql")]
-        "mysql" | "mariadb" => Box::new(InMemory(url)),
+        "mysql" | "mariadb" => Box::new(fencelock_mysql::Options::from(url)),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Box::new(InMemory(url)),
+        "postgres" | "postgresql" => Box::new(fencelock_postgres::Options::from(url)),
         #[cfg(feature = "zookeeper")]
         "zookeeper" => Box::new(InMemory(url)),
         #[cfg(feature = "etcd")]
@@ -134,10 +136,6 @@ impl StoreOptions for InMemory {
         // Temporary: engines without options of their own.
         match url.scheme.as_str() {
             "sqlite" => return Ok(Arc::new(fencelock_sqlite::Sqlite::open(url).await?)),
-            #[cfg(feature = "mysql")]
-            "mysql" | "mariadb" => return fencelock_mysql::connect(url).await,
-            #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => return fencelock_postgres::connect(url).await,
             #[cfg(feature = "zookeeper")]
             "zookeeper" => {
                 return Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?));

@@ -39,6 +39,8 @@ impl Redis {
     }
 }
 
+fencelock_core::store_options!(|options| Ok(Arc::new(Redis::connect(options).await?)));
+
 #[async_trait]
 impl Engine for Redis {
     fn promises(&self) -> &Promises {

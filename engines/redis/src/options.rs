@@ -1,12 +1,10 @@
 //! The typed options of one server, a master with Sentinels, or a Cluster.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use fencelock_core::{StoreUrl, server_setters, setters, store_options};
+use fencelock_core::{StoreUrl, server_setters, setters};
 
 use crate::client::{encrypt, socket_url, url_of};
-use crate::engine::Redis;
 
 /// Where Redis or Valkey is, and how to use it: what a URL says, in types.
 ///
@@ -34,8 +32,6 @@ pub struct Options {
     /// A program's own clients: one; or of a Cluster, some; or of a master, and then of its Sentinels.
     pub(crate) own: Vec<redis::Client>,
 }
-
-store_options!(|options| Ok(Arc::new(Redis::connect(options).await?)));
 
 impl Options {
     /// One server; by default port 6379. In a URL: `redis://HOST:PORT`.

@@ -140,25 +140,30 @@ impl StoreUrl {
         hosts: impl IntoIterator<Item = impl Into<String>>,
         path: impl Into<String>,
     ) -> Self {
-        let hosts = hosts.into_iter().map(Into::into);
-        let mut hosts: Vec<String> = hosts.collect();
-        hosts.retain(|host| !host.is_empty());
-        for host in &mut hosts {
-            // The directory of a socket has slashes.
-            *host = host.replace('/', "%2F");
-        }
-        Self {
+        let mut url = Self {
             scheme: scheme.to_owned(),
             user: None,
             secrets: BTreeMap::new(),
-            authority: hosts.join(","),
-            hosts,
+            authority: String::new(),
+            hosts: Vec::new(),
             inspect_only: false,
             path: path.into(),
             options: BTreeMap::new(),
             known: Vec::new(),
             shown: None,
-        }
+        };
+        url.set_hosts(hosts);
+        url
+    }
+
+    /// Other hosts.
+    pub fn set_hosts(&mut self, hosts: impl IntoIterator<Item = impl Into<String>>) {
+        let hosts = hosts.into_iter().map(Into::into);
+        // The directory of a socket has slashes.
+        let hosts = hosts.map(|host: String| host.replace('/', "%2F"));
+        self.hosts = hosts.filter(|host| !host.is_empty()).collect();
+        self.authority = self.hosts.join(",");
+        self.shown = None;
     }
 
     /// Another scheme for the same server.

@@ -60,6 +60,8 @@ impl Redlock {
     }
 }
 
+fencelock_core::store_options!(|options| Ok(Arc::new(Redlock::connect(options).await?)));
+
 #[async_trait]
 impl Engine for Redlock {
     fn promises(&self) -> &Promises {

@@ -1,10 +1,7 @@
 //! The typed options of several independent servers.
 
-use std::sync::Arc;
+use fencelock_core::{StoreUrl, server_setters, setters};
 
-use fencelock_core::{StoreUrl, server_setters, setters, store_options};
-
-use super::engine::Redlock;
 use crate::client::{encrypt, url_of};
 
 /// Where the nodes are, and how to use them: what a URL says, in types.
@@ -28,8 +25,6 @@ pub struct Options {
     pub(super) url: StoreUrl,
     pub(super) own: Vec<redis::Client>,
 }
-
-store_options!(|options| Ok(Arc::new(Redlock::connect(options).await?)));
 
 impl Options {
     /// At least three nodes, each `HOST` or `HOST:PORT`; by default port 6379. In a URL: `redlock://HOST:PORT,HOST:PORT,…`.
