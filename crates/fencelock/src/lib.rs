@@ -25,6 +25,9 @@ mod store;
 
 pub use connect::{Connect, connect, open_engine};
 pub use fencelock_core::*;
+#[cfg(feature = "etcd")]
+#[doc(inline)]
+pub use fencelock_etcd as etcd;
 /// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]
 pub use fencelock_fence as fence;
@@ -39,8 +42,14 @@ pub use fencelock_postgres as postgres;
 pub use fencelock_redis as redis;
 #[cfg(feature = "redis")]
 pub use fencelock_redis::redlock;
+#[cfg(feature = "sqlite")]
+#[doc(inline)]
+pub use fencelock_sqlite as sqlite;
 /// The optimistic way, without a lock: rows with a version.
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 pub use fencelock_versioned as versioned;
+#[cfg(feature = "zookeeper")]
+#[doc(inline)]
+pub use fencelock_zookeeper as zookeeper;
 pub use schema::{schema, schemas};
 pub use store::Store;

@@ -62,13 +62,16 @@ from_options! {
     "redis" fencelock_redis::redlock::Options;
     "mysql" fencelock_mysql::Options;
     "postgres" fencelock_postgres::Options;
+    "sqlite" fencelock_sqlite::Options;
+    "zookeeper" fencelock_zookeeper::Options;
+    "etcd" fencelock_etcd::Options;
 }
 
 fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
     Ok(match url.scheme.as_str() {
         "memory" => Box::new(InMemory(url)),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Box::new(InMemory(url)),
+        "sqlite" => Box::new(fencelock_sqlite::Options::from(url)),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Box::new(fencelock_redis::Options::from(url)),
@@ -79,9 +82,9 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Box::new(fencelock_postgres::Options::from(url)),
         #[cfg(feature = "zookeeper")]
-        "zookeeper" => Box::new(InMemory(url)),
+        "zookeeper" => Box::new(fencelock_zookeeper::Options::from(url)),
         #[cfg(feature = "etcd")]
-        "etcd" | "etcds" => Box::new(InMemory(url)),
+        "etcd" | "etcds" => Box::new(fencelock_etcd::Options::from(url)),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => return Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
@@ -133,17 +136,6 @@ impl StoreOptions for InMemory {
 
     async fn open(&self) -> Result<Arc<dyn Engine>> {
         let url = self.0.clone();
-        // Temporary: engines without options of their own.
-        match url.scheme.as_str() {
-            "sqlite" => return Ok(Arc::new(fencelock_sqlite::Sqlite::open(url).await?)),
-            #[cfg(feature = "zookeeper")]
-            "zookeeper" => {
-                return Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?));
-            }
-            #[cfg(feature = "etcd")]
-            "etcd" | "etcds" => return Ok(Arc::new(fencelock_etcd::Etcd::connect(url).await?)),
-            _ => {}
-        }
         if !url.path.is_empty() || !url.hosts.is_empty() {
             return Err(url.refuse("memory: takes nothing after it"));
         }

@@ -18,11 +18,17 @@ const MAX_SUFFIX: usize = 64;
 
 /// How the keys of locks are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub enum Layout {
+    /// fencelock's own.
     Fencelock,
     /// The layout of Go's package `concurrency` and of `etcdctl lock`.
     Concurrency,
 }
+
+pub(crate) const LAYOUTS: [(&str, Layout); 2] = [
+    ("fencelock", Layout::Fencelock),
+    ("concurrency", Layout::Concurrency),
+];
 
 /// What distinguishes a claim's key from others of the same client for the same lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

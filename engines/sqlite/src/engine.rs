@@ -10,7 +10,7 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
     Withdrawn,
 };
-use fencelock_core::{Durability, Engine, LeaseKind, Order, Promises, Result, StoreUrl, Wake};
+use fencelock_core::{Durability, Engine, LeaseKind, Order, Promises, Result, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
@@ -19,6 +19,7 @@ use crate::diagnose;
 use crate::entry::Entries;
 use crate::file::File;
 use crate::handle::{self, Handle};
+use crate::options::Options;
 use crate::release;
 use crate::renew;
 use crate::socket::Listener;
@@ -40,14 +41,14 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the file that a URL `sqlite:[PATH]` names. Creates it if there is none.
+    /// Opens the file that the options, or a URL `sqlite:[PATH]`, name. Creates it if there is none.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if the URL has an unknown part, the directory is missing, or the
+    /// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, the directory is missing, or the
     /// file is not one of fencelock; [`Error::Refused`](fencelock_core::Error::Refused) without the permission to write;
     /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if another process keeps the file locked.
-    pub async fn open(url: StoreUrl) -> Result<Self> {
-        Self::start(Config::from_url(url)?).await
+    pub async fn open(options: impl Into<Options>) -> Result<Self> {
+        Self::start(Config::new(options.into())?).await
     }
 
     /// Opens this file. Creates it if there is none; its directory must exist.
@@ -55,7 +56,7 @@ impl Sqlite {
     /// # Errors
     /// As for [`Sqlite::open`].
     pub async fn at(path: impl AsRef<Path>) -> Result<Self> {
-        Self::start(Config::from_path(path.as_ref())?).await
+        Self::open(Options::new(path.as_ref())).await
     }
 
     async fn start(config: Config) -> Result<Self> {
@@ -122,6 +123,8 @@ fn promises(file: &File, wake: Wake) -> Promises {
         limits: diagnose::limits(&file.config.path),
     }
 }
+
+fencelock_core::store_options!(|options| Ok(Arc::new(Sqlite::open(options).await?)));
 
 #[async_trait]
 impl Engine for Sqlite {

@@ -463,8 +463,12 @@ impl fmt::Display for StoreUrl {
             true => "***@",
             false => "",
         };
-        let slash = if path.is_empty() { "" } else { "/" };
-        f.write_str(&redacted(&format!("{scheme}://{user}{hosts}{slash}{path}")))
+        let text = match scheme.as_str() {
+            "sqlite" => format!("{scheme}:{path}"),
+            _ if path.is_empty() => format!("{scheme}://{user}{hosts}"),
+            _ => format!("{scheme}://{user}{hosts}/{path}"),
+        };
+        f.write_str(&redacted(&text))
     }
 }
 

@@ -6,6 +6,7 @@ mod access;
 mod cluster;
 mod go_layout;
 mod hand_off;
+mod options;
 mod requests;
 mod restore;
 mod sessions;
