@@ -33,5 +33,22 @@ fi
 # Most tests wait: for servers to start, for leases to end. More of them run at once than two cores would have.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 
-# The command with all stores: by default it has those that need nothing else to be built.
-cargo test --workspace --exclude fencelock-interop --features fencelock-cli/all "$@"
+# With all stores: by default the command has those that need nothing else to be built.
+tests=(cargo test --workspace --exclude fencelock-interop --features fencelock-cli/all)
+list=("${tests[@]}" --test engines)
+if (($#)); then
+    exec "${tests[@]}" "$@"
+fi
+"${tests[@]}" --no-run
+"${list[@]}" --no-run
+
+# The list of cases on every engine and all other tests take the same time, and each of the two waits for most of it.
+output=$(mktemp)
+"${list[@]}" >"$output" 2>&1 &
+running=$!
+trap 'kill "$running" 2>/dev/null; rm -f "$output"' EXIT
+failed=0
+"${tests[@]}" --no-fail-fast || failed=$?
+wait "$running" || failed=$?
+cat "$output"
+exit "$failed"

@@ -3,6 +3,7 @@
 //! Takes the arguments that `cargo test` passes on: names or parts of names to run, `--exact`, `--skip`, `--list`,
 //! `--test-threads`.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::ExitCode;
@@ -64,18 +65,28 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
     let begin = Instant::now();
     let mut failed = Vec::new();
     let mut tests = Vec::new();
-    for subject in subjects {
-        match Promised::ask(*subject) {
-            Ok(promised) => tests.extend(list(*subject, &promised, &arguments)),
-            // A failure only if one of its cases was requested.
-            Err(why)
-                if cases()
-                    .iter()
-                    .any(|case| arguments.wants(&name_of(*subject, case))) =>
-            {
-                failed.push((format!("{}::open", subject.name()), why));
-            }
-            Err(why) => eprintln!("{}: cannot be opened: {why}", subject.name()),
+    // Only of subjects that are needed, and all at once: most of this time is servers that start.
+    let needed = |subject: &&&dyn Subject| {
+        let cases = cases();
+        let mut names = cases.iter().map(|case| name_of(**subject, case));
+        names.any(|name| arguments.wants(&name))
+    };
+    let promised: Vec<_> = std::thread::scope(|scope| {
+        let asked = subjects.iter().filter(needed).map(|subject| {
+            let asked = scope.spawn(|| Promised::ask(*subject));
+            (*subject, asked)
+        });
+        let asked: Vec<_> = asked.collect();
+        let promised = asked.into_iter().map(|(subject, asked)| {
+            let panicked = |panic: Box<dyn Any + Send>| Err(text_of(&*panic));
+            (subject, asked.join().unwrap_or_else(panicked))
+        });
+        promised.collect()
+    });
+    for (subject, promised) in promised {
+        match promised {
+            Ok(promised) => tests.extend(list(subject, &promised)),
+            Err(why) => failed.push((format!("{}::open", subject.name()), why)),
         }
     }
     let listed = tests.len();
@@ -103,7 +114,7 @@ pub fn main(subjects: &[&dyn Subject], worker: &Path) -> ExitCode {
 }
 
 /// The cases for a subject. Prints which ones are left out, and why.
-fn list<'a>(subject: &'a dyn Subject, promised: &Promised, arguments: &Arguments) -> Vec<Test<'a>> {
+fn list<'a>(subject: &'a dyn Subject, promised: &Promised) -> Vec<Test<'a>> {
     let (mut tests, mut unpromised, mut unneeded) = (Vec::new(), Vec::new(), Vec::new());
     for case in cases() {
         let met = match case.needs {
@@ -125,11 +136,8 @@ fn list<'a>(subject: &'a dyn Subject, promised: &Promised, arguments: &Arguments
             });
         }
     }
-    let asked_for = tests
-        .iter()
-        .any(|test: &Test<'_>| arguments.wants(&test.name()));
     let say = |names: &[&str], why: &str| {
-        if asked_for && !names.is_empty() {
+        if !names.is_empty() {
             eprintln!("{}: {why}: {}", subject.name(), names.join(", "));
         }
     };
@@ -237,7 +245,7 @@ pub fn run(
     })
 }
 
-fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     text.unwrap_or_else(|| "it panicked".to_owned())
