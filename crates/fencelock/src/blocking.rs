@@ -24,7 +24,7 @@ use fencelock_core::{
 };
 use tokio::runtime::Runtime;
 
-use crate::Store;
+use crate::store::Store;
 
 /// A client on one store. Cheap to clone. Dropping the last clone and the last guard ends its thread.
 #[derive(Clone)]

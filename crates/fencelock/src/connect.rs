@@ -12,7 +12,7 @@ use fencelock_core::layers::Prefix;
 use fencelock_core::{Client, Engine, Error, LockName, Observer, Purpose, Result};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::Store;
+use crate::store::Store;
 
 /// For how long a store may stay away at the start, if it has no `connect-timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,25 +1,4 @@
-//! Typed options of a store, for programs that have no URL.
-
-use std::fmt::Debug;
-use std::sync::Arc;
-
-use async_trait::async_trait;
-
-use super::{Engine, StoreUrl};
-use crate::types::Result;
-
-/// What `fencelock::connect` opens: each engine's crate has such a type, named `Options`.
-#[async_trait]
-pub trait StoreOptions: Debug + Send + Sync + 'static {
-    /// The options as a URL has them.
-    fn url(&mut self) -> &mut StoreUrl;
-
-    /// Opens the store. May be called again after an error.
-    ///
-    /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for options that cannot be used, and what opening meets.
-    async fn open(&self) -> Result<Arc<dyn Engine>>;
-}
+//! What makes the typed options of the engines.
 
 /// Makes the type `Options` of an engine, with the fields `url` and `own`, into [`StoreOptions`] that show no password.
 /// Called as `store_options!(|options| open(options).await)`.

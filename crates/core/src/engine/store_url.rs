@@ -1,7 +1,7 @@
 //! The URL of a store, taken apart: `scheme://user:password@host:port,host:port/path?option=value`.
 //!
 //! Every engine takes the parts and options that it knows and then calls [`StoreUrl::finish`], which refuses the rest. A
-//! program that has no text builds the same from typed options ([`StoreOptions`](super::StoreOptions)).
+//! program that has no text builds the same from typed options (`StoreOptions`).
 
 use std::collections::BTreeMap;
 use std::fmt;

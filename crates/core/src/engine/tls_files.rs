@@ -1,6 +1,6 @@
 //! The files that a URL names for TLS.
 
-use super::StoreUrl;
+use super::store_url::StoreUrl;
 use crate::types::Result;
 
 /// The paths in `tls-ca`, `tls-cert` and `tls-key`.
