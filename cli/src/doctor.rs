@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fencelock::{Finding, Purpose, StoreUrl};
+use fencelock::{Finding, StoreUrl};
 
 use crate::args::Doctor;
 use crate::exit::{Outcome, code, print};
@@ -59,19 +59,16 @@ fn unencrypted(url: &StoreUrl, hosts: &[&str]) -> Option<Finding> {
         || scheme.ends_with("+tls")
         || url.clone().take("tls-ca").is_some();
     let remote = hosts.iter().find(|host| !is_loopback(host))?;
-    (!encrypted).then(|| Finding {
-        purpose: Purpose::Correctness,
-        what: format!(
+    (!encrypted).then(|| {let what = format!(
             "the connection to {remote} is not encrypted: anybody on the network path can read the password and take \
              every lock"
-        ),
-        change: match scheme {
+        );
+let change = match scheme {
             "etcd" => "use etcds://, or a tunnel",
             "zookeeper" => "use tls-ca=FILE, or a tunnel",
             _ => "use the scheme with TLS (rediss://, redlocks://), or a tunnel",
-        }
-        .into(),
-    })
+        };
+Finding::against_correctness(what, change)})
 }
 
 /// Nodes of a quorum on the same machine.
@@ -80,10 +77,11 @@ fn shared_machines(hosts: &[&str]) -> Option<Finding> {
     machines.sort_unstable();
     machines.dedup();
     let (nodes, machines) = (hosts.len(), machines.len());
-    (machines < nodes).then(|| Finding {
-        purpose: Purpose::Correctness,
-        what: format!("{nodes} nodes share {machines} machines, and fail together"),
-        change: "put every node on a machine of its own".into(),
+    (machines < nodes).then(|| {
+        Finding::against_correctness(
+            format!("{nodes} nodes share {machines} machines, and fail together"),
+            "put every node on a machine of its own",
+        )
     })
 }
 

@@ -120,10 +120,8 @@ mod tests {
     #[test]
     fn waiters_are_shown_with_their_labels() {
         let mut view = LockView::free(LockName::new("a").unwrap());
-        let waiter = |owner: &str, label: Option<&str>| WaiterView {
-            owner: owner.to_owned(),
-            mode: Mode::Exclusive,
-            label: label.map(str::to_owned),
+        let waiter = |owner: &str, label: Option<&str>| {
+            WaiterView::new(owner.to_owned(), Mode::Exclusive).label(label.map(str::to_owned))
         };
         view.waiters = vec![waiter("me", Some("by\thand")), waiter("you", None)];
         let expected =

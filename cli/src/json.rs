@@ -94,24 +94,16 @@ mod tests {
             view(&free),
             r#"{"name":"a \"b\"","token":null,"holders":[],"waiters":[]}"#
         );
-        let held = LockView {
+        let held = LockView::new(
             name,
-            holders: vec![HolderView {
-                claim: None,
-                owner: "me".into(),
-                token: Some(Token(7)),
-                mode: Mode::Shared,
-                ttl_left: Some(Duration::from_micros(1_999_999)),
-                lock_delay: Duration::ZERO,
-                held: None,
-                label: Some("why".into()),
-            }],
-            waiters: vec![WaiterView {
-                owner: "you".into(),
-                mode: Mode::Exclusive,
-                label: Some("too".into()),
-            }],
-        };
+            vec![
+                HolderView::new("me".into(), Mode::Shared)
+                    .token(Token(7))
+                    .ttl_left(Duration::from_micros(1_999_999))
+                    .label(Some("why".into())),
+            ],
+            vec![WaiterView::new("you".into(), Mode::Exclusive).label(Some("too".into()))],
+        );
         assert_eq!(
             view(&held),
             concat!(

@@ -48,7 +48,7 @@ impl Report {
             let _ = writeln!(out, "{what:<12} {}", one_line(&text));
         }
         for purpose in [Purpose::Efficiency, Purpose::Correctness] {
-            let name = name_of(purpose);
+            let name = purpose.as_str();
             let _ = match self.findings_for(purpose).count() {
                 0 => writeln!(out, "\nfor {name}: nothing to change"),
                 1 => writeln!(out, "\nfor {name}: 1 finding"),
@@ -68,20 +68,21 @@ impl Report {
         let promises = &self.promises;
         let waiters = match (promises.order, promises.wake) {
             (Order::Fifo, Wake::Push) => "first come, first served; a message wakes the next one",
-            (Order::Fifo, Wake::Poll) => "first come, first served; they poll the store",
-            (Order::Unordered, Wake::Push) => "in no order; a message wakes them",
-            (Order::Unordered, Wake::Poll) => "in no order; they poll the store",
+            (Order::Fifo, _) => "first come, first served; they poll the store",
+            (_, Wake::Push) => "in no order; a message wakes them",
+            _ => "in no order; they poll the store",
         };
         let lock_delay = if promises.lock_delay { "yes" } else { "no" };
         let end = match promises.lease {
             LeaseKind::Lease => "with its own lease",
             LeaseKind::Session => "with the session of its client",
             LeaseKind::Connection => "with the connection of its client",
+            other => other.as_str(),
         };
         let remembers = match promises.durability {
             Durability::Durable => "every grant, after a crash and after a power loss",
             Durability::Process => "every grant after a crash; a power loss may lose the newest",
-            Durability::Volatile => "nothing after a restart",
+            _ => "nothing after a restart",
         };
         let (min, max) = (in_words(promises.min_ttl), in_words(promises.max_ttl));
         vec![
@@ -101,40 +102,25 @@ impl Report {
     pub(crate) fn json(&self) -> Value {
         let promises = &self.promises;
         let findings = self.findings.iter().map(|finding| {
-            json!({"purpose": name_of(finding.purpose), "what": finding.what, "change": finding.change})
+            json!({"purpose": finding.purpose.as_str(), "what": finding.what, "change": finding.change})
         });
         json!({
             "store": self.store,
             "engine": promises.engine,
-            "purpose": name_of(self.purpose),
+            "purpose": self.purpose.as_str(),
             "fine": self.is_fine(),
             "promises": {
-                "order": match promises.order { Order::Fifo => "fifo", Order::Unordered => "none" },
+                "order": promises.order.as_str(),
                 "modes": self.modes(),
                 "lock_delay": promises.lock_delay,
-                "lease": match promises.lease {
-                    LeaseKind::Lease => "lease",
-                    LeaseKind::Session => "session",
-                    LeaseKind::Connection => "connection",
-                },
-                "wake": match promises.wake { Wake::Push => "push", Wake::Poll => "poll" },
-                "durability": match promises.durability {
-                    Durability::Durable => "durable",
-                    Durability::Process => "process",
-                    Durability::Volatile => "volatile",
-                },
+                "lease": promises.lease.as_str(),
+                "wake": promises.wake.as_str(),
+                "durability": promises.durability.as_str(),
                 "clock": promises.clock,
                 "min_ttl_ms": promises.min_ttl.as_millis() as u64,
                 "max_ttl_ms": u64::try_from(promises.max_ttl.as_millis()).unwrap_or(u64::MAX),
             },
             "findings": findings.collect::<Vec<_>>(),
         })
-    }
-}
-
-fn name_of(purpose: Purpose) -> &'static str {
-    match purpose {
-        Purpose::Efficiency => "efficiency",
-        Purpose::Correctness => "correctness",
     }
 }

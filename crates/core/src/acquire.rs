@@ -1,4 +1,4 @@
-//! A request for a lock: how it is to be held, and the way from there to a guard.
+//! A request for a lock: how it is to be held, and the way from there to a guard. (Long by its examples.)
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -33,6 +33,21 @@ const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration
 /// # Cancel safety
 /// The future may be dropped at any time: what it began is undone in the background, and neither a lock nor a place in the
 /// queue is left.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report")
+///     .timeout(Duration::from_secs(5))
+///     .ttl(Duration::from_secs(10))
+///     .label("by hand")
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct Acquire {
@@ -78,16 +93,51 @@ impl Acquire {
     }
 
     /// Exclusive mode (the default).
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").exclusive().await?;
+    /// assert_eq!(guard.mode(), Mode::Exclusive);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn exclusive(self) -> Self {
         self.mode(Mode::Exclusive)
     }
 
     /// Shared mode: other shared holders may hold the lock at the same time.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let one = client.lock("catalogue").shared().await?;
+    /// let two = client.lock("catalogue").shared().await?;
+    /// assert!(client.try_lock("catalogue").await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn shared(self) -> Self {
         self.mode(Mode::Shared)
     }
 
     /// A mode given as a value.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let writes = false;
+    /// let mode = if writes { Mode::Exclusive } else { Mode::Shared };
+    /// let guard = client.lock("catalogue").mode(mode).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
@@ -95,36 +145,108 @@ impl Acquire {
 
     /// Waits at most this long: then [`Error::TimedOut`] if somebody still holds the lock, or [`Error::Unavailable`] if the
     /// store did not answer last.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let second = client.lock("report").timeout(Duration::from_millis(20)).await;
+    /// assert!(matches!(second, Err(Error::TimedOut { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
     /// The lease: how long the store keeps the lock if its holder dies. It is renewed at a third of that. 30 s by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").ttl(Duration::from_secs(5)).await?;
+    /// assert!(guard.remaining() <= Duration::from_secs(5));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
     /// How much longer the store keeps the lock if its holder vanishes (Chubby's lock-delay). None by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let delay = Duration::from_secs(2);
+    /// let guard = client.lock("report").lock_delay(delay).await?;
+    /// assert_eq!(client.look("report").await?.holders[0].lock_delay, delay);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lock_delay(mut self, lock_delay: Duration) -> Self {
         self.lock_delay = lock_delay;
         self
     }
 
     /// A note for people who look at the lock: at most 255 bytes, no control characters.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").label("nightly, run 7").await?;
+    /// let holder = &client.look("report").await?.holders[0];
+    /// assert_eq!(holder.label.as_deref(), Some("nightly, run 7"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn label(mut self, label: &str) -> Self {
         self.label = Some(label.into());
         self
     }
 
     /// Does not join the queue, but asks again and again, in no order.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").unfair().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn unfair(mut self) -> Self {
         self.patience.fair = false;
         self
     }
 
     /// Asks at most this often, then gives up with [`Error::Held`]. Does not join the queue, as with [`Acquire::unfair`].
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let second = client.lock("report").attempts(2).await;
+    /// assert!(matches!(second, Err(Error::Held { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.patience.attempts = Some(attempts.max(1));
         self.unfair()
@@ -132,18 +254,56 @@ impl Acquire {
 
     /// The shortest and the longest pause between two attempts of an unfair request; each is drawn at random. 5 ms and
     /// 500 ms by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let (shortest, longest) = (Duration::from_millis(1), Duration::from_millis(10));
+    /// let second = client.lock("report").attempts(3).delays(shortest, longest).await;
+    /// assert!(second.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn delays(mut self, shortest: Duration, longest: Duration) -> Self {
         self.patience.pauses = (shortest, longest.max(shortest));
         self
     }
 
     /// On behalf of an owner. If the owner has the lock already, it enters it again, with the same token.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let owner = client.owner();
+    /// let outer = client.lock("report").owner(&owner).await?;
+    /// let inner = client.lock("report").owner(&owner).await?;
+    /// assert_eq!(inner.token(), outer.token());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn owner(mut self, owner: &Owner) -> Self {
         self.owner = Some(owner.clone());
         self
     }
 
     /// The store knows the token as soon as it is granted, so that others can read it.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").recorded().await?;
+    /// assert_eq!(client.look("report").await?.token(), Some(guard.token()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn recorded(mut self) -> Self {
         self.record = true;
         self
@@ -151,6 +311,19 @@ impl Acquire {
 
     /// Whether the client renews the lease by itself (the default). If not, it ends after the ttl; see also
     /// [`Guard::refresh`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let request = client.lock("report").ttl(Duration::from_millis(50));
+    /// let guard = request.renew(false).await?;
+    /// assert_eq!(guard.lost().await, LossReason::NotRenewed);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn renew(mut self, renew: bool) -> Self {
         self.terms.renews = renew;
         self
@@ -158,6 +331,18 @@ impl Acquire {
 
     /// The longest time to hold: the validity ends then at the latest, and is not renewed beyond. The lock is given back
     /// then (its lock-delay runs), whatever the holder does.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").max_hold(Duration::from_millis(50)).await?;
+    /// assert_eq!(guard.lost().await, LossReason::MaxHold);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn max_hold(mut self, most: Duration) -> Self {
         self.terms.max_hold = Some(most);
         self
@@ -213,6 +398,21 @@ impl Acquire {
     ///
     /// The check must answer at once: all renewals wait for it. A panic in it counts as a no. See
     /// [`Heartbeat`](crate::Heartbeat) for a check that wants signs of life. It changes nothing for a hold that was joined.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let heart = Heartbeat::every(Duration::from_millis(10));
+    /// let request = client.lock("import").ttl(Duration::from_millis(60));
+    /// let guard = request.healthy(heart.check()).await?;
+    /// // Nothing calls `heart.beat()`.
+    /// assert_eq!(guard.lost().await, LossReason::Unhealthy);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn healthy(mut self, check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.terms.healthy = Some(Health(Arc::new(check)));
         self
@@ -227,6 +427,22 @@ impl Acquire {
     ///
     /// # Cancel safety
     /// May be dropped: the body is dropped, and the lock is released in the background.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let request = client.lock("report").timeout(Duration::from_secs(5));
+    /// match request.with(|held| async move { held.token() }).await {
+    ///     Ok(token) => println!("done, with token {token}"),
+    ///     Err(Error::Lost { reason, .. }) => println!("stopped halfway: {reason}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn with<F, B, T>(self, body: F) -> Result<T>
     where
         F: FnOnce(Held) -> B,
@@ -377,6 +593,18 @@ impl IntoFuture for Acquire {
 /// # Cancel safety
 /// May be dropped at any time: what it began is undone in the background, and neither a lock nor a place in the queue is
 /// left.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// # let guard = client.lock("report").await?;
+/// let waiting = client.lock("report").into_future();
+/// drop(waiting); // leaves the queue
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "futures do nothing unless awaited"]
 pub struct Acquiring {
     carried: Option<Carried<Result<Guard>>>,

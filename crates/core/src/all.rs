@@ -25,6 +25,18 @@ type Change = Arc<dyn Fn(Acquire) -> Acquire + Send + Sync>;
 ///
 /// # Cancel safety
 /// The future may be dropped at any time: what was taken is released in the background, and no place in the queue is left.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let request = client.lock_all(["from", "to"]).timeout(Duration::from_secs(5));
+/// let guards = request.each(|request| request.ttl(Duration::from_secs(10))).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct AcquireAll {
@@ -37,11 +49,35 @@ pub struct AcquireAll {
 
 impl Client {
     /// A request for several locks that waits, for ever if need be. See [`AcquireAll::timeout`].
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// assert!(guards.is_valid());
+    /// guards.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> AcquireAll {
         AcquireAll::new(self, names, true)
     }
 
     /// A request for several locks that does not wait: [`Error::Held`] with the name of one that somebody has.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let to = client.lock("to").await?;
+    /// let both = client.try_lock_all(["from", "to"]).await;
+    /// assert!(matches!(both, Err(Error::Held { name, .. }) if name.as_str() == "to"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_lock_all<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> AcquireAll {
         AcquireAll::new(self, names, false)
     }
@@ -66,12 +102,36 @@ impl AcquireAll {
     }
 
     /// Waits at most this long, for all of them together.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let both = client.lock_all(["order", "report"]).timeout(Duration::from_millis(20)).await;
+    /// assert!(matches!(both, Err(Error::TimedOut { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
     /// Changes each of the requests: `.each(|request| request.ttl(Duration::from_secs(10)).shared())`.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let readers = client.lock_all(["from", "to"]).each(|request| request.shared()).await?;
+    /// assert!(readers.iter().all(|guard| guard.mode() == Mode::Shared));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn each(mut self, change: impl Fn(Acquire) -> Acquire + Send + Sync + 'static) -> Self {
         let before = self.change;
         self.change = Arc::new(move |request| change(before(request)));
@@ -150,6 +210,20 @@ impl fmt::Debug for AcquireAll {
 }
 
 /// Several locks that are held, each with a token of its own. Dropping it releases them all in the background.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guards = client.lock_all(["from", "to"]).await?;
+/// assert!(guards.is_valid() && guards.remaining() > Duration::ZERO);
+/// println!("tokens {:?} and {:?}", guards.token("from"), guards.token("to"));
+/// guards.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when the guards are dropped"]
 pub struct Guards(Vec<Guard>);
@@ -176,6 +250,19 @@ impl Guards {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// let token = guards.token("to").unwrap_or(Token(0));
+    /// client.evict("to", token, Evict::Release).await?;
+    /// assert_eq!(guards.lost().await.0.as_str(), "to");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn lost(&self) -> (LockName, LossReason) {
         self.first_lost().await
     }
@@ -202,6 +289,17 @@ impl Guards {
     }
 
     /// The guard of one of the locks.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// assert!(guards.get("to").is_some_and(Guard::is_valid));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Guard> {
         self.0.iter().find(|guard| guard.name().as_str() == name)
@@ -220,6 +318,18 @@ impl Guards {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["to", "from"]).await?;
+    /// let sequencers = guards.sequencers().await?;
+    /// assert_eq!(sequencers[0].name.as_str(), "from");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn sequencers(&self) -> Result<Vec<Sequencer>> {
         let mut sequencers = Vec::with_capacity(self.0.len());
         for guard in &self.0 {
@@ -236,6 +346,17 @@ impl Guards {
     ///
     /// # Cancel safety
     /// May be dropped: the releases go on in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guards = client.lock_all(["from", "to"]).await?;
+    /// assert_eq!(guards.release().await?, Release::Released);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn release(mut self) -> Result<Release> {
         let mut outcome = Ok(Release::Released);
         while let Some(guard) = self.0.pop() {

@@ -1,4 +1,4 @@
-//! What programs open and ask: a client on one store.
+//! What programs open and ask: a client on one store. (Long by its examples.)
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,12 +25,39 @@ pub const DEFAULT_BATCH: u32 = 16;
 ///
 /// Lives in the tokio runtime in which it was made. If that is shut down, nothing is renewed any more and every hold ends
 /// with its lease. When the last clone and the last guard are gone, its tasks end.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let client = Client::new(Arc::new(Memory::new()))?; // a program calls fencelock::connect(URL)
+/// let guard = client.lock("report").await?;
+/// guard.release().await?;
+/// client.close().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Client {
     pub(crate) state: Arc<State>,
 }
 
 /// How a client is made.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let client = Client::builder(Arc::new(Memory::new()))
+///     .purpose(Purpose::Correctness)
+///     .batch(1)
+///     .build()?;
+/// assert_eq!(client.warnings(), client.promises().limits);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct ClientBuilder {
@@ -44,12 +71,39 @@ pub struct ClientBuilder {
 
 impl ClientBuilder {
     /// What the locks are for. With [`Purpose::Correctness`] the client warns of what its store cannot promise.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let client = Client::builder(Arc::new(Memory::new())).purpose(Purpose::Correctness).build()?;
+    /// for warning in client.warnings() {
+    ///     eprintln!("{}; {}", warning.what, warning.change);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn purpose(mut self, purpose: Purpose) -> Self {
         self.purpose = purpose;
         self
     }
 
     /// Hears of grants, losses and renewals.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # #[derive(Debug)]
+    /// # struct Alarm;
+    /// # impl Observer for Alarm {}
+    /// let builder = Client::builder(Arc::new(Memory::new()));
+    /// let client = builder.observer(Arc::new(Alarm)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
         self
@@ -88,6 +142,16 @@ impl ClientBuilder {
 
     /// How many tasks of this process may have a lock one after the other before other processes have their turn; 1
     /// turns the hand-off inside the process off. 16 by default.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let client = Client::builder(Arc::new(Memory::new())).batch(1).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn batch(mut self, batch: u32) -> Self {
         self.batch = batch.max(1);
         self
@@ -95,6 +159,18 @@ impl ClientBuilder {
 
     /// The client only looks: it can look, list, watch, check and diagnose. Requests and [`Client::evict`] are refused with
     /// [`Error::Unsupported`], before anything is sent.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let client = Client::builder(Arc::new(Memory::new())).inspect_only(true).build()?;
+    /// assert!(client.list("").await?.is_empty());
+    /// assert!(matches!(client.lock("report").await, Err(Error::Unsupported { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn inspect_only(mut self, inspect_only: bool) -> Self {
         self.inspect_only = inspect_only;
         self
@@ -104,11 +180,21 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// [`Error::Internal`] outside a tokio runtime, or without random numbers.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let client = Client::builder(Arc::new(Memory::new())).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn build(self) -> Result<Client> {
         let engine = observed_engine(self.engine);
-        let runtime = Handle::try_current().map_err(|error| Error::Internal {
-            store: engine.to_string(),
-            why: format!("a client must be made within a tokio runtime: {error}"),
+        let runtime = Handle::try_current().map_err(|error| {
+            let why = format!("a client must be made within a tokio runtime: {error}");
+            Error::internal(&engine, why)
         })?;
         let settings = Settings {
             who: who_am_i(),
@@ -149,11 +235,32 @@ impl Client {
     ///
     /// # Errors
     /// As [`ClientBuilder::build`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let client = Client::new(Arc::new(Memory::new()))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(engine: Arc<dyn Engine>) -> Result<Self> {
         Self::builder(engine).build()
     }
 
     /// A client on an engine, with settings.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let builder = Client::builder(Arc::new(Memory::new()));
+    /// let client = builder.purpose(Purpose::Correctness).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn builder(engine: Arc<dyn Engine>) -> ClientBuilder {
         ClientBuilder {
             engine,
@@ -167,11 +274,36 @@ impl Client {
 
     /// A request for a lock that waits, for ever if need be, also while the store does not answer. See
     /// [`Acquire::timeout`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").ttl(Duration::from_secs(10)).await?;
+    /// // … what nobody else does meanwhile …
+    /// guard.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lock(&self, name: &str) -> Acquire {
         Acquire::new(&self.state, name, true)
     }
 
     /// A request for a lock that does not wait: [`Error::Held`] if somebody has it.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.try_lock("report").await?;
+    /// let second = client.try_lock("report").await;
+    /// assert!(matches!(second, Err(Error::Held { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_lock(&self, name: &str) -> Acquire {
         Acquire::new(&self.state, name, false)
     }
@@ -183,6 +315,19 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped: the body is dropped, and the lock is released in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let done = client.with("report", |held| async move {
+    ///     format!("written with token {}", held.token())
+    /// });
+    /// assert!(done.await?.starts_with("written"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn with<F, B, T>(&self, name: &str, body: F) -> Result<T>
     where
         F: FnOnce(Held) -> B,
@@ -192,6 +337,19 @@ impl Client {
     }
 
     /// A new owner: what it holds it may enter again, and a child process may join it.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let owner = client.owner();
+    /// let outer = client.lock("report").owner(&owner).await?;
+    /// let inner = client.lock("report").owner(&owner).await?; // does not wait for itself
+    /// assert_eq!(inner.token(), outer.token());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn owner(&self) -> Owner {
         Owner::fresh(&self.state.settings.who, self.state.ids.next())
@@ -202,6 +360,26 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the text is no owner's, or locks stand within locks some twenty deep.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let memory = Memory::new();
+    /// # let client = Client::new(Arc::new(memory.another()))?;
+    /// # let other = Client::new(Arc::new(memory))?;
+    /// let outer = client.owner();
+    /// let guard = client.lock("report").owner(&outer).await?;
+    /// let text = outer.as_str(); // the child process gets it as FENCELOCK_OWNER
+    ///
+    /// let owner = other.join(text)?;
+    /// let joined = other.lock("report").owner(&owner).await?;
+    /// assert!(joined.joined());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn join(&self, text: &str) -> Result<Owner> {
         Owner::within(text, self.state.ids.next())
     }
@@ -213,6 +391,19 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").label("by hand").await?;
+    /// let view = client.look("report").await?;
+    /// assert_eq!(view.token(), Some(guard.token()));
+    /// assert_eq!(view.holders[0].label.as_deref(), Some("by hand"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn look(&self, name: &str) -> Result<LockView> {
         self.state
             .engine
@@ -228,6 +419,19 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let seen = client.look("report").await?.token();
+    /// let guard = client.lock("report").await?;
+    /// let view = client.watch("report", seen).await?;
+    /// assert_eq!(view.token(), Some(guard.token()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn watch(&self, name: &str, seen: Option<Token>) -> Result<LockView> {
         let name = LockName::new(name)?;
         self.state.engine.inspect().watch(&name, seen).await
@@ -240,6 +444,18 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("order/4711").await?;
+    /// let held = client.list("order/").await?;
+    /// assert_eq!(held[0].name.as_str(), "order/4711");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockView>> {
         let (mut found, mut at) = (Vec::new(), None);
         loop {
@@ -265,6 +481,18 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// assert!(client.evict("report", guard.token(), Evict::Release).await?);
+    /// assert_eq!(guard.lost().await, LossReason::TakenAway);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn evict(&self, name: &str, token: Token, how: Evict) -> Result<bool> {
         let name = LockName::new(name)?;
         self.state.check_takes("the release of another's lock")?;
@@ -282,6 +510,20 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let sequencer = guard.sequencer().await?;
+    /// assert!(client.check(&sequencer).await?);
+    /// guard.release().await?;
+    /// assert!(!client.check(&sequencer).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn check(&self, sequencer: &Sequencer) -> Result<bool> {
         let view = self.state.engine.inspect().look(&sequencer.name).await?;
         // What is left of a session is not what is left of a lease, and rounded.
@@ -295,12 +537,34 @@ impl Client {
     }
 
     /// What the store promises, as it was found at open.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// assert_eq!(client.promises().order, Order::Fifo);
+    /// assert!(client.promises().shared);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn promises(&self) -> &Promises {
         self.state.promises()
     }
 
     /// How the store falls short of the purpose that the client was opened for.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// // It was opened for efficiency, of which every store is capable.
+    /// assert!(client.warnings().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn warnings(&self) -> &[Finding] {
         match self.state.settings.purpose {
@@ -316,6 +580,18 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// for finding in client.diagnose().await? {
+    ///     println!("{}: {}; {}", finding.purpose.as_str(), finding.what, finding.change);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn diagnose(&self) -> Result<Vec<Finding>> {
         let limits = self.promises().limits.iter().cloned();
         let found = self.state.engine.inspect().diagnose().await?;
@@ -323,6 +599,16 @@ impl Client {
     }
 
     /// The store, without its password.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// assert_eq!(client.store(), "memory:");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn store(&self) -> String {
         self.state.engine.to_string()
@@ -336,6 +622,19 @@ impl Client {
     ///
     /// # Cancel safety
     /// May be dropped and called again; the client is closed from the first call on.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// client.close().await?;
+    /// assert_eq!(guard.lost().await, LossReason::ClientClosed);
+    /// assert!(matches!(client.lock("report").await, Err(Error::Closed)));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn close(&self) -> Result<()> {
         let state = &self.state;
         state.closing.close();

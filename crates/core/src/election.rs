@@ -15,6 +15,20 @@ use crate::types::Result;
 use crate::types::Token;
 
 /// An election, made by [`Client::election`]: a lock whose holder leads. Cheap to clone.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let election = client.election("scheduler");
+/// let leadership = election.campaign("10.0.0.7:80").await?;
+/// let leader = election.leader().await?;
+/// assert_eq!(leader.map(|leader| leader.value).as_deref(), Some("10.0.0.7:80"));
+/// leadership.resign().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Election {
     client: Client,
@@ -37,6 +51,7 @@ pub struct Leadership(Guard);
 
 /// Who leads, as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
     /// What the leader said of itself when it campaigned: an address, a name.
     pub value: String,
@@ -60,6 +75,17 @@ pub struct Leaders {
 
 impl Client {
     /// An election for the lock `name`.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let election = client.election("scheduler");
+    /// assert!(election.leader().await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn election(&self, name: &str) -> Election {
         let (client, name) = (self.clone(), name.to_owned());
@@ -70,6 +96,20 @@ impl Client {
 impl Election {
     /// A request to lead, which waits until all who campaigned before have had their turn, where the store keeps a line.
     /// `value` is for those who look at the leader: at most 255 bytes, no control characters.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let leadership = client.election("scheduler").campaign("10.0.0.7:80").await?;
+    /// while leadership.is_valid() {
+    ///     // … one step of what only the leader does …
+    ///     # break;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn campaign(&self, value: &str) -> Campaign {
         Campaign(self.client.lock(&self.name).label(value).recorded())
     }
@@ -81,11 +121,37 @@ impl Election {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let election = client.election("scheduler");
+    /// let leadership = election.campaign("10.0.0.7:80").await?;
+    /// let leader = election.leader().await?;
+    /// assert_eq!(leader.map(|leader| leader.token), Some(leadership.token()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn leader(&self) -> Result<Option<Leader>> {
         Ok(leader_of(self.client.look(&self.name).await?))
     }
 
     /// Every leader from now on, the present one first; some that led for a moment only may be left out.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let mut leaders = client.election("scheduler").observe();
+    /// assert!(leaders.next().await?.is_none()); // nobody leads yet
+    /// let leadership = client.election("scheduler").campaign("10.0.0.7:80").await?;
+    /// assert!(leaders.next().await?.is_some_and(|leader| leader.value == "10.0.0.7:80"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn observe(&self) -> Leaders {
         Leaders {
@@ -112,6 +178,18 @@ fn leader_of(view: LockView) -> Option<Leader> {
 
 impl Campaign {
     /// Changes the request with the methods of [`Acquire`]: `.set(|request| request.ttl(Duration::from_secs(5)))`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let campaign = client.election("scheduler").campaign("10.0.0.7:80");
+    /// let leadership = campaign.set(|request| request.ttl(Duration::from_secs(5))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn set(self, change: impl FnOnce(Acquire) -> Acquire) -> Self {
         Self(change(self.0))
     }
@@ -134,6 +212,19 @@ impl Leadership {
     ///
     /// # Cancel safety
     /// May be dropped: it goes on in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let election = client.election("scheduler");
+    /// let leadership = election.campaign("10.0.0.7:80").await?;
+    /// leadership.resign().await?;
+    /// assert!(election.leader().await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn resign(self) -> Result<Release> {
         self.0.release().await
     }
@@ -156,6 +247,20 @@ impl Leaders {
     ///
     /// # Cancel safety
     /// May be dropped and called again; nothing is missed by that.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let mut leaders = client.election("scheduler").observe();
+    /// match leaders.next().await? {
+    ///     Some(leader) => println!("{} leads", leader.value),
+    ///     None => println!("nobody leads"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn next(&mut self) -> Result<Option<Leader>> {
         let Election { client, name } = &self.election;
         loop {
@@ -183,16 +288,7 @@ mod tests {
     fn of_two_who_are_shown_the_newer_one_leads() {
         let mut view = LockView::free(LockName::new("a").unwrap());
         view.holders = [7, 9, 8]
-            .map(|token| HolderView {
-                claim: None,
-                owner: "somebody".to_owned(),
-                token: Some(Token(token)),
-                mode: Mode::Exclusive,
-                ttl_left: None,
-                lock_delay: Duration::ZERO,
-                held: None,
-                label: None,
-            })
+            .map(|token| HolderView::new("somebody".into(), Mode::Exclusive).token(Token(token)))
             .into();
         assert_eq!(leader_of(view).unwrap().token, Token(9));
     }

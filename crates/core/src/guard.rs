@@ -27,6 +27,20 @@ const TICK: Duration = Duration::from_millis(1);
 ///
 /// Ask [`Guard::is_valid`] before each step that needs the lock, or run the work under
 /// [`Acquire::with`](crate::Acquire::with), and hand [`Guard::token`] or [`Guard::sequencer`] to the resource.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// println!("{} holds {} with token {}", guard.owner(), guard.name(), guard.token());
+/// println!("{:?} by claim {}", guard.mode(), guard.claim_id());
+/// assert!(guard.is_valid() && !guard.joined());
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard(Share);
 
@@ -46,6 +60,19 @@ impl Guard {
     }
 
     /// The fencing token: higher than that of every grant of this name before.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let first = client.lock("report").await?;
+    /// let token = first.token();
+    /// first.release().await?;
+    /// assert!(client.lock("report").await?.token() > token);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn token(&self) -> Token {
         self.0.token
@@ -77,18 +104,61 @@ impl Guard {
 
     /// Whether the lock is held for certain at this instant. False before anyone else can be granted it, and once this
     /// guard was released.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// for _line in ["a", "b"] {
+    ///     if !guard.is_valid() {
+    ///         break; // somebody else may write by now
+    ///     }
+    ///     // … writes the line …
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.0.is_valid()
     }
 
     /// How long the lock is held for certain if no renewal succeeds from now on.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// if guard.remaining() < Duration::from_secs(1) {
+    ///     guard.refresh(Duration::from_secs(30)).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.0.remaining()
     }
 
     /// The instant at which [`Guard::remaining`] is over.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let before = guard.valid_until();
+    /// guard.refresh(DEFAULT_TTL).await?;
+    /// assert!(guard.valid_until() > before);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn valid_until(&self) -> BootInstant {
         self.hold().valid_until()
@@ -98,6 +168,19 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped. A change between two calls is missed; read [`Guard::valid_until`] first.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").ttl(Duration::from_millis(60)).await?;
+    /// let before = guard.valid_until();
+    /// assert!(guard.prolonged().await > before);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn prolonged(&self) -> BootInstant {
         let before = self.hold().valid_until();
         let changed = |hold: &Hold| Some(hold.valid_until()).filter(|now| *now != before);
@@ -109,6 +192,20 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// tokio::select! {
+    ///     reason = guard.lost() => println!("stopped: {reason}"),
+    ///     () = async { /* … the work … */ } => println!("done"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn lost(&self) -> LossReason {
         let wake_ups = self.wake_ups();
         tokio::pin!(wake_ups);
@@ -184,6 +281,19 @@ impl Guard {
     }
 
     /// Whether somebody asked for the lock back.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// client.evict("report", guard.token(), Evict::Ask).await?;
+    /// guard.asked_to_release().await;
+    /// assert!(guard.is_asked_to_release() && guard.is_valid());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_asked_to_release(&self) -> bool {
         self.hold().is_asked()
@@ -193,6 +303,21 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// client.evict("report", guard.token(), Evict::Ask).await?;
+    /// tokio::select! {
+    ///     () = guard.asked_to_release() => drop(guard.release().await?),
+    ///     reason = guard.lost() => println!("lost: {reason}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn asked_to_release(&self) {
         self.hold()
             .until(|hold| hold.is_asked().then_some(()))
@@ -208,6 +333,20 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// let sequencer = guard.sequencer().await?;
+    /// // The resource gets it as text: fl1:x:TOKEN:CLAIM:report.
+    /// let text = sequencer.to_string();
+    /// assert!(text.starts_with(&format!("fl1:x:{}:", guard.token())));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn sequencer(&self) -> Result<Sequencer> {
         if self.hold().sequence() {
             self.renew_now(self.hold().claim.ttl).await?;
@@ -215,12 +354,12 @@ impl Guard {
         if !self.is_valid() {
             return Err(self.lost_error());
         }
-        Ok(Sequencer {
-            name: self.name().clone(),
-            mode: self.mode(),
-            token: self.token(),
-            claim: self.claim_id(),
-        })
+        Ok(Sequencer::new(
+            self.name().clone(),
+            self.mode(),
+            self.token(),
+            self.claim_id(),
+        ))
     }
 
     /// Renews now, for `ttl` from now on; later renewals keep the client's own ttl.
@@ -234,6 +373,19 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on in the background.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// guard.refresh(Duration::from_secs(60)).await?;
+    /// assert!(guard.remaining() > Duration::from_secs(30));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn refresh(&self, ttl: Duration) -> Result<()> {
         if self.hold().joined {
             let why = "this hold is another process's; only that renews it";
@@ -272,6 +424,19 @@ impl Guard {
     ///
     /// # Cancel safety
     /// If dropped, the lock is released in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let writer = client.lock("catalogue").await?;
+    /// let reader = writer.downgrade().await?;
+    /// let other = client.lock("catalogue").shared().await?;
+    /// assert!(reader.is_valid() && other.is_valid());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn downgrade(self) -> Result<Self> {
         let refuse = |why: &str| Err(Error::invalid("downgrade of", self.name().as_str(), why));
         match self.mode() {
@@ -298,6 +463,18 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped; nothing is changed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// assert!(guard.ttl().await?.is_some_and(|left| left <= DEFAULT_TTL));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn ttl(&self) -> Result<Option<Duration>> {
         let view = self.0.state.engine.inspect().look(self.name()).await?;
         let id = Some(self.claim_id());
@@ -314,6 +491,17 @@ impl Guard {
     ///
     /// # Cancel safety
     /// May be dropped: the release goes on in the background.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// # let guard = client.lock("report").await?;
+    /// assert_eq!(guard.release().await?, Release::Released);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn release(self) -> Result<Release> {
         self.let_go().await
     }
@@ -344,6 +532,20 @@ impl fmt::Debug for Guard {
 }
 
 /// The guard inside a body of [`Acquire::with`](crate::Acquire::with): everything but its release. Cheap to clone.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let token = client.with("report", |held| async move {
+///     assert!(held.is_valid());
+///     held.token()
+/// });
+/// token.await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Held(pub(crate) Arc<Guard>);
 

@@ -29,6 +29,17 @@ pub struct Lock {
 
 impl Client {
     /// A lock by its name, to be taken again and again.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let report = client.named("report");
+    /// report.lock().await?.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn named(&self, name: &str) -> Lock {
         let (client, name) = (self.clone(), name.to_owned());
@@ -44,11 +55,35 @@ impl Lock {
     }
 
     /// A request that waits; see [`Client::lock`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let report = client.named("report");
+    /// let guard = report.lock().ttl(Duration::from_secs(10)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lock(&self) -> Acquire {
         self.client.lock(&self.name)
     }
 
     /// A request that does not wait; see [`Client::try_lock`].
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let report = client.named("report");
+    /// let guard = report.try_lock().await?;
+    /// assert!(report.try_lock().await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_lock(&self) -> Acquire {
         self.client.try_lock(&self.name)
     }
@@ -60,6 +95,18 @@ impl Lock {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let report = client.named("report");
+    /// assert!(report.look().await?.holders.is_empty());
+    /// assert_eq!(report.name(), "report");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn look(&self) -> Result<LockView> {
         self.client.look(&self.name).await
     }

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, mpsc};
 
 use crate::engine::{
-    Claim, Cursor, Durability, Engine, Event, EventSource, EventStream, Evict, Grant, HeldClaim,
-    HolderView, Inspect, LeaseKind, Leave, LockView, Order, Page, Place, Promises, Renewal,
-    Standing, WaiterView, Wake, Withdrawn,
+    Claim, Cursor, Engine, Event, EventSource, EventStream, Evict, Grant, HeldClaim, HolderView,
+    Inspect, Leave, LockView, Order, Page, Place, Promises, Renewal, Standing, WaiterView, Wake,
+    Withdrawn,
 };
 use crate::support::admission::admits;
 use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, Tokens};
@@ -21,6 +21,20 @@ use crate::types::{BootInstant, ClaimId, Clock, LockName, Mode, Result, Token, T
 const CLAIM_WINDOW: Duration = Duration::from_secs(2);
 
 /// An engine on a store in memory. [`Memory::another`] opens the same store again, as another process would.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let memory = Memory::new();
+/// let one = Client::new(Arc::new(memory.another()))?;
+/// let other = Client::new(Arc::new(memory))?;
+/// let guard = one.lock("report").await?;
+/// assert!(other.try_lock("report").await.is_err());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Memory {
     state: Arc<Mutex<State>>,
     clock: Clock,
@@ -172,7 +186,7 @@ impl Lock {
         self.holders.push(Holder {
             until: now + lease,
             claim,
-            tokens: Tokens { first, count },
+            tokens: Tokens::new(first, count),
             token: first,
             since: now,
             asked: false,
@@ -194,33 +208,22 @@ impl Holder {
     /// At least this lease from now on, and the grant as its client may believe it.
     fn grant(&mut self, ttl: Duration, now: BootInstant) -> Grant {
         self.until = self.until.max(self.end_of(ttl, now));
-        Grant {
-            tokens: self.tokens,
-            counted_from: now,
-            lease: ttl,
-            recorded: true,
-        }
+        Grant::new(self.tokens, now, ttl)
     }
 }
 
 fn promises() -> Promises {
-    Promises {
-        engine: "memory",
-        order: Order::Fifo,
-        shared: true,
-        permits: true,
-        lock_delay: true,
-        ranges: true,
-        portable: true,
-        lease: LeaseKind::Lease,
-        wake: Wake::Push,
-        durability: Durability::Volatile,
-        clock: "none: client and store share one clock",
-        min_ttl: Duration::from_millis(10),
-        max_ttl: Duration::from_secs(365 * 86_400),
-        claim_window: CLAIM_WINDOW,
-        limits: Vec::new(),
-    }
+    Promises::new("memory", "none: client and store share one clock")
+        .order(Order::Fifo)
+        .shared(true)
+        .permits(true)
+        .lock_delay(true)
+        .ranges(true)
+        .portable(true)
+        .wake(Wake::Push)
+        .min_ttl(Duration::from_millis(10))
+        .max_ttl(Duration::from_secs(365 * 86_400))
+        .claim_window(CLAIM_WINDOW)
 }
 
 #[async_trait]
@@ -270,10 +273,10 @@ impl Engine for Memory {
             lock.queue[ahead].until = until;
             let over = lock.holders.iter().map(|holder| holder.until).min();
             let window = now + CLAIM_WINDOW / 2;
-            Standing::Waiting(Place {
-                ahead: Some(ahead as u64),
-                recheck: over.map_or(window, |over| window.min(over)) + Duration::from_millis(1),
-            })
+            Standing::Waiting(
+                Place::new(over.map_or(window, |over| window.min(over)) + Duration::from_millis(1))
+                    .ahead(ahead as u64),
+            )
         });
         Ok(standing)
     }
@@ -299,11 +302,7 @@ impl Engine for Memory {
                 };
                 holder.token = held.token;
                 holder.until = holder.end_of(held.claim.ttl, now);
-                Renewal::Kept {
-                    counted_from: now,
-                    lease: held.claim.ttl,
-                    asked: holder.asked,
-                }
+                Renewal::kept(now, held.claim.ttl, holder.asked)
             })
         };
         held.iter().map(renew).collect()
@@ -384,7 +383,7 @@ impl Inspect for Memory {
                 items.push(lock.view(name, now));
             }
         }
-        Ok(Page { items, next: None })
+        Ok(Page::new(items, None))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
@@ -412,26 +411,20 @@ impl Inspect for Memory {
 
 impl Lock {
     fn view(&self, name: &LockName, now: BootInstant) -> LockView {
-        let holders = self.holders.iter().map(|holder| HolderView {
-            claim: Some(holder.claim.id),
-            owner: holder.claim.owner.to_string(),
-            token: Some(holder.token),
-            mode: holder.claim.mode,
-            ttl_left: Some(holder.until.since(now)),
-            lock_delay: holder.claim.lock_delay,
-            held: Some(now.since(holder.since)),
-            label: holder.claim.label.as_deref().map(str::to_owned),
+        let holders = self.holders.iter().map(|holder| {
+            HolderView::new(holder.claim.owner.to_string(), holder.claim.mode)
+                .claim(holder.claim.id)
+                .token(holder.token)
+                .ttl_left(holder.until.since(now))
+                .lock_delay(holder.claim.lock_delay)
+                .held(now.since(holder.since))
+                .label(holder.claim.label.as_deref().map(str::to_owned))
         });
-        let waiters = self.queue.iter().map(|waiter| WaiterView {
-            owner: waiter.claim.owner.to_string(),
-            mode: waiter.claim.mode,
-            label: waiter.claim.label.as_deref().map(str::to_owned),
+        let waiters = self.queue.iter().map(|waiter| {
+            WaiterView::new(waiter.claim.owner.to_string(), waiter.claim.mode)
+                .label(waiter.claim.label.as_deref().map(str::to_owned))
         });
-        LockView {
-            name: name.clone(),
-            holders: holders.collect(),
-            waiters: waiters.collect(),
-        }
+        LockView::new(name.clone(), holders.collect(), waiters.collect())
     }
 }
 

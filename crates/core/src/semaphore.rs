@@ -12,6 +12,19 @@ use crate::types::{Error, Result};
 /// A permit is a [`Guard`](crate::Guard) like any other: it has a token that is higher than that of every permit before,
 /// a lease, and a place in the queue before. Everybody who uses a name must give the same number of permits: permits with
 /// different numbers are never held at the same time, nor is a permit beside an exclusive or shared lock of that name.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let downloads = client.semaphore("downloads", 2)?;
+/// let (one, two) = (downloads.acquire().await?, downloads.acquire().await?);
+/// assert!(downloads.try_acquire().await.is_err());
+/// assert_eq!((downloads.permits(), downloads.available().await?), (2, 0));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     client: Client,
@@ -25,6 +38,17 @@ impl Client {
     /// # Errors
     /// [`Error::Invalid`] for none, [`Error::Unsupported`] if the store has no permits
     /// ([`Promises::permits`](crate::Promises::permits)).
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let downloads = client.semaphore("downloads", 3)?;
+    /// let permit = downloads.acquire().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore> {
         let none = || Error::invalid("permits", permits.to_string(), "there must be one at least");
         let of = NonZeroU32::new(permits).ok_or_else(none)?;
@@ -47,11 +71,36 @@ impl Semaphore {
     }
 
     /// A request for a permit that waits; see [`Client::lock`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let downloads = client.semaphore("downloads", 3)?;
+    /// let permit = downloads.acquire().timeout(Duration::from_secs(5)).await?;
+    /// permit.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn acquire(&self) -> Acquire {
         self.permit(self.client.lock(&self.name))
     }
 
     /// A request for a permit that does not wait; see [`Client::try_lock`].
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let downloads = client.semaphore("downloads", 1)?;
+    /// let permit = downloads.try_acquire().await?;
+    /// assert!(matches!(downloads.try_acquire().await, Err(Error::Held { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_acquire(&self) -> Acquire {
         self.permit(self.client.try_lock(&self.name))
     }
@@ -63,6 +112,18 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// May be dropped.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let downloads = client.semaphore("downloads", 3)?;
+    /// let permit = downloads.acquire().await?;
+    /// assert_eq!(downloads.available().await?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn available(&self) -> Result<u32> {
         let view = self.client.look(&self.name).await?;
         let permit = |mode| matches!(mode, Mode::Permit { .. });

@@ -32,11 +32,7 @@ impl Replica<String> for Directory {
         let entry = format!("{} {text}", holder.token);
         let write = || fs::write(self.0.join("ledger"), entry);
         let written = self.marks()?.write(holder, write)?;
-        written.map_err(|cause| FenceError::Write {
-            resource: self.0.display().to_string(),
-            action: "write",
-            cause: cause.into(),
-        })
+        written.map_err(|cause| FenceError::write(self.0.display().to_string(), "write", cause))
     }
 }
 

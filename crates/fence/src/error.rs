@@ -7,6 +7,20 @@ pub type Result<T, E = FenceError> = std::result::Result<T, E>;
 
 /// Why a fence refused a write. Nothing was written, except perhaps after [`FenceError::Write`] and
 /// [`FenceError::TooFew`].
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let fence = Highest::in_memory();
+/// match fence.write(&holder, || println!("written")) {
+///     Ok(()) => {}
+///     Err(FenceError::Stale(stale)) => println!("stop: {stale}"),
+///     Err(error) => println!("repair, and try again: {error}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
@@ -16,6 +30,7 @@ pub enum FenceError {
 
     /// The resource did not answer, or answered with an error. The request may have taken effect.
     #[error("fence at {resource}: could not {action}: {cause}; repair that, and try again")]
+    #[non_exhaustive]
     Write {
         /// The resource.
         resource: String,
@@ -28,6 +43,7 @@ pub enum FenceError {
 
     /// The stored marks cannot be understood. No holder passes until they are repaired.
     #[error("fence at {resource}: {why}")]
+    #[non_exhaustive]
     Damaged {
         /// The resource.
         resource: String,
@@ -39,6 +55,7 @@ pub enum FenceError {
     #[error(
         "fence at {resource}: another process has it open; end that process, or give each process its own file"
     )]
+    #[non_exhaustive]
     InUse {
         /// The file.
         resource: String,
@@ -46,6 +63,7 @@ pub enum FenceError {
 
     /// There is no row to write to, or there was none when the write ran.
     #[error("fence at {resource}: there is no such row to write to; insert it, and try again")]
+    #[non_exhaustive]
     NoRow {
         /// The table.
         resource: String,
@@ -55,6 +73,7 @@ pub enum FenceError {
     #[error(
         "fence at {resource}: the id {id:?} belongs to another operation; choose a new id for each operation"
     )]
+    #[non_exhaustive]
     AnotherOperation {
         /// The table of operations.
         resource: String,
@@ -67,6 +86,7 @@ pub enum FenceError {
         "{done} of {of} replicas could {action}, and {needed} must; repair the others, and try again; the first failure: \
          {first}"
     )]
+    #[non_exhaustive]
     TooFew {
         /// What they were to do: "be marked" or "be written".
         action: &'static str,
@@ -83,6 +103,19 @@ pub enum FenceError {
 
 impl FenceError {
     /// The refusal, if the error is one.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let fence = Highest::in_memory();
+    /// # fence.mark(&holder)?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// let error = fence.mark(&late).unwrap_err();
+    /// assert_eq!(error.stale().map(|stale| stale.won.get()), Some(34));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn stale(&self) -> Option<&Stale> {
         match self {
@@ -91,15 +124,17 @@ impl FenceError {
         }
     }
 
-    #[cfg(any(
-        feature = "etcd",
-        feature = "redis",
-        feature = "zookeeper",
-        feature = "mysql",
-        feature = "postgres",
-        feature = "sqlite"
-    ))]
-    pub(crate) fn write(
+    /// A resource that did not answer, or answered with an error.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let error = FenceError::write("the archive", "append", "the disk is full");
+    /// assert!(error.to_string().contains("could not append: the disk is full"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn write(
         resource: impl Into<String>,
         action: &'static str,
         cause: impl Into<Cause>,
@@ -119,16 +154,37 @@ impl FenceError {
 }
 
 /// A refusal: the holder was superseded.
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let marks = Marks::default().judge(&holder)?;
+/// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+/// let stale = marks.judge(&late).unwrap_err();
+/// assert_eq!((stale.late.token.get(), stale.won.get()), (33, 34));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "token {} of lock {} is stale: token {won} has been here ({})", 
     late.token, late.name, reason(late.mode)
 )]
+#[non_exhaustive]
 pub struct Stale {
     /// The sequencer of the refused holder.
     pub late: Sequencer,
     /// The token that won.
     pub won: Token,
+}
+
+impl Stale {
+    /// The refusal of a holder, because of the token that won.
+    #[must_use]
+    pub const fn new(late: Sequencer, won: Token) -> Self {
+        Self { late, won }
+    }
 }
 
 fn reason(mode: Mode) -> &'static str {

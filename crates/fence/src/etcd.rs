@@ -7,6 +7,19 @@ use crate::error::{FenceError, Result};
 use crate::marks::Marks;
 
 /// A fence at one key. The marks are its value.
+///
+/// ```no_run
+/// # use fencelock_fence::etcd::EtcdFence;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let client = etcd_client::Client::connect(["localhost:2379"], None).await?;
+/// let fence = EtcdFence::new("ledger/fence");
+/// let put = etcd_client::TxnOp::put("ledger/entry", "by 34", None);
+/// fence.write(&mut client.kv_client(), &holder, vec![put]).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct EtcdFence {
     key: String,
@@ -14,6 +27,11 @@ pub struct EtcdFence {
 
 impl EtcdFence {
     /// A fence whose marks are at `key`.
+    ///
+    /// ```
+    /// # use fencelock_fence::etcd::EtcdFence;
+    /// let fence = EtcdFence::new("ledger/fence");
+    /// ```
     #[must_use]
     pub fn new(key: &str) -> Self {
         let key = key.to_owned();
@@ -32,6 +50,19 @@ impl EtcdFence {
     ///
     /// # Cancel safety
     /// If dropped, the writes may take effect.
+    ///
+    /// ```no_run
+    /// # use fencelock_fence::etcd::EtcdFence;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let client = etcd_client::Client::connect(["localhost:2379"], None).await?;
+    /// let fence = EtcdFence::new("ledger/fence");
+    /// // Only the marks:
+    /// fence.write(&mut client.kv_client(), &holder, Vec::new()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn write(
         &self,
         client: &mut KvClient,

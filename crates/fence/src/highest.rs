@@ -54,6 +54,19 @@ struct Memory {
 }
 
 /// A holder that has passed, and may write until this is dropped. No holder that excludes it passes meanwhile.
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let fence = Highest::in_memory();
+/// let pass = fence.enter(&holder).await?;
+/// // … writes; a later holder waits …
+/// drop(pass);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "write first, then drop it"]
 pub struct Pass {
@@ -69,6 +82,16 @@ pub(crate) enum Gate {
 
 impl Highest {
     /// A fence that ends with the process, for a resource that does so, too.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let fence = Highest::in_memory();
+    /// fence.write(&holder, || println!("written"))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn in_memory() -> Self {
         Self::with(Memory::default())
@@ -91,6 +114,21 @@ impl Highest {
     /// # Errors
     /// [`FenceError::Write`] if the file cannot be opened or written, [`FenceError::Damaged`] if it is not a file of marks,
     /// or if a line that was synced is damaged. An incomplete last line, from a crash during a write, is cut off.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let path = std::env::temp_dir().join(format!("fencelock-example-{}", std::process::id()));
+    /// let fence = Highest::open(&path)?;
+    /// fence.mark(&holder)?;
+    /// drop(fence);
+    /// // After a restart:
+    /// assert_eq!(Highest::open(&path)?.marks(&holder.name).top, 34);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         MarksFile::open(path.as_ref(), true).map(Self::opened)
     }
@@ -99,6 +137,17 @@ impl Highest {
     ///
     /// # Errors
     /// As [`Highest::open`], and [`FenceError::InUse`] if another process has the file open.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("fencelock-example-try-{}", std::process::id()));
+    /// let fence = Highest::open(&path)?;
+    /// assert!(matches!(Highest::try_open(&path), Err(FenceError::InUse { .. })));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_open(path: impl AsRef<Path>) -> Result<Self> {
         MarksFile::open(path.as_ref(), false).map(Self::opened)
     }
@@ -121,6 +170,19 @@ impl Highest {
     ///
     /// # Errors
     /// [`FenceError::Stale`] if the holder was superseded, and errors of the file. Then `write` has not run.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let (fence, mut ledger) = (Highest::in_memory(), Vec::new());
+    /// fence.write(&holder, || ledger.push("by 34"))?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// assert!(fence.write(&late, || ledger.push("by 33")).is_err());
+    /// assert_eq!(ledger, ["by 34"]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn write<T>(&self, sequencer: &Sequencer, write: impl FnOnce() -> T) -> Result<T> {
         let _gate = block_on(self.gate(sequencer));
         self.mark(sequencer)?;
@@ -136,6 +198,19 @@ impl Highest {
     ///
     /// # Cancel safety
     /// May be dropped. The mark may be raised by then.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let fence = Highest::in_memory();
+    /// let pass = fence.enter(&holder).await?;
+    /// tokio::task::yield_now().await; // … writes …
+    /// drop(pass);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn enter(&self, sequencer: &Sequencer) -> Result<Pass> {
         let gate = self.gate(sequencer).await;
         self.pass(gate, sequencer).await
@@ -203,6 +278,18 @@ impl Highest {
     ///
     /// # Errors
     /// As [`Highest::write`].
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let fence = Highest::in_memory();
+    /// fence.mark(&holder)?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// assert!(fence.mark(&late).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn mark(&self, sequencer: &Sequencer) -> Result<()> {
         let mut memory = self.memory();
         let Memory { marks, file } = &mut *memory;
@@ -220,6 +307,17 @@ impl Highest {
     }
 
     /// The marks of a lock. All are 0 if it was never seen.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let fence = Highest::in_memory();
+    /// fence.mark(&holder)?;
+    /// assert_eq!(fence.marks(&holder.name).exclusive, 34);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn marks(&self, name: &LockName) -> Marks {
         self.memory().marks.get(name).copied().unwrap_or_default()

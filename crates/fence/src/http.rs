@@ -84,6 +84,12 @@ struct Fence {
 
 impl FenceLayer {
     /// A fence for a service that one lock protects. It keeps its marks in memory; see [`FenceLayer::remember`].
+    ///
+    /// ```
+    /// # use fencelock_fence::http::{Answers, FenceLayer};
+    /// # use fencelock_fence::Highest;
+    /// let layer = FenceLayer::for_lock("ledger");
+    /// ```
     #[must_use]
     pub fn for_lock(name: &str) -> Self {
         let name = name.to_owned();
@@ -92,6 +98,15 @@ impl FenceLayer {
 
     /// A fence for a service that several locks protect. `lock_of` returns the lock for a request, and `None` for a request
     /// that needs no lock.
+    ///
+    /// ```
+    /// # use fencelock_fence::http::{Answers, FenceLayer};
+    /// # use fencelock_fence::Highest;
+    /// // PUT /orders/4711 needs the lock orders/4711.
+    /// let layer = FenceLayer::for_lock_of(|request| {
+    ///     Some(request.uri.path().trim_start_matches('/').to_owned())
+    /// });
+    /// ```
     pub fn for_lock_of(lock_of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         let fence = Arc::new(Fence {
             lock_of: Arc::new(lock_of),
@@ -112,6 +127,17 @@ impl FenceLayer {
     }
 
     /// Keeps the marks here, for example in a file.
+    ///
+    /// ```
+    /// # use fencelock_fence::http::{Answers, FenceLayer};
+    /// # use fencelock_fence::Highest;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("fencelock-example-http-{}", std::process::id()));
+    /// let layer = FenceLayer::for_lock("ledger").remember(Highest::open(&path)?);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn remember(self, highest: Highest) -> Self {
         self.with(|fence| fence.highest = highest)
@@ -120,12 +146,28 @@ impl FenceLayer {
     /// Also asks the store of the lock whether exactly this grant is held now (Chubby's CheckSequencer). This costs a round
     /// trip for each request. It refuses a holder that lost its lock before the next one was granted, and a sequencer that
     /// was never granted.
+    ///
+    /// ```
+    /// # use fencelock_fence::http::FenceLayer;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = fencelock::connect("memory:").await?;
+    /// let layer = FenceLayer::for_lock("ledger").ask(client);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn ask(self, client: Client) -> Self {
         self.with(|fence| fence.client = Some(client))
     }
 
     /// Requires a sequencer for reads, too.
+    ///
+    /// ```
+    /// # use fencelock_fence::http::{Answers, FenceLayer};
+    /// # use fencelock_fence::Highest;
+    /// let layer = FenceLayer::for_lock("ledger").always();
+    /// ```
     #[must_use]
     pub fn always(self) -> Self {
         self.with(|fence| fence.always = true)
@@ -134,6 +176,13 @@ impl FenceLayer {
     /// How long a request waits while an earlier one, which it must not overtake, is being handled. The default is 10 seconds.
     /// After that it is answered with 503 and `Retry-After`. The earlier request is never ended: a handler that may hang
     /// (waiting for a body or a database) needs a timeout of its own, because only the handler knows what it wrote.
+    ///
+    /// ```
+    /// # use fencelock_fence::http::{Answers, FenceLayer};
+    /// # use fencelock_fence::Highest;
+    /// # use std::time::Duration;
+    /// let layer = FenceLayer::for_lock("ledger").wait_at_most(Duration::from_secs(2));
+    /// ```
     #[must_use]
     pub fn wait_at_most(self, limit: Duration) -> Self {
         self.with(|fence| fence.wait = limit)
@@ -147,6 +196,12 @@ impl FenceLayer {
     /// 409. A key with another method or target is refused with 422; the bodies are not compared. Every answer is kept, even
     /// that a handler panicked. Only 429 and 503 are not kept, because they say that the service has done nothing. An answer
     /// with a key is read completely before it is sent, and may have up to 1 MiB.
+    ///
+    /// ```
+    /// # use fencelock_fence::http::{Answers, FenceLayer};
+    /// # use fencelock_fence::Highest;
+    /// let layer = FenceLayer::for_lock("ledger").answer_once(Answers::in_memory(16 << 20));
+    /// ```
     #[must_use]
     pub fn answer_once(self, answers: Answers) -> Self {
         self.with(|fence| fence.answers = Some(answers))
@@ -175,6 +230,15 @@ impl<S> Layer<S> for FenceLayer {
 }
 
 /// A service behind a fence; see [`FenceLayer`].
+///
+/// ```
+/// # use fencelock_fence::http::{Answers, FenceLayer};
+/// # use fencelock_fence::Highest;
+/// use tower_layer::Layer;
+///
+/// # struct Service;
+/// let fenced = FenceLayer::for_lock("ledger").layer(Service);
+/// ```
 #[derive(Clone)]
 pub struct Fenced<S> {
     inner: S,

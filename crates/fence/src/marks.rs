@@ -10,7 +10,20 @@ use crate::error::Stale;
 /// What a fence remembers of one lock: two marks, and the claim of the top.
 ///
 /// As text: `fm1:<exclusive>:<top>:<claim, 32 hex digits, or ->`.
+///
+/// ```
+/// # use fencelock_fence::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let marks = Marks::default().judge(&holder)?;
+/// assert_eq!((marks.exclusive, marks.top), (34, 34));
+/// let text = marks.to_string(); // to be stored beside the data
+/// assert_eq!(text.parse(), Ok(marks));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Marks {
     /// The highest token of any exclusive holder; 0 if there was none.
     pub exclusive: u64,
@@ -25,6 +38,18 @@ impl Marks {
     ///
     /// # Errors
     /// [`Stale`] if the holder was superseded. Then the marks do not change.
+    ///
+    /// ```
+    /// # use fencelock_fence::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let marks = Marks::default().judge(&holder)?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// let refusal = marks.judge(&late).unwrap_err();
+    /// assert_eq!(refusal.won.get(), 34);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn judge(&self, sequencer: &Sequencer) -> Result<Self, Box<Stale>> {
         let (token, claim) = (sequencer.token.get(), Some(sequencer.claim));
         let above = Self {
@@ -48,10 +73,7 @@ impl Marks {
                 self.exclusive
             }
         };
-        Err(Box::new(Stale {
-            late: sequencer.clone(),
-            won: Token(won),
-        }))
+        Err(Box::new(Stale::new(sequencer.clone(), Token(won))))
     }
 }
 

@@ -16,6 +16,25 @@ use crate::error::{FenceError, Result};
 /// A [`Quorum`] makes one call at a time to a replica, so that two writes of one holder come in order. The next call waits for
 /// the end of the one before, so give each call a time limit. A request that was given up must not arrive after the next
 /// one: close its connection.
+///
+/// ```
+/// # use std::sync::Mutex;
+/// # use fencelock_core::Sequencer;
+/// # use fencelock_fence::*;
+/// /// The marks, and the text that they protect.
+/// struct Disk(Highest, Mutex<String>);
+///
+/// #[async_trait::async_trait]
+/// impl Replica<String> for Disk {
+///     async fn mark(&self, holder: &Sequencer) -> Result<()> {
+///         self.0.mark(holder)
+///     }
+///
+///     async fn write(&self, holder: &Sequencer, text: &String) -> Result<()> {
+///         self.0.write(holder, || text.clone_into(&mut self.1.lock().unwrap()))
+///     }
+/// }
+/// ```
 #[async_trait]
 pub trait Replica<W>: Send + Sync + 'static {
     /// Raises the marks if the holder passes. Writes nothing else.
@@ -43,6 +62,33 @@ pub trait Replica<W>: Send + Sync + 'static {
 ///
 /// Await the writes of one holder one after the other: the token orders them against other holders, not against each
 /// other.
+///
+/// ```
+/// # use std::sync::Mutex;
+/// # use fencelock_core::Sequencer;
+/// # use fencelock_fence::*;
+/// # struct Disk(Highest, Mutex<String>);
+/// # #[async_trait::async_trait]
+/// # impl Replica<String> for Disk {
+/// #     async fn mark(&self, holder: &Sequencer) -> Result<()> {
+/// #         self.0.mark(holder)
+/// #     }
+/// #     async fn write(&self, holder: &Sequencer, text: &String) -> Result<()> {
+/// #         self.0.write(holder, || text.clone_into(&mut self.1.lock().unwrap()))
+/// #     }
+/// # }
+/// # fn disk() -> Disk { Disk(Highest::in_memory(), Mutex::default()) }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// // `Disk` is a `Replica`.
+/// let disks = Quorum::new([disk(), disk(), disk()]);
+/// disks.mark::<String>(&holder).await?;
+/// // … reads from two of them …
+/// disks.write(&holder, "what was read, changed".to_owned()).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Quorum<R> {
     replicas: Vec<Arc<R>>,
@@ -66,6 +112,31 @@ type Call = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 impl<R> Quorum<R> {
     /// A resource on these replicas, which must be different ones.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// # use fencelock_core::Sequencer;
+    /// # use fencelock_fence::*;
+    /// # struct Disk(Highest, Mutex<String>);
+    /// # #[async_trait::async_trait]
+    /// # impl Replica<String> for Disk {
+    /// #     async fn mark(&self, holder: &Sequencer) -> Result<()> {
+    /// #         self.0.mark(holder)
+    /// #     }
+    /// #     async fn write(&self, holder: &Sequencer, text: &String) -> Result<()> {
+    /// #         self.0.write(holder, || text.clone_into(&mut self.1.lock().unwrap()))
+    /// #     }
+    /// # }
+    /// # fn disk() -> Disk { Disk(Highest::in_memory(), Mutex::default()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let disks = Quorum::new([disk(), disk(), disk()]);
+    /// assert_eq!(disks.replicas().len(), 3);
+    /// # disks.mark::<String>(&holder).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(replicas: impl IntoIterator<Item = R>) -> Self {
         let replicas: Vec<_> = replicas.into_iter().map(Arc::new).collect();
         let turns = replicas.iter().map(|_| Turn::default()).collect();
@@ -73,6 +144,28 @@ impl<R> Quorum<R> {
     }
 
     /// How many replicas are a majority.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// # use fencelock_core::Sequencer;
+    /// # use fencelock_fence::*;
+    /// # struct Disk(Highest, Mutex<String>);
+    /// # #[async_trait::async_trait]
+    /// # impl Replica<String> for Disk {
+    /// #     async fn mark(&self, holder: &Sequencer) -> Result<()> {
+    /// #         self.0.mark(holder)
+    /// #     }
+    /// #     async fn write(&self, holder: &Sequencer, text: &String) -> Result<()> {
+    /// #         self.0.write(holder, || text.clone_into(&mut self.1.lock().unwrap()))
+    /// #     }
+    /// # }
+    /// # fn disk() -> Disk { Disk(Highest::in_memory(), Mutex::default()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// assert_eq!(Quorum::new([disk(), disk(), disk()]).majority(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn majority(&self) -> usize {
         self.replicas.len() / 2 + 1
@@ -92,6 +185,30 @@ impl<R> Quorum<R> {
     ///
     /// # Cancel safety
     /// May be dropped. Some replicas may be marked by then, and requests in flight still take effect.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// # use fencelock_core::Sequencer;
+    /// # use fencelock_fence::*;
+    /// # struct Disk(Highest, Mutex<String>);
+    /// # #[async_trait::async_trait]
+    /// # impl Replica<String> for Disk {
+    /// #     async fn mark(&self, holder: &Sequencer) -> Result<()> {
+    /// #         self.0.mark(holder)
+    /// #     }
+    /// #     async fn write(&self, holder: &Sequencer, text: &String) -> Result<()> {
+    /// #         self.0.write(holder, || text.clone_into(&mut self.1.lock().unwrap()))
+    /// #     }
+    /// # }
+    /// # fn disk() -> Disk { Disk(Highest::in_memory(), Mutex::default()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let disks = Quorum::new([disk(), disk(), disk()]);
+    /// disks.mark::<String>(&holder).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn mark<W>(&self, sequencer: &Sequencer) -> Result<()>
     where
         R: Replica<W>,
@@ -111,6 +228,32 @@ impl<R> Quorum<R> {
     ///
     /// # Cancel safety
     /// May be dropped. Some replicas may be written by then, and requests in flight still take effect.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// # use fencelock_core::Sequencer;
+    /// # use fencelock_fence::*;
+    /// # struct Disk(Highest, Mutex<String>);
+    /// # #[async_trait::async_trait]
+    /// # impl Replica<String> for Disk {
+    /// #     async fn mark(&self, holder: &Sequencer) -> Result<()> {
+    /// #         self.0.mark(holder)
+    /// #     }
+    /// #     async fn write(&self, holder: &Sequencer, text: &String) -> Result<()> {
+    /// #         self.0.write(holder, || text.clone_into(&mut self.1.lock().unwrap()))
+    /// #     }
+    /// # }
+    /// # fn disk() -> Disk { Disk(Highest::in_memory(), Mutex::default()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let disks = Quorum::new([disk(), disk(), disk()]);
+    /// disks.write(&holder, "an entry".to_owned()).await?;
+    /// let late = "fl1:x:33:ffeeddccbbaa99887766554433221100:ledger".parse()?;
+    /// assert!(disks.write(&late, "too late".to_owned()).await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn write<W>(&self, sequencer: &Sequencer, write: W) -> Result<()>
     where
         R: Replica<W>,

@@ -10,6 +10,21 @@ use redis::{Arg, Cmd, Script, Value};
 use crate::error::{FenceError, Result, Stale};
 
 /// A fence at one key.
+///
+/// ```no_run
+/// # use fencelock_fence::redis::RedisFence;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let server = redis::Client::open("redis://localhost")?;
+/// let mut connection = server.get_multiplexed_async_connection().await?;
+/// let fence = RedisFence::new("{ledger}:fence");
+/// let mut set = redis::cmd("SET");
+/// set.arg("{ledger}:entry").arg("by 34");
+/// fence.write(&mut connection, &holder, &["{ledger}:entry"], &[set]).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct RedisFence {
     key: String,
@@ -18,6 +33,11 @@ pub struct RedisFence {
 
 impl RedisFence {
     /// A fence whose marks are at `key`. In a Cluster it must be in the same slot as the data: `{ledger}:fence`.
+    ///
+    /// ```
+    /// # use fencelock_fence::redis::RedisFence;
+    /// let fence = RedisFence::new("{ledger}:fence");
+    /// ```
     #[must_use]
     pub fn new(key: &str) -> Self {
         let (key, script) = (key.to_owned(), Script::new(include_str!("redis/write.lua")));
@@ -31,6 +51,19 @@ impl RedisFence {
     ///
     /// # Cancel safety
     /// If dropped, the marks may still be raised.
+    ///
+    /// ```no_run
+    /// # use fencelock_fence::redis::RedisFence;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let server = redis::Client::open("redis://localhost")?;
+    /// # let mut connection = server.get_multiplexed_async_connection().await?;
+    /// let fence = RedisFence::new("{ledger}:fence");
+    /// fence.mark(&mut connection, &holder).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn mark(
         &self,
         connection: &mut impl ConnectionLike,
@@ -48,6 +81,21 @@ impl RedisFence {
     ///
     /// # Cancel safety
     /// If dropped, the commands may have run.
+    ///
+    /// ```no_run
+    /// # use fencelock_fence::redis::RedisFence;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let server = redis::Client::open("redis://localhost")?;
+    /// # let mut connection = server.get_multiplexed_async_connection().await?;
+    /// let fence = RedisFence::new("{ledger}:fence");
+    /// let mut count = redis::cmd("INCR");
+    /// count.arg("{ledger}:writes");
+    /// let replies = fence.write(&mut connection, &holder, &["{ledger}:writes"], &[count]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn write(
         &self,
         connection: &mut impl ConnectionLike,

@@ -9,6 +9,19 @@ use crate::error::{FenceError, Result};
 use crate::marks::Marks;
 
 /// A fence at one node. The marks are its data. The first write creates the node; its parent must exist.
+///
+/// ```no_run
+/// # use fencelock_fence::zookeeper::ZooKeeperFence;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let client = zookeeper_client::Client::connect("localhost:2181").await?;
+/// let fence = ZooKeeperFence::new("/ledger/fence");
+/// let written = fence.write(&client, &holder, |multi| multi.add_set_data("/ledger", b"by 34", None));
+/// written.await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ZooKeeperFence {
     path: String,
@@ -17,6 +30,11 @@ pub struct ZooKeeperFence {
 
 impl ZooKeeperFence {
     /// A fence whose marks are at `path`. If it creates the node, everybody may write it; see [`ZooKeeperFence::acls`].
+    ///
+    /// ```
+    /// # use fencelock_fence::zookeeper::ZooKeeperFence;
+    /// let fence = ZooKeeperFence::new("/ledger/fence");
+    /// ```
     #[must_use]
     pub fn new(path: &str) -> Self {
         let (path, acls) = (path.to_owned(), Acls::anyone_all());
@@ -24,6 +42,13 @@ impl ZooKeeperFence {
     }
 
     /// The permissions of a node that the fence creates.
+    ///
+    /// ```
+    /// use zookeeper_client::Acls;
+    /// # use fencelock_fence::zookeeper::ZooKeeperFence;
+    ///
+    /// let fence = ZooKeeperFence::new("/ledger/fence").acls(Acls::creator_all());
+    /// ```
     #[must_use]
     pub const fn acls(mut self, acls: Acls<'static>) -> Self {
         self.acls = acls;
@@ -42,6 +67,19 @@ impl ZooKeeperFence {
     ///
     /// # Cancel safety
     /// If dropped, the writes may take effect.
+    ///
+    /// ```no_run
+    /// # use fencelock_fence::zookeeper::ZooKeeperFence;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// # let client = zookeeper_client::Client::connect("localhost:2181").await?;
+    /// let fence = ZooKeeperFence::new("/ledger/fence");
+    /// // Only the marks:
+    /// fence.write(&client, &holder, |_| Ok(())).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn write(
         &self,
         client: &Client,

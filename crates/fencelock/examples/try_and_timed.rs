@@ -10,14 +10,16 @@ pub(crate) async fn main() -> fencelock::Result<()> {
     let guard = client.try_lock("import").await?;
 
     match client.try_lock("import").await {
-        Err(Error::Held { name }) => println!("{name} is held; nothing to do here"),
+        Err(Error::Held { name, .. }) => println!("{name} is held; nothing to do here"),
         other => panic!("{other:?}"),
     }
 
     // Held is one thing, a store that does not answer another: that would be Error::Unavailable.
     let patience = Duration::from_millis(20);
     match client.lock("import").timeout(patience).await {
-        Err(Error::TimedOut { name, waited }) => println!("{name} is held after {waited:?} still"),
+        Err(Error::TimedOut { name, waited, .. }) => {
+            println!("{name} is held after {waited:?} still")
+        }
         other => panic!("{other:?}"),
     }
 

@@ -27,6 +27,17 @@ use tokio::runtime::Runtime;
 use crate::store::Store;
 
 /// A client on one store. Cheap to clone. Dropping the last clone and the last guard ends its thread.
+///
+/// ```
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), fencelock::Error> {
+/// # let client = fencelock::blocking::connect("memory:")?;
+/// let guard = client.lock("report").take()?;
+/// guard.release()?;
+/// client.close()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Client {
     client: fencelock_core::Client,
@@ -56,6 +67,13 @@ impl Drop for Ended {
 
 /// Opens a store; see [`connect`](fn@crate::connect).
 ///
+/// ```
+/// # fn main() -> Result<(), fencelock::Error> {
+/// let client = fencelock::blocking::connect("memory:")?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// As there, and [`Error::Internal`] if no thread can be started.
 pub fn connect(store: impl Into<Store>) -> Result<Client> {
@@ -63,6 +81,15 @@ pub fn connect(store: impl Into<Store>) -> Result<Client> {
 }
 
 /// Opens a store for a purpose; see [`Connect::purpose`](crate::Connect::purpose).
+///
+/// ```
+/// # fn main() -> Result<(), fencelock::Error> {
+/// use fencelock::{Purpose, blocking};
+///
+/// let client = blocking::connect_for("memory:", Purpose::Correctness)?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`connect`](fn@connect).
@@ -72,9 +99,11 @@ pub fn connect_for(store: impl Into<Store>, purpose: Purpose) -> Result<Client> 
         .thread_name("fencelock")
         .enable_all()
         .build()
-        .map_err(|error| Error::Internal {
-            store: "(none)".into(),
-            why: format!("the thread for renewals cannot be started: {error}"),
+        .map_err(|error| {
+            Error::internal(
+                "(none)",
+                format!("the thread for renewals cannot be started: {error}"),
+            )
         })?;
     let client = runtime.block_on(async { crate::connect(store).purpose(purpose).await })?;
     let runtime = Arc::new(Ended(Some(runtime)));
@@ -83,11 +112,31 @@ pub fn connect_for(store: impl Into<Store>, purpose: Purpose) -> Result<Client> 
 
 impl Client {
     /// A request that waits; see [`Client::lock`](crate::Client::lock).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let guard = client.lock("report").timeout(Duration::from_secs(5)).take()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lock(&self, name: &str) -> Acquire {
         self.request(self.client.lock(name))
     }
 
     /// A request that does not wait; see [`Client::try_lock`](crate::Client::try_lock).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// let second = client.try_lock("report").take();
+    /// assert!(matches!(second, Err(fencelock::Error::Held { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_lock(&self, name: &str) -> Acquire {
         self.request(self.client.try_lock(name))
     }
@@ -98,6 +147,18 @@ impl Client {
     }
 
     /// See [`Client::owner`](crate::Client::owner).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let owner = client.owner();
+    /// let outer = client.lock("report").owner(&owner).take()?;
+    /// let inner = client.lock("report").owner(&owner).take()?;
+    /// assert_eq!(inner.token(), outer.token());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn owner(&self) -> Owner {
         self.client.owner()
@@ -107,6 +168,17 @@ impl Client {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let outer = client.owner();
+    /// let text = outer.as_str(); // the child process gets it as FENCELOCK_OWNER
+    /// let owner = client.join(text)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn join(&self, text: &str) -> Result<Owner> {
         self.client.join(text)
     }
@@ -115,6 +187,16 @@ impl Client {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// assert_eq!(client.look("report")?.token(), Some(guard.token()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn look(&self, name: &str) -> Result<LockView> {
         self.runtime.block_on(self.client.look(name))?
     }
@@ -123,6 +205,16 @@ impl Client {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// assert_eq!(client.list("rep")?[0].name.as_str(), "report");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn list(&self, prefix: &str) -> Result<Vec<LockView>> {
         self.runtime.block_on(self.client.list(prefix))?
     }
@@ -131,6 +223,16 @@ impl Client {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// assert!(client.evict("report", guard.token(), fencelock::Evict::Release)?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn evict(&self, name: &str, token: Token, how: Evict) -> Result<bool> {
         self.runtime.block_on(self.client.evict(name, token, how))?
     }
@@ -139,11 +241,30 @@ impl Client {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// assert!(client.check(&guard.sequencer()?)?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn check(&self, sequencer: &Sequencer) -> Result<bool> {
         self.runtime.block_on(self.client.check(sequencer))?
     }
 
     /// See [`Client::promises`](crate::Client::promises).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// assert!(client.promises().shared);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn promises(&self) -> &Promises {
         self.client.promises()
@@ -153,6 +274,16 @@ impl Client {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// client.close()?;
+    /// assert!(client.lock("report").take().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn close(&self) -> Result<()> {
         self.runtime.block_on(self.client.close())?
     }
@@ -165,6 +296,16 @@ impl fmt::Debug for Client {
 }
 
 /// A request for a lock; ends with [`Acquire::take`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), fencelock::Error> {
+/// # let client = fencelock::blocking::connect("memory:")?;
+/// let request = client.lock("report").ttl(Duration::from_secs(10)).label("by hand");
+/// let guard = request.take()?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "a request does nothing until `take`"]
 pub struct Acquire {
     request: crate::Acquire,
@@ -174,37 +315,107 @@ pub struct Acquire {
 impl Acquire {
     /// Changes the request with the methods of [`Acquire`](crate::Acquire) that have no shortcut here:
     /// `.set(|request| request.unfair().attempts(3))`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let guard = client.lock("report").set(|request| request.unfair().attempts(3)).take()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn set(mut self, change: impl FnOnce(crate::Acquire) -> crate::Acquire) -> Self {
         self.request = change(self.request);
         self
     }
 
     /// Shared mode.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let one = client.lock("catalogue").shared().take()?;
+    /// let two = client.lock("catalogue").shared().take()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn shared(self) -> Self {
         self.set(crate::Acquire::shared)
     }
 
     /// Waits at most this long.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// let second = client.lock("report").timeout(Duration::from_millis(20)).take();
+    /// assert!(matches!(second, Err(fencelock::Error::TimedOut { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn timeout(self, timeout: Duration) -> Self {
         self.set(|request| request.timeout(timeout))
     }
 
     /// The lease.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let guard = client.lock("report").ttl(Duration::from_secs(5)).take()?;
+    /// assert!(guard.remaining() <= Duration::from_secs(5));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|request| request.ttl(ttl))
     }
 
     /// The lock-delay.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let guard = client.lock("report").lock_delay(Duration::from_secs(2)).take()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lock_delay(self, lock_delay: Duration) -> Self {
         self.set(|request| request.lock_delay(lock_delay))
     }
 
     /// A note for people who look at the lock.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let guard = client.lock("report").label("by hand").take()?;
+    /// let holder = &client.look("report")?.holders[0];
+    /// assert_eq!(holder.label.as_deref(), Some("by hand"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn label(self, label: &str) -> Self {
         self.set(|request| request.label(label))
     }
 
     /// On behalf of an owner.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let owner = client.owner();
+    /// let guard = client.lock("report").owner(&owner).take()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn owner(self, owner: &Owner) -> Self {
         self.set(|request| request.owner(owner))
     }
@@ -213,6 +424,16 @@ impl Acquire {
     ///
     /// # Errors
     /// As [`Acquire`](crate::Acquire).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// let guard = client.lock("report").take()?;
+    /// assert!(guard.is_valid());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn take(self) -> Result<Guard> {
         let Self { request, runtime } = self;
         let guard = runtime.block_on(request.into_future())??;
@@ -228,6 +449,20 @@ impl fmt::Debug for Acquire {
 
 /// A lock that is held. Dropping it releases the lock in the background, as long as the client or another guard is
 /// there; [`Guard::release`] waits and tells how that went.
+///
+/// ```
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), fencelock::Error> {
+/// # let client = fencelock::blocking::connect("memory:")?;
+/// let guard = client.lock("report").take()?;
+/// println!("{:?} with token {}", guard.mode(), guard.token());
+/// if guard.is_valid() {
+///     // … one step of the work …
+/// }
+/// guard.release()?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard {
     guard: crate::Guard,
@@ -236,6 +471,16 @@ pub struct Guard {
 
 impl Guard {
     /// See [`Guard::token`](crate::Guard::token).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// println!("token {}", guard.token());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn token(&self) -> Token {
         self.guard.token()
@@ -248,12 +493,36 @@ impl Guard {
     }
 
     /// See [`Guard::is_valid`](crate::Guard::is_valid).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// if !guard.is_valid() {
+    ///     println!("somebody else may hold it by now");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.guard.is_valid()
     }
 
     /// See [`Guard::remaining`](crate::Guard::remaining).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// if guard.remaining() < Duration::from_secs(1) {
+    ///     guard.refresh(Duration::from_secs(30))?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()
@@ -263,11 +532,33 @@ impl Guard {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// let text = guard.sequencer()?.to_string(); // for the resource
+    /// assert!(text.starts_with("fl1:x:"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sequencer(&self) -> Result<Sequencer> {
         self.runtime.block_on(self.guard.sequencer())?
     }
 
     /// Waits for the loss of the lock, at most for `patience`; the reason if it came.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// // Instead of a sleep: it ends early if the lock is lost.
+    /// assert_eq!(guard.lost_within(Duration::from_millis(10)), None);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn lost_within(&self, patience: Duration) -> Option<LossReason> {
         let lost = async { tokio::time::timeout(patience, self.guard.lost()).await };
@@ -278,6 +569,17 @@ impl Guard {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// guard.refresh(Duration::from_secs(60))?;
+    /// assert!(guard.remaining() > Duration::from_secs(30));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn refresh(&self, ttl: Duration) -> Result<()> {
         self.runtime.block_on(self.guard.refresh(ttl))?
     }
@@ -286,6 +588,16 @@ impl Guard {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), fencelock::Error> {
+    /// # let client = fencelock::blocking::connect("memory:")?;
+    /// # let guard = client.lock("report").take()?;
+    /// assert_eq!(guard.release()?, fencelock::Release::Released);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn release(self) -> Result<Release> {
         self.runtime.block_on(self.guard.release())?
     }

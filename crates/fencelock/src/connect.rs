@@ -57,6 +57,15 @@ pub fn connect(store: impl Into<Store>) -> Connect {
 /// Opens a store's engine by itself, without a client: for programs that go on with claims of other processes, where the
 /// store allows that ([`Promises::portable`](fencelock_core::Promises::portable)). All others want [`connect`].
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), fencelock::Error> {
+/// let engine = fencelock::open_engine("memory:").await?;
+/// assert!(engine.promises().portable);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// As [`Connect`].
 ///
@@ -97,6 +106,16 @@ type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), fencelock::Error> {
+/// use fencelock::Purpose;
+///
+/// let client = fencelock::connect("memory:").purpose(Purpose::Correctness).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "await it to get a client"]
 pub struct Connect {
     store: Store,
@@ -111,18 +130,62 @@ pub struct Connect {
 
 impl Connect {
     /// What the locks are for; see [`Client::warnings`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// use fencelock::Purpose;
+    ///
+    /// let client = fencelock::connect("memory:").purpose(Purpose::Correctness).await?;
+    /// for warning in client.warnings() {
+    ///     eprintln!("{}; {}", warning.what, warning.change);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn purpose(mut self, purpose: Purpose) -> Self {
         self.purpose = purpose;
         self
     }
 
     /// Who is told of grants, losses and renewals.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// # use std::sync::Arc;
+    /// # use fencelock::{LockName, LossReason, Observer, Token};
+    /// #[derive(Debug)]
+    /// struct Alarm;
+    ///
+    /// impl Observer for Alarm {
+    ///     fn lost(&self, name: &LockName, _: Token, reason: LossReason) {
+    ///         eprintln!("{name} was lost: {reason}");
+    ///     }
+    /// }
+    ///
+    /// let client = fencelock::connect("memory:").observer(Arc::new(Alarm)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
         self
     }
 
     /// See [`ClientBuilder::name_class`](fencelock_core::ClientBuilder::name_class).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// let class = |name: &fencelock::LockName| match name.as_str().starts_with("order/") {
+    ///     true => "order",
+    ///     false => "other",
+    /// };
+    /// let client = fencelock::connect("memory:").name_class(class).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn name_class<F, C>(mut self, class: F) -> Self
     where
         F: Fn(&LockName) -> C + Send + Sync + 'static,
@@ -133,12 +196,32 @@ impl Connect {
     }
 
     /// See [`ClientBuilder::batch`](fencelock_core::ClientBuilder::batch).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// // Every grant comes from the store.
+    /// let client = fencelock::connect("memory:").batch(1).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn batch(mut self, batch: u32) -> Self {
         self.batch = batch;
         self
     }
 
     /// Puts an engine around the store's, such as those in [`layers`](fencelock_core::layers).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// # use std::sync::Arc;
+    /// use fencelock::layers::Meter;
+    ///
+    /// let client = fencelock::connect("memory:").layer(|engine| Arc::new(Meter::new(engine))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn layer(
         mut self,
         layer: impl FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send + 'static,
@@ -150,6 +233,16 @@ impl Connect {
     /// Opens the store to look at it only: the client can look, list, watch, check and diagnose, also where a lock cannot
     /// be taken (a replica, a full server, a user without the right to write), and creates nothing. Taking a lock, and
     /// releasing another's, is refused with [`Error::Unsupported`] before anything is sent.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// let client = fencelock::connect("memory:").inspect_only().await?;
+    /// assert!(client.list("").await?.is_empty());
+    /// assert!(client.lock("report").await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn inspect_only(mut self) -> Self {
         self.inspect_only = true;
         self
@@ -157,6 +250,16 @@ impl Connect {
 
     /// For how long opening is tried again while the store does not answer, if that is shorter than its
     /// `connect-timeout`; zero means once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), fencelock::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = fencelock::connect("memory:").patience(Duration::ZERO).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self

@@ -1,22 +1,73 @@
 //! A distributed lock with fencing tokens, on the servers you already run.
 //!
 //! ```
+//! use fencelock::{Error, Token};
+//!
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), fencelock::Error> {
+//! # async fn main() -> Result<(), Error> {
 //! let client = fencelock::connect("memory:").await?; // or sqlite:PATH, redis://HOST
-//! let guard = client.lock("nightly-report").await?;
-//! assert!(guard.is_valid());
-//! println!("token {}", guard.token());
-//! guard.release().await?;
+//! let report = client
+//!     .lock("nightly-report")
+//!     .with(|held| write_report(held.token())) // the resource refuses an older token
+//!     .await;
+//! match report {
+//!     Ok(report) => println!("{report}"),
+//!     // The body was dropped at its next await.
+//!     Err(Error::Lost { reason, .. }) => println!("stopped halfway, the lock was lost: {reason}"),
+//!     Err(error) => return Err(error),
+//! }
 //! # Ok(())
 //! # }
+//!
+//! async fn write_report(token: Token) -> String {
+//!     format!("written with token {token}")
+//! }
 //! ```
 //!
-//! Every grant has a [`Token`] that is higher than that of any grant of the same name before; hand it to the resource, so
-//! that the resource can refuse a holder that woke up too late. A [`Guard`] renews itself and says when it is lost,
-//! before anyone else is granted the lock.
+//! Every grant has a [`Token`] that is higher than that of any grant of the same name before. Hand it to the resource that
+//! the lock protects: no lock can stop a holder that was paused in the middle of a write, but the resource can refuse it.
 //!
-//! Programs without async use [`blocking`]. Which stores there are, and what each can promise, is in the README.
+//! Without [`with`](Client::with), [`lock`](Client::lock) gives a [`Guard`]. It renews itself, and says when it is lost:
+//! ask [`Guard::is_valid`] before each step, or wait for [`Guard::lost`] while you work. Dropping it releases the lock.
+//!
+//! # Stores
+//!
+//! | URL | store | feature |
+//! | --- | --- | --- |
+//! | `memory:` | this process alone, for tests | |
+//! | `sqlite:`, `sqlite:PATH` | a file; without a path, one of this user | `sqlite`, on by default |
+//! | `redis://HOST`, `valkey://HOST`, `redis+unix://PATH` | one Redis or Valkey server | `redis`, on by default |
+//! | `redis+sentinel://HOSTS/MASTER`, `redis+cluster://HOSTS` | Redis Sentinel, Redis Cluster | `redis` |
+//! | `redlock://HOSTS` | independent Redis servers, of which a majority decides | `redis` |
+//! | `mysql://USER@HOST/DATABASE`, `mariadb://…` | MySQL, MariaDB | `mysql` |
+//! | `postgres://USER@HOST/DATABASE` | PostgreSQL | `postgres` |
+//! | `zookeeper://HOSTS` | ZooKeeper | `zookeeper` |
+//! | `etcd://HOSTS` | etcd | `etcd`, needs `protoc` to build |
+//!
+//! Options follow after a `?`: `redis://HOST?prefix=shop:&connect-timeout=10s`. Stores promise different things;
+//! [`Client::promises`] says what this one does. What it does not is refused with [`Error::Unsupported`], never imitated.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | those of the stores | the stores |
+//! | `tls` | TLS: `rediss://`, `redlocks://`, `etcds://`, and for databases by default |
+//! | `fence` | the module `fence`: the resource's side, for the stores whose features are on |
+//! | `fence-http` | a fence before an HTTP service, as a tower layer |
+//! | `metrics` | metrics through the `metrics` crate |
+//! | `serde` | serializable sequencers, tokens and names |
+//! | `all` | all of them |
+//!
+//! # Where to go next
+//!
+//! * [`Acquire`]: the settings of a request, such as its mode, lease and time to wait. [`Error`]: how it may end.
+//! * [`Client::lock_all`], [`Semaphore`], [`Election`]: several locks at once, permits, one leader.
+//! * [`blocking`]: the same for programs without async.
+//! * `fence`: resources that refuse late holders. `versioned`: rows with a version, which need no lock.
+//! * [`Client::look`], [`Client::list`], [`Client::evict`]: for operators. [`Observer`]: for monitoring.
+//! * [`Memory`] and [`layers::Fault`]: tests of your own code, on good and bad days.
+//! * [`engine`]: the contract, for a store of your own.
 
 pub mod blocking;
 mod connect;
@@ -24,12 +75,13 @@ mod schema;
 mod store;
 
 pub use connect::{Connect, connect, open_engine};
+#[doc(inline)]
 pub use fencelock_core::*;
 #[cfg(feature = "etcd")]
 #[doc(inline)]
 pub use fencelock_etcd as etcd;
-/// The resource's side: fences, which refuse a holder that was superseded.
 #[cfg(feature = "fence")]
+#[doc(inline)]
 pub use fencelock_fence as fence;
 #[cfg(feature = "mysql")]
 #[doc(inline)]
@@ -45,8 +97,8 @@ pub use fencelock_redis::redlock;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use fencelock_sqlite as sqlite;
-/// The optimistic way, without a lock: rows with a version.
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
+#[doc(inline)]
 pub use fencelock_versioned as versioned;
 #[cfg(feature = "zookeeper")]
 #[doc(inline)]

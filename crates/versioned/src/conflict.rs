@@ -2,6 +2,14 @@
 
 /// Whether MySQL or MariaDB rolled a transaction back because of another one: a deadlock, or a lock wait that took too
 /// long. Repeat the whole transaction.
+///
+/// ```
+/// # use fencelock_versioned::is_mysql_conflict;
+/// use mysql_async::{Error, ServerError};
+///
+/// let (code, message, state) = (1213, "Deadlock found".to_owned(), "40001".to_owned());
+/// assert!(is_mysql_conflict(&Error::Server(ServerError { code, message, state })));
+/// ```
 #[cfg(feature = "mysql")]
 #[must_use]
 pub fn is_mysql_conflict(error: &mysql_async::Error) -> bool {
@@ -10,6 +18,19 @@ pub fn is_mysql_conflict(error: &mysql_async::Error) -> bool {
 
 /// Whether PostgreSQL rolled a transaction back because of another one: a deadlock, a failed serialization, or a lock wait
 /// that took too long. Repeat the whole transaction.
+///
+/// ```no_run
+/// # use fencelock_versioned::is_postgres_conflict;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tokio_postgres::Error> {
+/// # let (client, connection) = tokio_postgres::connect("host=localhost", tokio_postgres::NoTls).await?;
+/// # tokio::spawn(connection);
+/// if let Err(error) = client.batch_execute("UPDATE accounts SET balance = 90").await {
+///     println!("try again: {}", is_postgres_conflict(&error));
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[cfg(feature = "postgres")]
 #[must_use]
 pub fn is_postgres_conflict(error: &tokio_postgres::Error) -> bool {
@@ -24,6 +45,20 @@ pub fn is_postgres_conflict(error: &tokio_postgres::Error) -> bool {
 
 /// Whether SQLite refused a statement because of another connection: the file is locked, or was changed since it was read.
 /// Repeat the whole transaction.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let bank = rusqlite::Connection::open_in_memory()?;
+/// # bank.execute_batch("CREATE TABLE accounts (id INTEGER, version INTEGER, balance INTEGER)")?;
+/// # bank.execute_batch("INSERT INTO accounts VALUES (7, 1, 100)")?;
+/// # let accounts = Versioned::new("accounts")?;
+/// if let Err(error) = bank.execute("UPDATE accounts SET balance = 90", []) {
+///     println!("try again: {}", is_sqlite_conflict(&error));
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[cfg(feature = "sqlite")]
 #[must_use]
 pub fn is_sqlite_conflict(error: &rusqlite::Error) -> bool {

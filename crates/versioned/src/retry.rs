@@ -4,7 +4,19 @@ use std::fmt;
 use std::time::Duration;
 
 /// How often to try, and how long to pause in between.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// let often = Retry::default().max_attempts(100).max_pause(Duration::from_millis(20));
+/// assert_eq!(often.first_pause, Duration::from_millis(2));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Retry {
     /// The number of attempts at most.
     pub max_attempts: u32,
@@ -26,6 +38,27 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// Sets [`max_attempts`](Self#structfield.max_attempts).
+    #[must_use]
+    pub const fn max_attempts(mut self, max_attempts: u32) -> Self {
+        self.max_attempts = max_attempts;
+        self
+    }
+
+    /// Sets [`first_pause`](Self#structfield.first_pause).
+    #[must_use]
+    pub const fn first_pause(mut self, first_pause: Duration) -> Self {
+        self.first_pause = first_pause;
+        self
+    }
+
+    /// Sets [`max_pause`](Self#structfield.max_pause).
+    #[must_use]
+    pub const fn max_pause(mut self, max_pause: Duration) -> Self {
+        self.max_pause = max_pause;
+        self
+    }
+
     /// The pause after so many attempts. Up to half of it is random, so that two writers do not meet again.
     fn pause(&self, attempts: u32) -> Duration {
         let grown = self
@@ -38,6 +71,16 @@ impl Retry {
 }
 
 /// The outcome of one attempt.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // An `UPDATE` that changed one row, and one that changed none:
+/// assert_eq!(Attempt::of_rows(1, "new value"), Attempt::Written("new value"));
+/// assert_eq!(Attempt::of_rows(0, "new value"), Attempt::Changed);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt<T> {
     /// The row was written.
@@ -58,9 +101,23 @@ impl<T> Attempt<T> {
 }
 
 /// Why nothing was written.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let twice = Retry::default().max_attempts(2);
+/// match retry_blocking(twice, || Ok::<_, std::io::Error>(Attempt::<()>::Changed)) {
+///     Err(NotWritten::Contended { attempts, .. }) => assert_eq!(attempts, 2),
+///     other => other?,
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NotWritten<E> {
     /// Another writer changed the row first in every attempt.
+    #[non_exhaustive]
     Contended {
         /// The number of attempts.
         attempts: u32,
@@ -104,6 +161,24 @@ impl<E> From<E> for NotWritten<E> {
 ///
 /// # Cancel safety
 /// May be dropped. Whether an attempt in flight still takes effect depends on the driver.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (mut others, mut row) = (1, 100);
+/// let balance = retry(Retry::default(), async || {
+///     let seen = row; // reads the row, with its version
+///     // … writes it, where the version is still the same …
+/// #   others -= 1;
+/// #   let rows = if others == 0 { 0 } else { 1 };
+/// #   row = seen - 10 * rows as i64;
+///     Ok::<_, std::io::Error>(Attempt::of_rows(rows, seen - 10))
+/// });
+/// assert_eq!(balance.await?, 90);
+/// # Ok(())
+/// # }
+/// ```
 pub async fn retry<T, E>(
     how: Retry,
     mut attempt: impl AsyncFnMut() -> Result<Attempt<T>, E>,
@@ -125,6 +200,25 @@ pub async fn retry<T, E>(
 ///
 /// # Errors
 /// As [`retry`].
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let bank = rusqlite::Connection::open_in_memory()?;
+/// # bank.execute_batch("CREATE TABLE accounts (id INTEGER, version INTEGER, balance INTEGER)")?;
+/// # bank.execute_batch("INSERT INTO accounts VALUES (7, 1, 100)")?;
+/// # let accounts = Versioned::new("accounts")?;
+/// let balance = retry_blocking(Retry::default(), || {
+///     let row = |row: &rusqlite::Row<'_>| Ok((Version(row.get(0)?), row.get::<_, i64>(1)?));
+///     let (seen, balance) = bank.query_row(&accounts.select("balance", "id = 7"), [], row)?;
+///     let update = accounts.update("balance = ?1", "id = 7", seen);
+///     let rows = bank.execute(&update, [balance - 10])? as u64;
+///     Ok::<_, rusqlite::Error>(Attempt::of_rows(rows, balance - 10))
+/// })?;
+/// assert_eq!(balance, 90);
+/// # Ok(())
+/// # }
+/// ```
 pub fn retry_blocking<T, E>(
     how: Retry,
     mut attempt: impl FnMut() -> Result<Attempt<T>, E>,

@@ -5,7 +5,18 @@ use std::fmt;
 use fencelock_core::{Error, Result};
 
 /// The kind of database.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let accounts = Versioned::new("accounts")?;
+/// let triggers = accounts.triggers(Dialect::Sqlite);
+/// assert!(triggers.iter().any(|trigger| trigger.starts_with("CREATE TRIGGER")));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Dialect {
     /// PostgreSQL.
     Postgres,
@@ -16,6 +27,16 @@ pub enum Dialect {
 }
 
 /// The version of a row.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let accounts = Versioned::new("accounts")?;
+/// let seen = Version(26); // from the first column of `select`
+/// assert!(accounts.delete("id = 7", seen).ends_with("AND version = 26"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub i64);
 
@@ -29,6 +50,22 @@ impl fmt::Display for Version {
 ///
 /// Conditions and assignments are SQL; they may contain placeholders of your driver. If [`Versioned::update`] or
 /// [`Versioned::delete`] changed no row, the row was changed or deleted since it was read.
+///
+/// ```
+/// # use fencelock_versioned::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let bank = rusqlite::Connection::open_in_memory()?;
+/// # bank.execute_batch("CREATE TABLE accounts (id INTEGER, version INTEGER, balance INTEGER)")?;
+/// # bank.execute_batch("INSERT INTO accounts VALUES (7, 1, 100)")?;
+/// # let accounts = Versioned::new("accounts")?;
+/// let row = |row: &rusqlite::Row<'_>| Ok((Version(row.get(0)?), row.get::<_, i64>(1)?));
+/// let (seen, balance) = bank.query_row(&accounts.select("balance", "id = 7"), [], row)?;
+/// let update = accounts.update("balance = ?1", "id = 7", seen);
+/// assert_eq!(bank.execute(&update, [balance - 10])?, 1);
+/// assert_eq!(bank.execute(&update, [balance - 20])?, 0); // the row has another version now
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Versioned {
     table: String,
@@ -41,6 +78,15 @@ impl Versioned {
     /// # Errors
     /// [`Error::Invalid`] if the name has other characters than ASCII letters, digits and `_`. Before the table there may be a
     /// schema and a dot.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let accounts = Versioned::new("bank.accounts")?;
+    /// assert!(Versioned::new("accounts; DROP TABLE").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(table: &str) -> Result<Self> {
         Self::in_column(table, "version")
     }
@@ -49,6 +95,15 @@ impl Versioned {
     ///
     /// # Errors
     /// As [`Versioned::new`].
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let accounts = Versioned::in_column("accounts", "revision")?;
+    /// assert_eq!(accounts.select("balance", "id = 7"), "SELECT revision, balance FROM accounts WHERE (id = 7)");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn in_column(table: &str, column: &str) -> Result<Self> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let name = |what, name: &str, dots: bool| {
@@ -65,12 +120,31 @@ impl Versioned {
     }
 
     /// The definition of the column for `CREATE TABLE`, in every dialect.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let accounts = Versioned::new("accounts")?;
+    /// let create = format!("CREATE TABLE accounts (id INTEGER, {})", accounts.column());
+    /// assert!(create.ends_with("version BIGINT NOT NULL DEFAULT 1)"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn column(&self) -> String {
         format!("{} BIGINT NOT NULL DEFAULT 1", self.column)
     }
 
     /// The statement that adds the column to an existing table, in every dialect.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let accounts = Versioned::new("accounts")?;
+    /// assert!(accounts.add_column().starts_with("ALTER TABLE accounts ADD COLUMN version"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn add_column(&self) -> String {
         format!("ALTER TABLE {} ADD COLUMN {}", self.table, self.column())
@@ -84,6 +158,20 @@ impl Versioned {
     ///
     /// On MySQL with a binary log the user needs `log_bin_trust_function_creators` or more. On SQLite the table needs a
     /// `rowid`.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let bank = rusqlite::Connection::open_in_memory()?;
+    /// # bank.execute_batch("CREATE TABLE accounts (id INTEGER, version INTEGER, balance INTEGER)")?;
+    /// # bank.execute_batch("INSERT INTO accounts VALUES (7, 1, 100)")?;
+    /// # let accounts = Versioned::new("accounts")?;
+    /// for statement in accounts.triggers(Dialect::Sqlite) {
+    ///     bank.execute_batch(&statement)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn triggers(&self, dialect: Dialect) -> Vec<String> {
         match dialect {
@@ -151,6 +239,15 @@ impl Versioned {
     }
 
     /// Reads the version and then these columns.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let accounts = Versioned::new("accounts")?;
+    /// assert_eq!(accounts.select("balance", "id = ?1"), "SELECT version, balance FROM accounts WHERE (id = ?1)");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn select(&self, columns: &str, which: &str) -> String {
         let Self { table, column } = self;
@@ -158,6 +255,16 @@ impl Versioned {
     }
 
     /// Writes if the row still has this version.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let accounts = Versioned::new("accounts")?;
+    /// let update = accounts.update("balance = ?1", "id = ?2", Version(26));
+    /// assert!(update.ends_with("version = version + 1 WHERE (id = ?2) AND version = 26"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn update(&self, assignments: &str, which: &str, seen: Version) -> String {
         let Self { table, column } = self;
@@ -167,6 +274,16 @@ impl Versioned {
     }
 
     /// Deletes if the row still has this version.
+    ///
+    /// ```
+    /// # use fencelock_versioned::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let accounts = Versioned::new("accounts")?;
+    /// let delete = accounts.delete("id = ?1", Version(26));
+    /// assert_eq!(delete, "DELETE FROM accounts WHERE (id = ?1) AND version = 26");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn delete(&self, which: &str, seen: Version) -> String {
         let Self { table, column } = self;

@@ -384,10 +384,10 @@ impl State {
     /// Notes that the claim's key exists, and its tokens.
     fn note_created(&self, claim: &Claim, revision: i64, session: &Arc<Session>) {
         self.update(claim, |entry| {
-            let tokens = Tokens {
-                first: stored::first_token(entry.base, revision),
-                count: stored::token_count(claim, entry.base),
-            };
+            let tokens = Tokens::new(
+                stored::first_token(entry.base, revision),
+                stored::token_count(claim, entry.base),
+            );
             self.base.note_token(token_at(tokens.first, DOWNGRADED));
             entry.created = Some((revision, tokens));
             entry.session = Arc::clone(session);

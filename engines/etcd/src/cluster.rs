@@ -89,7 +89,7 @@ impl Cluster {
         opening.inherit(&config.store)?;
         let found = self.find(limit).await.map_err(|error| match error {
             // The configuration was right before and may be right again: a cluster that is being rebuilt has no users yet.
-            Error::Config { store, why } => Error::unavailable(store, "connecting again", why),
+            Error::Config { store, why, .. } => Error::unavailable(store, "connecting again", why),
             other => other,
         });
         let connection = found.inspect_err(|error| opening.fail(error))?;

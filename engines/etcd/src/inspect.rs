@@ -141,7 +141,7 @@ impl State {
         }
         let last = kvs.last().filter(|_| more);
         let next = last.and_then(|kv| Some(Cursor(format!("{}\0", kv.key_str().ok()?))));
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     /// The claims among these keys, by lock.

@@ -109,11 +109,7 @@ impl State {
             session.hold(claim, entry.key.as_bytes(), revision, tokens, sent)
         });
         match grant {
-            Some(grant) => Renewal::Kept {
-                counted_from: grant.counted_from,
-                lease: grant.lease,
-                asked: false,
-            },
+            Some(grant) => Renewal::kept(grant.counted_from, grant.lease, false),
             None => Renewal::Lost,
         }
     }

@@ -18,23 +18,20 @@ pub(crate) struct ServerInfo {
 /// What the engine promises.
 pub(crate) fn promises(config: &Config, limits: Vec<Finding>) -> Promises {
     let own = config.layout == Layout::Fencelock;
-    Promises {
-        engine: "etcd",
-        order: Order::Fifo,
-        shared: own,
-        permits: own,
-        lock_delay: true,
-        ranges: own,
-        portable: false,
-        lease: LeaseKind::Session,
-        wake: Wake::Push,
-        durability: Durability::Durable,
-        clock: "the members' clocks run at about the right rate; leases are whole seconds, at least the shortest that the servers take",
-        min_ttl: Duration::from_secs(1),
-        max_ttl: Duration::from_secs(10 * 365 * 86_400),
-        claim_window: config.claim_window,
-        limits,
-    }
+    let clock = "the members' clocks run at about the right rate; leases are whole seconds, at least the shortest that the servers take";
+    Promises::new("etcd", clock)
+        .order(Order::Fifo)
+        .shared(own)
+        .permits(own)
+        .lock_delay(true)
+        .ranges(own)
+        .lease(LeaseKind::Session)
+        .wake(Wake::Push)
+        .durability(Durability::Durable)
+        .min_ttl(Duration::from_secs(1))
+        .max_ttl(Duration::from_secs(10 * 365 * 86_400))
+        .claim_window(config.claim_window)
+        .limits(limits)
 }
 
 impl ServerInfo {

@@ -242,12 +242,7 @@ impl Session {
         };
         status.holds.insert(claim.id, hold);
         status.used = sent;
-        Some(Grant {
-            tokens,
-            counted_from,
-            lease,
-            recorded: true,
-        })
+        Some(Grant::new(tokens, counted_from, lease))
     }
 
     pub(crate) fn has_hold(&self, claim: ClaimId) -> bool {

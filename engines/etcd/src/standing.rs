@@ -50,10 +50,7 @@ impl State {
             }
             Position::Waits(waits_for) => {
                 self.update(claim, |entry| entry.waits_for = Some(waits_for));
-                Ok(Some(Standing::Waiting(Place {
-                    ahead: None,
-                    recheck: sent + RECHECK,
-                })))
+                Ok(Some(Standing::Waiting(Place::new(sent + RECHECK))))
             }
         }
     }

@@ -103,11 +103,7 @@ impl State {
     }
 
     pub(crate) fn not_a_lock(&self, name: &LockName, why: &str) -> Error {
-        Error::NotALock {
-            store: self.cluster.config.store.clone(),
-            name: name.clone(),
-            why: why.to_owned(),
-        }
+        Error::not_a_lock(&self.cluster.config.store, name, why)
     }
 
     pub(crate) async fn close(&self) {

@@ -158,7 +158,7 @@ fn parse(
         lock_delay: Duration::from_millis(number("lock_delay_ms").unwrap_or(0)),
         // A hold that was downgraded no longer has its range.
         tokens: match offset < count {
-            true => Tokens { first, count },
+            true => Tokens::new(first, count),
             false => Tokens::one(token_at(first, offset)),
         },
         token: token_at(first, offset),
@@ -196,24 +196,16 @@ impl Stored {
     /// The claim as a holder. `left` is what is left of its session's lease.
     pub(crate) fn holder(&self, left: Option<Duration>) -> HolderView {
         let longest = self.ttl.map(|ttl| ttl + self.lock_delay);
-        HolderView {
-            claim: self.id,
-            owner: self.owner.clone(),
-            token: Some(self.token),
-            mode: self.mode,
-            ttl_left: left.map(|left| longest.map_or(left, |longest| longest.min(left))),
-            lock_delay: self.lock_delay,
-            held: None,
-            label: self.label.clone(),
-        }
+        HolderView::new(self.owner.clone(), self.mode)
+            .claim(self.id)
+            .token(self.token)
+            .ttl_left(left.map(|left| longest.map_or(left, |longest| longest.min(left))))
+            .lock_delay(self.lock_delay)
+            .label(self.label.clone())
     }
 
     pub(crate) fn waiter(&self) -> WaiterView {
-        WaiterView {
-            owner: self.owner.clone(),
-            mode: self.mode,
-            label: self.label.clone(),
-        }
+        WaiterView::new(self.owner.clone(), self.mode).label(self.label.clone())
     }
 }
 

@@ -131,7 +131,7 @@ impl State {
             match standing {
                 Some(Standing::Held(grant)) => return Ok(Some(grant)),
                 Some(Standing::Waiting(_)) => {}
-                Some(Standing::Busy) | None => return Ok(None),
+                _ => return Ok(None),
             }
         }
     }

@@ -24,7 +24,7 @@ pub(super) fn failure(store: &str, error: mysql_async::Error) -> Failure {
         ) => return Failure::Disconnected(error.into()),
         _ => {
             let (store, why) = (store.to_owned(), error.to_string());
-            return Failure::Final(Error::Internal { store, why });
+            return Failure::Final(Error::internal(store, why));
         }
     };
     match code {
@@ -75,10 +75,7 @@ pub(super) fn caller_error(store: &str, action: &str, error: mysql_async::Error)
         ),
         // Too many connections, of all or of this user; a limit per hour; too many prepared statements.
         1040 | 1203 | 1226 | 1461 => Error::unavailable(store, action, error),
-        code => Error::Internal {
-            store: store.to_owned(),
-            why: format!("{action}: error {code}: {message}"),
-        },
+        code => Error::internal(store, format!("{action}: error {code}: {message}")),
     }
 }
 

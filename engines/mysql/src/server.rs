@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fencelock_core::{Durability, Error, Finding, Purpose, Result};
+use fencelock_core::{Durability, Error, Finding, Result};
 
 /// The settings of a server that matter here.
 #[derive(Clone, Debug)]
@@ -128,37 +128,33 @@ impl ServerInfo {
                 "0" => "was killed or lost power",
                 _ => "lost power",
             };
-            limits.push(Finding {
-                purpose: Purpose::Correctness,
-                what: format!(
-                    "a server that {when} may have forgotten the grants of its last second (innodb_flush_log_at_trx_commit \
+            let what = format!(
+                "a server that {when} may have forgotten the grants of its last second (innodb_flush_log_at_trx_commit \
                      is {flush})"
-                ),
-                change: format!("set innodb_flush_log_at_trx_commit to 1, {}", self.how_to_persist()),
-            });
+            );
+            let change = format!(
+                "set innodb_flush_log_at_trx_commit to 1, {}",
+                self.how_to_persist()
+            );
+            limits.push(Finding::against_correctness(what, change));
         }
         if self.get("log_bin") == "ON" && self.get("sync_binlog") != "1" {
-            limits.push(Finding {
-                purpose: Purpose::Correctness,
-                what: format!(
-                    "after a loss of power the binary log may lack the last grants (sync_binlog is {}), and replicas with \
+            let what = format!(
+                "after a loss of power the binary log may lack the last grants (sync_binlog is {}), and replicas with \
                      it",
-                    self.get("sync_binlog")
-                ),
-                change: format!("set sync_binlog to 1, {}", self.how_to_persist()),
-            });
+                self.get("sync_binlog")
+            );
+            let change = format!("set sync_binlog to 1, {}", self.how_to_persist());
+            limits.push(Finding::against_correctness(what, change));
         }
         if self.get("wsrep_on") == "ON" {
-            limits.push(Finding {
-                purpose: Purpose::Correctness,
-                what: "the server is one of a Galera cluster: a grant counts on all of them once it is certified, and of \
-                       two conflicting writes one is refused only then"
-                    .into(),
-                change: format!(
-                    "send all clients of the locks to the same server, and set wsrep_sync_wait to 1, {}",
-                    self.how_to_persist()
-                ),
-            });
+            let what = "the server is one of a Galera cluster: a grant counts on all of them once it is certified, and of \
+                       two conflicting writes one is refused only then";
+            let change = format!(
+                "send all clients of the locks to the same server, and set wsrep_sync_wait to 1, {}",
+                self.how_to_persist()
+            );
+            limits.push(Finding::against_correctness(what, change));
         }
         limits
     }

@@ -211,10 +211,7 @@ impl Hosts {
     }
 
     pub(super) fn internal(&self, why: impl Into<String>) -> Error {
-        Error::Internal {
-            store: self.to_string(),
-            why: why.into(),
-        }
+        Error::internal(self, why.into())
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
     match &standing {
         Ok(Standing::Held(_)) if !fast && is_new => contention.lower(),
         Ok(Standing::Held(_)) => {}
-        Ok(Standing::Waiting(_) | Standing::Busy) => contention.raise(),
+        Ok(_) => contention.raise(),
         Err(error) if !error.is_retryable() => state.entries.remove(&claim.id),
         Err(_) => {}
     }
@@ -83,10 +83,7 @@ pub(crate) async fn ready(
 fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
     let now = Clock::Boot.now();
     if claim.wait {
-        return Ok(Standing::Waiting(Place {
-            ahead: None,
-            recheck: from,
-        }));
+        return Ok(Standing::Waiting(Place::new(from)));
     }
     let left = from.since(now);
     let cause = format!(
@@ -149,12 +146,9 @@ async fn fast_path(
         return Ok(None);
     }
     state.saw(0, token);
-    Ok(Some(Grant {
-        tokens: Tokens::one(Token(token)),
-        counted_from: asked_at,
-        lease: claim.ttl,
-        recorded: false,
-    }))
+    Ok(Some(
+        Grant::new(Tokens::one(Token(token)), asked_at, claim.ttl).recorded(false),
+    ))
 }
 
 /// What `place.lua` answers.
@@ -192,10 +186,10 @@ impl Placed {
         };
         let positive = |at: usize| u64::try_from(number(at)).unwrap_or(0);
         match &word[..] {
-            b"held" => Some(Self::Held(Tokens {
-                first: Token(positive(1)),
-                count: u32::try_from(positive(2)).unwrap_or(1).max(1),
-            })),
+            b"held" => Some(Self::Held(Tokens::new(
+                Token(positive(1)),
+                u32::try_from(positive(2)).unwrap_or(1).max(1),
+            ))),
             b"waits" => Some(Self::Waits(Queued {
                 counter: positive(1),
                 ahead: positive(2),
@@ -326,12 +320,7 @@ impl Placing<'_> {
 
     fn held(&self, tokens: Tokens, asked_at: BootInstant) -> Standing {
         self.servers.state.entries.remove(&self.claim.id);
-        Standing::Held(Grant {
-            tokens,
-            counted_from: asked_at,
-            lease: self.claim.ttl,
-            recorded: true,
-        })
+        Standing::Held(Grant::new(tokens, asked_at, self.claim.ttl))
     }
 
     fn waiting(&self, queued: &Queued, asked_at: BootInstant) -> Standing {
@@ -341,10 +330,9 @@ impl Placing<'_> {
             entry.waits(asked_at, queued.counter);
         }
         let window = window(self.servers, self.claim);
-        Standing::Waiting(Place {
-            ahead: Some(queued.ahead),
-            recheck: asked_at + recheck(window, queued, self.entry),
-        })
+        Standing::Waiting(
+            Place::new(asked_at + recheck(window, queued, self.entry)).ahead(queued.ahead),
+        )
     }
 
     /// Waits until as many replicas as were asked for have the grant. If too few have it, the grant is withdrawn.

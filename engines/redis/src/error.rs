@@ -54,13 +54,11 @@ pub(crate) fn explain(
     let has = |word: &str| code == word || text.contains(word);
     if has("WRONGTYPE") {
         return match name {
-            Some(name) => Error::NotALock {
-                store: store.to_owned(),
-                name: name.clone(),
-                why: "the key, or one beside it, holds a value of another type (Redisson keeps a hash there); use \
-                      another name, or remove the key if nobody needs it"
-                    .into(),
-            },
+            Some(name) => {
+                let why = "the key, or one beside it, holds a value of another type (Redisson keeps a hash there); use \
+                      another name, or remove the key if nobody needs it";
+                Error::not_a_lock(store, name, why)
+            }
             None => Error::config(
                 store,
                 "a key beginning with fencelock: holds a value of another type; remove it",
@@ -168,10 +166,6 @@ pub(crate) fn untakeable(server: &str, action: &str, error: &RedisError) -> Find
 
 /// This version cannot read the stored value.
 pub(crate) fn unreadable(store: &str, name: &LockName) -> Error {
-    Error::NotALock {
-        store: store.to_owned(),
-        name: name.clone(),
-        why: "it was stored by a newer version of fencelock, or is damaged; use that version, or another name"
-            .into(),
-    }
+    let why = "it was stored by a newer version of fencelock, or is damaged; use that version, or another name";
+    Error::not_a_lock(store, name, why)
 }

@@ -217,10 +217,7 @@ pub(crate) async fn list(
     let (index, cursor) = at.unwrap_or_else(|| (0, "0".to_owned()));
     let nodes = servers.nodes();
     let Some(node) = nodes.get(index) else {
-        return Ok(Page {
-            items: Vec::new(),
-            next: None,
-        });
+        return Ok(Page::new(Vec::new(), None));
     };
     let connection = node.connection(&servers.state).await?;
     let answer = connection.send(&scan(prefix, &cursor, limit)).await;
@@ -246,5 +243,5 @@ pub(crate) async fn list(
         (true, true) => Some(Cursor(format!("{}:0", index + 1))),
         (true, false) => None,
     };
-    Ok(Page { items, next })
+    Ok(Page::new(items, next))
 }

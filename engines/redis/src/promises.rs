@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, Order, Promises, Wake};
 
 use crate::config::{Config, Deployment};
 use crate::server::ServerInfo;
@@ -16,39 +16,37 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
             all.push(limit);
         }
     }
-    Promises {
-        engine: match config.deployment {
-            Deployment::One => "redis",
-            Deployment::Sentinel { .. } => "redis-sentinel",
-            Deployment::Cluster(_) => "redis-cluster",
-        },
-        order: Order::Fifo,
-        shared: true,
-        permits: true,
-        lock_delay: true,
-        ranges: true,
-        portable: true,
-        lease: LeaseKind::Lease,
-        wake: Wake::Push,
-        durability: durability.unwrap_or(Durability::Volatile),
-        clock: match config.deployment {
-            Deployment::One => {
-                "the server's clock runs at about the right rate and is not set forward while a lock is held"
-            }
-            _ => {
-                "the servers' clocks run at about the right rate, show the same time, and are not set forward while \
+    let engine = match config.deployment {
+        Deployment::One => "redis",
+        Deployment::Sentinel { .. } => "redis-sentinel",
+        Deployment::Cluster(_) => "redis-cluster",
+    };
+    let clock = match config.deployment {
+        Deployment::One => {
+            "the server's clock runs at about the right rate and is not set forward while a lock is held"
+        }
+        _ => {
+            "the servers' clocks run at about the right rate, show the same time, and are not set forward while \
                  a lock is held"
-            }
-        },
-        min_ttl: Duration::from_millis(10),
+        }
+    };
+    Promises::new(engine, clock)
+        .order(Order::Fifo)
+        .shared(true)
+        .permits(true)
+        .lock_delay(true)
+        .ranges(true)
+        .portable(true)
+        .wake(Wake::Push)
+        .durability(durability.unwrap_or(Durability::Volatile))
+        .min_ttl(Duration::from_millis(10))
         // A lease that outlives the delay would be forgotten.
-        max_ttl: match config.promotion_delay {
+        .max_ttl(match config.promotion_delay {
             Duration::ZERO => Duration::from_secs(10 * 365 * 86_400),
             delay => delay,
-        },
-        claim_window: config.claim_window,
-        limits: all,
-    }
+        })
+        .claim_window(config.claim_window)
+        .limits(all)
 }
 
 /// What stands between one server and correctness.
@@ -87,9 +85,9 @@ fn durability(info: &ServerInfo) -> Durability {
 
 fn rank(durability: &Durability) -> u8 {
     match durability {
-        Durability::Volatile => 0,
-        Durability::Process => 1,
         Durability::Durable => 2,
+        Durability::Process => 1,
+        _ => 0,
     }
 }
 
@@ -105,7 +103,11 @@ fn forgets(info: &ServerInfo) -> Option<Finding> {
              the last grants, and grant them again",
             info.how_to_keep(&wanted),
         ),
-        (Durability::Durable | Durability::Process, Durability::Volatile) => (
+        (_, Durability::Process) => (
+            "after a loss of power the last grants may be forgotten, and granted again",
+            info.how_to_set(&wanted[1..]),
+        ),
+        (Durability::Durable | Durability::Process, _) => (
             "the server remembers grants until its next start only, as far as can be seen: appendonly may have been \
              set with CONFIG SET, which ends with the process; that start forgets every lock, and grants it again",
             match now {
@@ -113,11 +115,7 @@ fn forgets(info: &ServerInfo) -> Option<Finding> {
                 _ => info.how_to_set(&wanted),
             },
         ),
-        (_, Durability::Process) => (
-            "after a loss of power the last grants may be forgotten, and granted again",
-            info.how_to_set(&wanted[1..]),
-        ),
-        (_, Durability::Volatile) => (
+        _ => (
             "a restart of the server forgets every lock, and grants it again",
             info.how_to_set(&wanted),
         ),

@@ -447,11 +447,7 @@ fn renewal(
 ) -> Renewal {
     match code {
         Value::Int(0) => Renewal::Lost,
-        Value::Int(code @ (1 | 2)) => Renewal::Kept {
-            counted_from,
-            lease: held.claim.ttl,
-            asked: *code == 2,
-        },
+        Value::Int(code @ (1 | 2)) => Renewal::kept(counted_from, held.claim.ttl, *code == 2),
         _ => {
             let action = format!("renewing lock {}", held.claim.name);
             let cause = "the server is out of memory (maxmemory); free some or allow more";

@@ -206,16 +206,13 @@ impl Hold {
             (None, Some(left)) => Some(self.px.saturating_sub(millis(left))),
             (None, None) => None,
         };
-        HolderView {
-            claim: self.claim,
-            owner: self.rest.owner,
-            token: self.token,
-            mode,
-            ttl_left: left,
-            lock_delay: self.rest.lock_delay,
-            held: held.map(Duration::from_millis),
-            label: self.rest.label,
-        }
+        HolderView::new(self.rest.owner, mode)
+            .claim(self.claim)
+            .token(self.token)
+            .ttl_left(left)
+            .lock_delay(self.rest.lock_delay)
+            .held(held.map(Duration::from_millis))
+            .label(self.rest.label)
     }
 }
 
@@ -226,16 +223,7 @@ pub(crate) fn foreign_view(value: &[u8], left: Option<Duration>) -> HolderView {
     if owner.len() < text.len() {
         owner.push_str("...");
     }
-    HolderView {
-        claim: None,
-        owner,
-        token: None,
-        mode: Mode::Exclusive,
-        ttl_left: left,
-        lock_delay: Duration::ZERO,
-        held: None,
-        label: None,
-    }
+    HolderView::new(owner, Mode::Exclusive).ttl_left(left)
 }
 
 /// `<window>:<seen>:<reserve>:<kind>:<rest>`, as stored for each waiter.
@@ -244,7 +232,7 @@ pub(crate) fn waiter_view(text: &str) -> Option<WaiterView> {
     let (_window, _seen, _reserve) = (parts.next()?, parts.next()?, parts.next()?);
     let mode = mode(parts.next()?)?;
     let Rest { owner, label, .. } = Rest::parse(parts.next()?)?;
-    Some(WaiterView { owner, mode, label })
+    Some(WaiterView::new(owner, mode).label(label))
 }
 
 /// A message on the channel of a process.

@@ -29,14 +29,6 @@ pub(crate) async fn wait(servers: &Servers, claim: &Claim, place: &Place) -> Res
     }
     state.entries.remove(&claim.id);
     state.contention.of(&claim.name).raise();
-    let tokens = Tokens {
-        first: Token(pushed.first),
-        count: pushed.count.max(1),
-    };
-    Ok(Some(Grant {
-        tokens,
-        counted_from: asked_at,
-        lease: window,
-        recorded: true,
-    }))
+    let tokens = Tokens::new(Token(pushed.first), pushed.count.max(1));
+    Ok(Some(Grant::new(tokens, asked_at, window)))
 }

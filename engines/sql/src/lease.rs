@@ -192,7 +192,7 @@ pub const MOST_TOKENS: u32 = 16;
 /// The tokens of a grant, from the last one drawn.
 pub fn tokens_up_to(last: i64, count: u32) -> fencelock_core::Tokens {
     let first = fencelock_core::Token(last.unsigned_abs() + 1 - u64::from(count));
-    fencelock_core::Tokens { first, count }
+    fencelock_core::Tokens::new(first, count)
 }
 
 /// When a lease that counts from `now` ends for the database.

@@ -52,10 +52,9 @@ fn take_step(
             delete_expired(transaction, &claim.name, &rows)?;
             join_queue(transaction, claim, ticket, &rows)?;
             transaction.entries.set_waiting(claim.id);
-            return Ok(Ok(Standing::Waiting(Place {
-                ahead: Some(ahead),
-                recheck: recheck(asked_at, until),
-            })));
+            return Ok(Ok(Standing::Waiting(
+                Place::new(recheck(asked_at, until)).ahead(ahead),
+            )));
         }
         Step::Busy => {
             if leave_queue(transaction, &claim.name, claim.id, &rows)? {
@@ -65,12 +64,7 @@ fn take_step(
         }
     };
     Ok(match tokens {
-        Some(tokens) => Ok(Standing::Held(Grant {
-            tokens,
-            counted_from: asked_at,
-            lease: claim.ttl,
-            recorded: true,
-        })),
+        Some(tokens) => Ok(Standing::Held(Grant::new(tokens, asked_at, claim.ttl))),
         None => Err(used_by_another_machine(transaction)),
     })
 }

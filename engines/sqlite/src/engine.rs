@@ -10,7 +10,7 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
     Withdrawn,
 };
-use fencelock_core::{Durability, Engine, LeaseKind, Order, Promises, Result, Wake};
+use fencelock_core::{Durability, Engine, Order, Promises, Result, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
@@ -103,25 +103,21 @@ impl Sqlite {
 }
 
 fn promises(file: &File, wake: Wake) -> Promises {
-    Promises {
-        engine: "sqlite",
-        order: Order::Fifo,
-        shared: true,
-        permits: true,
-        lock_delay: true,
-        ranges: true,
-        portable: true,
-        lease: LeaseKind::Lease,
-        wake,
+    let clock = "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back";
+    Promises::new("sqlite", clock)
+        .order(Order::Fifo)
+        .shared(true)
+        .permits(true)
+        .lock_delay(true)
+        .ranges(true)
+        .portable(true)
+        .wake(wake)
         // A loss of power may cost the last commits. It also ends every process that held: the next boot ends all holds,
         // and lifts the counter of tokens to the time.
-        durability: Durability::Process,
-        clock: "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back",
-        min_ttl: Duration::from_millis(50),
-        max_ttl: Duration::from_secs(100 * 365 * 86_400),
-        claim_window: CLAIM_WINDOW,
-        limits: diagnose::limits(&file.config.path),
-    }
+        .durability(Durability::Process)
+        .min_ttl(Duration::from_millis(50))
+        .claim_window(CLAIM_WINDOW)
+        .limits(diagnose::limits(&file.config.path))
 }
 
 fencelock_core::store_options!(|options| Ok(Arc::new(Sqlite::open(options).await?)));
@@ -196,9 +192,8 @@ mod tests {
         let (holder, waiter) = (claim(), claim());
         engine.place(&holder).await.unwrap();
         for _ in 0..16 {
-            let place = waiting(&engine, &waiter).await;
-            let recheck = Clock::Boot.now() + Duration::from_millis(5);
-            let place = Place { recheck, ..place };
+            waiting(&engine, &waiter).await;
+            let place = Place::new(Clock::Boot.now() + Duration::from_millis(5));
             assert!(engine.wait(&waiter, &place).await.unwrap().is_none());
         }
         let entry = engine.entries.waiting(waiter.id).unwrap();

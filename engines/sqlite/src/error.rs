@@ -17,10 +17,7 @@ impl File {
     /// What an error of SQLite means.
     pub(crate) fn error(&self, action: &str, error: &rusqlite::Error) -> Error {
         let cause = error.to_string();
-        let internal = |cause| Error::Internal {
-            store: self.to_string(),
-            why: format!("{action}: {cause}"),
-        };
+        let internal = |cause| Error::internal(self, format!("{action}: {cause}"));
         let Some(code) = error.sqlite_error_code() else {
             return internal(cause);
         };

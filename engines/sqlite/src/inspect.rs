@@ -51,11 +51,11 @@ impl Inspect for Sqlite {
 }
 
 fn view(transaction: &Transaction<'_>, name: &LockName) -> Sql<LockView> {
-    Ok(LockView {
-        name: name.clone(),
-        holders: holders(transaction, name)?,
-        waiters: waiters(transaction, name)?,
-    })
+    Ok(LockView::new(
+        name.clone(),
+        holders(transaction, name)?,
+        waiters(transaction, name)?,
+    ))
 }
 
 fn holders(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<HolderView>> {
@@ -66,16 +66,13 @@ fn holders(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<HolderView
     let values = params![name.as_str(), instant_value(now)];
     let holders = select.query_map(values, |row| {
         let left = instant(row, 4)?.since(now);
-        Ok(HolderView {
-            claim: Some(claim_id(row, 0)?),
-            owner: row.get(1)?,
-            token: Some(token(row, 2)?),
-            mode: mode(row, 3)?,
-            ttl_left: Some(left),
-            lock_delay: duration(row, 5)?.min(left),
-            held: Some(now.since(instant(row, 6)?)),
-            label: row.get(7)?,
-        })
+        Ok(HolderView::new(row.get(1)?, mode(row, 3)?)
+            .claim(claim_id(row, 0)?)
+            .token(token(row, 2)?)
+            .ttl_left(left)
+            .lock_delay(duration(row, 5)?.min(left))
+            .held(now.since(instant(row, 6)?))
+            .label(row.get(7)?))
     })?;
     holders.collect()
 }
@@ -85,11 +82,7 @@ fn waiters(transaction: &Transaction<'_>, name: &LockName) -> Sql<Vec<WaiterView
     let mut select = transaction.connection.prepare_cached(sql)?;
     let values = params![name.as_str(), instant_value(transaction.now), MOST_WAITERS];
     let waiters = select.query_map(values, |row| {
-        Ok(WaiterView {
-            owner: row.get(0)?,
-            mode: mode(row, 1)?,
-            label: row.get(2)?,
-        })
+        Ok(WaiterView::new(row.get(0)?, mode(row, 1)?).label(row.get(2)?))
     })?;
     waiters.collect()
 }
@@ -118,7 +111,7 @@ fn page(
     }
     let more = full && items.len() == limit;
     let next = names.last().filter(|_| more).cloned().map(Cursor);
-    Ok(Page { items, next })
+    Ok(Page::new(items, next))
 }
 
 fn evict(

@@ -53,7 +53,7 @@ fn prolong_all(
                WHERE name = ?1 AND claim = ?2";
     let mut update = transaction.connection.prepare_cached(sql)?;
     let mut renewals = Vec::with_capacity(held.len());
-    for HeldClaim { claim, token } in held {
+    for HeldClaim { claim, token, .. } in held {
         let (name, id) = (claim.name.as_str(), claim.id.as_bytes());
         let now = instant_value(transaction.now);
         let values = params![name, id, now, token_value(*token)];
@@ -75,11 +75,7 @@ fn prolong_all(
             transaction.address.as_bytes(),
         ])?;
         transaction.entries.set_holding(claim.id, &claim.name);
-        renewals.push(Renewal::Kept {
-            counted_from: asked_at,
-            lease: claim.ttl,
-            asked,
-        });
+        renewals.push(Renewal::kept(asked_at, claim.ttl, asked));
     }
     Ok(renewals)
 }

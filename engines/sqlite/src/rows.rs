@@ -15,10 +15,7 @@ pub(crate) fn read(connection: &Connection, name: &LockName) -> Sql<Rows> {
         Ok(Holder {
             claim: claim_id(row, 0)?,
             mode: mode(row, 1)?,
-            tokens: Tokens {
-                first: token(row, 2)?,
-                count: row.get(3)?,
-            },
+            tokens: Tokens::new(token(row, 2)?, row.get(3)?),
             expiry: instant(row, 4)?,
             abandoned: row.get(5)?,
         })

@@ -63,10 +63,7 @@ pub(crate) async fn start(
     thread.spawn(run).map_err(|error| {
         Error::unavailable(&file, "start the thread that works on the file", error)
     })?;
-    let died = |_| Error::Internal {
-        store: file.to_string(),
-        why: "the thread that opens the file died".into(),
-    };
+    let died = |_| Error::internal(file, "the thread that opens the file died");
     open.await.map_err(died)?
 }
 

@@ -66,7 +66,7 @@ async fn holds(engine: &Sqlite, claim: &Claim) -> bool {
     match engine.place(claim).await.unwrap() {
         Standing::Held(_) => true,
         Standing::Waiting(_) => false,
-        Standing::Busy => panic!("busy, although the claim waits"),
+        other => panic!("{other:?}, although the claim waits"),
     }
 }
 

@@ -428,12 +428,11 @@ impl State {
         self.hold_until(entry, counted_from + (lease + claim.lock_delay));
         self.watch_if_recorded(entry, claim, &connection);
         let count = entry.known().count;
-        Ok(Position::Held(Grant {
-            tokens: Tokens { first, count },
+        Ok(Position::Held(Grant::new(
+            Tokens::new(first, count),
             counted_from,
             lease,
-            recorded: true,
-        }))
+        )))
     }
 
     /// A claim's position in the queue that these children form; `None` if it holds.
@@ -455,10 +454,9 @@ impl State {
             .into_iter()
             .map(|other| entry.lock_node.child(&queue.0[other].node));
         entry.known().waits_for = paths.collect();
-        Ok(Some(Position::Waiting(Place {
-            ahead: Some((at - queue.holding()) as u64),
-            recheck: Clock::Boot.now() + RECHECK,
-        })))
+        Ok(Some(Position::Waiting(
+            Place::new(Clock::Boot.now() + RECHECK).ahead((at - queue.holding()) as u64),
+        )))
     }
 }
 

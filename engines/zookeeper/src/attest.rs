@@ -95,12 +95,11 @@ impl State {
             if let Some((answered, lease)) = data.pong
                 && answered == number
             {
-                let grant = Grant {
-                    tokens: Tokens::one(data.tokens(node.stat.czxid).1),
+                let grant = Grant::new(
+                    Tokens::one(data.tokens(node.stat.czxid).1),
                     counted_from,
                     lease,
-                    recorded: true,
-                };
+                );
                 return Ok(Pinged::Answered(node.holder(Some(data)), grant));
             }
             if data.ping != Some(number) {

@@ -51,10 +51,7 @@ pub(crate) fn error(config: &Config, action: impl Into<String>, failure: Failure
         Failure::Refused(refusal @ (Refusal::QuotaExceeded | Refusal::NoChildrenForEphemerals)) => {
             Error::refused(store, action, refusal)
         }
-        Failure::Refused(refusal) => Error::Internal {
-            store: store.clone(),
-            why: format!("{action}: {refusal}"),
-        },
+        Failure::Refused(refusal) => Error::internal(store, format!("{action}: {refusal}")),
     }
 }
 

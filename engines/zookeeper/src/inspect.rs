@@ -34,28 +34,17 @@ pub(crate) struct ReadNode {
 impl ReadNode {
     pub(crate) fn holder(&self, data: Option<ClaimData>) -> HolderView {
         let Some(data) = data else {
-            return HolderView {
-                claim: None,
-                owner: self.foreign_owner(),
-                token: Some(first_token(self.stat.czxid)),
-                mode: self.queued.mode,
-                ttl_left: None,
-                lock_delay: Duration::ZERO,
-                held: None,
-                label: None,
-            };
+            return HolderView::new(self.foreign_owner(), self.queued.mode)
+                .token(first_token(self.stat.czxid));
         };
-        HolderView {
-            claim: names::claim_id(&self.queued.node),
-            token: Some(data.tokens(self.stat.czxid).1),
-            owner: data.owner,
-            mode: self.queued.mode,
+        let (_, token) = data.tokens(self.stat.czxid);
+        HolderView::new(data.owner, self.queued.mode)
+            .claim(names::claim_id(&self.queued.node))
+            .token(token)
             // A session shows no countdown: this is what the claim asked for.
-            ttl_left: Some(data.ttl + data.lock_delay),
-            lock_delay: data.lock_delay,
-            held: None,
-            label: data.label,
-        }
+            .ttl_left(data.ttl + data.lock_delay)
+            .lock_delay(data.lock_delay)
+            .label(data.label)
     }
 
     fn waiter(&self, data: Option<ClaimData>) -> WaiterView {
@@ -64,7 +53,7 @@ impl ReadNode {
             None => (self.foreign_owner(), None),
         };
         let mode = self.queued.mode;
-        WaiterView { owner, mode, label }
+        WaiterView::new(owner, mode).label(label)
     }
 
     /// The owner of another library's node: what it wrote, or the node's name.
@@ -143,13 +132,13 @@ impl State {
         match ClaimData::read(bytes) {
             Ok(data) => Ok(Some(data)),
             Err(Unreadable::Foreign) => Ok(None),
-            Err(Unreadable::Newer(version)) => Err(Error::NotALock {
-                store: self.config.store.clone(),
-                name: name.clone(),
-                why: format!(
+            Err(Unreadable::Newer(version)) => Err(Error::not_a_lock(
+                &self.config.store,
+                name,
+                format!(
                     "its format is version {version}, and this fencelock knows version 1; use a newer fencelock"
                 ),
-            }),
+            )),
         }
     }
 
@@ -257,7 +246,7 @@ impl State {
                 }
             }
         }
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     async fn with_claims<'a>(

@@ -247,11 +247,7 @@ impl State {
         }
         let lease = self.sessions.lease(claim, &session);
         self.hold_until(entry, sent + (lease + claim.lock_delay));
-        Renewal::Kept {
-            counted_from: sent,
-            lease,
-            asked,
-        }
+        Renewal::kept(sent, lease, asked)
     }
 
     fn unknown(&self, held: &HeldClaim, why: &str) -> Renewal {

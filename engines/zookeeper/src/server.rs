@@ -49,24 +49,23 @@ pub(crate) fn promises(
             format!("raise maxSessionTimeout above {:?}, or use shorter ttls", DEFAULT_TTL * 3 / 2),
         ));
     }
-    Promises {
-        engine: "zookeeper",
-        order: Order::Fifo,
-        shared: true,
-        permits: true,
-        lock_delay: true,
-        ranges: true,
-        portable: false,
-        lease: LeaseKind::Session,
-        wake: Wake::Push,
-        durability: Durability::Durable,
-        clock: "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter",
+    let clock = "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter";
+    Promises::new("zookeeper", clock)
+        .order(Order::Fifo)
+        .shared(true)
+        .permits(true)
+        .lock_delay(true)
+        .ranges(true)
+        .lease(LeaseKind::Session)
+        .wake(Wake::Push)
+        .durability(Durability::Durable)
         // In whole milliseconds, as people write it.
-        min_ttl: Duration::from_millis((shortest.as_millis() as u64 * 2).div_ceil(3)),
-        max_ttl: MAX_TTL,
-        claim_window,
-        limits,
-    }
+        .min_ttl(Duration::from_millis(
+            (shortest.as_millis() as u64 * 2).div_ceil(3),
+        ))
+        .max_ttl(MAX_TTL)
+        .claim_window(claim_window)
+        .limits(limits)
 }
 
 /// A server's answer to `srvr`, which servers give unless they are configured not to.

@@ -154,11 +154,8 @@ impl State {
     }
 
     pub(crate) fn queue(&self, name: &LockName, children: Vec<String>) -> Result<Queue> {
-        Queue::new(children).map_err(|word| Error::NotALock {
-            store: self.config.store.clone(),
-            name: name.clone(),
-            why: format!("a claim in the queue has the mode {word:?}, which this version does not know; use a newer fencelock"),
-        })
+        Queue::new(children).map_err(|word| {let why = format!("a claim in the queue has the mode {word:?}, which this version does not know; use a newer fencelock");
+Error::not_a_lock(&self.config.store, name, why)})
     }
 
     /// The children of a lock node, as this connection's server has them. None if the node does not exist.

@@ -156,7 +156,7 @@ impl ClaimData {
         let node = first_token(czxid);
         let (first, token) = self.tokens.unwrap_or((node, node));
         let count = self.count.clamp(1, MAX_TOKENS);
-        (Tokens { first, count }, token)
+        (Tokens::new(first, count), token)
     }
 }
 

@@ -15,8 +15,8 @@ use fencelock::engine::{
 };
 use fencelock::support::admission::admits;
 use fencelock::{
-    BootInstant, ClaimId, Clock, Durability, Engine, Evict, HolderView, Inspect, LeaseKind,
-    LockName, LockView, Mode, Order, Promises, Result, Token, Tokens, Wake,
+    BootInstant, ClaimId, Clock, Engine, Evict, HolderView, Inspect, LockName, LockView, Mode,
+    Promises, Result, Token, Tokens,
 };
 use fencelock_conformance::{Needs, Store, Subject, cases, harness};
 use tokio::sync::mpsc::UnboundedSender;
@@ -74,34 +74,18 @@ impl Toy {
 }
 
 fn promises() -> Promises {
-    Promises {
-        engine: "toy",
-        order: Order::Unordered,
-        shared: false,
-        permits: false,
-        lock_delay: true,
-        ranges: false,
+    Promises::new("toy", "none: client and store share one clock")
+        .lock_delay(true)
         // A waiter is known to its own client alone.
-        portable: false,
-        lease: LeaseKind::Lease,
-        wake: Wake::Poll,
-        durability: Durability::Volatile,
-        clock: "none: client and store share one clock",
-        min_ttl: Duration::from_millis(10),
-        max_ttl: Duration::from_secs(365 * 86_400),
-        claim_window: Duration::from_millis(100),
-        limits: Vec::new(),
-    }
+        .portable(false)
+        .min_ttl(Duration::from_millis(10))
+        .max_ttl(Duration::from_secs(365 * 86_400))
+        .claim_window(Duration::from_millis(100))
 }
 
 impl Row {
     fn grant(&self, now: BootInstant, lease: Duration) -> Grant {
-        Grant {
-            tokens: Tokens::one(self.token),
-            counted_from: now,
-            lease,
-            recorded: true,
-        }
+        Grant::new(Tokens::one(self.token), now, lease)
     }
 }
 
@@ -139,10 +123,7 @@ impl Engine for Toy {
             return Ok(Standing::Held(grant));
         }
         Ok(match claim.wait {
-            true => Standing::Waiting(Place {
-                ahead: None,
-                recheck: now + POLL,
-            }),
+            true => Standing::Waiting(Place::new(now + POLL)),
             false => Standing::Busy,
         })
     }
@@ -163,11 +144,7 @@ impl Engine for Toy {
                 return Renewal::Lost;
             };
             row.expiry = now + held.claim.ttl + row.claim.lock_delay;
-            Renewal::Kept {
-                counted_from: now,
-                lease: held.claim.ttl,
-                asked: row.asked,
-            }
+            Renewal::kept(now, held.claim.ttl, row.asked)
         };
         held.iter().map(&mut renew).collect()
     }
@@ -217,10 +194,7 @@ impl Inspect for Toy {
         let table = self.table();
         let found = table.rows.values();
         let found = found.filter(|row| row.claim.name.as_str().starts_with(prefix));
-        Ok(Page {
-            items: found.map(view).collect(),
-            next: None,
-        })
+        Ok(Page::new(found.map(view).collect(), None))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
@@ -246,16 +220,15 @@ impl Inspect for Toy {
 fn view(row: &Row) -> LockView {
     let (now, claim) = (Clock::Boot.now(), &row.claim);
     let mut view = LockView::free(claim.name.clone());
-    view.holders.push(HolderView {
-        claim: Some(claim.id),
-        owner: claim.owner.to_string(),
-        token: Some(row.token),
-        mode: Mode::Exclusive,
-        ttl_left: Some(row.expiry.since(now)),
-        lock_delay: claim.lock_delay,
-        held: Some(now.since(row.since)),
-        label: claim.label.as_deref().map(str::to_owned),
-    });
+    view.holders.push(
+        HolderView::new(claim.owner.to_string(), Mode::Exclusive)
+            .claim(claim.id)
+            .token(row.token)
+            .ttl_left(row.expiry.since(now))
+            .lock_delay(claim.lock_delay)
+            .held(now.since(row.since))
+            .label(claim.label.as_deref().map(str::to_owned)),
+    );
     view
 }
 

@@ -72,7 +72,7 @@ impl Layer for Witness {
                     seen.stood.get_or_insert_with(now);
                 }
             }
-            Standing::Busy => {}
+            _ => {}
         }
         Ok(standing)
     }

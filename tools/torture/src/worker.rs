@@ -413,6 +413,7 @@ fn released(released: fencelock::Result<Release>) -> End {
         Ok(Release::Released) => End::Released,
         Ok(Release::AlreadyExpired) => End::Expired,
         Ok(Release::NotOwner) => End::NotOwner,
+        Ok(other) => End::Failed(other.as_str().to_owned()),
         Err(Error::Unavailable { .. }) => End::Unconfirmed,
         Err(error) => End::Failed(error.to_string()),
     }

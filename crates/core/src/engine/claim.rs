@@ -3,12 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Token, Tokens};
 
 /// One request for one lock, which waits or holds. Cheap to clone.
 ///
 /// Made by [`Claim::new`]; the methods with the names of the fields change one each.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let id = ClaimIds::new()?.next();
+/// let claim = Claim::new(id, "me", LockName::new("report")?)
+///     .mode(Mode::Shared)
+///     .ttl(Duration::from_secs(10))
+///     .wait(false)
+///     .label("by hand");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Claim {
     /// Chosen by the client; every call about this claim carries it.
     pub id: ClaimId,
@@ -51,10 +68,35 @@ impl Claim {
             label: None,
         }
     }
+
+    setters! {
+        mode: Mode, ttl: Duration, lock_delay: Duration, wait: bool, reserve: u32, record: bool,
+    }
+
+    /// Sets [`label`](Self#structfield.label).
+    #[must_use]
+    pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
 }
 
 /// A claim that holds, and what its client may believe.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let lease = Duration::from_secs(10);
+/// let grant = Grant::new(Tokens::one(Token(34)), Clock::Boot.now(), lease);
+/// // An engine whose first renewal writes the token:
+/// assert!(!grant.recorded(false).recorded);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Grant {
     /// Its tokens.
     pub tokens: Tokens,
@@ -67,8 +109,36 @@ pub struct Grant {
     pub recorded: bool,
 }
 
+impl Grant {
+    /// A grant whose token the store knows.
+    #[must_use]
+    pub const fn new(tokens: Tokens, counted_from: BootInstant, lease: Duration) -> Self {
+        Self {
+            tokens,
+            counted_from,
+            lease,
+            recorded: true,
+        }
+    }
+
+    setters! { recorded: bool }
+}
+
 /// A place in the queue.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let recheck = Clock::Boot.now() + Duration::from_secs(5);
+/// let place = Place::new(recheck).ahead(2);
+/// assert_eq!(place.ahead, Some(2));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Place {
     /// How many waiters are before this one; holders are not counted. `None` if the engine keeps no order.
     pub ahead: Option<u64>,
@@ -76,8 +146,20 @@ pub struct Place {
     pub recheck: BootInstant,
 }
 
+impl Place {
+    /// A place of which only the time of the next call is known.
+    #[must_use]
+    pub const fn new(recheck: BootInstant) -> Self {
+        let ahead = None;
+        Self { ahead, recheck }
+    }
+
+    setters! { ahead: u64 }
+}
+
 /// The answer of [`Engine::place`](super::Engine::place).
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Standing {
     /// The claim holds.
     Held(Grant),
@@ -89,6 +171,7 @@ pub enum Standing {
 
 /// A claim that holds, with its present token (which moves on with each hand-off inside the process).
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HeldClaim {
     /// The claim that the server knows.
     pub claim: Claim,
@@ -96,10 +179,20 @@ pub struct HeldClaim {
     pub token: Token,
 }
 
+impl HeldClaim {
+    /// A claim with its present token.
+    #[must_use]
+    pub const fn new(claim: Claim, token: Token) -> Self {
+        Self { claim, token }
+    }
+}
+
 /// The outcome of one renewal.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Renewal {
     /// The lease counts anew; the store has the token now.
+    #[non_exhaustive]
     Kept {
         /// Before the renewal was sent.
         counted_from: BootInstant,
@@ -114,6 +207,18 @@ pub enum Renewal {
     Unknown(Error),
 }
 
+impl Renewal {
+    /// [`Renewal::Kept`].
+    #[must_use]
+    pub const fn kept(counted_from: BootInstant, lease: Duration, asked: bool) -> Self {
+        Self::Kept {
+            counted_from,
+            lease,
+            asked,
+        }
+    }
+}
+
 /// How to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
@@ -126,6 +231,7 @@ pub enum Leave {
 /// The outcome of [`Engine::withdraw`](super::Engine::withdraw). It is final: no earlier call of this claim can take effect
 /// any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Withdrawn {
     /// It held, and no longer holds.
     Released,

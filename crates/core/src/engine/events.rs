@@ -45,6 +45,20 @@ impl fmt::Debug for EventStream {
 }
 
 /// The events of an engine, until its one listener takes them.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let (sender, source) = EventSource::channel();
+/// let mut events = source.take(&"toy:")?;
+/// let _ = sender.send(Event::Lost(ClaimId::from_bytes([0; 16])));
+/// assert!(matches!(events.next().await, Some(Ok(Event::Lost(_)))));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct EventSource(Mutex<Option<EventStream>>);
 
@@ -77,9 +91,8 @@ impl EventSource {
     /// [`Error::Internal`] from the second call on.
     pub fn take(&self, store: &dyn fmt::Display) -> Result<EventStream> {
         let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        events.take().ok_or_else(|| Error::Internal {
-            store: store.to_string(),
-            why: "its events have a listener already".to_owned(),
-        })
+        events
+            .take()
+            .ok_or_else(|| Error::internal(store, "its events have a listener already"))
     }
 }

@@ -8,6 +8,7 @@ mod events;
 mod options;
 mod promises;
 mod redact;
+mod setters;
 mod store_url;
 mod tls_files;
 mod view;
@@ -44,6 +45,23 @@ use crate::types::{Clock, LockName, Result, Token};
 /// * A claim that was placed is withdrawn in the end, also after a loss; [`Standing::Busy`] needs no withdrawal. Only what
 ///   stays taken after its release ([`Acquire::at_least`](crate::Acquire::at_least)) is left to its lease if the client ends
 ///   before that.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let engine = Memory::new();
+/// let claim = Claim::new(ClaimIds::new()?.next(), "me", LockName::new("report")?);
+/// if let Standing::Held(grant) = engine.place(&claim).await? {
+///     let held = HeldClaim::new(claim.clone(), grant.tokens.first);
+///     assert!(matches!(engine.renew(&[held]).await[0], Renewal::Kept { .. }));
+/// }
+/// assert_eq!(engine.withdraw(&claim, Leave::Release).await?, Withdrawn::Released);
+/// # Ok(())
+/// # }
+/// ```
 #[async_trait]
 pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// What this store promises, as it was found when it was opened.
@@ -89,6 +107,19 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
 }
 
 /// What people and resources ask of a store.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let engine = Memory::new();
+/// let view = engine.inspect().look(&LockName::new("report")?).await?;
+/// assert!(view.holders.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[async_trait]
 pub trait Inspect: Send + Sync {
     /// The lock as it is now. May be dropped.

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use super::setters::setters;
+
 /// The order in which waiters are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Order {
     /// First come, first served, over all processes.
     Fifo,
@@ -11,8 +14,20 @@ pub enum Order {
     Unordered,
 }
 
+impl Order {
+    /// As one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo",
+            Self::Unordered => "none",
+        }
+    }
+}
+
 /// What ends a hold whose client is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LeaseKind {
     /// A lease of its own, renewed by the client.
     Lease,
@@ -22,8 +37,21 @@ pub enum LeaseKind {
     Connection,
 }
 
+impl LeaseKind {
+    /// As one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::Session => "session",
+            Self::Connection => "connection",
+        }
+    }
+}
+
 /// How a waiter learns that its turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Wake {
     /// A message wakes it. It polls the store as a fall-back at most.
     Push,
@@ -31,8 +59,20 @@ pub enum Wake {
     Poll,
 }
 
+impl Wake {
+    /// As one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Push => "push",
+            Self::Poll => "poll",
+        }
+    }
+}
+
 /// What the store remembers of a grant after it was killed or lost power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Durability {
     /// Every grant that a client has seen.
     Durable,
@@ -42,8 +82,36 @@ pub enum Durability {
     Volatile,
 }
 
+impl Durability {
+    /// As one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Durable => "durable",
+            Self::Process => "process",
+            Self::Volatile => "volatile",
+        }
+    }
+}
+
 /// What an engine promises on the store as it was found at open. What is not promised is refused, never imitated.
+///
+/// Made by [`Promises::new`]; the methods with the names of the fields change one each.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let promises = Promises::new("toy", "client and store share one clock")
+///     .shared(true)
+///     .min_ttl(Duration::from_millis(10));
+/// assert!(promises.shared && !promises.permits);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Promises {
     /// The engine: "redis", "sqlite".
     pub engine: &'static str,
@@ -78,8 +146,50 @@ pub struct Promises {
     pub limits: Vec<Finding>,
 }
 
+impl Promises {
+    /// Exclusive leases of 100 ms to 100 years for waiters that poll the store, in no order, forgotten in a crash. Nothing more.
+    #[must_use]
+    pub const fn new(engine: &'static str, clock: &'static str) -> Self {
+        Self {
+            engine,
+            order: Order::Unordered,
+            shared: false,
+            permits: false,
+            lock_delay: false,
+            ranges: false,
+            portable: false,
+            lease: LeaseKind::Lease,
+            wake: Wake::Poll,
+            durability: Durability::Volatile,
+            clock,
+            min_ttl: Duration::from_millis(100),
+            max_ttl: Duration::from_secs(100 * 365 * 86_400),
+            claim_window: Duration::from_millis(100),
+            limits: Vec::new(),
+        }
+    }
+
+    setters! {
+        order: Order, shared: bool, permits: bool, lock_delay: bool, ranges: bool, portable: bool, lease: LeaseKind,
+        wake: Wake, durability: Durability, min_ttl: Duration, max_ttl: Duration, claim_window: Duration,
+        limits: Vec<Finding>,
+    }
+}
+
 /// What a lock is for.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let at_risk = client.promises().limits.iter().filter(|limit| limit.purpose == Purpose::Correctness);
+/// assert_eq!(at_risk.count(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Purpose {
     /// A rare double run costs only money.
     #[default]
@@ -88,8 +198,26 @@ pub enum Purpose {
     Correctness,
 }
 
+impl Purpose {
+    /// As one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Efficiency => "efficiency",
+            Self::Correctness => "correctness",
+        }
+    }
+}
+
 /// Something about a store that its operator should know.
+///
+/// ```
+/// # use fencelock_core::*;
+/// let finding = Finding::against_correctness("a restart forgets every lock", "set appendonly yes");
+/// assert_eq!(finding.purpose, Purpose::Correctness);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// The purpose that it endangers. What endangers efficiency endangers correctness, too.
     pub purpose: Purpose,

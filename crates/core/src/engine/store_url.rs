@@ -13,7 +13,22 @@ use super::redact::{self, redacted};
 use crate::types::{Error, Result, parse_duration};
 
 /// A store's URL in parts. `Debug` and `Display` never show a password.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let mut url = StoreUrl::parse("toy://db:99/locks?poll=50ms&size=8")?;
+/// assert_eq!((url.hosts[0].as_str(), url.path.as_str()), ("db:99", "locks"));
+/// assert_eq!(url.take_duration("poll")?, Some(Duration::from_millis(50)));
+/// assert_eq!(url.take_number("size")?, Some(8));
+/// url.finish()?; // an option that was not taken would be refused here
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct StoreUrl {
     /// Before the first colon, in lower case.
     pub scheme: String,
@@ -53,6 +68,7 @@ pub fn host_and_port((host, port): &Address) -> String {
 
 /// A host of a URL that may name credentials for each. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UrlHost {
     /// `host` or `host:port`, as written.
     pub host: String,

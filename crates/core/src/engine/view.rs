@@ -3,9 +3,23 @@
 use std::time::Duration;
 
 use super::claim::Grant;
+use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, LockName, Mode, Token, Tokens};
 
 /// How to take a lock from its holder.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// client.evict("report", guard.token(), Evict::Ask).await?;
+/// guard.asked_to_release().await;
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evict {
     /// At once. The holder hears of it if the engine can push.
@@ -15,7 +29,23 @@ pub enum Evict {
 }
 
 /// A lock as the store has it.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// let view = client.look("report").await?;
+/// for holder in &view.holders {
+///     println!("{} holds it for {:?} more", holder.owner, holder.ttl_left);
+/// }
+/// println!("{} wait", view.waiters.len());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LockView {
     /// The lock.
     pub name: LockName,
@@ -26,14 +56,20 @@ pub struct LockView {
 }
 
 impl LockView {
+    /// A lock with its holders and waiters.
+    #[must_use]
+    pub const fn new(name: LockName, holders: Vec<HolderView>, waiters: Vec<WaiterView>) -> Self {
+        Self {
+            name,
+            holders,
+            waiters,
+        }
+    }
+
     /// A free lock.
     #[must_use]
     pub const fn free(name: LockName) -> Self {
-        Self {
-            name,
-            holders: Vec::new(),
-            waiters: Vec::new(),
-        }
+        Self::new(name, Vec::new(), Vec::new())
     }
 
     /// The hold of an owner, if it is there and its token is known, and what may be believed of it according to this view,
@@ -42,12 +78,11 @@ impl LockView {
     pub fn attest(self, owner: &str, asked: BootInstant) -> Option<(HolderView, Grant)> {
         let mut holders = self.holders.into_iter();
         let holder = holders.find(|holder| holder.owner == owner)?;
-        let grant = Grant {
-            tokens: Tokens::one(holder.token?),
-            counted_from: asked,
-            lease: holder.ttl_left?.saturating_sub(holder.lock_delay),
-            recorded: true,
-        };
+        let grant = Grant::new(
+            Tokens::one(holder.token?),
+            asked,
+            holder.ttl_left?.saturating_sub(holder.lock_delay),
+        );
         Some((holder, grant))
     }
 
@@ -59,7 +94,22 @@ impl LockView {
 }
 
 /// One holder.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::engine::*;
+/// # fn main() -> Result<()> {
+/// let holder = HolderView::new("me".to_owned(), Mode::Exclusive)
+///     .token(Token(34))
+///     .ttl_left(Duration::from_secs(10));
+/// let view = LockView::new(LockName::new("report")?, vec![holder], Vec::new());
+/// assert_eq!(view.token(), Some(Token(34)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HolderView {
     /// Its claim; `None` if another kind of client holds the lock.
     pub claim: Option<ClaimId>,
@@ -79,8 +129,31 @@ pub struct HolderView {
     pub label: Option<String>,
 }
 
+impl HolderView {
+    /// A holder of which no more is known.
+    #[must_use]
+    pub const fn new(owner: String, mode: Mode) -> Self {
+        Self {
+            claim: None,
+            owner,
+            token: None,
+            mode,
+            ttl_left: None,
+            lock_delay: Duration::ZERO,
+            held: None,
+            label: None,
+        }
+    }
+
+    setters! {
+        claim: impl Into<Option<ClaimId>>, token: impl Into<Option<Token>>, ttl_left: impl Into<Option<Duration>>,
+        lock_delay: Duration, held: impl Into<Option<Duration>>, label: Option<String>,
+    }
+}
+
 /// One waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WaiterView {
     /// Its owner text.
     pub owner: String,
@@ -90,15 +163,38 @@ pub struct WaiterView {
     pub label: Option<String>,
 }
 
+impl WaiterView {
+    /// A waiter without a label.
+    #[must_use]
+    pub const fn new(owner: String, mode: Mode) -> Self {
+        Self {
+            owner,
+            mode,
+            label: None,
+        }
+    }
+
+    setters! { label: Option<String> }
+}
+
 /// Where a listing goes on; made by the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
 
 /// A part of a listing.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Page<T> {
     /// What was found.
     pub items: Vec<T>,
     /// Where the next part begins; `None` after the last.
     pub next: Option<Cursor>,
+}
+
+impl<T> Page<T> {
+    /// A part, and where the next begins.
+    #[must_use]
+    pub const fn new(items: Vec<T>, next: Option<Cursor>) -> Self {
+        Self { items, next }
+    }
 }

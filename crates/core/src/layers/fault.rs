@@ -14,6 +14,7 @@ use crate::types::{Error, Result};
 
 /// What befalls one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Trouble {
     /// Nothing.
     None,
@@ -89,6 +90,21 @@ impl fmt::Debug for FaultHandle {
 }
 
 /// An engine on a bad day.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # use fencelock_core::layers::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let (fault, bad_day) = Fault::new(Arc::new(Memory::new()));
+/// let client = Client::new(Arc::new(fault))?;
+/// bad_day.next([Trouble::LoseReply]);
+/// // The request is repeated, and the lock is not taken twice.
+/// client.lock("report").await?.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Fault {
     engine: Arc<dyn Engine>,

@@ -15,6 +15,7 @@ use crate::types::{LockName, Result, Token};
 
 /// How often each call was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// `place`.
     pub placed: u64,
@@ -33,6 +34,20 @@ pub struct Counts {
 }
 
 /// An engine that counts.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # use fencelock_core::layers::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
+/// let client = Client::new(meter.clone())?;
+/// client.lock("report").await?.release().await?;
+/// assert_eq!((meter.counts().placed, meter.counts().withdrawn), (1, 1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Meter {
     engine: Arc<dyn Engine>,

@@ -13,6 +13,21 @@ use crate::engine::{
 use crate::types::{Error, LockName, MAX_NAME_BYTES, Result, Token};
 
 /// An engine whose names all begin with a prefix that its users do not see.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # use fencelock_core::layers::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// let memory = Memory::new();
+/// let prefixed = Prefix::new(Arc::new(memory.another()), "shop:")?;
+/// let guard = Client::new(Arc::new(prefixed))?.lock("report").await?;
+/// let all = Client::new(Arc::new(memory))?.list("").await?;
+/// assert_eq!(all[0].name.as_str(), "shop:report");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Prefix {
     engine: Arc<dyn Engine>,
@@ -44,11 +59,9 @@ impl Prefix {
     }
 
     fn claim(&self, claim: &Claim) -> Result<Claim> {
-        let name = self.outer(&claim.name)?;
-        Ok(Claim {
-            name,
-            ..claim.clone()
-        })
+        let mut claim = claim.clone();
+        claim.name = self.outer(&claim.name)?;
+        Ok(claim)
     }
 
     fn view(&self, view: LockView) -> Option<LockView> {
@@ -75,7 +88,7 @@ impl Layer for Prefix {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let renamed = |held: &HeldClaim| {
             let (claim, token) = (self.claim(&held.claim)?, held.token);
-            Ok(HeldClaim { claim, token })
+            Ok(HeldClaim::new(claim, token))
         };
         match held.iter().map(renamed).collect::<Result<Vec<_>>>() {
             Ok(held) => self.engine.renew(&held).await,
@@ -111,14 +124,13 @@ impl Layer for Prefix {
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
         let prefix = format!("{}{prefix}", self.prefix);
         let page = self.engine.inspect().list(&prefix, at, limit).await?;
-        Ok(Page {
-            items: page
-                .items
+        Ok(Page::new(
+            page.items
                 .into_iter()
                 .filter_map(|v| self.view(v))
                 .collect(),
-            next: page.next,
-        })
+            page.next,
+        ))
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::share::Share;
-use crate::engine::{Claim, Grant, Renewal, Standing};
+use crate::engine::{Grant, Renewal, Standing};
 use crate::types::{Error, LossReason, Mode, Result};
 
 /// Between two attempts while the store does not answer.
@@ -36,11 +36,7 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
     hold.seen.close("downgraded");
     hold.seen.end();
     hold.downgrade(token);
-    let kept = Renewal::Kept {
-        counted_from: grant.counted_from,
-        lease: grant.lease,
-        asked: false,
-    };
+    let kept = Renewal::kept(grant.counted_from, grant.lease, false);
     // A renewal that was kept loses nothing.
     let _ = state.schedule.note(hold, &kept, &hold.held_claim());
     renewing.noted();
@@ -59,13 +55,13 @@ pub(crate) async fn downgrade(share: Share) -> Result<Share> {
 async fn place_shared(share: &Share) -> Result<Grant> {
     let (state, hold) = (&share.state, &share.hold);
     let name = &hold.claim.name;
-    let claim = Claim {
-        mode: Mode::Shared,
-        wait: false,
-        reserve: 1,
-        record: true,
-        ..hold.claim.clone()
-    };
+    let claim = hold
+        .claim
+        .clone()
+        .mode(Mode::Shared)
+        .wait(false)
+        .reserve(1)
+        .record(true);
     loop {
         state.schedule.curtail(hold, claim.ttl);
         let answer = match hold.is_valid() {

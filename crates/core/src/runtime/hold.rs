@@ -319,10 +319,7 @@ impl Hold {
         let mut claim = self.claim.clone();
         claim.mode = self.mode();
         claim.ttl = claim.ttl.max(self.at_least_left());
-        HeldClaim {
-            claim,
-            token: self.token(),
-        }
+        HeldClaim::new(claim, self.token())
     }
 
     /// Marks that a sequencer is made; true if the store must be told the token first.

@@ -20,6 +20,26 @@ const SPANS: &str = "fencelock::spans";
 
 /// Hears what happens to the locks of a client. Every method has an empty default; none may block.
 /// A panic in one is logged, and changes nothing else.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// #[derive(Debug)]
+/// struct Alarm;
+///
+/// impl Observer for Alarm {
+///     fn lost(&self, name: &LockName, _: Token, reason: LossReason) {
+///         eprintln!("{name} was lost: {reason}");
+///     }
+/// }
+///
+/// let builder = Client::builder(Arc::new(Memory::new()));
+/// let client = builder.observer(Arc::new(Alarm)).build()?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Observer: Debug + Send + Sync + 'static {
     /// A lock was granted after `waited`; `handed_on`: within this process, without a round trip.
     fn granted(&self, name: &LockName, token: Token, waited: Duration, handed_on: bool) {

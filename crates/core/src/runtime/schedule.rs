@@ -329,12 +329,11 @@ mod tests {
     fn hold_shortly(schedule: &Schedule, number: u8) {
         let id = ClaimId::from_bytes([number; 16]);
         let claim = Claim::new(id, "somebody", LockName::new("a").unwrap());
-        let grant = Grant {
-            tokens: Tokens::one(Token(u64::from(number))),
-            counted_from: schedule.clock.now(),
-            lease: TTL,
-            recorded: true,
-        };
+        let grant = Grant::new(
+            Tokens::one(Token(u64::from(number))),
+            schedule.clock.now(),
+            TTL,
+        );
         let terms = Terms {
             renews: true,
             max_hold: None,

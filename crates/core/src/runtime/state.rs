@@ -69,7 +69,7 @@ impl State {
 
     pub(crate) fn internal(&self, why: impl Into<String>) -> Error {
         let (store, why) = (self.engine.to_string(), why.into());
-        Error::Internal { store, why }
+        Error::internal(store, why)
     }
 
     /// Refuses what changes the store, if the client was opened to look only.

@@ -12,6 +12,13 @@ use crate::types::Mode;
 /// An exclusive claim holds alone. A shared claim holds beside shared ones. A permit holds beside permits of the same
 /// semaphore, up to their number; permits that name different numbers never hold together, since neither number would
 /// be kept.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # use fencelock_core::support::admission::admits;
+/// assert!(admits(Mode::Shared, [Mode::Shared]));
+/// assert!(!admits(Mode::Exclusive, [Mode::Shared]));
+/// ```
 #[must_use]
 pub fn admits(mode: Mode, holders: impl IntoIterator<Item = Mode>) -> bool {
     let mut holders = holders.into_iter();
@@ -30,6 +37,15 @@ pub fn admits(mode: Mode, holders: impl IntoIterator<Item = Mode>) -> bool {
 
 /// Every mode with permits of up to three, beside every list of up to three holders: what an engine's own copy of the rule
 /// is tested on.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # use fencelock_core::support::admission::{admits, small_inputs};
+/// # let own_rule = |mode, holders: &[Mode]| admits(mode, holders.iter().copied());
+/// for (mode, holders) in small_inputs() {
+///     assert_eq!(own_rule(mode, &holders), admits(mode, holders));
+/// }
+/// ```
 pub fn small_inputs() -> impl Iterator<Item = (Mode, Vec<Mode>)> {
     let modes: Vec<Mode> = [Mode::Exclusive, Mode::Shared]
         .into_iter()

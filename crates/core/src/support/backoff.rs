@@ -4,6 +4,15 @@ use std::time::Duration;
 
 /// Pauses that grow at random, so that many clients do not try in step with each other (decorrelated jitter: Brooker,
 /// "Exponential backoff and jitter", 2015).
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// # use fencelock_core::support::Backoff;
+/// let longest = Duration::from_millis(100);
+/// let mut backoff = Backoff::new(Duration::from_millis(2), longest);
+/// assert!(backoff.next_pause() <= longest);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Backoff {
     shortest: Duration,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::engine::{Finding, Purpose};
+use crate::engine::Finding;
 use crate::types::{BootInstant, Clock};
 
 /// A clock that differs by more is worth a word.
@@ -11,6 +11,19 @@ const APART: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(50);
 
 /// A server's clock, asked a few times within a second, against this machine's.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// let mut watch = ClockWatch::new("db:99");
+/// for _ in 0..ClockWatch::TIMES {
+///     let asked = Asked::now();
+///     // … asks the server …
+///     # let there = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+///     watch.told(asked, there);
+/// }
+/// assert!(watch.findings().is_empty());
+/// ```
 #[derive(Clone, Debug)]
 pub struct ClockWatch {
     name: String,
@@ -71,11 +84,7 @@ impl ClockWatch {
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let change = "keep all clocks right with NTP, and have it slew them, not step";
-        let finding = |what| Finding {
-            purpose: Purpose::Correctness,
-            what,
-            change: change.to_owned(),
-        };
+        let finding = |what| Finding::against_correctness(what, change.to_owned());
         let mut findings = Vec::new();
         if let Some((ahead, by)) = self.seen.first().and_then(Seen::apart) {
             findings.push(finding(format!(

@@ -15,6 +15,15 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// An instant on the boot clock, in nanoseconds since the machine was started. It only has meaning on this machine and
 /// until it is restarted.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// let now = Clock::Boot.now();
+/// let later = now + Duration::from_secs(1);
+/// assert_eq!(later.since(now), Duration::from_secs(1));
+/// assert_eq!(BootInstant::from_nanos(later.as_nanos()), later);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootInstant(u64);
 
@@ -56,7 +65,21 @@ impl fmt::Debug for BootInstant {
 
 /// Where the time comes from. An [`Engine`](crate::Engine) names its clock, and the client above it counts on the same
 /// one.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # use std::time::Duration;
+/// let ends = Clock::Boot.now() + Duration::from_millis(2);
+/// Clock::Boot.sleep_until(ends).await;
+/// assert!(Clock::Boot.now() >= ends);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub enum Clock {
     /// `CLOCK_BOOTTIME` (on systems without it, the monotonic clock). What everything but a test of the core uses.
     #[default]

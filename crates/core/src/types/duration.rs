@@ -37,6 +37,12 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// A duration as people say it, in the units that they would use: `40ms`, `26.7s`, `2m05s`, `10 years`.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fencelock_core::*;
+/// assert_eq!(in_words(Duration::from_secs(125)), "2m05s");
+/// ```
 #[must_use]
 pub fn in_words(duration: Duration) -> String {
     const YEAR: u64 = 365 * 86_400;

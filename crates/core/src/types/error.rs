@@ -15,11 +15,27 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// Why a lock was not taken, or is held no more. Match on the variant; the text is for a person.
 ///
 /// No variant ever shows a password.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// match client.try_lock("report").await {
+///     Ok(guard) => drop(guard.release().await?),
+///     Err(Error::Held { name, .. }) => println!("{name} is taken"),
+///     Err(error) if error.is_retryable() => println!("later: {error}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An input cannot be used. Nothing was sent to the store.
     #[error("{what} {input:?}: {why}")]
+    #[non_exhaustive]
     Invalid {
         /// What kind of input: "lock name", "ttl".
         what: &'static str,
@@ -31,6 +47,7 @@ pub enum Error {
 
     /// The URL of a store, or the configuration that the store was found to have, cannot be used.
     #[error("store {store}: {why}")]
+    #[non_exhaustive]
     Config {
         /// The store's URL without its password.
         store: String,
@@ -40,6 +57,7 @@ pub enum Error {
 
     /// The lock is held by somebody else, and the call was not to wait.
     #[error("lock {name} is held by another")]
+    #[non_exhaustive]
     Held {
         /// The lock.
         name: LockName,
@@ -47,6 +65,7 @@ pub enum Error {
 
     /// The time to wait is over and the lock is held by somebody else still.
     #[error("lock {name} is still held by another after {}", in_words(*waited))]
+    #[non_exhaustive]
     TimedOut {
         /// The lock.
         name: LockName,
@@ -56,6 +75,7 @@ pub enum Error {
 
     /// A grant may no longer be trusted.
     #[error("lock {name} was lost: {reason}")]
+    #[non_exhaustive]
     Lost {
         /// The lock.
         name: LockName,
@@ -65,6 +85,7 @@ pub enum Error {
 
     /// The engine does not promise what was asked. Nothing was sent to the store.
     #[error("store {store} does not offer {what}: {why}")]
+    #[non_exhaustive]
     Unsupported {
         /// The store.
         store: String,
@@ -76,6 +97,7 @@ pub enum Error {
 
     /// The store did not answer, or could not just now. Trying again may help.
     #[error("store {store}: {action}: {cause}")]
+    #[non_exhaustive]
     Unavailable {
         /// The store.
         store: String,
@@ -88,6 +110,7 @@ pub enum Error {
 
     /// The store refuses this user: wrong password, missing right.
     #[error("store {store} refuses: {action}: {cause}")]
+    #[non_exhaustive]
     Refused {
         /// The store.
         store: String,
@@ -100,6 +123,7 @@ pub enum Error {
 
     /// What the store has under this name is not a lock that this version understands. It was left alone.
     #[error("store {store}: what is stored for {name}: {why}")]
+    #[non_exhaustive]
     NotALock {
         /// The store.
         store: String,
@@ -115,6 +139,7 @@ pub enum Error {
 
     /// A bug in fencelock or in the store's driver.
     #[error("store {store}: internal error: {why}")]
+    #[non_exhaustive]
     Internal {
         /// The store.
         store: String,
@@ -125,6 +150,12 @@ pub enum Error {
 
 impl Error {
     /// An input that cannot be used.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::invalid("port", "http", "it must be a number");
+    /// assert_eq!(error.to_string(), "port \"http\": it must be a number");
+    /// ```
     pub fn invalid(what: &'static str, input: impl Into<String>, why: impl Into<String>) -> Self {
         let (input, why) = (input.into(), why.into());
         Self::Invalid { what, input, why }
@@ -176,6 +207,18 @@ impl Error {
         }
     }
 
+    /// Something stored that is not a lock that this version understands.
+    pub fn not_a_lock(store: impl ToString, name: &LockName, why: impl Into<String>) -> Self {
+        let (store, name, why) = (store.to_string(), name.clone(), why.into());
+        Self::NotALock { store, name, why }
+    }
+
+    /// A bug, here or in the store's driver.
+    pub fn internal(store: impl ToString, why: impl Into<String>) -> Self {
+        let (store, why) = (store.to_string(), why.into());
+        Self::Internal { store, why }
+    }
+
     /// The variant as one word, for metrics and logs.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
@@ -196,12 +239,31 @@ impl Error {
 
     /// Whether trying again can help, without anybody changing anything: the lock is held by another, or the store did not
     /// answer.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+    /// let guard = client.lock("report").await?;
+    /// let error = client.try_lock("report").await.unwrap_err();
+    /// assert!(error.is_retryable() && !error.is_away());
+    /// assert_eq!(error.as_str(), "held");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.is_away() || matches!(self, Self::Held { .. } | Self::TimedOut { .. })
     }
 
     /// Whether the store is away: it did not answer, or could not just now.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// let error = Error::unavailable("redis://db", "taking lock report", "connection reset");
+    /// assert!(error.is_away());
+    /// ```
     #[must_use]
     pub fn is_away(&self) -> bool {
         matches!(self, Self::Unavailable { .. })

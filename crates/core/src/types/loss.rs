@@ -3,6 +3,21 @@
 use std::fmt;
 
 /// Why a hold can no longer be trusted. `Display` says it in a sentence.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// client.evict("report", guard.token(), Evict::Release).await?;
+/// match guard.lost().await {
+///     LossReason::TakenAway => println!("an operator took it back"),
+///     reason => println!("{}: {reason}", reason.as_str()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {

@@ -3,6 +3,18 @@
 use std::num::NonZeroU32;
 
 /// How a lock is held.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("catalogue").mode(Mode::Shared).await?;
+/// assert_eq!(guard.mode().as_str(), "shared");
+/// assert_eq!(guard.mode().letter(), 's');
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// By one holder alone.
@@ -39,7 +51,21 @@ impl Mode {
 }
 
 /// How a release went.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// match client.lock("report").await?.release().await? {
+///     Release::Released => {}
+///     other => println!("it was no longer held: {}", other.as_str()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Release {
     /// The lock was held until now.
     Released,

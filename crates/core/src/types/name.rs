@@ -7,6 +7,16 @@ use std::sync::Arc;
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// What is protected: a UTF-8 name of 1 to 512 bytes without control characters. Cheap to clone.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # fn main() -> Result<()> {
+/// let name = LockName::new("order/4711")?;
+/// assert_eq!(name.as_str(), "order/4711");
+/// assert!(LockName::new("").is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Arc<str>);
 

@@ -18,6 +18,18 @@ const WITHIN_DIGITS: usize = 8;
 
 /// Somebody who may enter again what it holds: tasks that share an owner share its locks. Made by
 /// [`Client::owner`](crate::Client::owner); a child process gets its text and calls [`Client::join`](crate::Client::join).
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let owner = client.owner();
+/// let guard = client.lock("report").owner(&owner).await?;
+/// assert_eq!(guard.owner(), owner.as_str()); // the text for a child process
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Owner {
     pub(crate) text: Arc<str>,

@@ -14,6 +14,13 @@ use super::name::LockName;
 /// A fencing token: strictly increases over all grants of one name, whatever happens to holders and servers.
 ///
 /// Below 2^53, so that it survives JSON and Lua.
+///
+/// ```
+/// # use fencelock_core::*;
+/// let (early, late) = (Token(33), Token(34));
+/// assert!(late > early);
+/// assert_eq!(late.get(), 34);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
@@ -32,7 +39,15 @@ impl fmt::Display for Token {
 }
 
 /// The tokens of one grant: `first`, `first + 1`, ... More than one only if the claim asked for a reserve.
+///
+/// ```
+/// # use fencelock_core::*;
+/// let tokens = Tokens::new(Token(34), 3);
+/// assert!(tokens.contains(Token(36)) && !tokens.contains(Token(37)));
+/// assert_eq!(Tokens::one(Token(34)).count, 1);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tokens {
     /// The token of the claim that was granted.
     pub first: Token,
@@ -41,10 +56,16 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// A grant of as many tokens.
+    #[must_use]
+    pub const fn new(first: Token, count: u32) -> Self {
+        Self { first, count }
+    }
+
     /// A grant of a single token.
     #[must_use]
     pub const fn one(first: Token) -> Self {
-        Self { first, count: 1 }
+        Self::new(first, 1)
     }
 
     /// Whether `token` is one of these.
@@ -55,10 +76,30 @@ impl Tokens {
 }
 
 /// The identity of one claim, chosen by the client before the first byte is sent.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # fn main() -> Result<()> {
+/// let id = ClaimIds::new()?.next();
+/// let text = id.to_string();
+/// assert_eq!(text.parse::<ClaimId>()?, id);
+/// assert_eq!(ClaimId::from_bytes(*id.as_bytes()), id);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId([u8; 16]);
 
 /// Makes claim ids: ten random bytes drawn once, and a count of six, so that an id costs no system call.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # fn main() -> Result<()> {
+/// let ids = ClaimIds::new()?;
+/// assert_ne!(ids.next(), ids.next());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ClaimIds {
     drawn: [u8; 10],
@@ -72,9 +113,11 @@ impl ClaimIds {
     /// [`Error::Internal`] if the operating system has no random numbers.
     pub fn new() -> Result<Self, Error> {
         let mut drawn = [0; 10];
-        getrandom::fill(&mut drawn).map_err(|e| Error::Internal {
-            store: "(none)".into(),
-            why: format!("the operating system gives no random numbers: {e}"),
+        getrandom::fill(&mut drawn).map_err(|e| {
+            Error::internal(
+                "(none)",
+                format!("the operating system gives no random numbers: {e}"),
+            )
         })?;
         let count = AtomicU64::new(0);
         Ok(Self { drawn, count })
@@ -150,7 +193,21 @@ impl FromStr for ClaimId {
 /// Chubby lock service for loosely-coupled distributed systems", OSDI 2006, section 2.4).
 ///
 /// As text: `fl1:x:<token>:<claim id, 32 hex digits>:<percent-encoded name>`, with `s` for shared and `p` for a permit.
+///
+/// ```
+/// # use fencelock_core::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let client = Client::new(std::sync::Arc::new(Memory::new()))?;
+/// let guard = client.lock("report").await?;
+/// let text = guard.sequencer().await?.to_string(); // goes with the write
+/// let sequencer: Sequencer = text.parse()?; // at the resource
+/// assert_eq!((sequencer.token, sequencer.claim), (guard.token(), guard.claim_id()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Sequencer {
     /// The lock.
     pub name: LockName,
@@ -160,6 +217,30 @@ pub struct Sequencer {
     pub token: Token,
     /// The claim that holds.
     pub claim: ClaimId,
+}
+
+impl Sequencer {
+    /// The sequencer of a grant.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// let name = LockName::new("report")?;
+    /// let claim = ClaimId::from_bytes([0; 16]);
+    /// let sequencer = Sequencer::new(name, Mode::Exclusive, Token(34), claim);
+    /// assert!(sequencer.to_string().starts_with("fl1:x:34:"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn new(name: LockName, mode: Mode, token: Token, claim: ClaimId) -> Self {
+        Self {
+            name,
+            mode,
+            token,
+            claim,
+        }
+    }
 }
 
 impl fmt::Display for Sequencer {

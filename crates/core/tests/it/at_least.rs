@@ -389,10 +389,7 @@ struct Bound {
 impl Bound {
     fn new(lease: LeaseKind) -> Self {
         let memory = Memory::new();
-        let promises = Promises {
-            lease,
-            ..Engine::promises(&memory).clone()
-        };
+        let promises = Engine::promises(&memory).clone().lease(lease);
         Self { memory, promises }
     }
 }

@@ -21,13 +21,13 @@ async fn all_or_nothing_in_one_order_by_one_deadline() {
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, Error::TimedOut { name, waited } if name.as_str() == "m" && *waited == ms(700)),
+        matches!(&error, Error::TimedOut { name, waited, .. } if name.as_str() == "m" && *waited == ms(700)),
         "{error}"
     );
     assert_eq!(begun.elapsed(), ms(700));
     settle().await;
     let error = a.try_lock_all(["z", "m", "a"]).await.unwrap_err();
-    assert!(matches!(&error, Error::Held { name } if name.as_str() == "m"));
+    assert!(matches!(&error, Error::Held { name, .. } if name.as_str() == "m"));
     for name in ["a", "z"] {
         assert!(b.look(name).await.unwrap().holders.is_empty());
     }

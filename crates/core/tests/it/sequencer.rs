@@ -15,12 +15,12 @@ fn sequencers() -> impl Strategy<Value = Sequencer> {
     ];
     let name = "[^\\p{Cc}]{1,80}";
     (name, mode, 0..1u64 << 53, any::<[u8; 16]>()).prop_map(|(name, mode, token, claim)| {
-        Sequencer {
-            name: LockName::new(&name).unwrap(),
+        Sequencer::new(
+            LockName::new(&name).unwrap(),
             mode,
-            token: Token(token),
-            claim: ClaimId::from_bytes(claim),
-        }
+            Token(token),
+            ClaimId::from_bytes(claim),
+        )
     })
 }
 

@@ -32,6 +32,13 @@ const OVERHEAD: usize = 256;
 /// Bounded in size: the oldest answers are dropped first. All end with the process. For an operation that must not be done
 /// twice over a restart, store the outcome in the database that it writes to: see
 /// [`sql::Operations`](crate::sql::Operations).
+///
+/// ```
+/// # use fencelock_fence::http::{Answers, FenceLayer};
+/// # use fencelock_fence::Highest;
+/// let answers = Answers::in_memory(16 << 20); // 16 MiB
+/// let layer = FenceLayer::for_lock("ledger").answer_once(answers);
+/// ```
 #[derive(Clone)]
 pub struct Answers {
     kept: Arc<Mutex<Kept>>,

@@ -1,7 +1,17 @@
 //! The kinds of databases.
 
 /// The kind of database.
+///
+/// ```
+/// # use fencelock_fence::sql::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let create = TableFence::new(Dialect::Sqlite).create();
+/// assert!(create.starts_with("CREATE TABLE IF NOT EXISTS fencelock_fence"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Dialect {
     /// PostgreSQL.
     Postgres,

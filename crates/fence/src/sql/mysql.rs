@@ -17,6 +17,22 @@ use crate::error::Result;
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
+///
+/// ```no_run
+/// # use fencelock_fence::sql::*;
+/// # use mysql_async::prelude::Queryable;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// # let mut connection = mysql_async::Conn::from_url("mysql://localhost/bank").await?;
+/// let fence = TableFence::new(Dialect::Mysql);
+/// let mut transaction = connection.start_transaction(Default::default()).await?;
+/// mysql::pass(&mut transaction, &fence, &holder).await?;
+/// transaction.query_drop("UPDATE ledger SET balance = balance - 10").await?;
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn pass(
     transaction: &mut Transaction<'_>,
     fence: &TableFence,
@@ -41,6 +57,25 @@ pub async fn pass(
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
+///
+/// ```no_run
+/// # use fencelock_fence::sql::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// # let mut connection = mysql_async::Conn::from_url("mysql://localhost/bank").await?;
+/// let (operations, pay) = (Operations::new(Dialect::Mysql), Operation::new("pay-4711")?);
+/// let mut transaction = connection.start_transaction(Default::default()).await?;
+/// if let Some(outcome) = mysql::begin(&mut transaction, &operations, &holder, &pay).await? {
+///     println!("done before: {outcome}");
+/// } else {
+///     // … passes the fence and writes …
+///     mysql::finish(&mut transaction, &operations, &holder, &pay, "paid").await?;
+/// }
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn begin(
     transaction: &mut Transaction<'_>,
     operations: &Operations,
@@ -66,6 +101,8 @@ pub async fn begin(
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
+///
+/// See [`begin`].
 pub async fn finish(
     transaction: &mut Transaction<'_>,
     operations: &Operations,

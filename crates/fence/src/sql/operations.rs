@@ -56,6 +56,16 @@ impl Operation {
     ///
     /// # Errors
     /// [`fencelock_core::Error::Invalid`] if it is longer.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let one = Operation::new("pay-4711")?.fingerprint("10 to Ann")?;
+    /// let reused = Operation::new("pay-4711")?.fingerprint("90 to Bob")?;
+    /// assert_ne!(one, reused);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn fingerprint(self, of: &str) -> Result<Self, Error> {
         let fingerprint = short_enough("fingerprint", of)?;
         Ok(Self {
@@ -97,6 +107,21 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
 ///
 /// An outcome is kept until [`Operations::prune`] deletes it. Run that now and then, and keep outcomes for longer than any
 /// client repeats a request. After that an attempt counts as the first one, and only the fence may refuse it.
+///
+/// ```
+/// # use fencelock_fence::sql::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let (operations, pay) = (Operations::new(Dialect::Postgres), Operation::new("pay-4711")?);
+/// let once = operations.create();
+/// // First in each transaction; if it inserts no row, `select` finds the outcome:
+/// let (begin, select) = (operations.begin(&holder, &pay), operations.select(&holder, &pay));
+/// assert_eq!(operations.outcome(Some((String::new(), Some("paid".into()))), &pay)?, "paid");
+/// // Last in the first attempt:
+/// let finish = operations.finish(&holder, &pay);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Operations {
     dialect: Dialect,
@@ -115,6 +140,14 @@ impl Operations {
     ///
     /// # Errors
     /// [`fencelock_core::Error::Invalid`] if the name has other characters than letters, digits, `_` and `.`.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let operations = Operations::in_table(Dialect::Postgres, "bank.operations")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn in_table(dialect: Dialect, table: &str) -> Result<Self, Error> {
         let table = TableName::new(table)?;
         Ok(Self { dialect, table })
@@ -172,6 +205,17 @@ impl Operations {
     /// # Errors
     /// [`FenceError::AnotherOperation`] if the fingerprints differ, [`FenceError::Damaged`] if a transaction was committed
     /// without [`Operations::finish`], or if there is no row: it was pruned at that moment, or `begin` was not run.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let operations = Operations::new(Dialect::Postgres);
+    /// let found = ("10 to Ann".to_owned(), Some("paid".to_owned()));
+    /// let other = Operation::new("pay-4711")?.fingerprint("90 to Bob")?;
+    /// assert!(operations.outcome(Some(found), &other).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn outcome(&self, found: Option<StoredOperation>, operation: &Operation) -> Result<String> {
         let resource = self.table.to_string();
         let id = operation.id.clone();

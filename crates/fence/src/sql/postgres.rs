@@ -16,6 +16,22 @@ use crate::error::Result;
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
+///
+/// ```no_run
+/// # use fencelock_fence::sql::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// # let (mut client, connection) = tokio_postgres::connect("host=localhost", tokio_postgres::NoTls).await?;
+/// # tokio::spawn(connection);
+/// let fence = TableFence::new(Dialect::Postgres);
+/// let transaction = client.transaction().await?;
+/// postgres::pass(&transaction, &fence, &holder).await?;
+/// transaction.execute("UPDATE ledger SET balance = balance - 10", &[]).await?;
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn pass(
     transaction: &Transaction<'_>,
     fence: &TableFence,
@@ -41,6 +57,26 @@ pub async fn pass(
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
+///
+/// ```no_run
+/// # use fencelock_fence::sql::*;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// # let (mut client, connection) = tokio_postgres::connect("host=localhost", tokio_postgres::NoTls).await?;
+/// # tokio::spawn(connection);
+/// let (operations, pay) = (Operations::new(Dialect::Postgres), Operation::new("pay-4711")?);
+/// let transaction = client.transaction().await?;
+/// if let Some(outcome) = postgres::begin(&transaction, &operations, &holder, &pay).await? {
+///     println!("done before: {outcome}");
+/// } else {
+///     // … passes the fence and writes …
+///     postgres::finish(&transaction, &operations, &holder, &pay, "paid").await?;
+/// }
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn begin(
     transaction: &Transaction<'_>,
     operations: &Operations,
@@ -67,6 +103,8 @@ pub async fn begin(
 ///
 /// # Cancel safety
 /// If dropped, roll the transaction back.
+///
+/// See [`begin`].
 pub async fn finish(
     transaction: &Transaction<'_>,
     operations: &Operations,

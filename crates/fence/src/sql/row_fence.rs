@@ -11,6 +11,20 @@ use crate::error::{FenceError, Result};
 /// 1. Once: run [`RowFence::add_columns`].
 /// 2. For each write: run [`RowFence::update`]. If it changed a row, the write is done.
 /// 3. If it changed none: read [`RowFence::select`], and pass the row to [`RowFence::explain`], which says who won.
+///
+/// ```
+/// # use fencelock_fence::sql::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let fence = RowFence::new("ledger")?;
+/// let once = fence.add_columns();
+/// let update = fence.update("balance = balance - 10", "id = 7", &holder);
+/// // It changed no row? Then the answer to this query says why:
+/// let why = fence.select("id = 7");
+/// assert!(fence.explain(Some((35, 35, "ffeeddccbbaa99887766554433221100".into())), &holder).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct RowFence {
     table: TableName,
@@ -21,18 +35,46 @@ impl RowFence {
     ///
     /// # Errors
     /// [`fencelock_core::Error::Invalid`] if the name has other characters than letters, digits, `_` and `.`.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fence = RowFence::new("bank.ledger")?;
+    /// assert!(RowFence::new("ledger; DROP TABLE").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(table: &str) -> Result<Self, Error> {
         let table = TableName::new(table)?;
         Ok(Self { table })
     }
 
     /// The definitions of the columns for `CREATE TABLE`, in every dialect.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let create = format!("CREATE TABLE ledger (id INTEGER, {})", RowFence::columns());
+    /// assert!(create.contains("fence_top"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn columns() -> &'static str {
         COLUMN_DEFINITIONS
     }
 
     /// The statements that add the columns to an existing table, in every dialect.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// for statement in RowFence::new("ledger")?.add_columns() {
+    ///     assert!(statement.starts_with("ALTER TABLE ledger ADD COLUMN fence_"));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn add_columns(&self) -> Vec<String> {
         let columns = Self::columns().split(", ");
@@ -43,6 +85,16 @@ impl RowFence {
 
     /// The conditional write: sets `assignments` and the marks in the row that `which` selects, if the holder passes. Both
     /// are SQL, and may contain placeholders of your driver.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let update = RowFence::new("ledger")?.update("balance = ?1", "id = ?2", &holder);
+    /// assert!(update.starts_with("UPDATE ledger SET balance = ?1, fence_exclusive = 34"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn update(&self, assignments: &str, which: &str, sequencer: &Sequencer) -> String {
         let (raise, passes) = (raise("", sequencer), passes("", sequencer));
@@ -52,6 +104,15 @@ impl RowFence {
 
     /// Reads the marks of the row for [`RowFence::explain`], in every dialect. In MySQL it locks the row: without a lock the
     /// statement would read the row as it was at the start of the transaction.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let select = RowFence::new("ledger")?.select("id = ?1");
+    /// assert!(select.contains("FROM ledger WHERE (id = ?1)"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn select(&self, which: &str) -> String {
         let table = &self.table;
@@ -71,6 +132,18 @@ impl RowFence {
     /// # Errors
     /// [`FenceError::Stale`] if the holder was superseded, [`FenceError::NoRow`] if there is no such row, or was none when
     /// the update ran, [`FenceError::Damaged`] if the marks make no sense.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let fence = RowFence::new("ledger")?;
+    /// let later = (35, 35, "ffeeddccbbaa99887766554433221100".to_owned());
+    /// let error = fence.explain(Some(later), &holder).unwrap_err();
+    /// assert_eq!(error.stale().map(|stale| stale.won.get()), Some(35));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn explain(&self, found: Option<StoredMarks>, sequencer: &Sequencer) -> Result<()> {
         let no_row = || FenceError::NoRow {
             resource: self.table.to_string(),

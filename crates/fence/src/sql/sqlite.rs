@@ -13,6 +13,23 @@ use crate::error::Result;
 /// # Errors
 /// [`FenceError::Stale`](crate::FenceError::Stale) if the holder was superseded, [`FenceError::Write`](crate::FenceError::Write)
 /// for the database's errors.
+///
+/// ```
+/// # use fencelock_fence::sql::{Dialect, TableFence, sqlite};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use rusqlite::TransactionBehavior::Immediate;
+/// # let mut database = rusqlite::Connection::open_in_memory()?;
+/// # database.execute_batch("CREATE TABLE ledger (balance INTEGER)")?;
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let fence = TableFence::new(Dialect::Sqlite);
+/// database.execute_batch(&fence.create())?;
+/// let transaction = database.transaction_with_behavior(Immediate)?;
+/// sqlite::pass(&transaction, &fence, &holder)?;
+/// transaction.execute("UPDATE ledger SET balance = balance - 10", ())?;
+/// transaction.commit()?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn pass(
     transaction: &Transaction<'_>,
     fence: &TableFence,
@@ -91,6 +108,8 @@ pub fn begin(
 /// # Errors
 /// [`FenceError::Damaged`](crate::FenceError::Damaged) if the transaction has not begun it, or has finished it;
 /// [`FenceError::Write`](crate::FenceError::Write) for the database's errors.
+///
+/// See [`begin`].
 pub fn finish(
     transaction: &Transaction<'_>,
     operations: &Operations,

@@ -13,6 +13,20 @@ use crate::error::{FenceError, Result};
 /// [`TableFence::select`], and pass the row to [`TableFence::judge`]. If that is an error, roll back. The row stays locked
 /// until the transaction ends, so no other holder passes before the writes are committed. In PostgreSQL use `READ COMMITTED`,
 /// or be ready for serialization errors.
+///
+/// ```
+/// # use fencelock_fence::sql::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+/// let fence = TableFence::new(Dialect::Postgres);
+/// let once = fence.create();
+/// // In each transaction, first:
+/// let (mark, select) = (fence.mark(&holder), fence.select(&holder));
+/// let found = (34, 34, "00112233445566778899aabbccddeeff".to_owned()); // what `select` returned
+/// fence.judge(Some(found), &holder)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct TableFence {
     dialect: Dialect,
@@ -21,6 +35,14 @@ pub struct TableFence {
 
 impl TableFence {
     /// A fence in the table `fencelock_fence`.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fence = TableFence::new(Dialect::Mysql);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
         let table = TableName::fixed("fencelock_fence");
@@ -31,12 +53,29 @@ impl TableFence {
     ///
     /// # Errors
     /// [`fencelock_core::Error::Invalid`] if the name has other characters than letters, digits, `_` and `.`.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fence = TableFence::in_table(Dialect::Postgres, "bank.fence")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn in_table(dialect: Dialect, table: &str) -> Result<Self, Error> {
         let table = TableName::new(table)?;
         Ok(Self { dialect, table })
     }
 
     /// The statement that creates the table if it does not exist.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let create = TableFence::new(Dialect::Postgres).create();
+    /// assert!(create.starts_with("CREATE TABLE IF NOT EXISTS"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn create(&self) -> String {
         let (table, name) = (&self.table, self.dialect.encoded_text(LONGEST_NAME));
@@ -47,6 +86,16 @@ impl TableFence {
     }
 
     /// Raises the marks if the holder passes, and locks the row.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let mark = TableFence::new(Dialect::Postgres).mark(&holder);
+    /// assert!(mark.starts_with("INSERT INTO fencelock_fence"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn mark(&self, sequencer: &Sequencer) -> String {
         let table = &self.table;
@@ -85,6 +134,16 @@ impl TableFence {
     }
 
     /// Reads the marks after [`TableFence::mark`], in the same transaction.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let select = TableFence::new(Dialect::Postgres).select(&holder);
+    /// assert!(select.contains("'ledger'"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn select(&self, sequencer: &Sequencer) -> String {
         let end = match self.dialect {
@@ -101,6 +160,17 @@ impl TableFence {
     /// # Errors
     /// [`FenceError::Stale`] if the holder was superseded, [`FenceError::NoRow`] if there is no row (was `mark` run?),
     /// [`FenceError::Damaged`] if the marks make no sense.
+    ///
+    /// ```
+    /// # use fencelock_fence::sql::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let holder = "fl1:x:34:00112233445566778899aabbccddeeff:ledger".parse()?;
+    /// let fence = TableFence::new(Dialect::Postgres);
+    /// let later = (35, 35, "ffeeddccbbaa99887766554433221100".to_owned());
+    /// assert!(fence.judge(Some(later), &holder).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn judge(&self, found: Option<StoredMarks>, sequencer: &Sequencer) -> Result<()> {
         let Some(stored) = found else {
             let resource = self.table.to_string();

@@ -70,7 +70,8 @@ proptest! {
         exclusive in 0..1u64 << 53, more in 0..1000u64, claim in any::<[u8; 16]>(), text in ".{0,60}"
     ) {
         let claim = Some(fencelock_core::ClaimId::from_bytes(claim));
-        let marks = Marks { exclusive, top: exclusive + more, claim };
+        let mut marks = Marks::default();
+        (marks.exclusive, marks.top, marks.claim) = (exclusive, exclusive + more, claim);
         prop_assert_eq!(marks.to_string().parse(), Ok(marks));
         prop_assert!(text.parse::<Marks>().is_err());
     }

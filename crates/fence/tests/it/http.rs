@@ -122,10 +122,8 @@ async fn the_store_is_asked_whether_the_grant_is_held() {
     assert_eq!(status, StatusCode::PRECONDITION_FAILED);
     assert_eq!(problem["type"], "urn:fencelock:not-held");
     // An invented sequencer is refused, and keeps no holder out.
-    let forged = Sequencer {
-        token: fencelock_core::Token((1 << 53) - 1),
-        ..sequencer
-    };
+    let mut forged = sequencer;
+    forged.token = fencelock_core::Token((1 << 53) - 1);
     let (status, problem) = send(&mut service, "PUT", &[&forged.to_string()]).await;
     assert_eq!(status, StatusCode::PRECONDITION_FAILED);
     assert_eq!(problem["type"], "urn:fencelock:not-held");

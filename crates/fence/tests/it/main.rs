@@ -45,12 +45,12 @@ pub(crate) fn grant(mode: Mode, token: u64) -> Sequencer {
 
 /// A grant of the claim with this number.
 pub(crate) fn by(mode: Mode, token: u64, claim: u64) -> Sequencer {
-    Sequencer {
-        name: LockName::new("ledger: \"ä%'").unwrap(),
+    Sequencer::new(
+        LockName::new("ledger: \"ä%'").unwrap(),
         mode,
-        token: Token(token),
-        claim: ClaimId::from_bytes(u128::from(claim + 1).to_be_bytes()),
-    }
+        Token(token),
+        ClaimId::from_bytes(u128::from(claim + 1).to_be_bytes()),
+    )
 }
 
 pub(crate) fn exclusive(token: u64) -> Sequencer {

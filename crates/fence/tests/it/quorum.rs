@@ -48,11 +48,7 @@ impl Place {
     }
 
     fn lost<T>() -> Result<T> {
-        Err(FenceError::Write {
-            resource: "a replica".into(),
-            action: "answer",
-            cause: "no answer".into(),
-        })
+        Err(FenceError::write("a replica", "answer", "no answer"))
     }
 
     async fn ask(&self, sequencer: &Sequencer, value: Option<u32>) -> Result<()> {

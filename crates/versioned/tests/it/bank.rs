@@ -130,11 +130,9 @@ async fn several_rows<B: Bank>(one: &mut B, other: &mut B) {
 
 /// Moves 1 from an account to another, with as many attempts as it takes.
 pub(crate) async fn move_one<B: Bank>(bank: &mut B, from: u32, to: u32) {
-    let often = Retry {
-        max_attempts: 1000,
-        max_pause: Duration::from_millis(20),
-        ..Retry::default()
-    };
+    let often = Retry::default()
+        .max_attempts(1000)
+        .max_pause(Duration::from_millis(20));
     let moved = retry(often, async || {
         let (left, had) = read(bank, from).await;
         let (right, has) = read(bank, to).await;

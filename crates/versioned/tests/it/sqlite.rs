@@ -61,10 +61,7 @@ fn contended_rows_are_written_after_retries() {
     admin
         .execute("INSERT INTO counter (id, n) VALUES (1, 0)", ())
         .unwrap();
-    let often = Retry {
-        max_attempts: 1000,
-        ..Retry::default()
-    };
+    let often = Retry::default().max_attempts(1000);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

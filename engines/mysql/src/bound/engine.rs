@@ -7,8 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Evict, LockView, Page};
 use fencelock_core::{
-    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Order, Promises, Purpose, Result,
-    Token, Tokens, Wake,
+    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Promises, Result, Token, Tokens, Wake,
 };
 use fencelock_sql::Settings;
 use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
@@ -49,35 +48,28 @@ impl Dialect for BoundLocks {
         }
         let mut limits = Vec::new();
         if self.config.hosts.len() > 1 {
-            limits.push(Finding {
-                purpose: Purpose::Correctness,
-                what: "after a switch-over the new host does not know who held: a holder that is still cut off from it trusts its \
-                       grant until its ttl is over"
-                    .into(),
-                change: "use the default strategy, lease, with semi-synchronous replication, or one host".into(),
-            });
+            let what = "after a switch-over the new host does not know who held: a holder that is still cut off from it trusts its \
+                       grant until its ttl is over";
+            let change =
+                "use the default strategy, lease, with semi-synchronous replication, or one host";
+            limits.push(Finding::against_correctness(what, change));
         }
-        Ok(Promises {
-            engine: "mysql",
-            order: Order::Unordered,
-            shared: false,
-            permits: false,
-            lock_delay: false,
-            ranges: true,
-            portable: false,
-            lease: LeaseKind::Connection,
-            wake: Wake::Push,
-            // A hold ends with the server.
-            durability: Durability::Volatile,
-            clock: match self.get_lock {
+        Ok(Promises::new(
+            "mysql",
+            match self.get_lock {
                 true => CLOCK,
                 false => CLOCK_OF_TOKENS,
             },
-            min_ttl: Duration::from_secs(1),
-            max_ttl: MAX_TTL,
-            claim_window: CLAIM_WINDOW,
-            limits,
-        })
+        )
+        .ranges(true)
+        .lease(LeaseKind::Connection)
+        .wake(Wake::Push)
+        // A hold ends with the server.
+        .durability(Durability::Volatile)
+        .min_ttl(Duration::from_secs(1))
+        .max_ttl(MAX_TTL)
+        .claim_window(CLAIM_WINDOW)
+        .limits(limits))
     }
 
     async fn findings(&self) -> Result<Vec<Finding>> {

@@ -70,7 +70,7 @@ impl BoundLocks {
             items = self.views(control, &quoted(&names)).await?;
             items.retain(|view| !view.holders.is_empty());
         }
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     pub(super) async fn find_and_ask(

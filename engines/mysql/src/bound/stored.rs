@@ -23,19 +23,17 @@ pub(super) fn record_view(mut row: Row) -> Option<RecordView> {
 fn holder(row: &mut Row) -> Option<HolderView> {
     let label: Option<Vec<u8>> = take(row, 5)?;
     let held: i64 = take(row, 6)?;
-    Some(HolderView {
-        claim: Some(claim_of(row, 2)?),
-        owner: text_of(row, 3)?,
-        token: Some(Token(take(row, 4)?)),
-        mode: Mode::Exclusive,
-        ttl_left: Some(Duration::from_micros(take(row, 7)?)),
-        lock_delay: Duration::ZERO,
-        held: Some(Duration::from_micros(held.max(0).unsigned_abs())),
-        label: match label {
-            Some(label) => Some(String::from_utf8(label).ok()?),
-            None => None,
-        },
-    })
+    Some(
+        HolderView::new(text_of(row, 3)?, Mode::Exclusive)
+            .claim(claim_of(row, 2)?)
+            .token(Token(take(row, 4)?))
+            .ttl_left(Duration::from_micros(take(row, 7)?))
+            .held(Duration::from_micros(held.max(0).unsigned_abs()))
+            .label(match label {
+                Some(label) => Some(String::from_utf8(label).ok()?),
+                None => None,
+            }),
+    )
 }
 
 pub(super) fn take<T: FromValue>(row: &mut Row, at: usize) -> Option<T> {

@@ -85,5 +85,5 @@ impl BoundLocks {
 /// The tokens of a claim's grant, from the first of sixteen.
 pub(super) fn tokens_from(first: Token, claim: &Claim) -> Tokens {
     let count = claim.reserve.clamp(1, MOST_TOKENS);
-    Tokens { first, count }
+    Tokens::new(first, count)
 }

@@ -213,12 +213,8 @@ impl Leases {
     }
 
     pub(super) fn unreadable(&self, name: &LockName) -> Failure {
-        Failure::Final(Error::NotALock {
-            store: self.config.store.clone(),
-            name: name.clone(),
-            why: "its rows were stored by a newer version of fencelock, or are damaged; use that version, or another name"
-                .into(),
-        })
+        let why = "its rows were stored by a newer version of fencelock, or are damaged; use that version, or another name";
+        Failure::Final(Error::not_a_lock(&self.config.store, name, why))
     }
 
     /// Ends a connection at the server, by its id and the client's address and port: after a restart the server counts its

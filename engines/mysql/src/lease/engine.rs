@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, HeldClaim, LockView, Page};
-use fencelock_core::{
-    Durability, Finding, LeaseKind, LockName, Mode, Order, Promises, Purpose, Result, Token,
-    Tokens, Wake,
-};
+use fencelock_core::{Durability, Finding, LockName, Mode, Order, Promises, Result, Token, Tokens};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
 use fencelock_sql::server::{Dialect, Snapshot, Write, Written, micros};
@@ -37,31 +34,24 @@ impl Dialect for Leases {
         let info = info.as_ref();
         let mut limits = info.map(ServerInfo::limits).unwrap_or_default();
         if self.config.hosts.len() > 1 {
-            limits.push(Finding {
-                purpose: Purpose::Correctness,
-                what: "a promoted replica may have missed the last grants: it may grant a lock that is held (with a higher \
-                       token)"
-                    .into(),
-                change: "use semi-synchronous replication, or fence the resource by the token".into(),
-            });
+            let what = "a promoted replica may have missed the last grants: it may grant a lock that is held (with a higher \
+                       token)";
+            let change = "use semi-synchronous replication, or fence the resource by the token";
+            limits.push(Finding::against_correctness(what, change));
         }
-        Promises {
-            engine: "mysql",
-            order: Order::Fifo,
-            shared: true,
-            permits: true,
-            lock_delay: true,
-            ranges: true,
-            portable: true,
-            lease: LeaseKind::Lease,
-            wake: Wake::Poll,
-            durability: info.map_or(Durability::Process, ServerInfo::durability),
-            clock: "the database's clock does not jump forward by more than is left of a lease",
-            min_ttl: Duration::from_millis(100),
-            max_ttl: Duration::from_secs(100 * 365 * 86_400),
-            claim_window: CLAIM_WINDOW,
-            limits,
-        }
+        Promises::new(
+            "mysql",
+            "the database's clock does not jump forward by more than is left of a lease",
+        )
+        .order(Order::Fifo)
+        .shared(true)
+        .permits(true)
+        .lock_delay(true)
+        .ranges(true)
+        .portable(true)
+        .durability(info.map_or(Durability::Process, ServerInfo::durability))
+        .claim_window(CLAIM_WINDOW)
+        .limits(limits)
     }
 
     async fn findings(&self) -> Result<Vec<Finding>> {

@@ -78,7 +78,7 @@ impl Leases {
             items = self.views(session, &quoted(&names)).await?;
             items.retain(|view| !view.holders.is_empty());
         }
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     pub(super) async fn expired_names(&self, session: &mut Session) -> Tried<Vec<LockName>> {
@@ -126,11 +126,7 @@ fn views(mut rows: Vec<StoredRow>) -> Vec<LockView> {
             view.holders.push(row.holder_view(mode, now));
         } else if view.waiters.len() < MAX_WAITERS_SHOWN {
             let owner = row.owner;
-            view.waiters.push(WaiterView {
-                owner,
-                mode,
-                label: None,
-            });
+            view.waiters.push(WaiterView::new(owner, mode));
         }
     }
     views

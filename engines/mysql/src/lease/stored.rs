@@ -113,10 +113,7 @@ impl StoredRow {
         Holder {
             claim: self.claim,
             mode,
-            tokens: Tokens {
-                first: self.first(),
-                count: self.tokens,
-            },
+            tokens: Tokens::new(self.first(), self.tokens),
             expiry: self.expiry,
             abandoned: self.state == b"abandoned",
         }
@@ -134,16 +131,14 @@ impl StoredRow {
 
     pub(super) fn holder_view(self, mode: Mode, now: DbInstant) -> HolderView {
         let left = self.expiry.since(now);
-        HolderView {
-            claim: Some(self.claim),
-            token: Some(Token(self.first().get() + u64::from(self.current))),
-            owner: self.owner,
-            mode,
-            ttl_left: Some(left),
-            lock_delay: self.lock_delay.min(left),
-            held: Some(now.since(self.since)),
-            label: self.label,
-        }
+        let token = Token(self.first().get() + u64::from(self.current));
+        HolderView::new(self.owner, mode)
+            .claim(self.claim)
+            .token(token)
+            .ttl_left(left)
+            .lock_delay(self.lock_delay.min(left))
+            .held(now.since(self.since))
+            .label(self.label)
     }
 }
 
@@ -152,7 +147,7 @@ pub(super) fn tokens(answer: &Answer, claim: &Claim) -> Option<Tokens> {
     let id = answer.last_id.filter(|_| answer.affected > 0)?;
     let first = Token(id.checked_mul(PER_ID)?);
     let count = count(claim);
-    Some(Tokens { first, count })
+    Some(Tokens::new(first, count))
 }
 
 /// How many tokens a grant to this claim has.

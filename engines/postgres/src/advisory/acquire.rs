@@ -119,8 +119,5 @@ impl Advisory {
 
 /// Each draw takes sixteen tokens. These are the first of them, as many as the claim reserves.
 fn tokens(first: i64, reserve: u32) -> Tokens {
-    Tokens {
-        first: Token(first.unsigned_abs()),
-        count: reserve.clamp(1, MOST_TOKENS),
-    }
+    Tokens::new(Token(first.unsigned_abs()), reserve.clamp(1, MOST_TOKENS))
 }

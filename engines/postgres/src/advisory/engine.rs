@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Cursor, Evict, LockView, Page};
 use fencelock_core::{
-    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Mode, Order, Promises, Result, Token,
+    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Mode, Promises, Result, Token,
     Tokens, Wake,
 };
 use fencelock_sql::Settings;
@@ -36,24 +36,17 @@ impl Dialect for Advisory {
 
     async fn promises(&self, control: &mut Session) -> Result<Promises> {
         self.hosts.rule_out_pooler(control).await?;
-        Ok(Promises {
-            engine: "postgres",
-            order: Order::Unordered,
-            shared: true,
-            permits: false,
-            lock_delay: false,
-            ranges: true,
-            portable: false,
-            lease: LeaseKind::Connection,
-            wake: Wake::Push,
+        Ok(Promises::new("postgres", CLOCK)
+            .shared(true)
+            .ranges(true)
+            .lease(LeaseKind::Connection)
+            .wake(Wake::Push)
             // A hold ends with the server. The next start lifts tokens to the time.
-            durability: Durability::Volatile,
-            clock: CLOCK,
-            min_ttl: Duration::from_millis(50),
-            max_ttl: MAX_TTL,
-            claim_window: CLAIM_WINDOW,
-            limits: limits(&self.hosts, control, self.hosts.config.strategy).await?,
-        })
+            .durability(Durability::Volatile)
+            .min_ttl(Duration::from_millis(50))
+            .max_ttl(MAX_TTL)
+            .claim_window(CLAIM_WINDOW)
+            .limits(limits(&self.hosts, control, self.hosts.config.strategy).await?))
     }
 
     async fn findings(&self) -> Result<Vec<Finding>> {

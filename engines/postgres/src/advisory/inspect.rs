@@ -50,21 +50,18 @@ impl Advisory {
         for name in &names {
             items.push(self.view(control, &LockName::new(name)?).await?);
         }
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 
     fn holder(&self, row: &Row) -> Result<HolderView> {
         let millis = |at: usize| Duration::from_millis(row.get::<_, i64>(at).unsigned_abs());
-        let mode = mode_from(row.get(4));
-        Ok(HolderView {
-            claim: Some(self.claim(row, 1)?),
-            owner: row.get(2),
-            token: Some(Token(row.get::<_, i64>(3).unsigned_abs())),
-            mode: mode.ok_or_else(|| self.hosts.internal("fencelock_bound has an unknown mode"))?,
-            ttl_left: Some(millis(7)),
-            lock_delay: Duration::ZERO,
-            held: Some(millis(6)),
-            label: row.get(5),
-        })
+        let unknown = || self.hosts.internal("fencelock_bound has an unknown mode");
+        let mode = mode_from(row.get(4)).ok_or_else(unknown)?;
+        Ok(HolderView::new(row.get(2), mode)
+            .claim(self.claim(row, 1)?)
+            .token(Token(row.get::<_, i64>(3).unsigned_abs()))
+            .ttl_left(millis(7))
+            .held(millis(6))
+            .label(row.get(5)))
     }
 }

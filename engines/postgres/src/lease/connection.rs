@@ -88,12 +88,8 @@ impl Leases {
     }
 
     pub(super) fn unreadable(&self, name: &LockName) -> Failure {
-        Failure::Final(Error::NotALock {
-            store: self.hosts.to_string(),
-            name: name.clone(),
-            why: "its rows were stored by a newer version of fencelock, or are damaged; use that version, or another name"
-                .into(),
-        })
+        let why = "its rows were stored by a newer version of fencelock, or are damaged; use that version, or another name";
+        Failure::Final(Error::not_a_lock(&self.hosts, name, why))
     }
 
     /// Connects the listener, for as long as it takes.

@@ -46,10 +46,7 @@ impl Leases {
                 found.holders.push(Holder {
                     claim,
                     mode,
-                    tokens: Tokens {
-                        first,
-                        count: row.get::<_, i32>(5).unsigned_abs(),
-                    },
+                    tokens: Tokens::new(first, row.get::<_, i32>(5).unsigned_abs()),
                     expiry,
                     abandoned: row.get(6),
                 });
@@ -98,22 +95,21 @@ impl Leases {
             if row.get::<_, i32>(1) == 2 {
                 if view.waiters.len() < MAX_WAITERS_SHOWN {
                     let label = row.get(9);
-                    view.waiters.push(WaiterView { owner, mode, label });
+                    view.waiters.push(WaiterView::new(owner, mode).label(label));
                 }
                 continue;
             }
             let length =
                 |at: usize| Duration::from_micros(row.get::<_, i64>(at).max(0).unsigned_abs());
-            view.holders.push(HolderView {
-                claim: Some(claim),
-                owner,
-                token: Some(Token(row.get::<_, i64>(2).unsigned_abs())),
-                mode,
-                ttl_left: Some(length(6)),
-                lock_delay: length(7).min(length(6)),
-                held: Some(length(8)),
-                label: row.get(9),
-            });
+            view.holders.push(
+                HolderView::new(owner, mode)
+                    .claim(claim)
+                    .token(Token(row.get::<_, i64>(2).unsigned_abs()))
+                    .ttl_left(length(6))
+                    .lock_delay(length(7).min(length(6)))
+                    .held(length(8))
+                    .label(row.get(9)),
+            );
         }
         Ok(views)
     }
@@ -135,6 +131,6 @@ impl Leases {
         let wanted = wanted.map_err(Failure::Final)?;
         let mut items = self.views(session, &wanted).await?;
         items.retain(|view| !view.holders.is_empty());
-        Ok(Page { items, next })
+        Ok(Page::new(items, next))
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn parse(text: &str) -> Option<Message> {
             let first = Token(parts.next()?.parse().ok()?);
             let count = parts.next()?.parse().ok()?;
             let window = Duration::from_micros(parts.next()?.parse().ok()?);
-            let tokens = Tokens { first, count };
+            let tokens = Tokens::new(first, count);
             let pushed = PushedGrant {
                 claim,
                 tokens,

@@ -3,43 +3,35 @@
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::{
-    ClaimId, Durability, Finding, LeaseKind, Mode, Order, Promises, Token, Tokens, Wake,
-};
+use fencelock_core::{ClaimId, Durability, Finding, Mode, Order, Promises, Token, Tokens, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::MOST_TOKENS;
 use fencelock_sql::server::micros;
 use tokio_postgres::Row;
 
 pub(super) fn promises(limits: Vec<Finding>, durable: bool) -> Promises {
-    Promises {
-        engine: "postgres",
-        order: Order::Fifo,
-        shared: true,
-        permits: true,
-        lock_delay: true,
-        ranges: true,
-        portable: true,
-        lease: LeaseKind::Lease,
-        wake: Wake::Push,
-        durability: if durable {
-            Durability::Durable
-        } else {
-            Durability::Process
-        },
-        clock: "the database's clock does not jump forward by more than is left of a lease",
-        min_ttl: Duration::from_millis(100),
-        max_ttl: Duration::from_secs(100 * 365 * 86_400),
-        claim_window: CLAIM_WINDOW,
-        limits,
-    }
+    Promises::new(
+        "postgres",
+        "the database's clock does not jump forward by more than is left of a lease",
+    )
+    .order(Order::Fifo)
+    .shared(true)
+    .permits(true)
+    .lock_delay(true)
+    .ranges(true)
+    .portable(true)
+    .wake(Wake::Push)
+    .durability(if durable {
+        Durability::Durable
+    } else {
+        Durability::Process
+    })
+    .claim_window(CLAIM_WINDOW)
+    .limits(limits)
 }
 
 pub(super) fn tokens(first: i64, claim: &Claim) -> Tokens {
-    Tokens {
-        first: Token(first.unsigned_abs()),
-        count: count(claim),
-    }
+    Tokens::new(Token(first.unsigned_abs()), count(claim))
 }
 
 pub(super) fn count(claim: &Claim) -> u32 {

@@ -88,10 +88,7 @@ fn take_hint(entry: &Entry) -> u64 {
 }
 
 fn waiting(pause: Duration) -> Standing {
-    Standing::Waiting(Place {
-        ahead: None,
-        recheck: Clock::Boot.now() + pause,
-    })
+    Standing::Waiting(Place::new(Clock::Boot.now() + pause))
 }
 
 /// When to place the claim again while the lock is taken.

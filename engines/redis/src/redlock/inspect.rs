@@ -303,8 +303,5 @@ pub(crate) async fn list(
         "0" => (left > 1).then(|| format!("{}:{}:0", asked.index + 1, left - 1)),
         next => Some(format!("{}:{left}:{next}", asked.index)),
     };
-    Ok(Page {
-        items,
-        next: next.map(Cursor),
-    })
+    Ok(Page::new(items, next.map(Cursor)))
 }

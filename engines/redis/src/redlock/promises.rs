@@ -1,29 +1,20 @@
 //! What a store can promise.
 
-use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
+use fencelock_core::{Finding, Promises, Wake};
 
 use super::state::State;
 
 pub(crate) fn of(state: &State) -> Promises {
-    Promises {
-        engine: "redlock",
-        order: Order::Unordered,
-        shared: false,
-        permits: false,
-        lock_delay: true,
-        ranges: false,
-        portable: false,
-        lease: LeaseKind::Lease,
-        wake: Wake::Push,
-        durability: Durability::Volatile,
-        clock: "the clocks of a quorum of nodes run at about the right rate; a node whose clock is set forward is noticed \
-                by clients that were connected to it before",
-        min_ttl: state.config.min_ttl(),
-        max_ttl: state.config.max_ttl,
+    let clock = "the clocks of a quorum of nodes run at about the right rate; a node whose clock is set forward is noticed \
+                by clients that were connected to it before";
+    Promises::new("redlock", clock)
+        .lock_delay(true)
+        .wake(Wake::Push)
+        .min_ttl(state.config.min_ttl())
+        .max_ttl(state.config.max_ttl)
         // Nothing is granted to a waiter that did not ask.
-        claim_window: state.config.max_ttl,
-        limits: evicts(state).into_iter().collect(),
-    }
+        .claim_window(state.config.max_ttl)
+        .limits(evicts(state).into_iter().collect())
 }
 
 /// The nodes that evict keys, and locks with them.

@@ -32,23 +32,15 @@ pub(crate) async fn renew_held(state: &State, claim: &Claim) -> Result<Option<Gr
     let Some(token) = state.tokens.of(claim.id) else {
         return Ok(None);
     };
-    let held = HeldClaim {
-        claim: claim.clone(),
-        token,
-    };
+    let held = HeldClaim::new(claim.clone(), token);
     match renew_all(state, &[held], Lease::NoShorter).await.pop() {
         Some(Renewal::Kept {
             counted_from,
             lease,
             ..
-        }) => Ok(Some(Grant {
-            tokens: Tokens::one(token),
-            counted_from,
-            lease,
-            recorded: true,
-        })),
+        }) => Ok(Some(Grant::new(Tokens::one(token), counted_from, lease))),
         Some(Renewal::Unknown(error)) => Err(error),
-        Some(Renewal::Lost) | None => Ok(None),
+        _ => Ok(None),
     }
 }
 
@@ -111,11 +103,7 @@ async fn renew_batch(state: &State, held: &[HeldClaim], lease: Lease) -> Vec<Ren
         if tally.kept < renewals.quorum {
             return Renewal::Lost;
         }
-        Renewal::Kept {
-            counted_from,
-            lease: held.claim.ttl,
-            asked: tally.asked,
-        }
+        Renewal::kept(counted_from, held.claim.ttl, tally.asked)
     })
     .collect()
 }
@@ -127,7 +115,7 @@ fn command(state: &State, held: &[HeldClaim], lease: Lease) -> Cmd {
     for held in held {
         command.arg(held.claim.name.as_str());
     }
-    for HeldClaim { claim, token } in held {
+    for HeldClaim { claim, token, .. } in held {
         command.arg(&prefix(claim, None)[..]).arg(token.get());
         match lease {
             Lease::AsAsked => command.arg(px(claim)),

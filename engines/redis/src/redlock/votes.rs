@@ -152,12 +152,10 @@ impl Attempt<'_> {
         if !agreed && !self.mark(ballot, token).await {
             return None;
         }
-        Some(Grant {
-            tokens: Tokens::one(Token(token)),
-            counted_from: self.asked_at,
-            lease: self.claim.ttl,
-            recorded: !self.manner.fast || !agreed,
-        })
+        Some(
+            Grant::new(Tokens::one(Token(token)), self.asked_at, self.claim.ttl)
+                .recorded(!self.manner.fast || !agreed),
+        )
     }
 
     /// The second round: asks the nodes that voted yes, or may have, to mark the token. Returns whether a quorum did.

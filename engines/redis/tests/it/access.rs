@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Evict, Withdrawn};
+use fencelock_core::engine::{Evict, Withdrawn};
 use fencelock_core::{Durability, Engine, Error};
 use fencelock_redis::Redis;
 use fencelock_testbed::Redis as Server;
@@ -224,10 +224,7 @@ async fn after_a_restart_nothing_is_granted_until_the_delay_is_over() {
     store.lock(&claim).await;
     let before = clock.now();
     server.restart_empty().unwrap();
-    let impatient = Claim {
-        wait: false,
-        ..store.plain("a")
-    };
+    let impatient = store.plain("a").wait(false);
     // The new server's first answer is a refusal.
     let error = store.engine.place(&impatient).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");

@@ -1,6 +1,6 @@
 //! Promises and advice about a store must also be true after the next start of the server.
 
-use fencelock_core::engine::{Claim, Standing};
+use fencelock_core::engine::Standing;
 use fencelock_core::{Durability, Engine, Error};
 use fencelock_testbed::{Etcd, MariaDb, Redis as Server};
 
@@ -41,10 +41,7 @@ async fn granted_twice(server: &mut Server) -> bool {
     store.held(&store.claim("a")).await;
     server.restart().unwrap();
     let other = open(&server.url()).await;
-    let claim = Claim {
-        wait: false,
-        ..other.claim("a")
-    };
+    let claim = other.claim("a").wait(false);
     matches!(other.engine.place(&claim).await, Ok(Standing::Held(_)))
 }
 

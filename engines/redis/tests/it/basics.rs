@@ -1,6 +1,6 @@
 //! One claim or two.
 
-use fencelock_core::engine::{Claim, Evict, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Evict, Renewal, Standing, Withdrawn};
 use fencelock_core::{Engine, Error, Token};
 
 use crate::support::{Store, calls, ms, nothing_is_left, open, server};
@@ -11,10 +11,7 @@ async fn takes_and_releases_with_and_without_scripts() {
     let store = open(&server.url()).await;
     let mut last = Token(0);
     for record in [false, true, false, true] {
-        let claim = Claim {
-            record,
-            ..store.claim("jobs/nightly")
-        };
+        let claim = store.claim("jobs/nightly").record(record);
         let grant = store.held(&claim).await;
         assert_eq!(grant.recorded, record);
         assert_eq!(grant.lease, claim.ttl);
@@ -35,11 +32,7 @@ async fn a_claim_that_does_not_wait_is_refused_and_leaves_nothing() {
     let first = store.plain("a");
     store.held(&first).await;
     for record in [false, true] {
-        let second = Claim {
-            wait: false,
-            record,
-            ..store.claim("a")
-        };
+        let second = store.claim("a").wait(false).record(record);
         let standing = store.engine.place(&second).await.unwrap();
         assert!(matches!(standing, Standing::Busy), "{standing:?}");
         assert_eq!(store.release(&second).await, Withdrawn::NotOwner);
@@ -53,10 +46,7 @@ async fn placing_again_reports_and_prolongs() {
     let server = server();
     let store = open(&server.url()).await;
     for record in [false, true] {
-        let claim = Claim {
-            record,
-            ..store.claim("again")
-        };
+        let claim = store.claim("again").record(record);
         let first = store.held(&claim).await;
         let _: i64 = server.command(&["PEXPIRE", "again", "500"]).unwrap();
         let second = store.held(&claim).await;
@@ -107,7 +97,7 @@ async fn a_thousand_holds_are_renewed_in_two_commands() {
     for i in 0..1000 {
         let claim = store.plain(&format!("many/{i}"));
         let token = store.held(&claim).await.tokens.first;
-        held.push(fencelock_core::engine::HeldClaim { claim, token });
+        held.push(fencelock_core::engine::HeldClaim::new(claim, token));
     }
     store.engine.renew(&held[..1]).await;
     let before = calls(&server, "evalsha");
@@ -179,10 +169,7 @@ async fn unusual_names_work_also_in_the_queue() {
 async fn a_lease_that_is_not_renewed_ends() {
     let server = server();
     let store = open(&server.url()).await;
-    let first = Claim {
-        ttl: ms(200),
-        ..store.plain("short")
-    };
+    let first = store.plain("short").ttl(ms(200));
     store.held(&first).await;
     let second = store.claim("short");
     let grant = store.lock(&second).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Event, Evict, HeldClaim, Renewal, Withdrawn};
+use fencelock_core::engine::{Event, Evict, HeldClaim, Renewal, Withdrawn};
 use fencelock_core::{Engine, Error};
 use fencelock_testbed::{Port, Redis as Server, RedisCluster};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -91,7 +91,7 @@ async fn many_renewals_go_out_together(cluster: &RedisCluster) {
     for i in 0..300 {
         let claim = store.claim(&format!("many/{i}"));
         let token = store.held(&claim).await.tokens.first;
-        held.push(HeldClaim { claim, token });
+        held.push(HeldClaim::new(claim, token));
     }
     let last = held.len() - 1;
     store.release(&held[last].claim).await;
@@ -104,7 +104,7 @@ async fn many_renewals_go_out_together(cluster: &RedisCluster) {
             match renewal {
                 Renewal::Kept { .. } => assert_ne!(at, last),
                 Renewal::Lost => assert_eq!(at, last),
-                Renewal::Unknown(error) => panic!("{error}"),
+                other => panic!("{other:?}"),
             }
         }
     }
@@ -129,10 +129,7 @@ async fn a_moved_lock_is_still_held(cluster: &RedisCluster) {
     };
     cluster.begin_move(slot, from, to).unwrap();
     kept("before its keys move").await;
-    let impatient = Claim {
-        wait: false,
-        ..two.claim("foo")
-    };
+    let impatient = two.claim("foo").wait(false);
     // Scripts with several keys wait for the end of the move.
     let error = two.engine.place(&impatient).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
@@ -218,11 +215,11 @@ async fn a_dead_node_costs_no_hold_at_another() {
             store.shared(&name)
         };
         let ttl = ms(1500);
-        let claim = Claim { ttl, ..claim };
+        let claim = claim.ttl(ttl);
         let grant = store.held(&claim).await;
         until.push(grant.counted_from + ttl);
         let token = grant.tokens.first;
-        held.push(HeldClaim { claim, token });
+        held.push(HeldClaim::new(claim, token));
     }
     let clock = store.engine.clock();
     let stopped = &cluster.nodes()[1];

@@ -95,10 +95,7 @@ impl Locks {
     async fn nothing_is_granted(&self, server: &Server) {
         let Self { gated, free, .. } = self;
         self.are_connected(server).await;
-        let impatient = Claim {
-            wait: false,
-            ..gated.plain("place")
-        };
+        let impatient = gated.plain("place").wait(false);
         let error = gated.engine.place(&impatient).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Leave};
+use fencelock_core::engine::Leave;
 use fencelock_core::{Clock, Engine, Error};
 use fencelock_testbed::{RedisCluster, RedisSentinel};
 
@@ -94,10 +94,7 @@ impl Load {
 
 async fn work(store: Store, name: String, stop: Arc<AtomicBool>, stays: Arc<Mutex<Vec<Stay>>>) {
     while !stop.load(Ordering::SeqCst) {
-        let claim = Claim {
-            ttl: TTL,
-            ..store.claim(&name)
-        };
+        let claim = store.claim(&name).ttl(TTL);
         let grant = store.lock(&claim).await;
         let from = Clock::Boot.now();
         // A client counts on a little less than the lease.

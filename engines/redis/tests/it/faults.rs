@@ -248,10 +248,7 @@ async fn a_grant_does_not_end_an_earlier_request() {
     let server = server_without_kill();
     let proxy = Proxy::start(server.port()).unwrap();
     let store = open(&without_kill(proxy.port(), "response-timeout=100ms")).await;
-    let claim = Claim {
-        ttl: ms(1500),
-        ..store.plain("e")
-    };
+    let claim = store.plain("e").ttl(ms(1500));
     proxy.answers(Flow::Lose);
     assert!(store.engine.place(&claim).await.is_err());
     proxy.answers(Flow::Pass);

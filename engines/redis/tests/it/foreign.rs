@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Evict, Standing, Withdrawn};
+use fencelock_core::engine::{Evict, Standing, Withdrawn};
 use fencelock_core::{Clock, Engine, Error};
 
 use crate::support::{ms, open, server};
@@ -23,10 +23,7 @@ async fn other_clients_and_this_one_exclude_each_other() {
         .command(&["SET", "x", "theirs", "NX", "PX", "300"])
         .unwrap();
     for claim in [store.plain("x"), store.claim("x"), store.shared("x")] {
-        let claim = Claim {
-            wait: false,
-            ..claim
-        };
+        let claim = claim.wait(false);
         let standing = store.engine.place(&claim).await.unwrap();
         assert!(matches!(standing, Standing::Busy), "{standing:?}");
     }

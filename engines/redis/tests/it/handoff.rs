@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::engine::{Claim, Evict, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Evict, Renewal, Standing, Withdrawn};
 use fencelock_core::{Clock, Engine, Token};
 
 use crate::support::{Store, calls, ms, nothing_is_left, one_listens, open, open_with, server};
@@ -101,10 +101,7 @@ async fn a_push_from_before_the_newest_reply_is_ignored() {
     while !matches!(
         other
             .engine
-            .place(&Claim {
-                wait: false,
-                ..third.clone()
-            })
+            .place(&third.clone().wait(false))
             .await
             .unwrap(),
         Standing::Held(_)
@@ -192,10 +189,7 @@ async fn a_free_lock_with_a_dead_queue_is_not_busy() {
     let store = open(&server.url()).await;
     for claim in [store.claim("free"), store.shared("free")] {
         let dying = open(&server.url()).await;
-        let short = Claim {
-            ttl: ms(300),
-            ..dying.claim("free")
-        };
+        let short = dying.claim("free").ttl(ms(300));
         dying.held(&short).await;
         dying.waits(&dying.claim("free")).await;
         drop(dying);
@@ -205,10 +199,7 @@ async fn a_free_lock_with_a_dead_queue_is_not_busy() {
             assert!(begin.elapsed() < Duration::from_secs(5));
             tokio::time::sleep(ms(2)).await;
         }
-        let impatient = Claim {
-            wait: false,
-            ..claim
-        };
+        let impatient = claim.wait(false);
         store.held(&impatient).await;
         assert_eq!(store.release(&impatient).await, Withdrawn::Released);
     }
@@ -243,10 +234,7 @@ async fn a_grant_without_a_waiter_is_given_back() {
 async fn an_abandoned_lock_keeps_its_lock_delay() {
     let server = server();
     let store = open(&server.url()).await;
-    let first = Claim {
-        lock_delay: ms(400),
-        ..store.claim("d")
-    };
+    let first = store.claim("d").lock_delay(ms(400));
     store.held(&first).await;
     assert!(Store::pttl(&server, "d") > 30_000);
     let second = store.claim("d");
@@ -267,10 +255,7 @@ async fn with_a_lock_delay_a_push_is_confirmed_first() {
     let server = server();
     let store = open(&server.url()).await;
     let first = store.claim("c");
-    let second = Claim {
-        lock_delay: ms(5000),
-        ..store.claim("c")
-    };
+    let second = store.claim("c").lock_delay(ms(5000));
     store.held(&first).await;
     let place = store.waits(&second).await;
     store.release(&first).await;
@@ -286,11 +271,7 @@ async fn with_a_lock_delay_a_push_is_confirmed_first() {
 async fn ranges_come_from_scripts_only_and_stay_below_time() {
     let server = server();
     let store = open(&server.url()).await;
-    let claim = Claim {
-        reserve: 16,
-        record: false,
-        ..store.claim("r")
-    };
+    let claim = store.claim("r").reserve(16).record(false);
     let grant = store.held(&claim).await;
     assert_eq!(grant.tokens.count, 16);
     let next = store.claim("r2");

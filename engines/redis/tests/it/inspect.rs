@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Event, Evict, Withdrawn};
+use fencelock_core::engine::{Event, Evict, Withdrawn};
 use fencelock_core::{Engine, LockName, Token};
 
 use crate::support::{ms, open, server};
@@ -12,17 +12,14 @@ use crate::support::{ms, open, server};
 async fn shows_holders_and_waiters() {
     let server = server();
     let store = open(&server.url()).await;
-    let holder = Claim {
-        label: Some("nightly: run 7".into()),
-        lock_delay: ms(1500),
-        owner: "host/42: ü".into(),
-        ..store.claim("s")
-    };
+    let mut holder = store
+        .claim("s")
+        .label("nightly: run 7")
+        .lock_delay(ms(1500));
+    holder.owner = "host/42: ü".into();
     let token = store.held(&holder).await.tokens.first;
-    let waiter = Claim {
-        owner: "patient".into(),
-        ..store.shared("s")
-    };
+    let mut waiter = store.shared("s");
+    waiter.owner = "patient".into();
     store.waits(&waiter).await;
     let view = store.look(&holder.name).await;
     assert_eq!(view.holders.len(), 1);

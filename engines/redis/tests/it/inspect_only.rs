@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use fencelock_core::engine::{Claim, Evict, Withdrawn};
+use fencelock_core::engine::{Evict, Withdrawn};
 use fencelock_core::{Engine, Error, Finding, LockName, Result, StoreUrl, Token};
 use fencelock_redis::Redis;
 use fencelock_testbed::{Redis as Server, RedisCluster, RedisSentinel};
@@ -26,15 +26,9 @@ async fn refused(url: &str) -> Error {
 
 /// Takes an exclusive lock, with a waiter, and a shared one.
 async fn hold(store: &Store) {
-    let holder = Claim {
-        label: Some("holds".into()),
-        ..store.claim("alone")
-    };
+    let holder = store.claim("alone").label("holds");
     store.held(&holder).await;
-    let waiter = Claim {
-        label: Some("waits".into()),
-        ..store.claim("alone")
-    };
+    let waiter = store.claim("alone").label("waits");
     store.waits(&waiter).await;
     store.held(&store.shared("shared")).await;
     store.held(&store.shared("shared")).await;

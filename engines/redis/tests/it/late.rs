@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use fencelock_core::Token;
-use fencelock_core::engine::{Claim, Renewal, Withdrawn};
+use fencelock_core::engine::{Renewal, Withdrawn};
 use fencelock_testbed::Redis as Server;
 
 use crate::support::{Store, calls, ms, open, server};
@@ -20,29 +20,20 @@ async fn a_late_place_does_not_shorten_a_lease() {
     ] {
         let token = store.held(&claim).await.tokens.first;
         store.renew(&claim, token).await;
-        let short = Claim {
-            ttl: ms(2000),
-            ..claim.clone()
-        };
+        let short = claim.clone().ttl(ms(2000));
         let again = late.held(&short).await;
         assert_eq!(again.tokens.first, token, "{}", claim.name);
         assert_eq!(again.lease, ms(2000));
         let left = Store::pttl(&server, claim.name.as_str());
         assert!(left > 20_000, "{}: {left} ms are left", claim.name);
         // A longer lease counts.
-        let longer = Claim {
-            ttl: ms(60_000),
-            ..claim.clone()
-        };
+        let longer = claim.clone().ttl(ms(60_000));
         late.held(&longer).await;
         assert!(Store::pttl(&server, claim.name.as_str()) > 50_000);
     }
     let claim = store.plain("unrecorded");
     store.held(&claim).await;
-    let short = Claim {
-        ttl: ms(2000),
-        ..claim
-    };
+    let short = claim.ttl(ms(2000));
     late.held(&short).await;
     assert!(Store::pttl(&server, "unrecorded") > 20_000);
 }
@@ -53,11 +44,7 @@ async fn a_downgrade_does_not_shorten_a_lease() {
     let store = open(&server.url()).await;
     let claim = store.claim("d");
     store.held(&claim).await;
-    let reader = Claim {
-        mode: fencelock_core::Mode::Shared,
-        ttl: ms(2000),
-        ..claim
-    };
+    let reader = claim.mode(fencelock_core::Mode::Shared).ttl(ms(2000));
     store.held(&reader).await;
     assert!(Store::pttl(&server, "d") > 20_000);
 }
@@ -69,10 +56,7 @@ async fn a_renewal_with_the_token_of_an_earlier_grant_is_lost() {
     for claim in [store.claim("alone"), store.shared("shared")] {
         let before = store.held(&claim).await.tokens.first;
         assert_eq!(store.release(&claim).await, Withdrawn::Released);
-        let short = Claim {
-            ttl: ms(5000),
-            ..claim.clone()
-        };
+        let short = claim.clone().ttl(ms(5000));
         let token = store.held(&short).await.tokens.first;
         store.lost(&claim, before).await;
         let left = Store::pttl(&server, claim.name.as_str());
@@ -85,10 +69,7 @@ async fn a_renewal_with_the_token_of_an_earlier_grant_is_lost() {
 async fn a_renewal_names_a_token_of_its_range_and_the_last_one_stays() {
     let server = server();
     let store = open(&server.url()).await;
-    let claim = Claim {
-        reserve: 8,
-        ..store.claim("range")
-    };
+    let claim = store.claim("range").reserve(8);
     let tokens = store.held(&claim).await.tokens;
     assert_eq!(tokens.count, 8);
     let at = |offset: u64| Token(tokens.first.get() + offset);

@@ -27,10 +27,7 @@ async fn readers_hold_together_and_a_writer_waits() {
     for reader in &late {
         places.push(store.waits(reader).await);
     }
-    let impatient = Claim {
-        wait: false,
-        ..store.shared("f")
-    };
+    let impatient = store.shared("f").wait(false);
     assert!(matches!(
         store.engine.place(&impatient).await.unwrap(),
         Standing::Busy
@@ -62,10 +59,7 @@ async fn a_dead_waiting_writer_does_not_block_readers() {
     let server = server();
     let window = "claim-window=300ms";
     let store = open_with(&server, window).await;
-    let reader = Claim {
-        ttl: ms(600),
-        ..store.shared("dw")
-    };
+    let reader = store.shared("dw").ttl(ms(600));
     let token = store.held(&reader).await.tokens.first;
     let dying = open_with(&server, window).await;
     for _ in 0..3 {
@@ -84,10 +78,7 @@ async fn a_dead_waiting_writer_does_not_block_readers() {
         () = renewals => {}
         late = tokio::time::timeout(ms(3000), store.lock(&late)) => { late.expect("admitted"); }
     }
-    let impatient = Claim {
-        wait: false,
-        ..store.shared("dw")
-    };
+    let impatient = store.shared("dw").wait(false);
     store.held(&impatient).await;
 }
 
@@ -102,10 +93,7 @@ async fn a_live_waiting_writer_is_not_overtaken_by_readers() {
     let readers_try = async {
         let begin = Instant::now();
         while begin.elapsed() < ms(5 * 300) {
-            let impatient = Claim {
-                wait: false,
-                ..store.shared("lw")
-            };
+            let impatient = store.shared("lw").wait(false);
             let standing = store.engine.place(&impatient).await.unwrap();
             assert!(matches!(standing, Standing::Busy), "{standing:?}");
             tokio::time::sleep(ms(20)).await;
@@ -122,10 +110,7 @@ async fn a_live_waiting_writer_is_not_overtaken_by_readers() {
 async fn a_late_renewal_of_a_reader_does_not_touch_the_writer() {
     let server = server();
     let store = open(&server.url()).await;
-    let reader = Claim {
-        ttl: ms(200),
-        ..store.shared("l")
-    };
+    let reader = store.shared("l").ttl(ms(200));
     let token = store.held(&reader).await.tokens.first;
     let writer = store.claim("l");
     let writers = store.lock(&writer).await.tokens.first;
@@ -157,10 +142,7 @@ async fn a_renewal_of_a_reader_does_not_touch_another_clients_value() {
 async fn the_lock_expires_with_its_last_reader() {
     let server = server();
     let store = open(&server.url()).await;
-    let short = Claim {
-        ttl: ms(5000),
-        ..store.shared("e")
-    };
+    let short = store.shared("e").ttl(ms(5000));
     let long = store.shared("e");
     let token = store.held(&short).await.tokens.first;
     assert!(Store::pttl(&server, "e") <= 5000);
@@ -178,10 +160,7 @@ async fn the_lock_expires_with_its_last_reader() {
 async fn an_expired_reader_does_not_block_the_writer() {
     let server = server();
     let store = open(&server.url()).await;
-    let crashed = Claim {
-        ttl: ms(150),
-        ..store.shared("o")
-    };
+    let crashed = store.shared("o").ttl(ms(150));
     let alive = store.shared("o");
     let token = store.held(&crashed).await.tokens.first;
     store.held(&alive).await;
@@ -201,10 +180,7 @@ async fn a_new_first_reader_removes_earlier_readers() {
     let old = store.shared("m");
     let token = store.held(&old).await.tokens.first;
     let _: i64 = server.command(&["DEL", "m"]).unwrap();
-    let new = Claim {
-        ttl: ms(2000),
-        ..store.shared("m")
-    };
+    let new = store.shared("m").ttl(ms(2000));
     store.held(&new).await;
     assert!(Store::pttl(&server, "m") <= 2000);
     store.lost(&old, token).await;
@@ -220,10 +196,7 @@ async fn a_weaker_mode_downgrades_and_lets_readers_in() {
     let token = store.held(&writer).await.tokens.first;
     let reader = store.shared("g");
     let place = store.waits(&reader).await;
-    let weaker = Claim {
-        mode: Mode::Shared,
-        ..writer.clone()
-    };
+    let weaker = writer.clone().mode(Mode::Shared);
     let grant = store.held(&weaker).await;
     assert!(grant.tokens.first > token);
     store.granted(&reader, &place).await;
@@ -255,10 +228,7 @@ async fn permits_are_counted() {
 async fn an_abandoned_reader_keeps_its_lock_delay() {
     let server = server();
     let store = open(&server.url()).await;
-    let reader = Claim {
-        lock_delay: ms(300),
-        ..store.shared("a")
-    };
+    let reader = store.shared("a").lock_delay(ms(300));
     store.held(&reader).await;
     let writer = store.claim("a");
     let place = store.waits(&writer).await;
@@ -280,11 +250,7 @@ async fn admission_follows_the_rule_of_the_core() {
     for (at, (mode, holders)) in admission::small_inputs().enumerate() {
         let mut beside = Vec::new();
         for mode in holders.iter().chain([&mode]) {
-            let claim = Claim {
-                mode: *mode,
-                wait: false,
-                ..store.claim(&format!("rule/{at}"))
-            };
+            let claim = store.claim(&format!("rule/{at}")).mode(*mode).wait(false);
             let held = matches!(store.engine.place(&claim).await.unwrap(), Standing::Held(_));
             let expected = admission::admits(*mode, beside.iter().copied());
             assert_eq!(held, expected, "{mode:?} beside {beside:?}");

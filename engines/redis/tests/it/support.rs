@@ -78,34 +78,22 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 impl Store<Redis> {
     /// A claim that waits, for 30 s, recorded: by script.
     pub(crate) fn claim(&self, name: &str) -> Claim {
-        Claim {
-            record: true,
-            ..Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap())
-        }
+        Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap()).record(true)
     }
 
     /// A claim that takes the fast path.
     pub(crate) fn plain(&self, name: &str) -> Claim {
-        Claim {
-            record: false,
-            ..self.claim(name)
-        }
+        self.claim(name).record(false)
     }
 
     pub(crate) fn shared(&self, name: &str) -> Claim {
-        Claim {
-            mode: Mode::Shared,
-            ..self.claim(name)
-        }
+        self.claim(name).mode(Mode::Shared)
     }
 
     pub(crate) fn permit(&self, name: &str, of: u32) -> Claim {
-        Claim {
-            mode: Mode::Permit {
-                of: NonZeroU32::new(of).unwrap(),
-            },
-            ..self.claim(name)
-        }
+        self.claim(name).mode(Mode::Permit {
+            of: NonZeroU32::new(of).unwrap(),
+        })
     }
 
     /// For how many ms more the server keeps the lock.
@@ -152,15 +140,11 @@ impl<E: Engine> Store<E> {
             let place = match self.engine.place(claim).await {
                 Ok(Standing::Held(grant)) => return grant,
                 Ok(Standing::Waiting(place)) => place,
-                Ok(Standing::Busy) => {
+                Err(error) if !error.is_retryable() => panic!("{error}"),
+                _ => {
                     tokio::time::sleep(ms(5)).await;
                     continue;
                 }
-                Err(error) if error.is_retryable() => {
-                    tokio::time::sleep(ms(5)).await;
-                    continue;
-                }
-                Err(error) => panic!("{error}"),
             };
             let clock = self.engine.clock();
             tokio::select! {
@@ -184,7 +168,7 @@ impl<E: Engine> Store<E> {
 
     pub(crate) async fn renew(&self, claim: &Claim, token: Token) -> Renewal {
         let claim = claim.clone();
-        let mut renewed = self.engine.renew(&[HeldClaim { claim, token }]).await;
+        let mut renewed = self.engine.renew(&[HeldClaim::new(claim, token)]).await;
         assert_eq!(renewed.len(), 1);
         renewed.remove(0)
     }

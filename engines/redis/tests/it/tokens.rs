@@ -1,6 +1,6 @@
 //! Tokens grow strictly, whatever happens to the counter.
 
-use fencelock_core::engine::{Claim, Evict, Withdrawn};
+use fencelock_core::engine::{Evict, Withdrawn};
 use fencelock_core::{Engine, Token};
 
 use crate::support::{Store, ms, open, server};
@@ -28,10 +28,7 @@ fn garbled(server: &fencelock_testbed::Redis) {
 
 /// Takes the lock once and returns the token.
 async fn once(store: &Store, record: bool) -> Token {
-    let claim = Claim {
-        record,
-        ..store.claim("t")
-    };
+    let claim = store.claim("t").record(record);
     let token = store.held(&claim).await.tokens.first;
     store.release(&claim).await;
     token
@@ -143,10 +140,7 @@ async fn a_counter_of_another_type_is_named() {
 async fn a_token_counts_for_others_once_it_is_recorded() {
     let server = server();
     let store = open(&server.url()).await;
-    let claim = Claim {
-        ttl: ms(5000),
-        ..store.plain("r")
-    };
+    let claim = store.plain("r").ttl(ms(5000));
     let token = store.held(&claim).await.tokens.first;
     let evict = Evict::Release;
     assert!(!store.evict(&claim.name, token, evict).await);

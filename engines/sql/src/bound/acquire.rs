@@ -151,12 +151,7 @@ impl<D: Dialect> State<D> {
             // The recording task lives as long as the engine.
             let _ = self.to_record.send(claim.id);
         }
-        let grant = Grant {
-            tokens: hold.tokens,
-            counted_from: asked_at,
-            lease: claim.ttl,
-            recorded: hold.recorded.is_some(),
-        };
+        let grant = Grant::new(hold.tokens, asked_at, claim.ttl).recorded(hold.recorded.is_some());
         *entry = Entry::Holding(hold);
         recorded.map(|_| Standing::Held(grant))
     }
@@ -197,8 +192,5 @@ impl<D: Dialect> State<D> {
 }
 
 fn waiting_until_recheck() -> Standing {
-    Standing::Waiting(Place {
-        ahead: None,
-        recheck: Clock::Boot.now() + RECHECK,
-    })
+    Standing::Waiting(Place::new(Clock::Boot.now() + RECHECK))
 }

@@ -46,7 +46,7 @@ pub fn views(records: impl IntoIterator<Item = RecordView>) -> Vec<LockView> {
             let HolderView {
                 owner, mode, label, ..
             } = holder;
-            view.waiters.push(WaiterView { owner, mode, label });
+            view.waiters.push(WaiterView::new(owner, mode).label(label));
         }
     }
     for view in &mut views {
@@ -88,16 +88,7 @@ mod tests {
     fn record(name: &str, mode: Mode, token: u64) -> RecordView {
         RecordView {
             name: LockName::new(name).unwrap(),
-            holder: HolderView {
-                claim: None,
-                owner: token.to_string(),
-                token: Some(Token(token)),
-                mode,
-                ttl_left: None,
-                lock_delay: Duration::ZERO,
-                held: None,
-                label: None,
-            },
+            holder: HolderView::new(token.to_string(), mode).token(Token(token)),
             holds: token > 0,
         }
     }

@@ -49,11 +49,7 @@ impl<D: Dialect> State<D> {
         }
         match self.keep_alive(hold, claim).await {
             Ok(counted_from) => {
-                let kept = Renewal::Kept {
-                    counted_from,
-                    lease: claim.ttl,
-                    asked: false,
-                };
+                let kept = Renewal::kept(counted_from, claim.ttl, false);
                 let record = hold.record(self.session_id(&hold.conn), claim, held.token);
                 let old = hold.recorded.as_ref();
                 let is_new = !old.is_some_and(|old| old.agrees_with(&record));

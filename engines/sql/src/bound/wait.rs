@@ -49,10 +49,7 @@ impl<D: Dialect> State<D> {
 
     /// Records the waiter, for `look`. Returns whether that succeeded; the wait does not depend on it.
     async fn record_waiter(&self, claim: &Claim, session: SessionId) -> bool {
-        let none = Tokens {
-            first: Token(0),
-            count: 0,
-        };
+        let none = Tokens::new(Token(0), 0);
         let record = Record {
             claim: claim.id,
             name: claim.name.clone(),

@@ -92,7 +92,7 @@ async fn place<D: Dialect>(
             (Written::Done(None), None) => {
                 let why = "a grant came without its tokens".to_owned();
                 let store = dialect.to_string();
-                return Err(Failure::Final(Error::Internal { store, why }));
+                return Err(Failure::Final(Error::internal(store, why)));
             }
         }
     }
@@ -242,17 +242,9 @@ fn refuse_stronger<D: Dialect>(dialect: &D, held: Mode) -> Error {
 /// In the queue. `left`: how long the first holder to expire has left, if only holders are in the way.
 fn waiting(asked_at: BootInstant, ahead: u64, left: Option<Duration>) -> Standing {
     let over = left.map_or(RECHECK, |left| left + Duration::from_millis(1));
-    Standing::Waiting(Place {
-        ahead: Some(ahead),
-        recheck: asked_at + over.min(RECHECK),
-    })
+    Standing::Waiting(Place::new(asked_at + over.min(RECHECK)).ahead(ahead))
 }
 
 fn held(claim: &Claim, tokens: Tokens, asked_at: BootInstant) -> Standing {
-    Standing::Held(Grant {
-        tokens,
-        counted_from: asked_at,
-        lease: claim.ttl,
-        recorded: true,
-    })
+    Standing::Held(Grant::new(tokens, asked_at, claim.ttl))
 }

@@ -76,12 +76,7 @@ impl Entry {
         let is_new = pushed.tokens.first > known.drawn;
         let lease = pushed.window.min(claim.ttl);
         let in_time = Clock::Boot.now().since(known.asked_at) < lease.mul_f32(0.75);
-        let grant = Grant {
-            tokens: pushed.tokens,
-            counted_from: known.asked_at,
-            lease,
-            recorded: true,
-        };
+        let grant = Grant::new(pushed.tokens, known.asked_at, lease);
         // A lock-delay counts only after a sign of life, so such a claim is placed again first.
         (is_new && in_time && claim.lock_delay.is_zero()).then_some(grant)
     }

@@ -42,11 +42,7 @@ impl<D: Dialect> State<D> {
         let renewals = held.iter().zip(renewed);
         let renewals = renewals.map(|(held, renewed)| match renewed {
             None => Renewal::Lost,
-            Some(asked) => Renewal::Kept {
-                counted_from: asked_at,
-                lease: held.claim.ttl,
-                asked,
-            },
+            Some(asked) => Renewal::kept(asked_at, held.claim.ttl, asked),
         });
         Ok(renewals.collect())
     }

@@ -22,10 +22,7 @@ pub(crate) async fn late_requests_do_no_harm(url: &str) {
     for (name, mode) in [("alone", Mode::Exclusive), ("beside", Mode::Shared)] {
         let long = claim(name, mode, Duration::from_secs(600));
         let token = place(&engine, &long).await;
-        let short = Claim {
-            ttl: Duration::from_secs(2),
-            ..long.clone()
-        };
+        let short = long.clone().ttl(Duration::from_secs(2));
         assert_eq!(place(&engine, &short).await, token, "{name}");
         let view = engine.inspect().look(&long.name).await.unwrap();
         let left = view.holders[0].ttl_left.unwrap();
@@ -35,10 +32,7 @@ pub(crate) async fn late_requests_do_no_harm(url: &str) {
             (Token(token.get() + 1), false),
             (token, true),
         ] {
-            let held = HeldClaim {
-                claim: long.clone(),
-                token,
-            };
+            let held = HeldClaim::new(long.clone(), token);
             let renewed = engine.renew(&[held]).await;
             let is_kept = matches!(renewed[0], Renewal::Kept { .. });
             assert_eq!(is_kept, kept, "{name} {token}: {renewed:?}");

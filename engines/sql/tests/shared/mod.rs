@@ -63,18 +63,12 @@ pub(crate) async fn token_of(client: &Client, name: &str) -> Token {
 
 /// A claim without a client, which nobody renews or releases.
 pub(crate) fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
-    Claim {
-        id: ClaimIds::new().unwrap().next(),
-        owner: "vanished".into(),
-        name: LockName::new(name).unwrap(),
-        mode,
-        ttl,
-        lock_delay: Duration::ZERO,
-        wait: false,
-        reserve: 1,
-        record: true,
-        label: None,
-    }
+    let id = ClaimIds::new().unwrap().next();
+    Claim::new(id, "vanished", LockName::new(name).unwrap())
+        .mode(mode)
+        .ttl(ttl)
+        .wait(false)
+        .record(true)
 }
 
 /// Takes a lock like a process that is killed right after.

@@ -241,10 +241,7 @@ async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
     .unwrap();
     let engine = directory.open().await;
     busy(&engine, &attempt(claim("job"))).await;
-    let labelled = Claim {
-        label: Some("nightly".into()),
-        ..claim("job")
-    };
+    let labelled = claim("job").label("nightly");
     waiting(&engine, &labelled).await;
     let view = engine.inspect().look(&name("job")).await.unwrap();
     assert_eq!(view.waiters[0].label.as_deref(), Some("nightly"));

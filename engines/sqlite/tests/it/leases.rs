@@ -12,10 +12,7 @@ use fencelock_sqlite::Sqlite;
 use super::*;
 
 async fn renewed(engine: &Sqlite, claim: &Claim, token: Token) -> Renewal {
-    let held = HeldClaim {
-        claim: claim.clone(),
-        token,
-    };
+    let held = HeldClaim::new(claim.clone(), token);
     engine.renew(&[held]).await.remove(0)
 }
 
@@ -86,10 +83,7 @@ async fn a_downgrade_has_a_new_token_and_lets_readers_in() {
     let (writer, reader) = (claim("job"), shared("job"));
     let before = held(&a, &writer).await;
     let place = waiting(&b, &reader).await;
-    let weaker = Claim {
-        mode: Mode::Shared,
-        ..writer.clone()
-    };
+    let weaker = writer.clone().mode(Mode::Shared);
     let after = held(&a, &weaker).await;
     assert!(after.tokens.first > before.tokens.first);
     assert_eq!(held(&a, &weaker).await.tokens, after.tokens);
@@ -103,10 +97,7 @@ async fn a_downgrade_has_a_new_token_and_lets_readers_in() {
 async fn a_range_of_tokens_belongs_to_one_claim() {
     let directory = Directory::new();
     let engine = directory.open().await;
-    let many = Claim {
-        reserve: 16,
-        ..claim("job")
-    };
+    let many = claim("job").reserve(16);
     let grant = held(&engine, &many).await;
     assert_eq!(grant.tokens.count, 16);
     let last = Token(grant.tokens.first.get() + 15);
@@ -174,10 +165,7 @@ async fn a_release_after_the_lease_says_so() {
 async fn the_lock_delay_runs_after_a_loss_only() {
     let directory = Directory::new();
     let (a, b) = (directory.open().await, directory.open().await);
-    let delayed = || Claim {
-        lock_delay: Duration::from_millis(300),
-        ..lasting(100, claim("job"))
-    };
+    let delayed = || lasting(100, claim("job")).lock_delay(Duration::from_millis(300));
     let lost = delayed();
     let grant = held(&a, &lost).await;
     let next = delayed();
@@ -187,10 +175,7 @@ async fn the_lock_delay_runs_after_a_loss_only() {
     // Released: free at once.
     let released = b.withdraw(&next, Leave::Release).await.unwrap();
     assert_eq!(released, Withdrawn::Released);
-    let third = Claim {
-        ttl: Duration::from_secs(30),
-        ..delayed()
-    };
+    let third = delayed().ttl(Duration::from_secs(30));
     let held_long = held(&a, &third).await;
     assert!(held_long.tokens.first > after.tokens.first);
 
@@ -272,11 +257,10 @@ async fn an_eviction_by_the_same_process_is_reported_at_once() {
 async fn permits_are_counted() {
     let directory = Directory::new();
     let engine = directory.open().await;
-    let permit = || Claim {
-        mode: Mode::Permit {
+    let permit = || {
+        attempt(claim("job")).mode(Mode::Permit {
             of: NonZeroU32::new(2).unwrap(),
-        },
-        ..attempt(claim("job"))
+        })
     };
     let first = permit();
     held(&engine, &first).await;
@@ -295,7 +279,7 @@ async fn one_renewal_that_fails_does_not_fail_the_others() {
     for count in 0..1200 {
         let claim = claim(&format!("job-{count}"));
         let token = held(&engine, &claim).await.tokens.first;
-        held_claims.push(HeldClaim { claim, token });
+        held_claims.push(HeldClaim::new(claim, token));
     }
     engine
         .withdraw(&held_claims[700].claim, Leave::Release)
@@ -313,11 +297,9 @@ async fn one_renewal_that_fails_does_not_fail_the_others() {
 async fn looks_and_lists() {
     let directory = Directory::new();
     let engine = directory.open().await;
-    let labelled = Claim {
-        label: Some("nightly".into()),
-        lock_delay: Duration::from_secs(5),
-        ..claim("a/b 1")
-    };
+    let labelled = claim("a/b 1")
+        .label("nightly")
+        .lock_delay(Duration::from_secs(5));
     let token = held(&engine, &labelled).await.tokens.first;
     waiting(&engine, &shared("a/b 1")).await;
     for text in ["a/b 2", "a/b 3", "a/c", "b", "a%b"] {

@@ -68,32 +68,20 @@ fn claim(text: &str) -> Claim {
 }
 
 fn shared(text: &str) -> Claim {
-    Claim {
-        mode: Mode::Shared,
-        ..claim(text)
-    }
+    claim(text).mode(Mode::Shared)
 }
 
 /// A claim that does not wait.
 fn attempt(claim: Claim) -> Claim {
-    Claim {
-        wait: false,
-        ..claim
-    }
+    claim.wait(false)
 }
 
 fn lasting(millis: u64, claim: Claim) -> Claim {
-    Claim {
-        ttl: Duration::from_millis(millis),
-        ..claim
-    }
+    claim.ttl(Duration::from_millis(millis))
 }
 
 fn held_claim(claim: &Claim, token: Token) -> HeldClaim {
-    HeldClaim {
-        claim: claim.clone(),
-        token,
-    }
+    HeldClaim::new(claim.clone(), token)
 }
 
 async fn held(engine: &Sqlite, claim: &Claim) -> Grant {
@@ -126,7 +114,7 @@ async fn acquire(engine: &Sqlite, claim: &Claim) -> Grant {
                     () = Clock::Boot.sleep_until(place.recheck) => {}
                 }
             }
-            Standing::Busy => panic!("busy, although the claim waits"),
+            other => panic!("{other:?}, although the claim waits"),
         }
     }
 }

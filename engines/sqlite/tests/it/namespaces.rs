@@ -253,11 +253,7 @@ async fn inspecting_leaves_no_trace_and_needs_no_permission_to_write() {
     let sh = r#"mount --bind "${0%/*}" "${0%/*}"; mount -o remount,bind,ro "${0%/*}""#;
     let engine = directory.open().await;
     held(&engine, &claim("job")).await;
-    let waiter = Claim {
-        label: Some("patient".into()),
-        ttl: Duration::from_secs(3600),
-        ..claim("job")
-    };
+    let waiter = claim("job").label("patient").ttl(Duration::from_secs(3600));
     waiting(&engine, &waiter).await;
     let sql = "UPDATE waiters SET expiry = expiry + 1000000000000";
     directory.raw().execute(sql, []).unwrap();

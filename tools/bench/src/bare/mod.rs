@@ -56,8 +56,5 @@ fn statements(names: &[String], until: fencelock::BootInstant) -> impl Iterator<
 
 /// A baseline that could not be measured.
 pub(crate) fn failed(what: &str, why: impl std::fmt::Display) -> Error {
-    Error::Internal {
-        store: "of the benchmark".into(),
-        why: format!("{what}: {why}"),
-    }
+    Error::internal("of the benchmark", format!("{what}: {why}"))
 }

@@ -41,7 +41,7 @@ async fn several_locks_or_none(ctx: Ctx) {
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, Error::Held { name } if name.as_str() == names[2]),
+        matches!(&error, Error::Held { name, .. } if name.as_str() == names[2]),
         "{error:?}"
     );
     let begin = Instant::now();

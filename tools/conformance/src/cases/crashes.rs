@@ -155,12 +155,12 @@ async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
     let waiter = wait_for(&client, &name);
     ctx.await_queued(&operator, &name, 1).await;
     let view = operator.look(&name).await.unwrap();
-    let sequencer = Sequencer {
-        name: view.name,
-        mode: Mode::Exclusive,
+    let sequencer = Sequencer::new(
+        view.name,
+        Mode::Exclusive,
         token,
-        claim: view.holders[0].claim.unwrap(),
-    };
+        view.holders[0].claim.unwrap(),
+    );
     assert!(operator.check(&sequencer).await.unwrap());
     holder.process().kill9();
     // Until the lease itself has ended.

@@ -35,7 +35,7 @@ async fn held_means_held(ctx: Ctx) {
     for client in [&one, &two] {
         let error = soon("an answer", client.try_lock(&name)).await.unwrap_err();
         assert!(
-            matches!(&error, Error::Held { name: held } if held.as_str() == name),
+            matches!(&error, Error::Held { name: held, .. } if held.as_str() == name),
             "{error:?}"
         );
         assert!(error.to_string().contains(&name), "{error}");

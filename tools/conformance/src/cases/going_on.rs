@@ -29,18 +29,13 @@ const SHORT: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
 
 fn claim(name: &str, mode: Mode, wait: bool) -> Claim {
-    Claim {
-        id: ClaimIds::new().unwrap().next(),
-        owner: "conformance".into(),
-        name: LockName::new(name).unwrap(),
-        mode,
-        ttl: SHORT,
-        lock_delay: Duration::ZERO,
-        wait,
-        reserve: 4,
-        record: true,
-        label: None,
-    }
+    let id = ClaimIds::new().unwrap().next();
+    Claim::new(id, "conformance", LockName::new(name).unwrap())
+        .mode(mode)
+        .ttl(SHORT)
+        .wait(wait)
+        .reserve(4)
+        .record(true)
 }
 
 /// Every mode that the store has.
@@ -93,7 +88,7 @@ async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant 
             place = match engine.place(claim).await.unwrap() {
                 Standing::Held(grant) => return grant,
                 Standing::Waiting(place) => place,
-                Standing::Busy => panic!("a claim that waits was sent away"),
+                other => panic!("{other:?}, although the claim waits"),
             };
         }
     };
@@ -101,11 +96,8 @@ async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant 
 }
 
 async fn renew(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) -> Renewal {
-    let claim = Claim {
-        ttl,
-        ..claim.clone()
-    };
-    let held = [HeldClaim { claim, token }];
+    let claim = claim.clone().ttl(ttl);
+    let held = [HeldClaim::new(claim, token)];
     let mut renewals = soon("an answer to a renewal", engine.renew(&held)).await;
     renewals.pop().unwrap()
 }
@@ -183,10 +175,7 @@ async fn a_late_place_does_not_shorten(ctx: Ctx) {
         is_kept(&*one, &claim, SHORT, token).await;
         let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
         assert!(left <= LONG / 2, "{mode:?}: not shortened, but {left:?}");
-        let longer = Claim {
-            ttl: LONG,
-            ..claim.clone()
-        };
+        let longer = claim.clone().ttl(LONG);
         assert_eq!(held(&*late, &longer).await.tokens, grant.tokens, "{mode:?}");
         let (_, left) = kept(&*one, &claim.name, claim.id).await.unwrap();
         assert!(left > LONG / 2, "{mode:?}: not prolonged, but {left:?}");
@@ -235,10 +224,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         // Another wait, so that the remote process continues to listen.
         let other = format!("{name}/other");
         let (holding, waiting) = (claim(&other, mode, false), claim(&other, mode, true));
-        let holding = Claim {
-            mode: against(mode),
-            ..holding
-        };
+        let holding = holding.mode(against(mode));
         held(&*near, &holding).await;
         waits(&*far, &waiting).await;
         // Its withdrawal never arrives: the claim is still queued, and the remote process has forgotten it.

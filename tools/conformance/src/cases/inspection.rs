@@ -149,28 +149,16 @@ async fn check_is_exact(ctx: Ctx) {
     assert!(two.check(&sequencer).await.unwrap());
     let token = |by: i64| Token(sequencer.token.get().wrapping_add_signed(by));
     let other = take(&two, &format!("{name}/other")).await;
-    for forged in [
-        Sequencer {
-            token: token(1),
-            ..sequencer.clone()
-        },
-        Sequencer {
-            token: token(-1),
-            ..sequencer.clone()
-        },
-        Sequencer {
-            claim: other.claim_id(),
-            ..sequencer.clone()
-        },
-        Sequencer {
-            name: other.name().clone(),
-            ..sequencer.clone()
-        },
-        Sequencer {
-            mode: Mode::Shared,
-            ..sequencer.clone()
-        },
-    ] {
+    let forgeries: [&dyn Fn(&mut Sequencer); 5] = [
+        &|forged| forged.token = token(1),
+        &|forged| forged.token = token(-1),
+        &|forged| forged.claim = other.claim_id(),
+        &|forged| forged.name = other.name().clone(),
+        &|forged| forged.mode = Mode::Shared,
+    ];
+    for forge in forgeries {
+        let mut forged = sequencer.clone();
+        forge(&mut forged);
         assert!(!two.check(&forged).await.unwrap(), "{forged}");
     }
     guard.release().await.unwrap();
@@ -192,10 +180,8 @@ async fn check_is_exact_beside_others(ctx: Ctx) {
         second.sequencer().await.unwrap(),
     );
     assert!(one.check(&of_first).await.unwrap() && one.check(&of_second).await.unwrap());
-    let mixed = Sequencer {
-        claim: of_second.claim,
-        ..of_first.clone()
-    };
+    let mut mixed = of_first.clone();
+    mixed.claim = of_second.claim;
     assert!(!one.check(&mixed).await.unwrap());
     first.release().await.unwrap();
     assert!(!two.check(&of_first).await.unwrap());

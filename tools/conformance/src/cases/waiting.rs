@@ -28,7 +28,10 @@ async fn patience_ends(ctx: Ctx) {
         let error = soon("the patience ends", client.lock(&name).timeout(patience))
             .await
             .unwrap_err();
-        let Error::TimedOut { name: of, waited } = &error else {
+        let Error::TimedOut {
+            name: of, waited, ..
+        } = &error
+        else {
             panic!("{error:?}");
         };
         assert_eq!((of.as_str(), *waited), (name.as_str(), patience));

@@ -149,14 +149,7 @@ impl WrongEngine {
             Mutant::ServesTheLastFirst => {
                 let queue = self.state.queue.lock().unwrap();
                 let count = queue.get(name).map_or(0, Vec::len);
-                view.waiters = vec![
-                    WaiterView {
-                        owner: String::new(),
-                        mode: Mode::Exclusive,
-                        label: None,
-                    };
-                    count
-                ];
+                view.waiters = vec![WaiterView::new(String::new(), Mode::Exclusive); count];
             }
             _ => {}
         }
@@ -170,14 +163,11 @@ impl WrongEngine {
         let mine = holders.find(|holder| holder.claim == Some(claim.id));
         let token = mine.and_then(|holder| holder.token).unwrap_or(Token(0));
         let claim = claim.clone();
-        Ok(self.memory.renew(&[HeldClaim { claim, token }]).await)
+        Ok(self.memory.renew(&[HeldClaim::new(claim, token)]).await)
     }
 
     fn waiting(&self, recheck: Duration) -> Standing {
-        Standing::Waiting(Place {
-            ahead: None,
-            recheck: Clock::Boot.now() + recheck,
-        })
+        Standing::Waiting(Place::new(Clock::Boot.now() + recheck))
     }
 
     /// A queue that serves the last claim first.
@@ -190,10 +180,7 @@ impl WrongEngine {
             }
             queue.last() == Some(&claim.id)
         };
-        let asked = Claim {
-            wait: false,
-            ..claim.clone()
-        };
+        let asked = claim.clone().wait(false);
         let standing = match is_last {
             true => self.memory.place(&asked).await?,
             false => Standing::Busy,
@@ -218,10 +205,8 @@ impl WrongEngine {
     async fn withdraw_all(&self, claim: &Claim) -> Result<Withdrawn> {
         let view = self.memory.inspect().look(&claim.name).await?;
         for holder in view.holders {
-            let other = Claim {
-                id: holder.claim.unwrap(),
-                ..claim.clone()
-            };
+            let mut other = claim.clone();
+            other.id = holder.claim.unwrap();
             self.memory.withdraw(&other, Leave::Release).await?;
         }
         self.memory.withdraw(claim, Leave::Release).await?;
@@ -250,7 +235,7 @@ impl Layer for WrongEngine {
             if let Some(held) = held.find(|holder| holder.claim == Some(claim.id)) {
                 let mode = held.mode;
                 let claim = claim.clone();
-                return self.memory.place(&Claim { mode, ..claim }).await;
+                return self.memory.place(&claim.mode(mode)).await;
             }
         }
         Ok(match self.memory.place(claim).await? {
@@ -259,14 +244,13 @@ impl Layer for WrongEngine {
                 Standing::Held(grant)
             }
             Standing::Held(grant) => Standing::Held(self.reported(grant)),
-            _ if self.is(Mutant::GrantsWhatIsHeld) => Standing::Held(Grant {
-                tokens: Tokens::one(Token(
+            _ if self.is(Mutant::GrantsWhatIsHeld) => Standing::Held(Grant::new(
+                Tokens::one(Token(
                     1000 + self.state.drawn.fetch_add(1, Ordering::SeqCst),
                 )),
-                counted_from: Clock::Boot.now(),
-                lease: claim.ttl,
-                recorded: true,
-            }),
+                Clock::Boot.now(),
+                claim.ttl,
+            )),
             standing => standing,
         })
     }
@@ -281,17 +265,10 @@ impl Layer for WrongEngine {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
         let held: Vec<HeldClaim> = held
             .iter()
-            .map(|held| HeldClaim {
-                claim: self.sent(&held.claim),
-                token: held.token,
-            })
+            .map(|held| HeldClaim::new(self.sent(&held.claim), held.token))
             .collect();
         if self.is(Mutant::IgnoresRefreshes) {
-            let kept = |held: &HeldClaim| Renewal::Kept {
-                counted_from: Clock::Boot.now(),
-                lease: held.claim.ttl,
-                asked: false,
-            };
+            let kept = |held: &HeldClaim| Renewal::kept(Clock::Boot.now(), held.claim.ttl, false);
             return held.iter().map(kept).collect();
         }
         if self.is(Mutant::RenewsByIdAlone) {
@@ -324,12 +301,8 @@ impl Layer for WrongEngine {
             }
             Mutant::LeavesSomethingPerName => {
                 let name = LockName::new(&format!("was/{}", claim.name))?;
-                let left = Claim {
-                    name,
-                    wait: false,
-                    ttl: Duration::from_secs(3600),
-                    ..claim.clone()
-                };
+                let mut left = claim.clone().wait(false).ttl(Duration::from_secs(3600));
+                left.name = name;
                 self.memory.place(&left).await?;
                 self.memory.withdraw(claim, how).await
             }

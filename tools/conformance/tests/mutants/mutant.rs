@@ -140,14 +140,12 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
 pub(crate) fn promises(mutant: Mutant) -> Promises {
     let all = Memory::new().promises().clone();
     match mutant {
-        Mutant::PromisesLittle => Promises {
-            order: Order::Unordered,
-            shared: false,
-            permits: false,
-            lock_delay: false,
-            ranges: false,
-            ..all
-        },
+        Mutant::PromisesLittle => all
+            .order(Order::Unordered)
+            .shared(false)
+            .permits(false)
+            .lock_delay(false)
+            .ranges(false),
         _ => all,
     }
 }

@@ -1,6 +1,6 @@
 //! Credentials, rights and TLS of each node, and nodes that refuse.
 
-use fencelock_core::engine::{Claim, Evict, Leave, Place, Standing, Withdrawn};
+use fencelock_core::engine::{Evict, Leave, Place, Standing, Withdrawn};
 use fencelock_core::{Clock, Engine, Error};
 use fencelock_testbed::{Flow, Proxy, Redis, Redlock as Group};
 
@@ -101,18 +101,11 @@ async fn a_final_error_leaves_no_waiter() {
     for server in &nodes.servers {
         server.command::<()>(&["HSET", "hash", "a", "b"]).unwrap();
     }
-    let claim = Claim {
-        wait: true,
-        record: true,
-        ..store.claim("hash")
-    };
+    let claim = store.claim("hash").wait(true).record(true);
     let error = store.engine.place(&claim).await.unwrap_err();
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     let now = Clock::Boot.now();
-    let place = Place {
-        ahead: None,
-        recheck: now,
-    };
+    let place = Place::new(now);
     // The wait ends at the recheck.
     let changed = tokio::time::timeout(ms(2000), store.engine.wait(&claim, &place)).await;
     assert!(matches!(changed, Ok(Ok(None))), "{changed:?}");
@@ -131,19 +124,11 @@ async fn the_documented_rights_suffice() {
     let url = url(hosts, "").replace("redlock://", "redlock://least:secret@");
     let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
     for record in [false, true] {
-        let claim = Claim {
-            record,
-            lock_delay: ms(1),
-            ttl: ms(900),
-            ..one.claim("a")
-        };
+        let claim = one.claim("a").record(record).lock_delay(ms(1)).ttl(ms(900));
         let Ok(Standing::Held(grant)) = one.engine.place(&claim).await else {
             panic!("it is free");
         };
-        let waiter = Claim {
-            wait: true,
-            ..two.claim("a")
-        };
+        let waiter = two.claim("a").wait(true);
         assert!(matches!(
             two.engine.place(&waiter).await,
             Ok(Standing::Waiting(_))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Event, Evict, Leave, Renewal, Standing, Withdrawn};
+use fencelock_core::engine::{Event, Evict, Leave, Renewal, Standing, Withdrawn};
 use fencelock_core::{Clock, Engine, Order};
 use fencelock_testbed::{Flow, Redis};
 use futures_util::FutureExt;
@@ -118,10 +118,7 @@ async fn a_release_wakes_a_waiter() {
     let nodes = Nodes::start();
     let (one, two) = (nodes.open().await, nodes.open().await);
     let (held, _) = one.take("a").await;
-    let claim = Claim {
-        wait: true,
-        ..two.claim("a")
-    };
+    let claim = two.claim("a").wait(true);
     let Ok(Standing::Waiting(place)) = two.engine.place(&claim).await else {
         panic!("it waits");
     };
@@ -140,10 +137,7 @@ async fn a_release_wakes_a_waiter() {
 async fn an_eviction_is_for_one_token_and_reaches_the_holder() {
     let nodes = Nodes::start();
     let (one, two) = (nodes.open().await, nodes.open().await);
-    let claim = Claim {
-        record: true,
-        ..one.claim("a")
-    };
+    let claim = one.claim("a").record(true);
     let Ok(Standing::Held(grant)) = one.engine.place(&claim).await else {
         panic!("it is free");
     };

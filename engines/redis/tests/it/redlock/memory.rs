@@ -188,10 +188,7 @@ async fn an_emptied_node_does_not_vote() {
     nodes.servers[2].command::<()>(&["FLUSHALL"]).unwrap();
     for store in [two, nodes.open().await] {
         for record in [false, true] {
-            let claim = Claim {
-                record,
-                ..store.claim("a")
-            };
+            let claim = store.claim("a").record(record);
             let standing = store.engine.place(&claim).await;
             not_granted(&standing);
         }

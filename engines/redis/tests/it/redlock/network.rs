@@ -58,11 +58,7 @@ async fn a_pause_in_the_middle_of_an_acquisition_uses_up_the_lease() {
     let mut last = None;
     for pause in [ms(50), ms(1100)] {
         for plain in [true, false] {
-            let claim = Claim {
-                record: !plain,
-                ttl: ms(1000),
-                ..far.claim("a")
-            };
+            let claim = far.claim("a").record(!plain).ttl(ms(1000));
             nodes
                 .proxies
                 .iter()
@@ -117,11 +113,7 @@ async fn with_long_leases(ports: impl IntoIterator<Item = u16>) -> Store {
 }
 
 fn long(store: &Store, name: &str) -> Claim {
-    Claim {
-        ttl: LONG,
-        record: true,
-        ..store.claim(name)
-    }
+    store.claim(name).ttl(LONG).record(true)
 }
 
 /// Takes the lock at all five nodes: at first some may not be connected yet.
@@ -170,12 +162,8 @@ async fn only_answers_vote_on_who_holds() {
     let second_token = two.held(&second).await.tokens.first;
     nodes.await_held("a", 5).await;
 
-    let sequencer = |claim: &Claim, token| Sequencer {
-        name: claim.name.clone(),
-        mode: claim.mode,
-        token,
-        claim: claim.id,
-    };
+    let sequencer =
+        |claim: &Claim, token| Sequencer::new(claim.name.clone(), claim.mode, token, claim.id);
     let (released, holding) = (
         sequencer(&first, first_token),
         sequencer(&second, second_token),
@@ -230,25 +218,16 @@ async fn placing_a_hold_again_does_not_change_it() {
     let one = with_long_leases(nodes.servers.iter().map(Redis::port)).await;
     let two = with_long_leases(nodes.servers.iter().map(Redis::port)).await;
     for (record, renewed) in [(false, false), (true, false), (false, true), (true, true)] {
-        let claim = Claim {
-            record,
-            ..long(&one, "a")
-        };
+        let claim = long(&one, "a").record(record);
         let token = one.held(&claim).await.tokens.first;
         let renew = async |token: Token| {
-            let held = HeldClaim {
-                claim: claim.clone(),
-                token,
-            };
+            let held = HeldClaim::new(claim.clone(), token);
             one.engine.renew(&[held]).await.remove(0)
         };
         if renewed {
             assert!(matches!(renew(token).await, Renewal::Kept { .. }));
         }
-        let late = Claim {
-            ttl: ms(600),
-            ..claim.clone()
-        };
+        let late = claim.clone().ttl(ms(600));
         assert_eq!(one.held(&late).await.tokens.first, token);
         let view = two.look(&claim.name).await;
         assert_eq!(view.token(), Some(token));

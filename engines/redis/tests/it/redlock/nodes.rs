@@ -106,11 +106,9 @@ pub(crate) async fn open(url: &str) -> Result<Store> {
 impl crate::support::Store<Redlock> {
     /// A claim that does not wait, for [`MAX_TTL`].
     pub(crate) fn claim(&self, name: &str) -> Claim {
-        Claim {
-            ttl: MAX_TTL,
-            wait: false,
-            ..Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap())
-        }
+        Claim::new(self.ids.next(), "tester", LockName::new(name).unwrap())
+            .ttl(MAX_TTL)
+            .wait(false)
     }
 
     pub(crate) async fn take(&self, name: &str) -> (Claim, Grant) {

@@ -75,12 +75,12 @@ async fn main() {
                     // the others.
                     let request = client.lock(name).ttl(ttl).renew(false);
                     let guard = request.recorded().await.unwrap();
-                    let sequencer = Sequencer {
-                        name: guard.name().clone(),
-                        mode: guard.mode(),
-                        token: guard.token(),
-                        claim: guard.claim_id(),
-                    };
+                    let sequencer = Sequencer::new(
+                        guard.name().clone(),
+                        guard.mode(),
+                        guard.token(),
+                        guard.claim_id(),
+                    );
                     held.push((guard, sequencer));
                 }
                 let tokens = held.iter().map(|(_, sequencer)| sequencer.token.get());

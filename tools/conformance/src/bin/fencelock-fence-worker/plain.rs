@@ -127,7 +127,7 @@ impl Resource for Http {
             (412, &"urn:fencelock:stale".into())
         );
         let (late, won) = (sequencer.clone(), Token(problem["won"].as_u64().unwrap()));
-        Err(Box::new(Stale { late, won }).into())
+        Err(Box::new(Stale::new(late, won)).into())
     }
 
     async fn read(&self, name: &str) -> String {
