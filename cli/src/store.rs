@@ -21,7 +21,7 @@ pub(crate) fn store_url(store: Option<String>) -> String {
 
 /// Opens the store (see [`store_url`]) for inspection only.
 pub(crate) async fn open_to_inspect(store: Option<String>) -> Result<Client, Failure> {
-    Ok(fencelock::connect(&store_url(store)).inspect_only().await?)
+    Ok(fencelock::connect(store_url(store)).inspect_only().await?)
 }
 
 /// Opens the store (see [`store_url`]). While the store does not answer, the client retries for as long as the URL says,

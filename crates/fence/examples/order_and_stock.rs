@@ -90,7 +90,7 @@ async fn main() -> Result<()> {
     let id = next("say which order it is, such as order-1")?;
     let apples = next("say how many apples, such as 3")?.parse()?;
     let mut shop = Shop::open(&path)?;
-    let client = fencelock::connect(&format!("sqlite:{path}.locks")).await?;
+    let client = fencelock::connect(format!("sqlite:{path}.locks")).await?;
     step("opened")?;
     // If this process is killed, the next one waits for this long.
     let guard = client.lock("shop").ttl(Duration::from_secs(2)).await?;

@@ -24,6 +24,8 @@ use fencelock_core::{
 };
 use tokio::runtime::Runtime;
 
+use crate::store::Store;
+
 /// A client on one store. Cheap to clone. Dropping the last clone and the last guard ends its thread.
 ///
 /// ```
@@ -74,8 +76,8 @@ impl Drop for Ended {
 ///
 /// # Errors
 /// As there, and [`Error::Internal`] if no thread can be started.
-pub fn connect(url: &str) -> Result<Client> {
-    connect_for(url, Purpose::default())
+pub fn connect(store: impl Into<Store>) -> Result<Client> {
+    connect_for(store, Purpose::default())
 }
 
 /// Opens a store for a purpose; see [`Connect::purpose`](crate::Connect::purpose).
@@ -91,7 +93,7 @@ pub fn connect(url: &str) -> Result<Client> {
 ///
 /// # Errors
 /// As [`connect`](fn@connect).
-pub fn connect_for(url: &str, purpose: Purpose) -> Result<Client> {
+pub fn connect_for(store: impl Into<Store>, purpose: Purpose) -> Result<Client> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("fencelock")
@@ -103,7 +105,7 @@ pub fn connect_for(url: &str, purpose: Purpose) -> Result<Client> {
                 format!("the thread for renewals cannot be started: {error}"),
             )
         })?;
-    let client = runtime.block_on(async { crate::connect(url).purpose(purpose).await })?;
+    let client = runtime.block_on(async { crate::connect(store).purpose(purpose).await })?;
     let runtime = Arc::new(Ended(Some(runtime)));
     Ok(Client { client, runtime })
 }

@@ -1,4 +1,4 @@
-//! From a store's URL to a client: the one place that knows which engine a scheme means.
+//! From a store's URL or options to a client.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,27 +7,43 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fencelock_core::engine::StoreOptions;
 use fencelock_core::layers::Prefix;
-use fencelock_core::{
-    Client, Engine, Error, LockName, Memory, Observer, Purpose, Result, StoreUrl,
-};
+use fencelock_core::{Client, Engine, Error, LockName, Observer, Purpose, Result};
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// For how long a store may stay away at the start, if its URL has no `connect-timeout`.
+use crate::store::Store;
+
+/// For how long a store may stay away at the start, if it has no `connect-timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause between two attempts to open a store.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// Opens a store; await the result.
+/// Opens a store, which a URL or typed options name; await the result.
+///
+/// The options are those of `redis`, `redlock`, `sqlite`, `mysql`, `postgres`, `zookeeper` and `etcd`, the modules of the
+/// features that are on:
+///
+/// ```no_run
+/// # #[cfg(feature = "redis")]
+/// # async fn example() -> fencelock::Result<()> {
+/// use std::time::Duration;
+///
+/// let url = fencelock::connect("redis://cache.internal?claim-window=1s").await?;
+/// let options = fencelock::redis::Options::new("cache.internal").claim_window(Duration::from_secs(1));
+/// let typed = fencelock::connect(options).await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
 /// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`. Every store takes the option `prefix=TEXT`, which is put before
 /// all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
-pub fn connect(url: &str) -> Connect {
+pub fn connect(store: impl Into<Store>) -> Connect {
     Connect {
-        url: url.to_owned(),
+        store: store.into(),
         purpose: Purpose::default(),
         observer: None,
         name_class: None,
@@ -55,19 +71,23 @@ pub fn connect(url: &str) -> Connect {
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
-pub async fn open_engine(url: &str) -> Result<Arc<dyn Engine>> {
-    open(url, false, None).await
+pub async fn open_engine(store: impl Into<Store> + Send) -> Result<Arc<dyn Engine>> {
+    open(store.into(), false, None).await
 }
 
 async fn open(
-    url: &str,
+    store: Store,
     inspect_only: bool,
     patience: Option<Duration>,
 ) -> Result<Arc<dyn Engine>> {
-    let mut url = StoreUrl::parse(url)?;
-    url.inspect_only = inspect_only;
+    let mut options = store.0?;
+    let url = options.url();
+    url.inspect_only |= inspect_only;
     let prefix = url.take("prefix");
-    let engine = patiently(url, patience).await?;
+    let most = url.clone().take_duration("connect-timeout")?;
+    let most = most.unwrap_or(CONNECT_TIMEOUT);
+    let most = patience.map_or(most, |patience| patience.min(most));
+    let engine = patiently(&*options, most).await?;
     Ok(match prefix {
         Some(prefix) => Arc::new(Prefix::new(engine, &prefix)?),
         None => engine,
@@ -81,7 +101,7 @@ type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 /// A client to be: settings, then `.await`.
 ///
 /// # Errors
-/// [`Error::Config`] for a URL that cannot be used, [`Error::Unavailable`] if the store does not answer within
+/// [`Error::Config`] for a URL or an option that cannot be used, [`Error::Unavailable`] if the store does not answer within
 /// `connect-timeout` (until then it is asked again and again), [`Error::Refused`] if it refuses this user.
 ///
 /// # Cancel safety
@@ -98,7 +118,7 @@ type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 /// ```
 #[must_use = "await it to get a client"]
 pub struct Connect {
-    url: String,
+    store: Store,
     purpose: Purpose,
     observer: Option<Arc<dyn Observer>>,
     name_class: Option<NameClass>,
@@ -228,7 +248,7 @@ impl Connect {
         self
     }
 
-    /// For how long opening is tried again while the store does not answer, if that is shorter than the URL's
+    /// For how long opening is tried again while the store does not answer, if that is shorter than its
     /// `connect-timeout`; zero means once.
     ///
     /// ```
@@ -246,7 +266,7 @@ impl Connect {
     }
 
     async fn open(self) -> Result<Client> {
-        let mut engine = open(&self.url, self.inspect_only, self.patience).await?;
+        let mut engine = open(self.store, self.inspect_only, self.patience).await?;
         if let Some(layer) = self.layer {
             engine = layer(engine);
         }
@@ -267,10 +287,7 @@ impl Connect {
 /// Without the password.
 impl fmt::Debug for Connect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match StoreUrl::parse(&self.url) {
-            Ok(url) => write!(f, "Connect({url}, {:?})", self.purpose),
-            Err(error) => write!(f, "Connect({error})"),
-        }
+        write!(f, "Connect({:?}, {:?})", self.store, self.purpose)
     }
 }
 
@@ -283,21 +300,19 @@ impl IntoFuture for Connect {
     }
 }
 
-/// Opens the engine, again and again while the store does not answer and `connect-timeout` is not over.
-async fn patiently(url: StoreUrl, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
-    let most = url.clone().take_duration("connect-timeout")?;
-    let most = most.unwrap_or(CONNECT_TIMEOUT);
-    let until = Instant::now() + patience.map_or(most, |patience| patience.min(most));
+/// Opens the engine, again and again while the store does not answer and the time is not over.
+async fn patiently(options: &dyn StoreOptions, most: Duration) -> Result<Arc<dyn Engine>> {
+    let until = Instant::now() + most;
     let mut pause = PAUSES.0;
     // The first attempt takes what time the engine gives it.
-    let mut last = match engine(url.clone()).await {
+    let mut last = match options.open().await {
         Err(error @ Error::Unavailable { .. }) => error,
         opened => return opened,
     };
     while Instant::now() + pause < until {
         sleep(pause).await;
         pause = (pause * 2).min(PAUSES.1);
-        match timeout_at(until, engine(url.clone())).await {
+        match timeout_at(until, options.open()).await {
             Ok(Err(error @ Error::Unavailable { .. })) => last = error,
             Ok(opened) => return opened,
             // The last answer says more than that there was none.
@@ -305,69 +320,4 @@ async fn patiently(url: StoreUrl, patience: Option<Duration>) -> Result<Arc<dyn 
         }
     }
     Err(last)
-}
-
-async fn engine(url: StoreUrl) -> Result<Arc<dyn Engine>> {
-    match url.scheme.as_str() {
-        "memory" => {
-            if !url.path.is_empty() || !url.hosts.is_empty() {
-                return Err(url.refuse("memory: takes nothing after it"));
-            }
-            url.finish()?;
-            Ok(Arc::new(Memory::new()))
-        }
-        #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(Arc::new(fencelock_sqlite::Sqlite::open(url).await?)),
-        #[cfg(feature = "redis")]
-        "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" => {
-            Ok(Arc::new(fencelock_redis::Redis::connect(url).await?))
-        }
-        #[cfg(feature = "redis")]
-        "redlock" | "redlocks" => Ok(Arc::new(fencelock_redis::Redlock::connect(url).await?)),
-        #[cfg(feature = "mysql")]
-        "mysql" | "mariadb" => fencelock_mysql::connect(url).await,
-        #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => fencelock_postgres::connect(url).await,
-        #[cfg(feature = "zookeeper")]
-        "zookeeper" => Ok(Arc::new(fencelock_zookeeper::ZooKeeper::open(url).await?)),
-        #[cfg(feature = "etcd")]
-        "etcd" | "etcds" => Ok(Arc::new(fencelock_etcd::Etcd::connect(url).await?)),
-        #[cfg(not(feature = "sqlite"))]
-        "sqlite" => Err(not_built(&url, "sqlite")),
-        #[cfg(not(feature = "redis"))]
-        "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => {
-            Err(not_built(&url, "redis"))
-        }
-        #[cfg(not(feature = "mysql"))]
-        "mysql" | "mariadb" => Err(not_built(&url, "mysql")),
-        #[cfg(not(feature = "postgres"))]
-        "postgres" | "postgresql" => Err(not_built(&url, "postgres")),
-        #[cfg(not(feature = "zookeeper"))]
-        "zookeeper" => Err(not_built(&url, "zookeeper")),
-        #[cfg(not(feature = "etcd"))]
-        "etcd" | "etcds" => Err(not_built(&url, "etcd")),
-        scheme => {
-            let why = format!(
-                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
-                 redis+sentinel, redis+cluster, redlock, redlocks, mysql, mariadb, postgres, zookeeper, etcd, etcds"
-            );
-            Err(url.refuse(why))
-        }
-    }
-}
-
-#[cfg(not(all(
-    feature = "sqlite",
-    feature = "redis",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "zookeeper",
-    feature = "etcd"
-)))]
-fn not_built(url: &StoreUrl, feature: &str) -> Error {
-    url.refuse(format!(
-        "this build has no engine for it; build with the feature {feature}"
-    ))
 }

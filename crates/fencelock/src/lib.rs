@@ -72,22 +72,36 @@
 pub mod blocking;
 mod connect;
 mod schema;
+mod store;
 
 pub use connect::{Connect, connect, open_engine};
 #[doc(inline)]
 pub use fencelock_core::*;
+#[cfg(feature = "etcd")]
+#[doc(inline)]
+pub use fencelock_etcd as etcd;
 #[cfg(feature = "fence")]
 #[doc(inline)]
 pub use fencelock_fence as fence;
+#[cfg(feature = "mysql")]
+#[doc(inline)]
+pub use fencelock_mysql as mysql;
+#[cfg(feature = "postgres")]
+#[doc(inline)]
+pub use fencelock_postgres as postgres;
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use fencelock_redis as redis;
+#[cfg(feature = "redis")]
+pub use fencelock_redis::redlock;
+#[cfg(feature = "sqlite")]
+#[doc(inline)]
+pub use fencelock_sqlite as sqlite;
 #[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 #[doc(inline)]
 pub use fencelock_versioned as versioned;
+#[cfg(feature = "zookeeper")]
+#[doc(inline)]
+pub use fencelock_zookeeper as zookeeper;
 pub use schema::{schema, schemas};
-
-/// The engines by themselves, for clients or pools that a program has already.
-pub mod engines {
-    #[cfg(feature = "redis")]
-    pub use fencelock_redis::Redis;
-    #[cfg(feature = "sqlite")]
-    pub use fencelock_sqlite::Sqlite;
-}
+pub use store::Store;

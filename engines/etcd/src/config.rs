@@ -1,11 +1,13 @@
-//! The options of the store's URL.
+//! The options of a store, checked.
 
 use std::time::Duration;
 
 use etcd_client::ConnectOptions;
+use fencelock_core::engine::host_and_port;
 use fencelock_core::{Result, StoreUrl};
 
-use crate::layout::Layout;
+use crate::layout::{LAYOUTS, Layout};
+use crate::options::Options;
 
 const DEFAULT_PORT: u16 = 2379;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,29 +35,41 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+    pub(crate) fn new(options: Options) -> Result<Self> {
+        let Options { mut url, own } = options;
         let store = url.to_string();
-        let connect_timeout = timeout(&mut url, "connect-timeout", CONNECT_TIMEOUT)?;
-        let response_timeout = timeout(&mut url, "response-timeout", RESPONSE_TIMEOUT)?;
+        let connect_timeout = url.take_timeout("connect-timeout", CONNECT_TIMEOUT)?;
+        let response_timeout = url.take_timeout("response-timeout", RESPONSE_TIMEOUT)?;
         let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
         if claim_window < SHORTEST_WINDOW {
             return Err(url.refuse(format!(
                 "claim-window is {claim_window:?}; it must be at least {SHORTEST_WINDOW:?}"
             )));
         }
-        let layout = layout(&mut url)?;
+        let layout = url.take_choice("layout", &LAYOUTS)?;
         if !url.path.is_empty() {
             return Err(url.refuse("it has a path; use the option prefix to separate stores"));
         }
         let tls = url.scheme == "etcds";
-        let options = ConnectOptions::new()
+        let (options, certificate) = match own {
+            None => {
+                let options = with_user(&mut url, ConnectOptions::new())?;
+                with_tls(&mut url, tls, options)?
+            }
+            Some(own) => {
+                url.without_user()?;
+                (own, true)
+            }
+        };
+        let options = options
             .with_connect_timeout(connect_timeout)
             .with_keep_alive(PING, response_timeout)
             .with_require_leader(true)
             .with_auto_token_refresh(true);
-        let options = with_user(&mut url, options)?;
-        let (options, certificate) = with_tls(&mut url, tls, options)?;
-        let endpoints = endpoints(&url, if tls { "https" } else { "http" })?;
+        let scheme = if tls { "https" } else { "http" };
+        let endpoints = url.addresses(DEFAULT_PORT)?;
+        let endpoints = endpoints.iter().map(host_and_port);
+        let endpoints = endpoints.map(|host| format!("{scheme}://{host}")).collect();
         url.finish()?;
         Ok(Self {
             endpoints,
@@ -71,24 +85,6 @@ impl Config {
     }
 }
 
-fn timeout(url: &mut StoreUrl, option: &'static str, default: Duration) -> Result<Duration> {
-    let value = url.take_duration(option)?.unwrap_or(default);
-    if value.is_zero() {
-        return Err(url.refuse(format!("{option} is 0; it must be positive")));
-    }
-    Ok(value)
-}
-
-fn layout(url: &mut StoreUrl) -> Result<Layout> {
-    match url.take("layout").as_deref() {
-        None | Some("fencelock") => Ok(Layout::Fencelock),
-        Some("concurrency") => Ok(Layout::Concurrency),
-        Some(other) => Err(url.refuse(format!(
-            "layout={other} is unknown; use fencelock or concurrency"
-        ))),
-    }
-}
-
 fn with_user(url: &mut StoreUrl, options: ConnectOptions) -> Result<ConnectOptions> {
     match (url.user.clone(), url.take_password()?) {
         (None, None) => Ok(options),
@@ -96,35 +92,6 @@ fn with_user(url: &mut StoreUrl, options: ConnectOptions) -> Result<ConnectOptio
         (Some(_), None) => Err(url.refuse("it has a user and no password")),
         (None, Some(_)) => Err(url.refuse("it has a password and no user")),
     }
-}
-
-fn endpoints(url: &StoreUrl, scheme: &str) -> Result<Vec<String>> {
-    if url.hosts.is_empty() {
-        return Err(url.refuse("it names no host; write etcd://HOST:PORT"));
-    }
-    let mut endpoints = Vec::new();
-    for host in &url.hosts {
-        // An IPv6 address is in brackets.
-        let after_address = host
-            .rsplit_once(']')
-            .map_or(host.as_str(), |(_, rest)| rest);
-        let endpoint = match after_address.split_once(':') {
-            Some((_, port)) if port.parse::<u16>().is_ok_and(|port| port > 0) => {
-                format!("{scheme}://{host}")
-            }
-            Some(_) => {
-                return Err(
-                    url.refuse("a host is followed by a colon and something that is not a port")
-                );
-            }
-            None => format!("{scheme}://{host}:{DEFAULT_PORT}"),
-        };
-        if endpoints.contains(&endpoint) {
-            return Err(url.refuse(format!("it names {host} twice")));
-        }
-        endpoints.push(endpoint);
-    }
-    Ok(endpoints)
 }
 
 /// Sets up TLS if the URL asks for it. Also returns whether the client has a certificate.
@@ -135,33 +102,24 @@ fn with_tls(
     options: ConnectOptions,
 ) -> Result<(ConnectOptions, bool)> {
     use etcd_client::{Certificate, Identity, TlsOptions};
-    let files = ["tls-ca", "tls-cert", "tls-key"].map(|option| (option, url.take(option)));
-    if !tls {
-        return match files.iter().find(|(_, file)| file.is_some()) {
-            Some((option, _)) => Err(url.refuse(format!("{option} needs etcds://"))),
-            None => Ok((options, false)),
-        };
+    let files = fencelock_core::engine::TlsFiles::take(url);
+    match files.given() {
+        Some(option) if !tls => return Err(url.refuse(format!("{option} needs etcds://"))),
+        _ if !tls => return Ok((options, false)),
+        _ => {}
     }
-    let read = |(option, file): &(&str, Option<String>)| -> Result<Option<Vec<u8>>> {
-        let Some(file) = file else { return Ok(None) };
-        let text = std::fs::read(file);
-        let refuse = |error| url.refuse(format!("{option}={file} cannot be read: {error}"));
-        text.map(Some).map_err(refuse)
-    };
-    let [ca, cert, key] = [&files[0], &files[1], &files[2]].map(read);
-    let mut settings = match ca? {
+    let texts = files.read(url)?;
+    let settings = match texts.ca {
         Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(ca)),
         None => TlsOptions::new().with_native_roots(),
     };
-    let certificate = match (cert?, key?) {
-        (Some(cert), Some(key)) => {
-            settings = settings.identity(Identity::from_pem(cert, key));
-            true
+    Ok(match texts.identity {
+        Some((cert, key)) => {
+            let settings = settings.identity(Identity::from_pem(cert, key));
+            (options.with_tls(settings), true)
         }
-        (None, None) => false,
-        _ => return Err(url.refuse("tls-cert and tls-key must both be given; one is missing")),
-    };
-    Ok((options.with_tls(settings), certificate))
+        None => (options.with_tls(settings), false),
+    })
 }
 
 #[cfg(not(feature = "tls"))]
@@ -181,7 +139,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Config> {
-        Config::from_url(StoreUrl::parse(text)?)
+        Config::new(StoreUrl::parse(text)?.into())
     }
 
     #[test]
@@ -219,6 +177,46 @@ mod tests {
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn setters_say_what_the_url_says() {
+        let options = Options::new(["a", "[::1]:2"]).user("me").password("p@ss");
+        let options = options
+            .layout(Layout::Concurrency)
+            .claim_window(Duration::from_secs(3));
+        let options = options.response_timeout(Duration::from_millis(1500));
+        assert!(!format!("{options:?}").contains("p@ss"));
+        let url =
+            "etcd://me:p%40ss@a,[::1]:2?layout=concurrency&claim-window=3s&response-timeout=1.5s";
+        let [by_setters, by_url] =
+            [Config::new(options), read(url)].map(|config| format!("{:?}", config.unwrap()));
+        assert_eq!(by_setters, by_url);
+    }
+
+    #[test]
+    fn setters_are_refused_as_the_url_is() {
+        let (one, none) = (|| Options::new(["h"]), [""; 0]);
+        let own = || Options::from_endpoints(["http://h:1"], ConnectOptions::new());
+        for (options, word) in [
+            (Options::new(none), "host"),
+            (Options::new(["h:port"]), "port"),
+            (Options::new(["h", "h"]), "twice"),
+            (one().user("u"), "password"),
+            (one().claim_window(Duration::from_millis(1)), "claim-window"),
+            (one().response_timeout(Duration::ZERO), "response-timeout"),
+            (one().tls_ca("/x"), "tls-ca"),
+            (own().user("u"), "user"),
+            (own().password("p"), "password"),
+            (own().tls(), "tls"),
+            (
+                Options::from_endpoints(["http://h:1/x"], ConnectOptions::new()),
+                "port",
+            ),
+        ] {
+            let error = Config::new(options).unwrap_err().to_string();
+            assert!(error.contains(word), "{word}: {error}");
         }
     }
 }

@@ -5,11 +5,12 @@ use async_trait::async_trait;
 use fencelock_core::Result;
 use fencelock_core::engine::{
     Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Promises,
-    Renewal, Standing, StoreUrl, Withdrawn,
+    Renewal, Standing, Withdrawn,
 };
 
 use crate::cluster::Cluster;
 use crate::config::Config;
+use crate::options::Options;
 use crate::server;
 use crate::state::State;
 
@@ -20,17 +21,17 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Connects to the cluster of a URL `etcd://...` or `etcds://...`.
+    /// Connects to the cluster of the options, or of a URL `etcd://...` or `etcds://...`.
     ///
     /// # Errors
-    /// [`Config`](fencelock_core::Error::Config) if the URL is wrong, [`Refused`](fencelock_core::Error::Refused) if the cluster
+    /// [`Config`](fencelock_core::Error::Config) if an option is wrong, [`Refused`](fencelock_core::Error::Refused) if the cluster
     /// refuses this user, [`Unavailable`](fencelock_core::Error::Unavailable) if no member that has a leader answers within
     /// `connect-timeout`.
     ///
     /// # Cancel safety
     /// May be dropped: nothing is held yet.
-    pub async fn connect(url: StoreUrl) -> Result<Self> {
-        let cluster = Cluster::open(Config::from_url(url)?).await?;
+    pub async fn connect(options: impl Into<Options>) -> Result<Self> {
+        let cluster = Cluster::open(Config::new(options.into())?).await?;
         let limits = match cluster.server_info().await {
             Ok(info) => info.limits(),
             Err(failed) => {
@@ -45,6 +46,8 @@ impl Etcd {
         Ok(Self { state, events })
     }
 }
+
+fencelock_core::store_options!(|options| Ok(Arc::new(Etcd::connect(options).await?)));
 
 #[async_trait]
 impl Engine for Etcd {

@@ -15,12 +15,19 @@ pub(crate) const BASE: &str = "fencelock/base";
 /// The most bytes that follow the lock's name in a key, and that it takes to send a key.
 const MAX_SUFFIX: usize = 64;
 
+/// Where the keys of locks lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub enum Layout {
+    /// fencelock's own.
     Fencelock,
     /// The layout of Go's package `concurrency` and of `etcdctl lock`.
     Concurrency,
 }
+
+pub(crate) const LAYOUTS: [(&str, Layout); 2] = [
+    ("fencelock", Layout::Fencelock),
+    ("concurrency", Layout::Concurrency),
+];
 
 /// What distinguishes a claim's key from others of the same client for the same lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,19 +6,7 @@
 //!
 //! Assumptions: the members' clocks run at about the right rate; the quorum keeps its data.
 //!
-//! | URL | |
-//! | --- | --- |
-//! | `etcd://[user:pass@]h1:p1,h2:p2,h3:p3` | one cluster; the default port is 2379 |
-//! | `etcds://...` | over TLS (feature `tls`) |
-//!
-//! | option | default | |
-//! | --- | --- | --- |
-//! | `connect-timeout` | 5s | how long to look for a member that has a leader |
-//! | `response-timeout` | 2s | how long to wait for one reply |
-//! | `claim-window` | 5s | the lease of waiting claims: how long a dead waiter keeps its place |
-//! | `layout` | `fencelock` | `concurrency`: the keys of Go's package `concurrency` and of `etcdctl lock` |
-//! | `password-env`, `password-file` | | an environment variable or a file that has the password |
-//! | `tls-ca`, `tls-cert`, `tls-key` | | PEM files: the authority to trust (default: the system's), and this client's certificate and key |
+//! [`Options`] say where the cluster is and how to use it; the URL is in docs/stores.
 //!
 //! # Layout
 //! | key | |
@@ -62,6 +50,7 @@ mod inspect;
 mod keepalive;
 mod layout;
 mod mail;
+mod options;
 mod release;
 mod renew;
 mod requests;
@@ -77,6 +66,8 @@ mod wait;
 mod watches;
 
 pub use engine::Etcd;
+pub use layout::Layout;
+pub use options::Options;
 
 /// Reads bytes as a stored claim. For fuzzing only.
 #[doc(hidden)]

@@ -6,9 +6,10 @@ use std::time::Duration;
 use fencelock_core::{Asked, ClockWatch, Error, Finding, Purpose, Result};
 use mysql_async::{Conn, Row, from_row_opt};
 
-use super::config::{Config, Strategy, WAIT_TIMEOUT};
+use super::config::{Config, WAIT_TIMEOUT};
 use super::connection::{Connected, connect, hang_up};
 use super::error::caller_error;
+use super::options::Strategy;
 use super::request::{NOW, Request};
 use super::tables::Tables;
 

@@ -1,18 +1,6 @@
 //! MySQL and MariaDB.
 //!
-//! `mysql://USER[:PASSWORD]@HOST[:PORT][,HOST...]/DATABASE`; of several hosts the client uses the one that takes
-//! writes, and finds it again after a switch-over.
-//!
-//! | option | default | meaning |
-//! | --- | --- | --- |
-//! | `strategy` | `lease` | `lease`: rows that expire; `get-lock`: locks that the server keeps for a connection; `for-update`: rows that a transaction keeps locked |
-//! | `table` | `fencelock` | prefix of the tables' names |
-//! | `max-connections` | 8 | the most connections of one client; for `get-lock` and `for-update` 32, how many claims may hold or wait in the database at once |
-//! | `connect-timeout` | 5s | how long opening may take |
-//! | `response-timeout` | 2s | how long each call waits for an answer |
-//! | `password-env`, `password-file` | | the variable or the file that has the password, to keep it out of the URL |
-//! | `tls` | `require`; on this machine `off` | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
-//! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
+//! [`Options`] say where the database is and how locks are kept in it; the URL is in docs/stores.
 //!
 //! Needs MySQL 8.0 or MariaDB 10.2.4 or later. The user needs SELECT, INSERT, UPDATE and DELETE on the tables, and CREATE the
 //! first time, unless an administrator ran [`schema`]. It should not have SUPER or READ ONLY ADMIN, which may write to a
@@ -24,6 +12,7 @@ mod connection;
 mod diagnose;
 mod error;
 mod lease;
+mod options;
 mod request;
 mod server;
 mod tables;
@@ -31,23 +20,28 @@ mod tls;
 
 use std::sync::Arc;
 
-use fencelock_core::{Engine, Result, StoreUrl};
+use fencelock_core::{Engine, Result};
 use fencelock_sql::bound::BoundEngine;
 use fencelock_sql::server::LeaseEngine;
 
-use config::{Config, Strategy};
+use config::Config;
+#[doc(inline)]
+pub use fencelock_sql::tls::Mode as Tls;
+pub use options::{Options, Strategy};
 
-/// Opens the store that a URL `mysql://...` names. Creates its tables if they are missing.
+fencelock_core::store_options!(|options| connect(options).await);
+
+/// Opens the store that the options, or a URL `mysql://...`, name. Creates its tables if they are missing.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if the URL is wrong or the server unsuitable,
+/// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong or the server unsuitable,
 /// [`Error::Refused`](fencelock_core::Error::Refused) if the user lacks a right,
 /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server that takes writes answers in time.
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
-pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
-    let config = Config::from_url(url)?;
+pub async fn connect(options: impl Into<Options> + Send) -> Result<Arc<dyn Engine>> {
+    let config = Config::new(options.into())?;
     let settings = config.settings;
     match config.strategy {
         Strategy::Lease => {
@@ -61,8 +55,7 @@ pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
     }
 }
 
-/// The statements that create the tables, for an administrator. `table` is the URL's option of that name, `fencelock` by
-/// default.
+/// The statements that create the tables, for an administrator. `table` is the option of that name, `fencelock` by default.
 #[must_use]
 pub fn schema(table: &str) -> String {
     tables::Tables::new(table).script()

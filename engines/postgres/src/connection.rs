@@ -113,7 +113,9 @@ impl Hosts {
         listener: Option<Listener>,
     ) -> Result<Session> {
         let (config, host) = (&self.config.options[host], &self.config.hosts[host]);
-        let connected = config.connect(tls::connector(&self.config.tls, host)).await;
+        let own = self.config.connector.clone();
+        let connector = own.unwrap_or_else(|| tls::connector(&self.config.tls, host));
+        let connected = config.connect(connector).await;
         let (client, mut connection) = connected
             .map_err(|error| tls::refused(&self.config.store, &self.config.tls, host, error))?;
         let signal = Arc::clone(signal);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use fencelock_core::{Asked, ClockWatch, Finding, Purpose, Result};
 use fencelock_sql::bound::CloseSignal;
 
-use super::config::Strategy;
 use super::connection::{Hosts, Session};
+use super::options::Strategy;
 use super::tables::REVISION as OUR_REVISION;
 
 const ASK: &str = "SELECT current_setting('transaction_isolation')";

@@ -1,14 +1,6 @@
 //! PostgreSQL, 14 or later.
 //!
-//! | option of `postgres://USER[:PASSWORD]@HOST[:PORT][,HOST…][/DATABASE]` | default | meaning |
-//! | --- | --- | --- |
-//! | `strategy` | lease | `lease` or `advisory` |
-//! | `connect-timeout` | 5s | for the first connection |
-//! | `response-timeout` | 2s | for one answer, and for each later connection |
-//! | `max-connections` | 8 | the most connections of one client, beside one that listens; for `advisory` 32, how many claims may hold or wait in the database at once |
-//! | `password-env`, `password-file` | none | the variable or the file that has the password, to keep it out of the URL |
-//! | `tls` | require; on this machine off | `require`: encrypted, and the server's certificate must be for this host; `prefer`: encrypted if the server offers it, nothing is checked; `off` (feature `tls`) |
-//! | `tls-ca`, `tls-cert`, `tls-key` | the machine's authorities | files in PEM format: the authority to trust, and this client's certificate |
+//! [`Options`] say where the database is and how locks are kept in it; the URL is in docs/stores.
 //!
 //! Of several hosts the client uses the one that takes writes, and finds it again after a switch-over. Each host has its
 //! share of the shorter of the two timeouts.
@@ -22,31 +14,37 @@ mod diagnose;
 mod error;
 mod hosts;
 mod lease;
+mod options;
 mod server;
 mod tables;
 mod tls;
 
 use std::sync::Arc;
 
-use fencelock_core::{Engine, Result, StoreUrl};
+use fencelock_core::{Engine, Result};
 use fencelock_sql::bound::BoundEngine;
 use fencelock_sql::server::LeaseEngine;
 
-use config::{Config, Strategy};
+use config::Config;
 use connection::Hosts;
+#[doc(inline)]
+pub use fencelock_sql::tls::Mode as Tls;
+pub use options::{Options, Strategy};
 
-/// Opens the store that a URL `postgres://...` names. Creates its tables if they are missing. Clients whose URLs name the same
+fencelock_core::store_options!(|options| connect(options).await);
+
+/// Opens the store that the options, or a URL `postgres://...`, name. Creates its tables if they are missing. Clients of the same
 /// database and the same strategy share its locks.
 ///
 /// # Errors
-/// [`Error::Config`](fencelock_core::Error::Config) if the URL is wrong, or a pooler shares
+/// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, or a pooler shares
 /// connections between transactions; [`Error::Refused`](fencelock_core::Error::Refused) for a wrong password or a
 /// missing right; [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no host that takes writes answers.
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
-pub async fn connect(url: StoreUrl) -> Result<Arc<dyn Engine>> {
-    let hosts = Hosts::new(Config::from_url(url)?);
+pub async fn connect(options: impl Into<Options> + Send) -> Result<Arc<dyn Engine>> {
+    let hosts = Hosts::new(Config::new(options.into())?);
     let config = &hosts.config;
     match config.strategy {
         Strategy::Advisory => {

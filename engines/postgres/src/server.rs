@@ -2,8 +2,8 @@
 
 use fencelock_core::{Finding, Result};
 
-use super::config::Strategy;
 use super::connection::{Hosts, Session};
+use super::options::Strategy;
 
 const ASK: &str = "\
     SELECT current_setting('fsync'), current_setting('full_page_writes'), \

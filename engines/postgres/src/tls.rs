@@ -1,19 +1,30 @@
 //! TLS to PostgreSQL. Before the handshake the client sends only the eight bytes that ask for TLS.
 
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
 use fencelock_core::Error;
 use fencelock_sql::server::Host;
 use fencelock_sql::tls::{self, Mode};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::Socket;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 
 use super::error::caller_error;
 
+/// The driver's error when the server offers no TLS, or seems not to.
 #[cfg(feature = "tls")]
-pub(super) use encrypted::Connector;
+const NOT_OFFERED: &str = "server does not support TLS";
 
-/// What connects without TLS.
-#[cfg(not(feature = "tls"))]
-pub(super) type Connector = tokio_postgres::NoTls;
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+type Connecting = Pin<Box<dyn Future<Output = Result<Encrypted, AnyError>> + Send>>;
+type Make = dyn Fn(&str) -> Result<Handshake, AnyError> + Send + Sync;
 
 pub(super) const fn ssl_mode(mode: Mode) -> SslMode {
     match mode {
@@ -24,18 +35,19 @@ pub(super) const fn ssl_mode(mode: Mode) -> SslMode {
 }
 
 /// Makes the TLS handshake with a host.
-#[cfg(feature = "tls")]
 pub(super) fn connector(tls: &tls::Tls, host: &Host) -> Connector {
-    match tls.mode(host) {
-        Mode::Off => Connector::none(),
-        Mode::Prefer => Connector::any(),
-        Mode::Require => Connector::trusting(tls),
+    #[cfg(feature = "tls")]
+    match (tls.mode(host), &tls.trust) {
+        (Mode::Prefer, _) => return Connector::rustls(crate::any_certificate::trusting_any()),
+        (Mode::Require, Some(trust)) => return Connector::rustls(Arc::clone(&trust.config)),
+        _ => {}
     }
-}
-
-#[cfg(not(feature = "tls"))]
-pub(super) const fn connector(_tls: &tls::Tls, _host: &Host) -> Connector {
-    tokio_postgres::NoTls
+    let _ = (tls, host);
+    Connector(Arc::new(|_| {
+        // The driver makes one also where it does not use it.
+        let off = |_| -> Connecting { Box::pin(async { Err("TLS is off".into()) }) };
+        Ok(Handshake(Box::new(off)))
+    }))
 }
 
 /// What a failure to connect means.
@@ -46,7 +58,7 @@ pub(super) fn refused(
     error: tokio_postgres::Error,
 ) -> Error {
     #[cfg(feature = "tls")]
-    if let Some(why) = encrypted::explain(&error, host) {
+    if let Some(why) = explain(&error, host) {
         return Error::config(store, why);
     }
     match error.as_db_error() {
@@ -59,121 +71,127 @@ pub(super) fn refused(
 }
 
 #[cfg(feature = "tls")]
-mod encrypted {
-    use std::error::Error as StdError;
-    use std::future::Future;
-    use std::io;
-    use std::pin::Pin;
-    use std::sync::Arc;
-    use std::task::{Context, Poll};
+fn explain(error: &tokio_postgres::Error, host: &Host) -> Option<String> {
+    let cause = std::error::Error::source(error);
+    if cause.is_some_and(|cause| cause.to_string() == NOT_OFFERED) {
+        return Some(tls::not_offered(&host.name));
+    }
+    tls::explain(error, &host.name)
+}
 
-    use rustls::ClientConfig;
-    use rustls::pki_types::{InvalidDnsNameError, ServerName};
-    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-    use tokio_postgres::Socket;
-    use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
+/// Makes handshakes: ours, or those of a program's own connector.
+#[derive(Clone)]
+pub(crate) struct Connector(Arc<Make>);
 
-    use crate::any_certificate::trusting_any;
-
-    use fencelock_sql::server::Host;
-    use fencelock_sql::tls::{self, Tls};
-
-    /// The driver's error when the server offers no TLS, or seems not to.
-    const NOT_OFFERED: &str = "server does not support TLS";
-
-    pub(super) fn explain(error: &tokio_postgres::Error, host: &Host) -> Option<String> {
-        if error
-            .source()
-            .is_some_and(|cause| cause.to_string() == NOT_OFFERED)
-        {
-            return Some(tls::not_offered(&host.name));
-        }
-        tls::explain(error, &host.name)
+impl Connector {
+    pub(crate) fn own<T>(make: T) -> Self
+    where
+        T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
+        T::Stream: Send + 'static,
+        T::TlsConnect: Send + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send + 'static,
+    {
+        Self(Arc::new(move |host| {
+            let handshake = make.clone().make_tls_connect(host).map_err(Into::into)?;
+            Ok(Handshake(Box::new(move |socket| {
+                let connecting = handshake.connect(socket);
+                Box::pin(async move {
+                    let stream = connecting.await.map_err(Into::into)?;
+                    let binding = Cell::new(Some(stream.channel_binding()));
+                    let stream = Box::new(stream);
+                    Ok(Encrypted { stream, binding })
+                })
+            })))
+        }))
     }
 
-    pub(crate) struct Connector(Option<Arc<ClientConfig>>);
+    #[cfg(feature = "tls")]
+    fn rustls(config: Arc<rustls::ClientConfig>) -> Self {
+        let connector = tokio_rustls::TlsConnector::from(config);
+        Self(Arc::new(move |host| {
+            let name = rustls::pki_types::ServerName::try_from(host.to_owned())?;
+            let connecting = connector.clone();
+            Ok(Handshake(Box::new(move |socket| {
+                Box::pin(async move {
+                    let stream = Box::new(connecting.connect(name, socket).await?);
+                    let binding = Cell::default();
+                    Ok(Encrypted { stream, binding })
+                })
+            })))
+        }))
+    }
+}
 
-    impl Connector {
-        pub(super) const fn none() -> Self {
-            Self(None)
-        }
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connector")
+    }
+}
 
-        pub(super) fn any() -> Self {
-            Self(Some(trusting_any()))
-        }
+impl MakeTlsConnect<Socket> for Connector {
+    type Stream = Encrypted;
+    type TlsConnect = Handshake;
+    type Error = AnyError;
 
-        pub(super) fn trusting(tls: &Tls) -> Self {
-            Self(tls.trust.as_ref().map(|trust| Arc::clone(&trust.config)))
-        }
+    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, AnyError> {
+        (self.0)(host)
+    }
+}
+
+/// One handshake.
+pub(crate) struct Handshake(Box<dyn FnOnce(Socket) -> Connecting + Send>);
+
+impl TlsConnect<Socket> for Handshake {
+    type Stream = Encrypted;
+    type Error = AnyError;
+    type Future = Connecting;
+
+    fn connect(self, socket: Socket) -> Connecting {
+        (self.0)(socket)
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection with TLS.
+pub(crate) struct Encrypted {
+    stream: Box<dyn Stream>,
+    /// The driver asks for it once.
+    binding: Cell<Option<ChannelBinding>>,
+}
+
+impl TlsStream for Encrypted {
+    fn channel_binding(&self) -> ChannelBinding {
+        self.binding.take().unwrap_or_else(ChannelBinding::none)
+    }
+}
+
+impl AsyncRead for Encrypted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Encrypted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
-    impl MakeTlsConnect<Socket> for Connector {
-        type Stream = Encrypted;
-        type TlsConnect = Handshake;
-        type Error = InvalidDnsNameError;
-
-        fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, InvalidDnsNameError> {
-            let with = |config: &Arc<ClientConfig>| {
-                let name = ServerName::try_from(host.to_owned())?;
-                Ok((Arc::clone(config), name))
-            };
-            self.0.as_ref().map(with).transpose().map(Handshake)
-        }
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
-    /// One handshake, and the name of the server.
-    pub(crate) struct Handshake(Option<(Arc<ClientConfig>, ServerName<'static>)>);
-
-    impl TlsConnect<Socket> for Handshake {
-        type Stream = Encrypted;
-        type Error = io::Error;
-        type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted>> + Send>>;
-
-        fn connect(self, stream: Socket) -> Self::Future {
-            Box::pin(async move {
-                let (config, name) = self.0.ok_or_else(|| io::Error::other("TLS is off"))?;
-                let connector = tokio_rustls::TlsConnector::from(config);
-                connector.connect(name, stream).await.map(Encrypted)
-            })
-        }
-    }
-
-    pub(crate) struct Encrypted(tokio_rustls::client::TlsStream<Socket>);
-
-    impl TlsStream for Encrypted {
-        fn channel_binding(&self) -> ChannelBinding {
-            ChannelBinding::none()
-        }
-    }
-
-    impl AsyncRead for Encrypted {
-        fn poll_read(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-            buffer: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.0).poll_read(context, buffer)
-        }
-    }
-
-    impl AsyncWrite for Encrypted {
-        fn poll_write(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-            bytes: &[u8],
-        ) -> Poll<io::Result<usize>> {
-            Pin::new(&mut self.0).poll_write(context, bytes)
-        }
-
-        fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.0).poll_flush(context)
-        }
-
-        fn poll_shutdown(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-        ) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.0).poll_shutdown(context)
-        }
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

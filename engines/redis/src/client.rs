@@ -1,32 +1,11 @@
-//! Addresses of a URL, and the driver's clients for them, with TLS.
+//! The driver's clients for the hosts of a URL, with TLS.
 
+use fencelock_core::engine::{Address, TlsFiles, host_and_port};
 use fencelock_core::{Result, StoreUrl};
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 
 pub(crate) const DEFAULT_PORT: u16 = 6379;
-
-pub(crate) type Address = (String, u16);
-
-pub(crate) struct TlsFiles {
-    ca: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
-}
-
-impl TlsFiles {
-    pub(crate) fn take(url: &mut StoreUrl) -> Self {
-        Self {
-            ca: url.take("tls-ca"),
-            cert: url.take("tls-cert"),
-            key: url.take("tls-key"),
-        }
-    }
-
-    fn are_given(&self) -> bool {
-        self.ca.is_some() || self.cert.is_some() || self.key.is_some()
-    }
-}
 
 pub(crate) fn tcp((host, port): Address, encrypted: bool) -> ConnectionAddr {
     if encrypted {
@@ -41,23 +20,14 @@ pub(crate) fn tcp((host, port): Address, encrypted: bool) -> ConnectionAddr {
     }
 }
 
-pub(crate) fn address(url: &StoreUrl, host: &str, default: u16) -> Result<Address> {
-    // An IPv6 address stands in brackets.
-    let (host, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, port)) => (address, port.strip_prefix(':')),
-        None => match host.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (host, None),
-        },
+/// Gives a URL the scheme for TLS.
+pub(crate) fn encrypt(url: &mut StoreUrl) {
+    let scheme = match url.scheme.as_str() {
+        "redlock" => "redlocks".to_owned(),
+        "redis" | "valkey" => "rediss".to_owned(),
+        scheme => scheme.replacen("redis+", "rediss+", 1),
     };
-    let port = match port {
-        None => default,
-        Some(port) => {
-            let parsed = port.parse().ok().filter(|port| *port != 0);
-            parsed.ok_or_else(|| url.refuse("the text after the colon of a host is not a port"))?
-        }
-    };
-    Ok((host.to_owned(), port))
+    url.set_scheme(scheme);
 }
 
 /// The number of the database, from the path.
@@ -74,6 +44,17 @@ pub(crate) fn database(url: &StoreUrl) -> Result<i64> {
     })
 }
 
+pub(crate) fn credentials(user: Option<&str>, password: Option<String>) -> RedisConnectionInfo {
+    let mut settings = RedisConnectionInfo::default();
+    if let Some(user) = user {
+        settings = settings.set_username(user);
+    }
+    match password {
+        Some(password) => settings.set_password(password),
+        None => settings,
+    }
+}
+
 /// A client for one server. `tls_scheme`: what the URL must begin with for TLS.
 pub(crate) fn client(
     url: &StoreUrl,
@@ -84,7 +65,7 @@ pub(crate) fn client(
 ) -> Result<redis::Client> {
     let refuse = |error: redis::RedisError| url.refuse(error.to_string());
     let encrypted = matches!(addr, ConnectionAddr::TcpTls { .. });
-    if tls.are_given() && !encrypted {
+    if tls.given().is_some() && !encrypted {
         let why = format!("it has tls- options without TLS; write {tls_scheme}://");
         return Err(url.refuse(why));
     }
@@ -118,28 +99,16 @@ fn encrypted_client(
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
-    let read = |option: &str, path: &Option<String>| match path {
-        None => Ok(None),
-        Some(path) => {
-            let read = std::fs::read(path);
-            let read = read.map_err(|e| url.refuse(format!("the file {path} of {option}: {e}")));
-            read.map(Some)
-        }
-    };
-    let root_cert = read("tls-ca", &tls.ca)?;
-    let cert = read("tls-cert", &tls.cert)?;
-    let key = read("tls-key", &tls.key)?;
-    let client_tls = match (cert, key) {
-        (None, None) => None,
-        (Some(client_cert), Some(client_key)) => Some(redis::ClientTlsConfig {
+    let texts = tls.read(url)?;
+    let client_tls = texts
+        .identity
+        .map(|(client_cert, client_key)| redis::ClientTlsConfig {
             client_cert,
             client_key,
-        }),
-        _ => return Err(url.refuse("tls-cert and tls-key belong together; give both")),
-    };
+        });
     let certificates = redis::TlsCertificates {
         client_tls,
-        root_cert,
+        root_cert: texts.ca,
     };
     let client = redis::Client::build_with_tls(info, certificates);
     client.map_err(|error| url.refuse(error.to_string()))
@@ -166,4 +135,49 @@ pub(crate) fn at(
         _ => ConnectionAddr::Tcp(host, port),
     };
     redis::Client::open(info.set_addr(addr))
+}
+
+/// A program's own client, as this engine needs it.
+pub(crate) fn own(client: &redis::Client) -> redis::RedisResult<redis::Client> {
+    let info = client.get_connection_info().clone();
+    let settings = info.redis_settings().clone();
+    let nodelay = info.tcp_settings().clone().set_nodelay(true);
+    let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
+    redis::Client::open(info.set_tcp_settings(nodelay))
+}
+
+/// The URL of a socket.
+pub(crate) fn socket_url(path: &str) -> StoreUrl {
+    StoreUrl::new("redis+unix", [""; 0], path.trim_start_matches('/'))
+}
+
+/// A program's own clients as a URL without credentials, for errors. The scheme is without TLS.
+pub(crate) fn url_of(clients: &[redis::Client], scheme: &str) -> StoreUrl {
+    let (mut encrypted, mut socket, mut database) = (false, None, 0);
+    let mut hosts = Vec::new();
+    for client in clients {
+        let info = client.get_connection_info();
+        database = info.redis_settings().db();
+        match info.addr() {
+            ConnectionAddr::Unix(path) => socket = Some(path.display().to_string()),
+            ConnectionAddr::TcpTls { host, port, .. } => {
+                encrypted = true;
+                hosts.push(host_and_port(&(host.clone(), *port)));
+            }
+            ConnectionAddr::Tcp(host, port) => hosts.push(host_and_port(&(host.clone(), *port))),
+            _ => {}
+        }
+    }
+    if let Some(path) = socket {
+        return socket_url(&path);
+    }
+    let path = match database {
+        0 => String::new(),
+        database => database.to_string(),
+    };
+    let mut url = StoreUrl::new(scheme, hosts, path);
+    if encrypted {
+        encrypt(&mut url);
+    }
+    url
 }

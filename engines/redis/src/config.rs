@@ -1,14 +1,16 @@
-//! The options of the store's URL.
+//! The options of a store, checked.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub(crate) use fencelock_core::engine::Address;
+use fencelock_core::engine::TlsFiles;
 use fencelock_core::{Error, Result, StoreUrl};
-use redis::{ConnectionAddr, ProtocolVersion, RedisConnectionInfo};
+use redis::ConnectionAddr;
 
-pub(crate) use crate::client::Address;
-use crate::client::{DEFAULT_PORT, TlsFiles, address, at, client, database, tcp};
+use crate::client::{self, DEFAULT_PORT, at, client, credentials, database, tcp};
+use crate::options::Options;
 
 const SENTINEL_PORT: u16 = 26379;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,7 +34,7 @@ pub(crate) enum Deployment {
     Cluster(Vec<redis::Client>),
 }
 
-/// What the URL says.
+/// What the options say.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// For the one server; with several servers a template, whose address does not count.
@@ -56,134 +58,63 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+    pub(crate) fn new(options: Options) -> Result<Self> {
+        let Options { mut url, own } = options;
         let store = url.to_string();
-        let settings = credentials(&mut url)?;
-        let tls = TlsFiles::take(&mut url);
-        let encrypted = url.scheme.starts_with("rediss");
-        let client_for =
-            |url: &StoreUrl, addr, settings| client(url, addr, settings, &tls, "rediss");
-        let mut config = match url.scheme.clone().as_str() {
-            "redis+unix" => Self::one(client_for(&url, unix(&url)?, settings)?, store),
-            "redis" | "valkey" | "rediss" => {
-                let settings = settings.set_db(database(&url)?);
-                let addr = tcp(only_host(&url)?, encrypted);
-                Self::one(client_for(&url, addr, settings)?, store)
+        let kind = Kind::of(&url)?;
+        let clients = match own.is_empty() {
+            true => kind.clients(&mut url)?,
+            false => {
+                url.without_user()?;
+                let own = own.iter().map(client::own).collect::<Result<_, _>>();
+                own.map_err(|error| url.refuse(error.to_string()))?
             }
-            "redis+sentinel" | "rediss+sentinel" => {
-                if url.path.is_empty() {
-                    return Err(url.refuse(
-                        "it names no master; write redis+sentinel://HOST:PORT,HOST:PORT/MASTER",
-                    ));
-                }
-                let addresses = addresses(&url, SENTINEL_PORT)?;
-                let addr = tcp(addresses[0].clone(), encrypted);
-                let client = client_for(&url, addr, settings)?;
-                let sentinels = sentinels(&mut url, &client, &addresses)?;
-                let mut config = Self::one(client, store);
-                config.deployment = Deployment::Sentinel {
+        };
+        let (client, others) = match clients.split_first() {
+            Some((first, others)) => (first.clone(), others.to_vec()),
+            None => return Err(url.refuse("it has no client")),
+        };
+        let mut promotion_delay = Duration::ZERO;
+        let deployment = match kind {
+            Kind::Socket | Kind::One => Deployment::One,
+            Kind::Sentinel => {
+                promotion_delay = url.take_duration("promotion-delay")?.unwrap_or_default();
+                Deployment::Sentinel {
                     master: url.path.clone(),
-                    sentinels,
-                };
-                let delay = url.take_duration("promotion-delay")?;
-                config.promotion_delay = delay.unwrap_or_default();
-                config
-            }
-            "redis+cluster" | "rediss+cluster" => {
-                if !url.path.is_empty() {
-                    return Err(url.refuse(
-                        "a cluster has no numbered databases; write nothing after the hosts",
-                    ));
+                    sentinels: others,
                 }
-                let addresses = addresses(&url, DEFAULT_PORT)?;
-                let addr = tcp(addresses[0].clone(), encrypted);
-                let client = client_for(&url, addr, settings)?;
-                let clients = addresses.iter().map(|address| at(&client, address));
-                let clients: Result<_, _> = clients.collect();
-                let clients = clients.map_err(|error| url.refuse(error.to_string()))?;
-                let mut config = Self::one(client, store);
-                config.deployment = Deployment::Cluster(clients);
-                config
             }
-            other => {
-                return Err(url.refuse(format!("{other}: is not a scheme of this engine")));
-            }
+            Kind::Cluster => Deployment::Cluster(clients),
         };
-        config.read_options(&mut url)?;
-        url.finish()?;
-        Ok(config)
-    }
-
-    /// For a caller that has a client already.
-    pub(crate) fn from_client(client: &redis::Client) -> Result<Self> {
-        let info = client.get_connection_info();
-        let store = match info.addr() {
-            ConnectionAddr::Unix(path) => format!("redis+unix://{}", path.display()),
-            ConnectionAddr::TcpTls { host, port, .. } => format!("rediss://{host}:{port}"),
-            ConnectionAddr::Tcp(host, port) => format!("redis://{host}:{port}"),
-            _ => "redis:".to_owned(),
-        };
-        let store = match info.redis_settings().db() {
-            0 => store,
-            db => format!("{store}/{db}"),
-        };
-        let settings = info.redis_settings().clone();
-        let settings = settings.set_protocol(ProtocolVersion::RESP3);
-        let nodelay = info.tcp_settings().clone().set_nodelay(true);
-        let info = info.clone();
-        let info = info.set_redis_settings(settings).set_tcp_settings(nodelay);
-        let client = redis::Client::open(info);
-        let client = client.map_err(|error| Error::config(&store, error.to_string()))?;
-        Ok(Self::one(client, store))
-    }
-
-    /// One server, with the defaults of all options.
-    fn one(client: redis::Client, store: String) -> Self {
-        Self {
-            client,
-            deployment: Deployment::One,
-            address_map: BTreeMap::new(),
-            store,
-            connect_timeout: CONNECT_TIMEOUT,
-            response_timeout: RESPONSE_TIMEOUT,
-            claim_window: CLAIM_WINDOW,
-            restart_delay: Duration::ZERO,
-            replicas: 0,
-            promotion_delay: Duration::ZERO,
-            inspect_only: false,
-        }
-    }
-
-    /// The options that do not depend on the scheme.
-    fn read_options(&mut self, url: &mut StoreUrl) -> Result<()> {
-        self.inspect_only = url.inspect_only;
-        for (option, value) in [
-            ("connect-timeout", &mut self.connect_timeout),
-            ("response-timeout", &mut self.response_timeout),
-        ] {
-            *value = url.take_duration(option)?.unwrap_or(*value);
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0; no answer comes in no time")));
-            }
-        }
-        let window = url.take_duration("claim-window")?;
-        self.claim_window = window.unwrap_or(CLAIM_WINDOW);
-        if self.claim_window < SHORTEST_WINDOW {
+        let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
+        if claim_window < SHORTEST_WINDOW {
             return Err(url.refuse(format!(
-                "claim-window is {:?}; it must be {SHORTEST_WINDOW:?} at least",
-                self.claim_window
+                "claim-window is {claim_window:?}; it must be {SHORTEST_WINDOW:?} at least"
             )));
         }
-        self.restart_delay = url.take_duration("restart-delay")?.unwrap_or_default();
         let replicas = url.take_number("replicas")?.unwrap_or(0);
-        self.replicas = u32::try_from(replicas)
+        let replicas = u32::try_from(replicas)
             .map_err(|_| url.refuse(format!("replicas={replicas} is too many")))?;
-        if !matches!(self.deployment, Deployment::One)
-            && let Some(text) = url.take("address-map")
-        {
-            self.address_map = address_map(url, &text)?;
-        }
-        Ok(())
+        let address_map = match &deployment {
+            Deployment::One => None,
+            _ => url.take("address-map"),
+        };
+        let address_map = address_map.map(|text| self::address_map(&url, &text));
+        let config = Self {
+            client,
+            deployment,
+            address_map: address_map.transpose()?.unwrap_or_default(),
+            store,
+            connect_timeout: url.take_timeout("connect-timeout", CONNECT_TIMEOUT)?,
+            response_timeout: url.take_timeout("response-timeout", RESPONSE_TIMEOUT)?,
+            claim_window,
+            restart_delay: url.take_duration("restart-delay")?.unwrap_or_default(),
+            replicas,
+            promotion_delay,
+            inspect_only: url.inspect_only,
+        };
+        url.finish()?;
+        Ok(config)
     }
 
     /// Whether a replica may take over. Then the token of each grant is at least the server's time.
@@ -207,82 +138,79 @@ impl Config {
     }
 }
 
-fn credentials(url: &mut StoreUrl) -> Result<RedisConnectionInfo> {
-    let password = url.take_password()?;
-    let mut settings = RedisConnectionInfo::default();
-    if let Some(user) = &url.user {
-        settings = settings.set_username(user);
-    }
-    if let Some(password) = password {
-        settings = settings.set_password(password);
-    }
-    Ok(settings)
+/// What a scheme says of the servers.
+#[derive(Clone, Copy)]
+enum Kind {
+    Socket,
+    One,
+    Sentinel,
+    Cluster,
 }
 
-/// Clients for the Sentinels, which have their own user and password.
-fn sentinels(
-    url: &mut StoreUrl,
-    like: &redis::Client,
-    addresses: &[Address],
-) -> Result<Vec<redis::Client>> {
-    let mut settings = RedisConnectionInfo::default();
-    if let Some(user) = url.take("sentinel-user") {
-        settings = settings.set_username(user);
+impl Kind {
+    fn of(url: &StoreUrl) -> Result<Self> {
+        Ok(match url.scheme.as_str() {
+            "redis+unix" => Self::Socket,
+            "redis" | "valkey" | "rediss" => Self::One,
+            "redis+sentinel" | "rediss+sentinel" => Self::Sentinel,
+            "redis+cluster" | "rediss+cluster" => Self::Cluster,
+            other => return Err(url.refuse(format!("{other}: is not a scheme of this engine"))),
+        })
     }
-    let env = url.take("sentinel-password-env");
-    let file = url.take("sentinel-password-file");
-    if let Some(password) = secret(url, env, file)? {
-        settings = settings.set_password(password);
-    }
-    let info = like.get_connection_info().clone();
-    let clients = redis::Client::open(info.set_redis_settings(settings)).and_then(|like| {
-        let clients = addresses.iter().map(|address| at(&like, address));
-        clients.collect()
-    });
-    clients.map_err(|error| url.refuse(error.to_string()))
-}
 
-fn secret(url: &StoreUrl, env: Option<String>, file: Option<String>) -> Result<Option<String>> {
-    match (env, file) {
-        (None, None) => Ok(None),
-        (Some(_), Some(_)) => Err(url.refuse(
-            "the Sentinels' password is given twice; keep one of sentinel-password-env and sentinel-password-file",
-        )),
-        (Some(name), None) => std::env::var(&name).map(Some).map_err(|error| {
-            let what = "the environment variable";
-            url.refuse(format!("{what} {name} of sentinel-password-env: {error}"))
-        }),
-        (None, Some(path)) => {
-            let read = std::fs::read_to_string(&path).map_err(|error| {
-                url.refuse(format!("the file {path} of sentinel-password-file: {error}"))
-            })?;
-            Ok(Some(read.strip_suffix('\n').unwrap_or(&read).to_owned()))
+    /// The clients for the hosts of a URL. The first is for the one server, or a template with an address that does not count;
+    /// those for Sentinels follow it.
+    fn clients(self, url: &mut StoreUrl) -> Result<Vec<redis::Client>> {
+        let password = url.take_password()?;
+        let settings = credentials(url.user.as_deref(), password);
+        let tls = TlsFiles::take(url);
+        let encrypted = url.scheme.starts_with("rediss");
+        let client_for =
+            |url: &StoreUrl, addr, settings| client(url, addr, settings, &tls, "rediss");
+        match self {
+            Self::Socket => return Ok(vec![client_for(url, unix(url)?, settings)?]),
+            Self::Sentinel if url.path.is_empty() => {
+                return Err(url.refuse(
+                    "it names no master; write redis+sentinel://HOST:PORT,HOST:PORT/MASTER",
+                ));
+            }
+            Self::Cluster if !url.path.is_empty() => {
+                return Err(url
+                    .refuse("a cluster has no numbered databases; write nothing after the hosts"));
+            }
+            _ => {}
         }
+        let settings = match self {
+            Self::One => settings.set_db(database(url)?),
+            _ => settings,
+        };
+        let port = match self {
+            Self::Sentinel => SENTINEL_PORT,
+            _ => DEFAULT_PORT,
+        };
+        let addresses = url.addresses(port)?;
+        let client = client_for(url, tcp(addresses[0].clone(), encrypted), settings)?;
+        let all_like = |client: &redis::Client| {
+            let clients = addresses.iter().map(|address| at(client, address));
+            clients.collect::<redis::RedisResult<Vec<_>>>()
+        };
+        let clients = match self {
+            Self::Sentinel => {
+                let user = url.take("sentinel-user");
+                let settings = credentials(user.as_deref(), url.take_secret("sentinel-password")?);
+                let info = client.get_connection_info().clone();
+                let sentinels = redis::Client::open(info.set_redis_settings(settings));
+                let sentinels = sentinels.and_then(|client| all_like(&client));
+                sentinels.map(|sentinels| [vec![client], sentinels].concat())
+            }
+            Self::Cluster => all_like(&client),
+            _ if addresses.len() > 1 => {
+                return Err(url.refuse("it names several hosts; this kind of store is one server"));
+            }
+            _ => Ok(vec![client]),
+        };
+        clients.map_err(|error| url.refuse(error.to_string()))
     }
-}
-
-fn only_host(url: &StoreUrl) -> Result<Address> {
-    match url.hosts.as_slice() {
-        [host] => address(url, host, DEFAULT_PORT),
-        [] => Err(url.refuse("it names no host; write redis://HOST:PORT")),
-        _ => Err(url.refuse("it names several hosts; this kind of store is one server")),
-    }
-}
-
-/// All hosts. None may stand there twice.
-fn addresses(url: &StoreUrl, default: u16) -> Result<Vec<Address>> {
-    let mut all = Vec::new();
-    for host in &url.hosts {
-        let address = address(url, host, default)?;
-        if all.contains(&address) {
-            return Err(url.refuse(format!("it names {host} twice")));
-        }
-        all.push(address);
-    }
-    if all.is_empty() {
-        return Err(url.refuse("it names no host"));
-    }
-    Ok(all)
 }
 
 /// `TOLD=REAL,TOLD=REAL`, each `host:port`.
@@ -293,7 +221,7 @@ fn address_map(url: &StoreUrl, text: &str) -> Result<BTreeMap<Address, Address>>
                 "{pair:?} in address-map is not HOST:PORT=HOST:PORT"
             ))
         })?;
-        Ok((address(url, told, 0)?, address(url, real, 0)?))
+        Ok((url.address(told, 0)?, url.address(real, 0)?))
     });
     let map: BTreeMap<Address, Address> = pairs.collect::<Result<_>>()?;
     if map.iter().any(|(told, real)| told.1 == 0 || real.1 == 0) {
@@ -315,7 +243,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Config> {
-        Config::from_url(StoreUrl::parse(text)?)
+        Config::new(StoreUrl::parse(text)?.into())
     }
 
     #[test]
@@ -387,6 +315,74 @@ mod tests {
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn setters_say_what_the_url_says() {
+        let seconds = Duration::from_secs;
+        let one = Options::new("h:7000")
+            .user("me")
+            .password("secret")
+            .database(3);
+        let one = one.claim_window(seconds(1)).restart_delay(seconds(30));
+        let one = one.connect_timeout(Duration::from_micros(1_234_567));
+        let group = || Options::sentinel(["h1", "[::1]:8"], "main").promotion_delay(seconds(2));
+        let group = group()
+            .address_map([("x:1", "y:2")])
+            .response_timeout(seconds(1));
+        let cluster = Options::cluster(["h1", "h2:7"]).replicas(2);
+        for (options, url) in [
+            (
+                one,
+                "redis://me:secret@h:7000/3?claim-window=1s&restart-delay=30s&connect-timeout=1.234567s",
+            ),
+            (
+                group,
+                "redis+sentinel://h1,[::1]:8/main?promotion-delay=2s&address-map=x:1=y:2&response-timeout=1s",
+            ),
+            (cluster, "redis+cluster://h1,h2:7?replicas=2"),
+            (Options::unix("/run/r.sock"), "redis+unix:///run/r.sock"),
+        ] {
+            let shown = format!("{options:?}");
+            assert!(!shown.contains("secret"), "{shown}");
+            let [by_setters, by_url] =
+                [Config::new(options), read(url)].map(|config| format!("{:?}", config.unwrap()));
+            assert_eq!(by_setters, by_url);
+        }
+    }
+
+    #[test]
+    fn setters_are_refused_as_the_url_is() {
+        let (ms, none) = (Duration::from_millis, [""; 0]);
+        let one = || Options::new("h");
+        for (options, word) in [
+            (Options::new(""), "host"),
+            (Options::new("a:1,b:2"), "port"),
+            (Options::new("h:port"), "port"),
+            (Options::new("me:secret@h"), "@"),
+            (one().claim_window(ms(1)), "claim-window"),
+            (one().response_timeout(ms(0)), "response-timeout"),
+            (
+                one().restart_delay(Duration::from_nanos(1)),
+                "restart-delay",
+            ),
+            (one().tls_ca("/x"), "rediss"),
+            (one().promotion_delay(ms(1)), "promotion-delay"),
+            (one().password("secret").password_env("HOME"), "twice"),
+            (Options::sentinel(["h"], ""), "master"),
+            (Options::sentinel(none, "m"), "host"),
+            (Options::sentinel(["h", "h"], "m"), "twice"),
+            (
+                Options::sentinel(["h"], "m").address_map([("a", "b:2")]),
+                "port",
+            ),
+            (Options::cluster(["h"]).database(1), "database"),
+            (Options::cluster_from_clients(Vec::new()), "host"),
+        ] {
+            let error = Config::new(options).unwrap_err().to_string();
+            assert!(error.contains(word), "{word}: {error}");
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 }

@@ -6,9 +6,10 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
     Withdrawn,
 };
-use fencelock_core::{Engine, Promises, Result, StoreUrl};
+use fencelock_core::{Engine, Promises, Result};
 
 use crate::config::Config;
+use crate::options::Options;
 use crate::servers::Servers;
 use crate::{acquire, release, renew, wait};
 
@@ -19,32 +20,24 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Connects to the server that a URL names. Needs a tokio runtime, and replaces lost connections in a task there.
+    /// Connects to the servers that the options, or a URL, name. Needs a tokio runtime, and replaces lost connections in a
+    /// task there.
     ///
     /// # Errors
-    /// [`Error::Config`] if the URL or the server cannot be used, [`Error::Unavailable`] if the server does not answer
+    /// [`Error::Config`] if an option or the server cannot be used, [`Error::Unavailable`] if the server does not answer
     /// within `connect-timeout`, [`Error::Refused`] if it refuses this user.
     ///
     /// [`Error::Config`]: fencelock_core::Error::Config
     /// [`Error::Unavailable`]: fencelock_core::Error::Unavailable
     /// [`Error::Refused`]: fencelock_core::Error::Refused
-    pub async fn connect(url: StoreUrl) -> Result<Self> {
-        Self::open(Config::from_url(url)?).await
-    }
-
-    /// Connects with the address and credentials of an existing client.
-    ///
-    /// # Errors
-    /// As [`Redis::connect`].
-    pub async fn from_client(client: redis::Client) -> Result<Self> {
-        Self::open(Config::from_client(&client)?).await
-    }
-
-    async fn open(config: Config) -> Result<Self> {
+    pub async fn connect(options: impl Into<Options>) -> Result<Self> {
+        let config = Config::new(options.into())?;
         let (servers, events) = Servers::open(config).await?;
         Ok(Self { servers, events })
     }
 }
+
+fencelock_core::store_options!(|options| Ok(Arc::new(Redis::connect(options).await?)));
 
 #[async_trait]
 impl Engine for Redis {

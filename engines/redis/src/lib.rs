@@ -8,27 +8,7 @@
 //! The engine assumes that the server keeps its memory (its promises tell the limits of that, by the server's settings) and
 //! that the server's clock runs at about the right rate.
 //!
-//! | URL | |
-//! | --- | --- |
-//! | `redis://[user:pass@]host:port[/db]`, `valkey://...` | over TCP |
-//! | `rediss://...` | over TLS (feature `tls`) |
-//! | `redis+unix:///path` | over a Unix socket |
-//! | `redis+sentinel://h1:p1,h2:p2,h3:p3/MASTER` | the master of that name, also after fail-overs |
-//! | `redis+cluster://h1:p1,h2:p2` | a cluster of Redis 7 or later |
-//! | `rediss+sentinel://...`, `rediss+cluster://...` | over TLS |
-//!
-//! | option | default | |
-//! | --- | --- | --- |
-//! | `connect-timeout` | 5s | how long connecting and preparing may take |
-//! | `response-timeout` | 500ms | how long one reply may take |
-//! | `claim-window` | 2s | how long a handed-over lock waits for its new holder to confirm |
-//! | `restart-delay` | 0 | after a restart of the server grant nothing for so long: the longest lease in use |
-//! | `replicas` | 0 | how many replicas must have a grant or a renewal before it counts (`WAIT`) |
-//! | `promotion-delay` | 0 | Sentinel only: after a fail-over grant nothing for so long; no lease may be longer |
-//! | `sentinel-user`, `sentinel-password-env`, `sentinel-password-file` | | credentials for the Sentinels |
-//! | `address-map` | | `TOLD=REAL,...`: addresses (`HOST:PORT`) to use instead of those that the Sentinels or the cluster tell |
-//! | `password-env`, `password-file` | | where the password is, if not in the URL |
-//! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format: the authority to trust, and this client's certificate |
+//! [`Options`] and [`redlock::Options`] say where the servers are; the URLs are in docs/stores.
 //!
 //! # Rights
 //! Redis 6 or later. An ACL user needs the keys of its locks and those beside them (`~{*}:fencelock:*`, `~fencelock:*`), the
@@ -66,9 +46,10 @@ mod inspect;
 mod keys;
 mod machine;
 mod node;
+mod options;
 mod persistence;
 mod promises;
-mod redlock;
+pub mod redlock;
 mod release;
 mod renew;
 mod reply;
@@ -87,6 +68,7 @@ mod wait;
 mod writer;
 
 pub use engine::Redis;
+pub use options::Options;
 pub use redlock::Redlock;
 
 /// Reads arbitrary bytes as stored values and messages. For fuzzing only.

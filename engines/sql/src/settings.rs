@@ -1,4 +1,4 @@
-//! Times and bounds of a store, from its URL.
+//! Times and bounds of a store, from its options.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -47,17 +47,9 @@ impl Settings {
             return Err(url.refuse(format!("max-connections must be at least {least}")));
         };
         Ok(Self {
-            connect_timeout: take_timeout(url, "connect-timeout", CONNECT_TIMEOUT)?,
-            response_timeout: take_timeout(url, "response-timeout", RESPONSE_TIMEOUT)?,
+            connect_timeout: url.take_timeout("connect-timeout", CONNECT_TIMEOUT)?,
+            response_timeout: url.take_timeout("response-timeout", RESPONSE_TIMEOUT)?,
             connections,
         })
-    }
-}
-
-fn take_timeout(url: &mut StoreUrl, option: &'static str, default: Duration) -> Result<Duration> {
-    let value = url.take_duration(option)?.unwrap_or(default);
-    match value.is_zero() {
-        true => Err(url.refuse(format!("{option} must be more than 0"))),
-        false => Ok(value),
     }
 }

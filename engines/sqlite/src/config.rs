@@ -1,11 +1,13 @@
-//! The options of the URL, and the default file.
+//! The options, checked, and the default file.
 
 use std::fmt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fencelock_core::{Error, Result, StoreUrl};
+use fencelock_core::{Error, Result};
+
+use crate::options::Options;
 
 /// The default of both timeouts.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,43 +26,35 @@ pub(crate) struct Config {
 
 impl Config {
     /// Creates the directory of the default file if that one is named.
-    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
-        if url.to_string().contains("://") {
+    pub(crate) fn new(options: Options) -> Result<Self> {
+        let Options { mut url, own } = options;
+        if own.is_none() && url.to_string().contains("://") {
             return Err(url.refuse("a file has no host; write sqlite:/PATH, with one slash"));
         }
         let connect_timeout = url.take_duration("connect-timeout")?.unwrap_or(TIMEOUT);
         let response_timeout = url.take_duration("response-timeout")?.unwrap_or(TIMEOUT);
-        let (path, inspect_only) = (std::mem::take(&mut url.path), url.inspect_only);
-        url.finish()?;
-        let path = match path.as_str() {
-            "" => {
+        let inspect_only = url.inspect_only;
+        let path = match own {
+            Some(path) => path,
+            None if url.path.is_empty() => {
                 let path = default_path()?;
                 if !inspect_only {
                     create_default_directory(&path)?;
                 }
                 path
             }
-            path => PathBuf::from(path),
+            None => PathBuf::from(&url.path),
         };
-        Ok(Self {
-            connect_timeout,
-            response_timeout,
-            inspect_only,
-            ..Self::from_path(&path)?
-        })
-    }
-
-    /// With the default options.
-    pub(crate) fn from_path(path: &Path) -> Result<Self> {
-        let path = std::path::absolute(path).map_err(|error| {
+        url.finish()?;
+        let path = std::path::absolute(&path).map_err(|error| {
             let store = format!("sqlite:{}", path.display());
             Error::config(&store, format!("the path cannot be used: {error}"))
         })?;
         Ok(Self {
             path,
-            connect_timeout: TIMEOUT,
-            response_timeout: TIMEOUT,
-            inspect_only: false,
+            connect_timeout,
+            response_timeout,
+            inspect_only,
         })
     }
 
@@ -101,4 +95,25 @@ fn create_default_directory(path: &Path) -> Result<()> {
         );
         Error::config("sqlite:", why)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::StoreUrl;
+
+    use super::*;
+
+    #[test]
+    fn setters_say_what_the_url_says() {
+        let options = Options::new("/run/a b.db").response_timeout(Duration::from_millis(300));
+        let options = options.connect_timeout(Duration::from_secs(1));
+        let url = "sqlite:/run/a%20b.db?response-timeout=300ms&connect-timeout=1s";
+        let by_url = Config::new(StoreUrl::parse(url).unwrap().into()).unwrap();
+        let by_setters = Config::new(options.clone()).unwrap();
+        assert_eq!(format!("{by_setters:?}"), format!("{by_url:?}"));
+        assert_eq!(format!("{options:?}"), "Options(sqlite:/run/a b.db)");
+        let wrong = Options::new("/x").response_timeout(Duration::MAX);
+        let error = Config::new(wrong).unwrap_err().to_string();
+        assert!(error.contains("response-timeout"), "{error}");
+    }
 }

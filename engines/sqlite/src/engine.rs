@@ -9,7 +9,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{Durability, Engine, Order, Promises, Result, StoreUrl, Wake};
+use fencelock_core::{Durability, Engine, Order, Promises, Result, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
@@ -18,6 +18,7 @@ use crate::diagnose;
 use crate::entry::Entries;
 use crate::file::File;
 use crate::handle::{self, Handle};
+use crate::options::Options;
 use crate::release;
 use crate::renew;
 use crate::socket::Listener;
@@ -39,14 +40,14 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the file that a URL `sqlite:[PATH]` names. Creates it if there is none.
+    /// Opens the file that the options, or a URL `sqlite:[PATH]`, name. Creates it if there is none.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if the URL has an unknown part, the directory is missing, or the
+    /// [`Error::Config`](fencelock_core::Error::Config) if an option is wrong, the directory is missing, or the
     /// file is not one of fencelock; [`Error::Refused`](fencelock_core::Error::Refused) without the permission to write;
     /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if another process keeps the file locked.
-    pub async fn open(url: StoreUrl) -> Result<Self> {
-        Self::start(Config::from_url(url)?).await
+    pub async fn open(options: impl Into<Options>) -> Result<Self> {
+        Self::start(Config::new(options.into())?).await
     }
 
     /// Opens this file. Creates it if there is none; its directory must exist.
@@ -54,7 +55,7 @@ impl Sqlite {
     /// # Errors
     /// As for [`Sqlite::open`].
     pub async fn at(path: impl AsRef<Path>) -> Result<Self> {
-        Self::start(Config::from_path(path.as_ref())?).await
+        Self::open(Options::new(path.as_ref())).await
     }
 
     async fn start(config: Config) -> Result<Self> {
@@ -117,6 +118,8 @@ fn promises(file: &File, wake: Wake) -> Promises {
         .claim_window(CLAIM_WINDOW)
         .limits(diagnose::limits(&file.config.path))
 }
+
+fencelock_core::store_options!(|options| Ok(Arc::new(Sqlite::open(options).await?)));
 
 #[async_trait]
 impl Engine for Sqlite {

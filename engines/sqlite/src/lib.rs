@@ -1,9 +1,6 @@
 //! SQLite, the embedded default store: one file, for the processes of one machine.
 //!
-//! | option of `sqlite:[PATH]` | default | meaning |
-//! | --- | --- | --- |
-//! | `connect-timeout` | 5s | how long opening waits for processes that have the file locked |
-//! | `response-timeout` | 5s | how long each call waits for them |
+//! [`Options`] say which file it is and how to use it; the URL is in docs/stores.
 //!
 //! Without a path the file is `$XDG_STATE_HOME/fencelock/locks.db`, else `~/.local/state/fencelock/locks.db`: one per
 //! user. Programs of several users need one named path in a directory that all of them may write.
@@ -29,6 +26,7 @@ mod file_name;
 mod handle;
 mod inspect;
 mod job;
+mod options;
 mod read_only;
 mod reap;
 mod release;
@@ -44,3 +42,4 @@ mod wake_up;
 mod worker;
 
 pub use engine::Sqlite;
+pub use options::Options;

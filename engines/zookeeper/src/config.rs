@@ -1,9 +1,12 @@
-//! The store's URL, read once.
+//! The options of a store, checked.
 
 use std::time::Duration;
 
+use fencelock_core::engine::{TlsFiles, host_and_port};
 use fencelock_core::{Result, StoreUrl};
-use zookeeper_client::Acls;
+use zookeeper_client::{Acls, Client, Connector};
+
+use crate::options::{Options, Own};
 
 const DEFAULT_PORT: u16 = 2181;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,75 +22,54 @@ pub(crate) struct Config {
     pub(crate) root: String,
     /// The URL without its password.
     pub(crate) store: String,
-    /// `user:password`.
-    pub(crate) digest: Option<String>,
+    /// Connects to one of the servers, with credentials and TLS.
+    pub(crate) connector: Connector,
+    /// Whether connections are encrypted.
+    pub(crate) secure: bool,
+    /// Whether new nodes are for the own user alone.
+    pub(crate) private: bool,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     /// The engine only reads: it creates nothing and needs no right to write.
     pub(crate) inspect_only: bool,
     /// The session timeout of waiting claims.
     pub(crate) claim_window: Duration,
-    #[cfg(feature = "tls")]
-    pub(crate) tls: Option<zookeeper_client::TlsOptions>,
 }
 
 impl Config {
-    pub(crate) fn from_url(mut url: StoreUrl) -> Result<Self> {
+    pub(crate) fn new(options: Options) -> Result<Self> {
+        let Options { mut url, own } = options;
         let store = url.to_string();
-        let inspect_only = url.inspect_only;
-        let password = url.take_password()?;
-        let connect_timeout = url.take_duration("connect-timeout")?;
-        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-        let response_timeout = url.take_duration("response-timeout")?;
-        let response_timeout = response_timeout.unwrap_or(RESPONSE_TIMEOUT);
-        let claim_window = url.take_duration("claim-window")?.unwrap_or(CLAIM_WINDOW);
-        for (option, value) in [
-            ("connect-timeout", connect_timeout),
-            ("response-timeout", response_timeout),
-            ("claim-window", claim_window),
-        ] {
-            if value.is_zero() {
-                return Err(url.refuse(format!("{option} is 0, but every reply takes some time")));
-            }
-        }
-        let digest = match (&url.user, password) {
-            (Some(user), Some(password)) => Some(format!("{user}:{password}")),
-            (None, None) => None,
-            (Some(_), None) => {
-                return Err(url
-                    .refuse("it has a user without a password; digest authentication needs both"));
-            }
-            (None, Some(_)) => {
-                return Err(url
-                    .refuse("it has a password without a user; digest authentication needs both"));
+        let connect_timeout = url.take_timeout("connect-timeout", CONNECT_TIMEOUT)?;
+        let response_timeout = url.take_timeout("response-timeout", RESPONSE_TIMEOUT)?;
+        let claim_window = url.take_timeout("claim-window", CLAIM_WINDOW)?;
+        let Own {
+            connector,
+            secure,
+            private,
+        } = match own {
+            None => connector(&mut url)?,
+            Some(own) => {
+                url.without_user()?;
+                own
             }
         };
-        let files = [
-            url.take("tls-ca"),
-            url.take("tls-cert"),
-            url.take("tls-key"),
-        ];
-        #[cfg(feature = "tls")]
-        let tls = tls(&url, &files)?;
-        #[cfg(not(feature = "tls"))]
-        if files.iter().any(Option::is_some) {
-            return Err(url.refuse("this build has no TLS; build with the feature tls"));
-        }
-        let servers = servers(&url)?;
-        let root = root(&url)?;
-        url.finish()?;
-        Ok(Self {
-            servers,
-            root,
+        let servers = url.addresses(DEFAULT_PORT)?;
+        let servers: Vec<String> = servers.iter().map(host_and_port).collect();
+        let config = Self {
+            servers: servers.join(","),
+            root: root(&url)?,
             store,
-            digest,
+            connector,
+            secure,
+            private,
             connect_timeout,
             response_timeout,
-            inspect_only,
+            inspect_only: url.inspect_only,
             claim_window,
-            #[cfg(feature = "tls")]
-            tls,
-        })
+        };
+        url.finish()?;
+        Ok(config)
     }
 
     /// The path of the chroot's node.
@@ -98,43 +80,44 @@ impl Config {
         }
     }
 
-    pub(crate) fn has_tls(&self) -> bool {
-        #[cfg(feature = "tls")]
-        let tls = self.tls.is_some();
-        #[cfg(not(feature = "tls"))]
-        let tls = false;
-        tls
-    }
-
-    /// The rights on new nodes: for the URL's user alone, or for everybody if it names none.
+    /// The rights on new nodes: for the own user alone, or for everybody if there is none.
     pub(crate) fn acls(&self) -> Acls<'static> {
-        match self.digest {
-            Some(_) => Acls::creator_all(),
-            None => Acls::anyone_all(),
+        match self.private {
+            true => Acls::creator_all(),
+            false => Acls::anyone_all(),
         }
     }
 }
 
-fn servers(url: &StoreUrl) -> Result<String> {
-    if url.hosts.is_empty() {
-        return Err(url.refuse("it names no host; write zookeeper://HOST:PORT,HOST:PORT/CHROOT"));
+/// What connects as a URL says.
+fn connector(url: &mut StoreUrl) -> Result<Own> {
+    let mut connector = Client::connector();
+    let private = match (url.user.clone(), url.take_password()?) {
+        (Some(user), Some(password)) => {
+            let digest = format!("{user}:{password}");
+            connector = connector.with_auth("digest", digest.as_bytes());
+            true
+        }
+        (None, None) => false,
+        (Some(_), None) => {
+            let why = "it has a user without a password; digest authentication needs both";
+            return Err(url.refuse(why));
+        }
+        (None, Some(_)) => {
+            let why = "it has a password without a user; digest authentication needs both";
+            return Err(url.refuse(why));
+        }
+    };
+    let files = TlsFiles::take(url);
+    let secure = files.given().is_some();
+    if secure {
+        connector = with_tls(url, connector, &files)?;
     }
-    let mut servers = Vec::new();
-    for host in &url.hosts {
-        let server = match host.rsplit_once(':') {
-            // An IPv6 address is in brackets.
-            Some((_, port)) if !host.ends_with(']') => {
-                let good = port.parse().is_ok_and(|port: u16| port != 0);
-                if !good {
-                    return Err(url.refuse("the text after the colon of a host is no port"));
-                }
-                host.clone()
-            }
-            _ => format!("{host}:{DEFAULT_PORT}"),
-        };
-        servers.push(server);
-    }
-    Ok(servers.join(","))
+    Ok(Own {
+        connector,
+        secure,
+        private,
+    })
 }
 
 fn root(url: &StoreUrl) -> Result<String> {
@@ -153,37 +136,29 @@ fn root(url: &StoreUrl) -> Result<String> {
     Ok(root)
 }
 
-/// TLS, if any of its options is given.
+#[cfg(not(feature = "tls"))]
+fn with_tls(url: &StoreUrl, _connector: Connector, _files: &TlsFiles) -> Result<Connector> {
+    Err(url.refuse("this build has no TLS; build with the feature tls"))
+}
+
 #[cfg(feature = "tls")]
-fn tls(
-    url: &StoreUrl,
-    [ca, cert, key]: &[Option<String>; 3],
-) -> Result<Option<zookeeper_client::TlsOptions>> {
-    if [ca, cert, key].iter().all(|file| file.is_none()) {
-        return Ok(None);
-    }
+fn with_tls(url: &StoreUrl, connector: Connector, files: &TlsFiles) -> Result<Connector> {
     // rustls has one cryptography provider per process. An application that installed one keeps it.
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
-    let read = |option: &str, file: &str| {
-        let read = std::fs::read_to_string(file);
-        read.map_err(|error| url.refuse(format!("{option}: the file {file}: {error}")))
-    };
+    let texts = files.read(url)?;
     let refuse = |error: zookeeper_client::Error| url.refuse(error.to_string());
     let mut tls = zookeeper_client::TlsOptions::default();
-    if let Some(ca) = ca {
-        tls = tls.with_pem_ca(&read("tls-ca", ca)?).map_err(refuse)?;
+    if let Some(ca) = texts.ca {
+        let ca = String::from_utf8_lossy(&ca);
+        tls = tls.with_pem_ca(&ca).map_err(refuse)?;
     }
-    match (cert, key) {
-        (Some(cert), Some(key)) => {
-            let (cert, key) = (read("tls-cert", cert)?, read("tls-key", key)?);
-            tls = tls.with_pem_identity(&cert, &key).map_err(refuse)?;
-        }
-        (None, None) => {}
-        _ => return Err(url.refuse("tls-cert and tls-key belong together; give both")),
+    if let Some((cert, key)) = texts.identity {
+        let [cert, key] = [&cert, &key].map(|text| String::from_utf8_lossy(text));
+        tls = tls.with_pem_identity(&cert, &key).map_err(refuse)?;
     }
-    Ok(Some(tls))
+    Ok(connector.with_tls(tls))
 }
 
 #[cfg(test)]
@@ -191,7 +166,7 @@ mod tests {
     use super::*;
 
     fn config(url: &str) -> Result<Config> {
-        Config::from_url(StoreUrl::parse(url).unwrap())
+        Config::new(StoreUrl::parse(url).unwrap().into())
     }
 
     #[test]
@@ -200,7 +175,7 @@ mod tests {
             config("zookeeper://ann:s%3Acret@h1,h2:2182,[::1]:7/a/b/?claim-window=3s").unwrap();
         assert_eq!(config.servers, "h1:2181,h2:2182,[::1]:7");
         assert_eq!(config.root, "/a/b");
-        assert_eq!(config.digest.as_deref(), Some("ann:s:cret"));
+        assert!(config.private && !config.secure);
         assert_eq!(config.claim_window, Duration::from_secs(3));
         assert!(!config.store.contains("cret"));
     }
@@ -220,6 +195,53 @@ mod tests {
         ] {
             let error = config(url).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(why), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn setters_say_what_the_url_says() {
+        let options = Options::new(["h1", "[::1]:7"])
+            .user("ann")
+            .password("s:cret");
+        let options = options.chroot("a/b").claim_window(Duration::from_secs(3));
+        let options = options.response_timeout(Duration::from_millis(700));
+        let url = "zookeeper://ann:s%3Acret@h1,[::1]:7/a/b?claim-window=3s&response-timeout=700ms";
+        let shown = |config: Result<Config>| {
+            let Config {
+                servers,
+                root,
+                store,
+                private,
+                connector,
+                response_timeout,
+                claim_window,
+                ..
+            } = config.unwrap();
+            format!(
+                "{servers} {root} {store} {private} {connector:?} {response_timeout:?} {claim_window:?}"
+            )
+        };
+        assert!(!format!("{options:?}").contains("cret"));
+        assert_eq!(shown(Config::new(options)), shown(config(url)));
+    }
+
+    #[test]
+    fn setters_are_refused_as_the_url_is() {
+        let (one, none) = (|| Options::new(["h"]), [""; 0]);
+        let own = || Options::from_connector(["h"], Client::connector());
+        for (options, why) in [
+            (Options::new(none), "no host"),
+            (Options::new(["h:0"]), "no port"),
+            (one().chroot("/zookeeper"), "own"),
+            (one().user("ann"), "password"),
+            (one().claim_window(Duration::ZERO), "claim-window"),
+            (one().tls_cert("/nowhere"), "tls"),
+            (one().private_nodes(), "private-nodes"),
+            (own().user("ann"), "user"),
+            (own().tls_ca("/x"), "tls-ca"),
+        ] {
+            let error = Config::new(options).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(why), "{why}: {error}");
         }
     }
 }

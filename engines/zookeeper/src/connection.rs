@@ -165,13 +165,11 @@ pub(crate) async fn connect_once(
     info: Option<SessionInfo>,
     session: Option<&Arc<Session>>,
 ) -> Result<(Served, SessionInfo), Error> {
-    let mut connector = Client::connector()
+    let mut connector = config.connector.clone();
+    connector = connector
         .with_session_timeout(timeout)
         .with_connection_timeout(patience(timeout))
         .with_fail_eagerly();
-    if let Some(digest) = &config.digest {
-        connector = connector.with_auth("digest", digest.as_bytes());
-    }
     if let Some(info) = info {
         connector = connector.with_session(info);
     }
@@ -194,11 +192,10 @@ pub(crate) async fn connect_once(
     Ok((Served { connection, task }, info))
 }
 
-/// Connects, with TLS if the URL asks for it.
+/// Connects, with TLS if the options ask for it.
 async fn connecting(connector: Connector, config: &Config) -> Result<Client, Error> {
     #[cfg(feature = "tls")]
-    if let Some(tls) = &config.tls {
-        let connector = connector.with_tls(tls.clone());
+    if config.secure {
         return connector.secure_connect(&config.servers).await;
     }
     connector.connect(&config.servers).await

@@ -10,7 +10,7 @@ pub(crate) async fn diagnose(config: &Config) -> Vec<Finding> {
     let servers: Vec<&str> = config.servers.split(',').collect();
     let mut findings = Vec::new();
     // Ports that speak TLS do not answer `srvr`.
-    if !config.has_tls() {
+    if !config.secure {
         let asked = servers
             .iter()
             .map(|server| ask_srvr(server, config.response_timeout));

@@ -7,12 +7,13 @@ use fencelock_core::engine::{
     Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal,
     Standing, Withdrawn,
 };
-use fencelock_core::{Promises, Result, StoreUrl};
+use fencelock_core::{Promises, Result};
 use futures_util::future::join_all;
 use tokio::task::AbortHandle;
 
 use crate::config::Config;
 use crate::open::{Opened, open};
+use crate::options::Options;
 use crate::state::State;
 use crate::{hold_watch, reap, rollback_repair, server};
 
@@ -25,16 +26,16 @@ pub struct ZooKeeper {
 }
 
 impl ZooKeeper {
-    /// Opens the store that a URL names.
+    /// Opens the store that the options, or a URL, name.
     ///
     /// # Errors
-    /// [`Error::Config`] for a URL that cannot be used, [`Error::Unavailable`] if no server answers within
+    /// [`Error::Config`] for an option that cannot be used, [`Error::Unavailable`] if no server answers within
     /// `connect-timeout`, [`Error::Refused`] if this user has no rights at the chroot.
     ///
     /// # Cancel safety
     /// May be dropped. A session that was begun expires by itself.
-    pub async fn open(url: StoreUrl) -> Result<Self> {
-        let config = Arc::new(Config::from_url(url)?);
+    pub async fn open(options: impl Into<Options>) -> Result<Self> {
+        let config = Arc::new(Config::new(options.into())?);
         let Opened {
             state,
             events,
@@ -56,6 +57,8 @@ impl ZooKeeper {
         })
     }
 }
+
+fencelock_core::store_options!(|options| Ok(Arc::new(ZooKeeper::open(options).await?)));
 
 #[async_trait]
 impl Engine for ZooKeeper {

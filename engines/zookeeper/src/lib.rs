@@ -4,17 +4,7 @@
 //! claim holds when no claim ahead of it excludes it. A waiter watches the node ahead of its own, a reader the last node
 //! ahead that is no reader. A claim's token is the id of the transaction that created its node, times 32.
 //!
-//! | URL | |
-//! | --- | --- |
-//! | `zookeeper://[user:pass@]host:port,host:port[/chroot]` | the user is one of the scheme `digest` |
-//!
-//! | option | default | |
-//! | --- | --- | --- |
-//! | `connect-timeout` | 5s | the time to open a session |
-//! | `response-timeout` | 1500ms | the time for one reply |
-//! | `claim-window` | 6s | the session timeout of waiting claims: a dead waiter delays the queue by this time |
-//! | `password-env`, `password-file` | | where the password is, if it is not in the URL |
-//! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format (feature `tls`); any of them means TLS to all servers |
+//! [`Options`] say where the servers are and how to use them; the URL is in docs/stores.
 //!
 //! # Names and nodes
 //! The lock's name is the node's name: `orders` below the chroot `/locks` is `/locks/orders`, where Curator's
@@ -54,6 +44,7 @@ mod inspect;
 mod lock_node;
 mod names;
 mod open;
+mod options;
 mod queue;
 mod reap;
 mod release;
@@ -67,6 +58,7 @@ mod stored;
 mod wait;
 
 pub use engine::ZooKeeper;
+pub use options::Options;
 
 /// Reads the data and the name of a node that any client may have written. For fuzzing.
 #[doc(hidden)]

@@ -173,8 +173,8 @@ async fn http() {
 #[tokio::test]
 async fn a_store_that_does_not_answer_lets_nobody_pass() {
     let server = Redis::start().unwrap();
-    let asking = fencelock::connect(&server.url()).await.unwrap();
-    let holder = fencelock::connect(&server.url()).await.unwrap();
+    let asking = fencelock::connect(server.url()).await.unwrap();
+    let holder = fencelock::connect(server.url()).await.unwrap();
     let guard = holder.lock("ledger").await.unwrap();
     let sequencer = guard.sequencer().await.unwrap();
     let mut service = Router::new()

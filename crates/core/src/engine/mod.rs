@@ -5,13 +5,16 @@
 
 mod claim;
 mod events;
+mod options;
 mod promises;
 mod redact;
 mod setters;
 mod store_url;
+mod tls_files;
 mod view;
 
 use std::fmt::{Debug, Display};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,7 +22,8 @@ use async_trait::async_trait;
 pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
 pub use events::{EventSender, EventSource, EventStream};
 pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
-pub use store_url::{StoreUrl, UrlHost};
+pub use store_url::{Address, StoreUrl, UrlHost, host_and_port};
+pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
 
 use crate::types::{Clock, LockName, Result, Token};
@@ -156,4 +160,17 @@ pub trait Inspect: Send + Sync {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(Vec::new())
     }
+}
+
+/// What `fencelock::connect` opens: each engine's crate has such a type, named `Options`.
+#[async_trait]
+pub trait StoreOptions: Debug + Send + Sync + 'static {
+    /// The options as a URL has them.
+    fn url(&mut self) -> &mut StoreUrl;
+
+    /// Opens the store. May be called again after an error.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for options that cannot be used, and what opening meets.
+    async fn open(&self) -> Result<Arc<dyn Engine>>;
 }

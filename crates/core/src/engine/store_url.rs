@@ -1,6 +1,7 @@
 //! The URL of a store, taken apart: `scheme://user:password@host:port,host:port/path?option=value`.
 //!
-//! Every engine takes the parts and options that it knows and then calls [`StoreUrl::finish`], which refuses the rest.
+//! Every engine takes the parts and options that it knows and then calls [`StoreUrl::finish`], which refuses the rest. A
+//! program that has no text builds the same from typed options (`StoreOptions`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,8 +34,8 @@ pub struct StoreUrl {
     pub scheme: String,
     /// The user, percent-decoded.
     pub user: Option<String>,
-    /// The password in the URL, percent-decoded; engines ask [`StoreUrl::take_password`] instead.
-    password: Option<String>,
+    /// Passwords by the name of their option, percent-decoded; engines ask [`StoreUrl::take_secret`] instead.
+    secrets: BTreeMap<&'static str, String>,
     /// `host` or `host:port`, as written; empty without `//`.
     pub hosts: Vec<String>,
     /// Hosts and credentials, as written.
@@ -45,8 +46,24 @@ pub struct StoreUrl {
     /// After the hosts, without the slash that begins it; without `//`, everything after the scheme. Percent-decoded.
     pub path: String,
     options: BTreeMap<String, String>,
-    known: Vec<&'static str>,
-    shown: String,
+    known: Vec<String>,
+    /// The text, as it may be shown; none if a program built or changed the URL.
+    shown: Option<String>,
+}
+
+/// A host's name or address without brackets, and its port.
+pub type Address = (String, u16);
+
+/// The name of the URL's own password among its secrets.
+const PASSWORD: &str = "password";
+
+/// An address as a URL has it.
+#[must_use]
+pub fn host_and_port((host, port): &Address) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
 }
 
 /// A host of a URL that may name credentials for each. `Debug` does not show the password.
@@ -89,7 +106,7 @@ impl StoreUrl {
             return Err(refuse(redact::AMBIGUOUS.into()));
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (mut user, mut password, mut hosts) = (None, None, Vec::new());
+        let (mut user, mut secrets, mut hosts) = (None, BTreeMap::new(), Vec::new());
         let mut written = String::new();
         let path = match rest.strip_prefix("//") {
             None => decode(rest)?,
@@ -101,7 +118,9 @@ impl StoreUrl {
                     None => (None, authority),
                 };
                 if let Some(userinfo) = userinfo {
+                    let password;
                     (user, password) = credentials(userinfo, decode)?;
+                    secrets.extend(password.map(|password| (PASSWORD, password)));
                 }
                 hosts = list.split(',').map(str::to_owned).collect();
                 hosts.retain(|host| !host.is_empty());
@@ -119,15 +138,77 @@ impl StoreUrl {
         Ok(Self {
             scheme: scheme.to_ascii_lowercase(),
             user,
-            password,
+            secrets,
             hosts,
             authority: written,
             inspect_only: false,
             path,
             options,
             known: Vec::new(),
-            shown,
+            shown: Some(shown),
         })
+    }
+
+    /// A URL from its parts, in which nothing is encoded. Opening the store refuses what makes no sense.
+    #[must_use]
+    pub fn new(
+        scheme: &str,
+        hosts: impl IntoIterator<Item = impl Into<String>>,
+        path: impl Into<String>,
+    ) -> Self {
+        let mut url = Self {
+            scheme: scheme.to_owned(),
+            user: None,
+            secrets: BTreeMap::new(),
+            authority: String::new(),
+            hosts: Vec::new(),
+            inspect_only: false,
+            path: path.into(),
+            options: BTreeMap::new(),
+            known: Vec::new(),
+            shown: None,
+        };
+        url.set_hosts(hosts);
+        url
+    }
+
+    /// Other hosts.
+    pub fn set_hosts(&mut self, hosts: impl IntoIterator<Item = impl Into<String>>) {
+        let hosts = hosts.into_iter().map(Into::into);
+        // The directory of a socket has slashes.
+        let hosts = hosts.map(|host: String| host.replace('/', "%2F"));
+        self.hosts = hosts.filter(|host| !host.is_empty()).collect();
+        self.authority = self.hosts.join(",");
+        self.shown = None;
+    }
+
+    /// Another scheme for the same server.
+    pub fn set_scheme(&mut self, scheme: impl Into<String>) {
+        self.scheme = scheme.into();
+        self.shown = None;
+    }
+
+    /// Another path on the same server.
+    pub fn set_path(&mut self, path: impl Into<String>) {
+        self.path = path.into();
+        self.shown = None;
+    }
+
+    /// Sets an option.
+    pub fn set(&mut self, option: &str, value: impl Into<String>) {
+        self.options.insert(option.to_owned(), value.into());
+    }
+
+    /// Sets an option to one of its words; see [`StoreUrl::take_choice`].
+    pub fn set_choice<T: PartialEq>(&mut self, option: &str, words: &[(&str, T)], choice: &T) {
+        if let Some((word, _)) = words.iter().find(|(_, meant)| meant == choice) {
+            self.set(option, *word);
+        }
+    }
+
+    /// Sets what [`StoreUrl::take_secret`] returns.
+    pub fn set_secret(&mut self, what: &'static str, secret: impl Into<String>) {
+        self.secrets.insert(what, secret.into());
     }
 
     /// A text that may be a store's URL, as it may be shown: nothing before an `@`, and no option.
@@ -137,8 +218,8 @@ impl StoreUrl {
     }
 
     /// Takes an option as it is written.
-    pub fn take(&mut self, option: &'static str) -> Option<String> {
-        self.known.push(option);
+    pub fn take(&mut self, option: &str) -> Option<String> {
+        self.known.push(option.to_owned());
         self.options.remove(option)
     }
 
@@ -152,11 +233,38 @@ impl StoreUrl {
         parsed.map_err(|error| self.refuse(error.to_string()))
     }
 
+    /// Takes an option that is how long something may take.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is no duration, or 0.
+    pub fn take_timeout(&mut self, option: &'static str, default: Duration) -> Result<Duration> {
+        let timeout = self.take_duration(option)?.unwrap_or(default);
+        match timeout.is_zero() {
+            true => Err(self.refuse(format!("{option} is 0; no answer comes in no time"))),
+            false => Ok(timeout),
+        }
+    }
+
+    /// Takes an option that is one of some words. The first of them is the default.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is none of them.
+    pub fn take_choice<T: Copy>(&mut self, option: &str, words: &[(&str, T)]) -> Result<T> {
+        let text = self.take(option);
+        let written = text.as_deref().unwrap_or(words[0].0);
+        if let Some((_, meant)) = words.iter().find(|(word, _)| *word == written) {
+            return Ok(*meant);
+        }
+        let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let known = words.join(", ");
+        Err(self.refuse(format!("{option}={written} is unknown; known are {known}")))
+    }
+
     /// Takes an option that is a whole number.
     ///
     /// # Errors
     /// [`Error::Config`] if it is none.
-    pub fn take_number(&mut self, option: &'static str) -> Result<Option<u64>> {
+    pub fn take_number(&mut self, option: &str) -> Result<Option<u64>> {
         let Some(text) = self.take(option) else {
             return Ok(None);
         };
@@ -170,14 +278,23 @@ impl StoreUrl {
     /// # Errors
     /// [`Error::Config`] if it is given twice, or the variable or the file cannot be read.
     pub fn take_password(&mut self) -> Result<Option<String>> {
-        let env = self.take("password-env");
-        let file = self.take("password-file");
-        let inline = self.password.take();
+        self.take_secret(PASSWORD)
+    }
+
+    /// Takes another password in the same way: `WHAT-env`, `WHAT-file`, or what a program set.
+    ///
+    /// # Errors
+    /// As [`StoreUrl::take_password`].
+    pub fn take_secret(&mut self, what: &str) -> Result<Option<String>> {
+        let [of_env, of_file] = ["env", "file"].map(|from| format!("{what}-{from}"));
+        let env = self.take(&of_env);
+        let file = self.take(&of_file);
+        let inline = self.secrets.remove(what);
         let given = [env.is_some(), file.is_some(), inline.is_some()];
         if given.iter().filter(|given| **given).count() > 1 {
-            return Err(self.refuse(
-                "the password is given twice; keep one of the URL's own, password-env and password-file",
-            ));
+            return Err(self.refuse(format!(
+                "the {what} is given twice; keep one of the URL's own, {of_env} and {of_file}"
+            )));
         }
         if let Some(name) = env {
             let read = std::env::var(&name);
@@ -186,7 +303,7 @@ impl StoreUrl {
                     c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'
                 });
                 self.refuse(format!(
-                    "the environment variable{name} of password-env: {error}"
+                    "the environment variable{name} of {of_env}: {error}"
                 ))
             });
         }
@@ -199,11 +316,72 @@ impl StoreUrl {
                 } else {
                     String::new()
                 };
-                self.refuse(format!("the file{path} of password-file: {error}"))
+                self.refuse(format!("the file{path} of {of_file}: {error}"))
             })?;
             return Ok(Some(read.strip_suffix('\n').unwrap_or(&read).to_owned()));
         }
         Ok(inline)
+    }
+
+    /// The hosts of a store whose servers have one port by default.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is none, one is named twice, or a port is none.
+    pub fn addresses(&self, default_port: u16) -> Result<Vec<Address>> {
+        let mut all = Vec::new();
+        for host in &self.hosts {
+            let address = self.address(host, default_port)?;
+            if all.contains(&address) {
+                return Err(self.refuse(format!("it names the host {host} twice")));
+            }
+            all.push(address);
+        }
+        if all.is_empty() {
+            let scheme = &self.scheme;
+            let why = format!("it names no host; write {scheme}://HOST:{default_port}");
+            return Err(self.refuse(why));
+        }
+        Ok(all)
+    }
+
+    /// A `host` or `host:port`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the port is none.
+    pub fn address(&self, host: &str, default_port: u16) -> Result<Address> {
+        // Only a program can have written one there.
+        if host.contains('@') {
+            return Err(self.refuse("a host has an @; give user and password by themselves"));
+        }
+        // An IPv6 address stands in brackets.
+        let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((address, port)) => (address, port.strip_prefix(':')),
+            None => match host.split_once(':') {
+                Some((name, port)) => (name, Some(port)),
+                None => (host, None),
+            },
+        };
+        let port = match port {
+            None => default_port,
+            Some(port) => {
+                let parsed = port.parse().ok().filter(|port| *port != 0);
+                parsed.ok_or_else(|| {
+                    self.refuse("the text after the colon of a host is no port from 1 to 65535")
+                })?
+            }
+        };
+        Ok((name.to_owned(), port))
+    }
+
+    /// For a store that a program's own client or settings describe: they have a user, so the URL must have none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it has one.
+    pub fn without_user(&self) -> Result<()> {
+        match self.user {
+            None => Ok(()),
+            Some(_) => Err(self.refuse("it has a user beside a client's own settings")),
+        }
     }
 
     /// Takes the hosts of a store that consists of servers with credentials of their own:
@@ -244,7 +422,7 @@ impl StoreUrl {
         let own = |host: &UrlHost| host.user.is_some() || host.password.is_some();
         if hosts.iter().skip(1).any(own) {
             // Each has its own; one for all may still come from elsewhere.
-            self.password = None;
+            self.secrets.remove(PASSWORD);
             let inline = hosts.iter().any(|host| host.password.is_some());
             let common = self.take_password()?;
             if inline && common.is_some() {
@@ -278,7 +456,7 @@ impl StoreUrl {
             };
             return Err(self.refuse(format!("the option {option:?} is unknown; {known}")));
         }
-        if self.password.is_some() {
+        if !self.secrets.is_empty() {
             return Err(self.refuse("it has a password, and this kind of store takes none"));
         }
         Ok(())
@@ -287,19 +465,32 @@ impl StoreUrl {
     /// An [`Error::Config`] about this URL.
     #[must_use]
     pub fn refuse(&self, why: impl Into<String>) -> Error {
-        Error::config(&self.shown, why)
+        Error::config(self.to_string(), why)
     }
 }
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
+        if let Some(shown) = &self.shown {
+            return f.write_str(shown);
+        }
+        let (scheme, hosts, path) = (&self.scheme, self.hosts.join(","), &self.path);
+        let user = match self.user.is_some() || !self.secrets.is_empty() {
+            true => "***@",
+            false => "",
+        };
+        let text = match scheme.as_str() {
+            "sqlite" => format!("{scheme}:{path}"),
+            _ if path.is_empty() => format!("{scheme}://{user}{hosts}"),
+            _ => format!("{scheme}://{user}{hosts}/{path}"),
+        };
+        f.write_str(&redacted(&text))
     }
 }
 
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoreUrl({})", self.shown)
+        write!(f, "StoreUrl({self})")
     }
 }
 

@@ -46,6 +46,7 @@ examples! {
     several = "../../examples/several.rs",
     shared = "../../examples/shared.rs",
     try_and_timed = "../../examples/try_and_timed.rs",
+    typed_options = "../../examples/typed_options.rs",
     watch = "../../examples/watch.rs",
     with_body = "../../examples/with_body.rs",
 }

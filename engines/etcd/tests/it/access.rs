@@ -34,7 +34,7 @@ async fn client_certificates() {
     let url = format!("{}&tls-cert={certificate}&tls-key={key}", etcd.url());
     let one = soon("opening", fencelock::connect(&url)).await.unwrap();
     one.lock("a").await.unwrap().release().await.unwrap();
-    let error = soon("a refusal", fencelock::connect(&etcd.url())).await;
+    let error = soon("a refusal", fencelock::connect(etcd.url())).await;
     let error = error.unwrap_err();
     assert!(error.to_string().contains("tls-cert"), "{error}");
 }

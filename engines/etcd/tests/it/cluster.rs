@@ -213,5 +213,5 @@ async fn open(etcd: &Etcd, options: &str) -> Client {
 }
 
 async fn open_for(etcd: &Etcd, options: &str) -> fencelock::Result<Client> {
-    fencelock::connect(&format!("{}{options}", etcd.url())).await
+    fencelock::connect(format!("{}{options}", etcd.url())).await
 }

@@ -99,7 +99,7 @@ async fn no_claim_overtakes_a_head_that_has_not_noticed_yet() {
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let observer = client(&etcd).await;
     let guard = observer.lock("a").await.unwrap();
-    let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
+    let far = fencelock::connect(etcd.url_at(&[proxy.port()]))
         .await
         .unwrap();
     let first = wait_for(&far, "a");
@@ -145,7 +145,7 @@ async fn a_hand_off_over_a_lost_connection_is_not_missed() {
     let proxy = Proxy::start(etcd.port(0)).unwrap();
     let near = client(&etcd).await;
     let guard = near.lock("a").await.unwrap();
-    let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
+    let far = fencelock::connect(etcd.url_at(&[proxy.port()]))
         .await
         .unwrap();
     let waiting = wait_for(&far, "a");

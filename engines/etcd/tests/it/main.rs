@@ -6,6 +6,7 @@ mod access;
 mod cluster;
 mod go_layout;
 mod hand_off;
+mod options;
 mod requests;
 mod restore;
 mod sessions;
@@ -37,7 +38,7 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
 }
 
 pub(crate) async fn client(etcd: &Etcd) -> Client {
-    fencelock::connect(&etcd.url()).await.unwrap()
+    fencelock::connect(etcd.url()).await.unwrap()
 }
 
 /// Waits for the lock in a task.

@@ -116,7 +116,7 @@ fn watchers(etcd: &Etcd) -> u64 {
 async fn a_half_open_connection_ends_validity_before_the_next_grant() {
     let etcd = Etcd::start().unwrap();
     let proxy = Proxy::start(etcd.port(0)).unwrap();
-    let far = fencelock::connect(&etcd.url_at(&[proxy.port()]))
+    let far = fencelock::connect(etcd.url_at(&[proxy.port()]))
         .await
         .unwrap();
     let near = client(&etcd).await;

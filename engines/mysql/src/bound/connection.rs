@@ -13,9 +13,10 @@ use sha2::{Digest, Sha256};
 
 use super::get_lock_sql::{ACQUIRE, TAKES_WRITES};
 use super::section::Section;
-use crate::config::{Config, Strategy};
+use crate::config::Config;
 use crate::connection::{Connected, connect};
 use crate::error::failure;
+use crate::options::Strategy;
 use crate::request::{Answer, Request, Statements, push_hex};
 use crate::server::ServerInfo;
 use crate::tables::{Tables, Use};

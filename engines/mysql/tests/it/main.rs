@@ -8,6 +8,7 @@ mod conflicts;
 mod counter;
 mod crashes;
 mod hosts;
+mod options;
 mod restore;
 #[path = "../../../sql/tests/shared/mod.rs"]
 mod shared;

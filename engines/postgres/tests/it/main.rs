@@ -8,6 +8,9 @@ mod conflicts;
 mod connections;
 mod crashes;
 mod hosts;
+mod options;
+#[cfg(feature = "tls")]
+mod own_tls;
 mod restore;
 mod rows;
 mod settings;

@@ -1,11 +1,12 @@
-//! The options of the store's URL.
+//! The options of a store, checked.
 
 use std::time::Duration;
 
+use fencelock_core::engine::{Address, TlsFiles, host_and_port};
 use fencelock_core::{Result, StoreUrl};
-use redis::RedisConnectionInfo;
 
-use crate::client::{DEFAULT_PORT, TlsFiles, address, client, database, tcp};
+use super::options::Options;
+use crate::client::{DEFAULT_PORT, client, credentials, database, own as own_client, tcp};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
@@ -15,7 +16,7 @@ const TIMEOUTS_PER_TTL: u32 = 5;
 /// For how much longer than the longest lease a restarted node does not vote.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// What the URL says.
+/// What the options say.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// The nodes by name, each with its client.
@@ -39,66 +40,60 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    pub(crate) fn from_url(mut url: StoreUrl, delayed_restart: bool) -> Result<Self> {
-        let hosts = url.take_hosts()?;
-        let encrypted = match url.scheme.as_str() {
-            "redlock" => false,
-            "redlocks" => true,
-            other => return Err(url.refuse(format!("{other}: is not a scheme of this engine"))),
-        };
-        let connect_timeout = url.take_duration("connect-timeout")?;
-        let connect_timeout = connect_timeout.unwrap_or(CONNECT_TIMEOUT);
-        let node_timeout = url.take_duration("node-timeout")?.unwrap_or(NODE_TIMEOUT);
+    pub(crate) fn new(options: Options, delayed_restart: bool) -> Result<Self> {
+        let Options { mut url, own } = options;
+        let connect_timeout = url.take_timeout("connect-timeout", CONNECT_TIMEOUT)?;
+        let node_timeout = url.take_timeout("node-timeout", NODE_TIMEOUT)?;
         let max_ttl = url.take_duration("max-ttl")?.unwrap_or(MAX_TTL);
-        if connect_timeout.is_zero() || node_timeout < Duration::from_millis(1) {
-            return Err(url.refuse("connect-timeout and node-timeout must be 1ms at least"));
+        if node_timeout < Duration::from_millis(1) {
+            return Err(url.refuse("node-timeout must be 1ms at least"));
         }
         if node_timeout * TIMEOUTS_PER_TTL * 2 > max_ttl {
             return Err(url.refuse(format!(
                 "node-timeout is {node_timeout:?}; it must be far below every ttl, a tenth of max-ttl ({max_ttl:?}) at most"
             )));
         }
-        let quorum = quorum(&mut url, hosts.len())?;
-        let gate = gate(&mut url)?;
-        let tls = TlsFiles::take(&mut url);
+        let addresses = url.clone().take_hosts()?;
+        let addresses = addresses.iter();
+        let addresses = addresses.map(|host| url.address(&host.host, DEFAULT_PORT));
+        let addresses: Vec<_> = addresses.collect::<Result<_>>()?;
+        let quorum = quorum(&mut url, addresses.len())?;
         let database = database(&url)?;
+        let clients = match own.is_empty() {
+            true => clients(&mut url, &addresses, database)?,
+            false => {
+                url.without_user()?;
+                let own = own.iter().map(own_client).collect::<Result<_, _>>();
+                own.map_err(|error| url.refuse(error.to_string()))?
+            }
+        };
         let mut nodes: Vec<(String, redis::Client)> = Vec::new();
-        for host in &hosts {
-            let (name, port) = address(&url, &host.host, DEFAULT_PORT)?;
-            let mut settings = RedisConnectionInfo::default().set_db(database);
-            if let Some(user) = &host.user {
-                settings = settings.set_username(user);
-            }
-            if let Some(password) = &host.password {
-                settings = settings.set_password(password);
-            }
-            let shown = format!("{name}:{port}");
-            if nodes.iter().any(|(other, _)| *other == shown) {
-                let why = format!("it names the node {shown} twice; each node has one vote");
+        for (address, client) in addresses.iter().zip(clients) {
+            let name = host_and_port(address);
+            if nodes.iter().any(|(other, _)| *other == name) {
+                let why = format!("it names the node {name} twice; each node has one vote");
                 return Err(url.refuse(why));
             }
-            let addr = tcp((name, port), encrypted);
-            let client = client(&url, addr, settings, &tls, "redlocks")?;
-            nodes.push((shown, client));
+            nodes.push((name, client));
         }
         let names: Vec<&str> = nodes.iter().map(|(name, _)| name.as_str()).collect();
         let mut store = format!("{}://{}", url.scheme, names.join(","));
         if database != 0 {
             store.push_str(&format!("/{database}"));
         }
-        let inspect_only = url.inspect_only;
-        url.finish()?;
-        Ok(Self {
-            nodes,
+        let config = Self {
             store,
+            nodes,
             quorum,
             node_timeout,
             connect_timeout,
             max_ttl,
-            gate,
-            inspect_only,
+            gate: url.take_choice("first-node-gate", &[("no", false), ("yes", true)])?,
+            inspect_only: url.inspect_only,
             delayed_restart,
-        })
+        };
+        url.finish()?;
+        Ok(config)
     }
 
     /// The shortest ttl: the timeout of one node must be far below it.
@@ -135,15 +130,20 @@ fn quorum(url: &mut StoreUrl, nodes: usize) -> Result<usize> {
     Ok(quorum)
 }
 
-fn gate(url: &mut StoreUrl) -> Result<bool> {
-    match url.take("first-node-gate").as_deref() {
-        None | Some("no") => Ok(false),
-        Some("yes") => Ok(true),
-        Some(other) => {
-            let why = format!("first-node-gate={other} is neither yes nor no");
-            Err(url.refuse(why))
-        }
-    }
+/// A client for each node.
+fn clients(url: &mut StoreUrl, addresses: &[Address], database: i64) -> Result<Vec<redis::Client>> {
+    let encrypted = match url.scheme.as_str() {
+        "redlock" => false,
+        "redlocks" => true,
+        other => return Err(url.refuse(format!("{other}: is not a scheme of this engine"))),
+    };
+    let (hosts, tls) = (url.take_hosts()?, TlsFiles::take(url));
+    let clients = hosts.into_iter().zip(addresses).map(|(host, address)| {
+        let settings = credentials(host.user.as_deref(), host.password).set_db(database);
+        let addr = tcp(address.clone(), encrypted);
+        client(url, addr, settings, &tls, "redlocks")
+    });
+    clients.collect()
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Config> {
-        Config::from_url(StoreUrl::parse(text)?, true)
+        Config::new(StoreUrl::parse(text)?.into(), true)
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
             ("redlock://a,b,c?quorum=4", "from 2 to 3"),
             ("redlock://a,b,c?node-timeout=4s", "far below"),
             ("redlock://a,b,c?node-timeout=0", "node-timeout"),
-            ("redlock://a,b,c?first-node-gate=maybe", "neither"),
+            ("redlock://a,b,c?first-node-gate=maybe", "no, yes"),
             ("redlock://a,b,c?claim-window=1s", "node-timeout"),
             ("redlock://a,b,c/x", "database"),
             ("redlock://a,b,c:x", "port"),
@@ -191,6 +191,41 @@ mod tests {
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn setters_say_what_the_url_says() {
+        let options = Options::new(["h1:1", "h2:2", "h3"])
+            .user("me")
+            .password("b");
+        let options = options.database(4).tls().quorum(3).first_node_gate(true);
+        let options = options.node_timeout(Duration::from_millis(20));
+        #[cfg(not(feature = "tls"))]
+        assert!(Config::new(options, true).is_err());
+        #[cfg(feature = "tls")]
+        {
+            let url =
+                "redlocks://me:b@h1:1,h2:2,h3/4?quorum=3&first-node-gate=yes&node-timeout=20ms";
+            let by_setters = Config::new(options, true).unwrap();
+            assert_eq!(
+                format!("{by_setters:?}"),
+                format!("{:?}", read(url).unwrap())
+            );
+        }
+        let hosts = ["a", "b", "c"];
+        for (options, word) in [
+            (Options::new(["a", "b"]), "three"),
+            (Options::new(hosts).quorum(1), "from 2 to 3"),
+            (
+                Options::new(hosts).node_timeout(Duration::from_secs(4)),
+                "far below",
+            ),
+            (Options::new(hosts).tls_ca("/x"), "redlocks"),
+            (Options::from_clients(Vec::new()), "three"),
+        ] {
+            let error = Config::new(options, true).unwrap_err().to_string();
+            assert!(error.contains(word), "{word}: {error}");
         }
     }
 }

@@ -10,6 +10,7 @@ use fencelock_core::{Engine, Promises, Result, StoreUrl};
 
 use super::config::Config;
 use super::open::open;
+use super::options::Options;
 use super::state::State;
 use super::{acquire, promises, release, renew, wait};
 
@@ -21,10 +22,10 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Connects to the nodes that a URL names. Needs a tokio runtime, and keeps a task there for each node.
+    /// Connects to the nodes that the options, or a URL, name. Needs a tokio runtime, and keeps a task there for each node.
     ///
     /// # Errors
-    /// [`Error::Config`] if the URL or a node cannot be used, [`Error::Unavailable`] if fewer nodes than the quorum reply
+    /// [`Error::Config`] if an option or a node cannot be used, [`Error::Unavailable`] if fewer nodes than the quorum reply
     /// within `connect-timeout`, [`Error::Refused`] if that is because they refuse this user.
     ///
     /// # Cancel safety
@@ -33,8 +34,8 @@ impl Redlock {
     /// [`Error::Config`]: fencelock_core::Error::Config
     /// [`Error::Unavailable`]: fencelock_core::Error::Unavailable
     /// [`Error::Refused`]: fencelock_core::Error::Refused
-    pub async fn connect(url: StoreUrl) -> Result<Self> {
-        Self::open(Config::from_url(url, true)?).await
+    pub async fn connect(options: impl Into<Options>) -> Result<Self> {
+        Self::open(Config::new(options.into(), true)?).await
     }
 
     /// As [`Redlock::connect`], but restarted nodes vote at once, whatever they may have forgotten. For tests that show the
@@ -44,7 +45,7 @@ impl Redlock {
     /// As [`Redlock::connect`].
     #[doc(hidden)]
     pub async fn connect_without_delayed_restart(url: StoreUrl) -> Result<Self> {
-        Self::open(Config::from_url(url, false)?).await
+        Self::open(Config::new(url.into(), false)?).await
     }
 
     async fn open(config: Config) -> Result<Self> {
@@ -56,6 +57,8 @@ impl Redlock {
         })
     }
 }
+
+fencelock_core::store_options!(|options| Ok(Arc::new(Redlock::connect(options).await?)));
 
 #[async_trait]
 impl Engine for Redlock {

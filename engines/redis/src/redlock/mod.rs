@@ -1,17 +1,6 @@
 //! The engine for N independent Redis servers, of which a majority decides (Redlock), with fencing tokens.
 //!
-//! `redlock://[user:pass@]h1:p1,[user:pass@]h2:p2,h3:p3[/db]`, over TLS `redlocks://`. Credentials that only the first host
-//! has are for all of them.
-//!
-//! | option | default | |
-//! | --- | --- | --- |
-//! | `quorum` | the majority | how many nodes must agree; with more of them, more nodes may lose their memory unnoticed |
-//! | `node-timeout` | 50ms | how long one node may take to reply; every ttl must be at least five times as long |
-//! | `max-ttl` | 30s | the longest ttl with its lock-delay; a restarted node does not vote for that time and 2 s |
-//! | `first-node-gate` | no | `yes`: after a split vote the first node is asked alone, before the others |
-//! | `connect-timeout` | 5s | how long connecting and preparing may take |
-//! | `password-env`, `password-file` | | where the password of all nodes is, if not in the URL |
-//! | `tls-ca`, `tls-cert`, `tls-key` | | files in PEM format: the authority to trust, and this client's certificate |
+//! [`Options`] say where the servers are and how to use them.
 //!
 //! The lock is a plain string at the key that is the lock's name. So this engine and Redlock clients that do `SET NX PX` at
 //! each node exclude each other. Besides the locks each node has one hash of fixed size, `fencelock:redlock`.
@@ -44,6 +33,7 @@ mod inspect;
 mod membership;
 mod node;
 mod open;
+mod options;
 mod promises;
 mod release;
 mod renew;
@@ -56,3 +46,4 @@ mod wait;
 mod withdrawal;
 
 pub use engine::Redlock;
+pub use options::Options;

@@ -132,7 +132,8 @@ async fn a_unix_socket_and_an_existing_client_work() {
     store.release(&first).await;
     store.granted(&second, &place).await;
     let client = redis::Client::open(server.url()).unwrap();
-    let engine = Redis::from_client(client).await.unwrap();
+    let engine = Redis::connect(fencelock_redis::Options::from_client(client));
+    let engine = engine.await.unwrap();
     let view = engine.inspect().look(&first.name).await.unwrap();
     assert_eq!(view.holders.len(), 1);
 }

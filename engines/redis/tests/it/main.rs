@@ -17,6 +17,7 @@ mod history;
 mod inspect;
 mod inspect_only;
 mod late;
+mod options;
 mod redlock;
 mod restore;
 mod sentinel;

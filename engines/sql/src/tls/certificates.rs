@@ -4,12 +4,11 @@ use std::error::Error as StdError;
 use std::io;
 use std::sync::Arc;
 
+use fencelock_core::engine::TlsFiles;
 use fencelock_core::{Result, StoreUrl};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
-
-use super::files::Files;
 
 /// The TLS library has one cryptography provider per process. If the application chose one, it stays.
 pub(super) fn choose_cryptography() {
@@ -29,14 +28,18 @@ pub struct Trust {
 }
 
 impl Trust {
-    pub(super) fn read(url: &StoreUrl, files: &Files) -> Result<Self> {
+    pub(super) fn read(url: &StoreUrl, files: &TlsFiles) -> Result<Self> {
         let mut store = RootCertStore::empty();
         let authorities = match files.ca.as_deref() {
             // The word of PostgreSQL's own clients.
             None | Some("system") => of_this_machine(url, &mut store)?,
             Some(file) => {
-                let authorities =
-                    certificates(url, "tls-ca", file, &contents(url, "tls-ca", file)?)?;
+                let authorities = certificates(
+                    url,
+                    "tls-ca",
+                    file,
+                    &TlsFiles::contents(url, "tls-ca", file)?,
+                )?;
                 for authority in &authorities {
                     let added = store.add(authority.clone());
                     let refuse = |error| url.refuse(format!("the file {file} of tls-ca: {error}"));
@@ -49,8 +52,8 @@ impl Trust {
         let (config, identity) = match (&files.cert, &files.key) {
             (Some(cert), Some(key)) => {
                 let text = (
-                    contents(url, "tls-cert", cert)?,
-                    contents(url, "tls-key", key)?,
+                    TlsFiles::contents(url, "tls-cert", cert)?,
+                    TlsFiles::contents(url, "tls-key", key)?,
                 );
                 let chain = certificates(url, "tls-cert", cert, &text.0)?;
                 let secret = PrivateKeyDer::from_pem_slice(&text.1).map_err(|_| {
@@ -76,11 +79,6 @@ impl std::fmt::Debug for Trust {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Trust({} authorities)", self.authorities.len())
     }
-}
-
-fn contents(url: &StoreUrl, option: &str, file: &str) -> Result<Vec<u8>> {
-    let read = std::fs::read(file);
-    read.map_err(|error| url.refuse(format!("the file {file} of {option}: {error}")))
 }
 
 fn certificates(

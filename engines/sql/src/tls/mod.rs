@@ -1,16 +1,15 @@
-//! TLS to the servers of a URL.
+//! TLS to the servers of a store.
 
 #[cfg(feature = "tls")]
 mod certificates;
-mod files;
 
+use fencelock_core::engine::TlsFiles;
 use fencelock_core::{Finding, Purpose, Result, StoreUrl};
 
 use crate::server::Host;
 
 #[cfg(feature = "tls")]
 pub use certificates::{Trust, explain};
-use files::Files;
 
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +21,13 @@ pub enum Mode {
     /// Always, with a certificate for this host from a trusted authority.
     Require,
 }
+
+/// The words of the option `tls`.
+pub const MODES: [(&str, Mode); 3] = [
+    ("require", Mode::Require),
+    ("prefer", Mode::Prefer),
+    ("off", Mode::Off),
+];
 
 /// The names of `tls`, `tls-ca`, `tls-cert` and `tls-key` in the URLs of the database's own clients.
 pub type Usual = [&'static str; 4];
@@ -44,7 +50,7 @@ impl Tls {
     pub fn take(url: &mut StoreUrl, usual: Usual, hosts: &[Host]) -> Result<Self> {
         let [mode, ca, cert, key] = usual;
         let asked = take_mode(url, mode)?;
-        let files = Files {
+        let files = TlsFiles {
             ca: take_one(url, "tls-ca", ca)?,
             cert: take_one(url, "tls-cert", cert)?,
             key: take_one(url, "tls-key", key)?,
@@ -59,7 +65,7 @@ impl Tls {
     }
 
     #[cfg(feature = "tls")]
-    fn with(url: &StoreUrl, asked: Option<Mode>, files: &Files, hosts: &[Host]) -> Result<Self> {
+    fn with(url: &StoreUrl, asked: Option<Mode>, files: &TlsFiles, hosts: &[Host]) -> Result<Self> {
         let mut tls = Self { asked, trust: None };
         if hosts.iter().any(|host| tls.mode(host) != Mode::Off) {
             certificates::choose_cryptography();
@@ -71,7 +77,12 @@ impl Tls {
     }
 
     #[cfg(not(feature = "tls"))]
-    fn with(url: &StoreUrl, asked: Option<Mode>, _files: &Files, hosts: &[Host]) -> Result<Self> {
+    fn with(
+        url: &StoreUrl,
+        asked: Option<Mode>,
+        _files: &TlsFiles,
+        hosts: &[Host],
+    ) -> Result<Self> {
         let tls = Self { asked };
         let change = "this build has no TLS; build with the feature tls, or use tls=off";
         match hosts.iter().find(|host| tls.mode(host) != Mode::Off) {
@@ -80,6 +91,19 @@ impl Tls {
             Some(Host { name, .. }) => Err(url.refuse(format!(
                 "{name} is another machine, where TLS is the default, and {change}"
             ))),
+        }
+    }
+
+    /// For connections whose TLS a program has set up itself.
+    pub fn own(mode: Mode) -> Self {
+        #[cfg(feature = "tls")]
+        if mode != Mode::Off {
+            certificates::choose_cryptography();
+        }
+        Self {
+            asked: Some(mode),
+            #[cfg(feature = "tls")]
+            trust: None,
         }
     }
 
@@ -161,13 +185,8 @@ fn take_one_of(
 }
 
 /// A URL that names an authority or a certificate requires TLS.
-fn with_files(url: &StoreUrl, asked: Option<Mode>, files: &Files) -> Result<Option<Mode>> {
-    let given = [
-        ("tls-ca", &files.ca),
-        ("tls-cert", &files.cert),
-        ("tls-key", &files.key),
-    ];
-    let Some((option, _)) = given.iter().find(|(_, file)| file.is_some()) else {
+fn with_files(url: &StoreUrl, asked: Option<Mode>, files: &TlsFiles) -> Result<Option<Mode>> {
+    let Some(option) = files.given() else {
         return Ok(asked);
     };
     if files.cert.is_some() != files.key.is_some() {
@@ -318,8 +337,7 @@ mod tests {
         let found = |asked| {
             let tls = Tls {
                 asked,
-                #[cfg(feature = "tls")]
-                trust: None,
+                ..Tls::own(Mode::Off)
             };
             tls.finding(&hosts).map(|finding| finding.what)
         };

@@ -18,16 +18,31 @@ use tokio::time::timeout;
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) async fn open(url: &str) -> Result<Client, Error> {
-    let engine = crate::engine::connect(StoreUrl::parse(url)?).await?;
+    open_with(StoreUrl::parse(url)?).await
+}
+
+/// Opens a store by typed options.
+pub(crate) async fn open_with(
+    options: impl Into<crate::engine::Options> + Send,
+) -> Result<Client, Error> {
+    let engine = crate::engine::connect(options).await?;
     Client::builder(engine).build()
+}
+
+/// A lock that `options` take is held for who looks by the URL.
+pub(crate) async fn locks_for(options: crate::engine::Options, url: &str) -> Client {
+    let (one, two) = (open_with(options).await.unwrap(), open(url).await.unwrap());
+    let guard = take(&one, "a").await;
+    assert_eq!(two.look("a").await.unwrap().token(), Some(guard.token()));
+    guard.release().await.unwrap();
+    one
 }
 
 /// Opens a store for inspection only.
 pub(crate) async fn inspect(url: &str) -> Result<Client, Error> {
     let mut url = StoreUrl::parse(url)?;
     url.inspect_only = true;
-    let engine = crate::engine::connect(url).await?;
-    Client::builder(engine).build()
+    open_with(url).await
 }
 
 pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {

@@ -5,6 +5,7 @@
 mod alone_hint;
 mod ensemble;
 mod inspect;
+mod options;
 mod orphans;
 mod restore;
 mod rollback_repair;

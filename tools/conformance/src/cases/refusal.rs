@@ -149,7 +149,7 @@ async fn unknown_options_are_refused(ctx: Ctx) {
         ("no-such-option=1", "no-such-option"),
         ("prefix=a&prefix=b", "prefix"),
     ] {
-        let error = fencelock::connect(&format!("{url}{mark}{option}"))
+        let error = fencelock::connect(format!("{url}{mark}{option}"))
             .await
             .unwrap_err();
         assert!(matches!(error, Error::Config { .. }), "{error:?}");

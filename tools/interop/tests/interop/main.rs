@@ -53,7 +53,7 @@ impl Server {
 }
 
 async fn ours(server: &Server) -> Client {
-    fencelock::connect(&server.url()).await.expect("connects")
+    fencelock::connect(server.url()).await.expect("connects")
 }
 
 async fn granted(client: &Client, name: &str) -> Guard {

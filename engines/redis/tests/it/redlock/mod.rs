@@ -4,4 +4,4 @@ mod access;
 mod basics;
 mod memory;
 mod network;
-mod nodes;
+pub(crate) mod nodes;

@@ -50,7 +50,7 @@ async fn open(kind: &str, at: &str) -> Box<dyn Resource> {
 async fn main() {
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().expect("STORE KIND PLACE");
-    let client = fencelock::connect(&next()).await.expect("the store opens");
+    let client = fencelock::connect(next()).await.expect("the store opens");
     let (kind, at) = (next(), next());
     let resource = open(&kind, &at).await;
     let mut names: Vec<String> = Vec::new();

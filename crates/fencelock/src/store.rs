@@ -1,0 +1,145 @@
+//! What can be opened: the one place that knows which engine a scheme means.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock_core::engine::StoreOptions;
+use fencelock_core::{Engine, Memory, Result, StoreUrl};
+
+/// A store to be opened, as [`connect`](crate::connect()) takes it: the text of a URL, a [`StoreUrl`], or the `Options` of one
+/// kind of store, such as `redis::Options`. `Debug` shows no password.
+pub struct Store(pub(crate) Result<Box<dyn StoreOptions>>);
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Ok(options) => options.fmt(f),
+            Err(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl From<&str> for Store {
+    fn from(url: &str) -> Self {
+        Self(StoreUrl::parse(url).and_then(of_scheme))
+    }
+}
+
+impl From<&String> for Store {
+    fn from(url: &String) -> Self {
+        url.as_str().into()
+    }
+}
+
+impl From<String> for Store {
+    fn from(url: String) -> Self {
+        url.as_str().into()
+    }
+}
+
+impl From<StoreUrl> for Store {
+    fn from(url: StoreUrl) -> Self {
+        Self(of_scheme(url))
+    }
+}
+
+macro_rules! from_options {
+    ($($feature:literal $options:path;)*) => {
+        $(
+            #[cfg(feature = $feature)]
+            impl From<$options> for Store {
+                fn from(options: $options) -> Self {
+                    Self(Ok(Box::new(options)))
+                }
+            }
+        )*
+    };
+}
+
+from_options! {
+    "redis" fencelock_redis::Options;
+    "redis" fencelock_redis::redlock::Options;
+    "mysql" fencelock_mysql::Options;
+    "postgres" fencelock_postgres::Options;
+    "sqlite" fencelock_sqlite::Options;
+    "zookeeper" fencelock_zookeeper::Options;
+    "etcd" fencelock_etcd::Options;
+}
+
+fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
+    Ok(match url.scheme.as_str() {
+        "memory" => Box::new(InMemory(url)),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Box::new(fencelock_sqlite::Options::from(url)),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => Box::new(fencelock_redis::Options::from(url)),
+        #[cfg(feature = "redis")]
+        "redlock" | "redlocks" => Box::new(fencelock_redis::redlock::Options::from(url)),
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => Box::new(fencelock_mysql::Options::from(url)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Box::new(fencelock_postgres::Options::from(url)),
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => Box::new(fencelock_zookeeper::Options::from(url)),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => Box::new(fencelock_etcd::Options::from(url)),
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => return Err(not_built(&url, "sqlite")),
+        #[cfg(not(feature = "redis"))]
+        "redis" | "rediss" | "valkey" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => {
+            return Err(not_built(&url, "redis"));
+        }
+        #[cfg(not(feature = "mysql"))]
+        "mysql" | "mariadb" => return Err(not_built(&url, "mysql")),
+        #[cfg(not(feature = "postgres"))]
+        "postgres" | "postgresql" => return Err(not_built(&url, "postgres")),
+        #[cfg(not(feature = "zookeeper"))]
+        "zookeeper" => return Err(not_built(&url, "zookeeper")),
+        #[cfg(not(feature = "etcd"))]
+        "etcd" | "etcds" => return Err(not_built(&url, "etcd")),
+        scheme => {
+            let why = format!(
+                "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
+                 redis+sentinel, redis+cluster, redlock, redlocks, mysql, mariadb, postgres, zookeeper, etcd, etcds"
+            );
+            return Err(url.refuse(why));
+        }
+    })
+}
+
+#[cfg(not(all(
+    feature = "sqlite",
+    feature = "redis",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "zookeeper",
+    feature = "etcd"
+)))]
+fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
+    url.refuse(format!(
+        "this build has no engine for it; build with the feature {feature}"
+    ))
+}
+
+/// The store `memory:`.
+#[derive(Debug)]
+struct InMemory(StoreUrl);
+
+#[async_trait]
+impl StoreOptions for InMemory {
+    fn url(&mut self) -> &mut StoreUrl {
+        &mut self.0
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Engine>> {
+        let url = self.0.clone();
+        if !url.path.is_empty() || !url.hosts.is_empty() {
+            return Err(url.refuse("memory: takes nothing after it"));
+        }
+        url.finish()?;
+        Ok(Arc::new(Memory::new()))
+    }
+}

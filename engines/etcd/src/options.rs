@@ -1,0 +1,93 @@
+//! The typed options.
+
+use etcd_client::ConnectOptions;
+use fencelock_core::{StoreUrl, server_setters, setters};
+
+use crate::layout::{LAYOUTS, Layout};
+
+/// Where the cluster is, and how to use it: what a URL says, in types.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use fencelock_etcd::{Etcd, Options};
+///
+/// # async fn example() -> fencelock_core::Result<()> {
+/// let options = Options::new(["e1.internal", "e2.internal", "e3.internal"])
+///     .tls()
+///     .tls_ca("/etc/fencelock/ca.pem")
+///     .claim_window(Duration::from_secs(3));
+/// let engine = Etcd::connect(options).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// What makes no sense is refused when the store is opened.
+///
+/// # Own options of the driver
+/// From `etcd_client::ConnectOptions` fencelock takes credentials, TLS and all else, and makes connections of its own. It
+/// takes no open client: that one reconnects silently, perhaps to a member that knows less, and a lock must learn of that.
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) url: StoreUrl,
+    pub(crate) own: Option<ConnectOptions>,
+}
+
+impl Options {
+    /// The members of one cluster, each `HOST` or `HOST:PORT`; by default port 2379. In a URL:
+    /// `etcd://HOST:PORT,HOST:PORT`.
+    pub fn new(members: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        StoreUrl::new("etcd", members, "").into()
+    }
+
+    /// The members of one cluster as endpoints, `http://HOST:PORT` or all `https://HOST:PORT`, with own options. Of these,
+    /// `connect_timeout`, `keep_alive`, `require_leader` and `auto_token_refresh` are set.
+    pub fn from_endpoints(
+        endpoints: impl IntoIterator<Item = impl AsRef<str>>,
+        options: ConnectOptions,
+    ) -> Self {
+        let mut scheme = "etcd";
+        let hosts = endpoints.into_iter().map(|endpoint| {
+            let endpoint = endpoint.as_ref();
+            if endpoint.starts_with("https://") {
+                scheme = "etcds";
+            }
+            let host = endpoint
+                .split_once("://")
+                .map_or(endpoint, |(_, host)| host);
+            host.to_owned()
+        });
+        let hosts: Vec<String> = hosts.collect();
+        let own = Some(options);
+        Self {
+            url: StoreUrl::new(scheme, hosts, ""),
+            own,
+        }
+    }
+
+    /// Encrypts all connections, and checks the members' certificates (feature `tls`). By default off. In a URL: `etcds://`.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        match self.own {
+            None => self.url.set_scheme("etcds"),
+            // Refused when the store is opened.
+            Some(_) => self.url.set("tls", ""),
+        }
+        self
+    }
+
+    /// How the keys are named; by default [`Layout::Fencelock`]. In a URL: `layout`.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.url.set_choice("layout", &LAYOUTS, &layout);
+        self
+    }
+
+    server_setters!();
+
+    setters! {
+        /// How long one answer may take; 2 s by default.
+        response_timeout(duration) "response-timeout";
+        /// The lease of waiting claims, and for how long a dead waiter keeps its place: at least 1 s, 5 s by default.
+        claim_window(duration) "claim-window";
+    }
+}

@@ -1,0 +1,112 @@
+//! The typed options.
+
+use fencelock_core::engine::host_and_port;
+use fencelock_core::{StoreUrl, server_setters, setters};
+use fencelock_sql::tls::{MODES, Mode};
+use mysql_async::Opts;
+
+/// How locks are kept; `docs/stores/mysql.md` says what each promises. Locks of different strategies do not exclude each
+/// other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// Rows that expire.
+    Lease,
+    /// A lock that the server keeps for a connection.
+    GetLock,
+    /// A row that a transaction keeps locked.
+    ForUpdate,
+}
+
+pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
+    ("lease", Strategy::Lease),
+    ("for-update", Strategy::ForUpdate),
+    ("get-lock", Strategy::GetLock),
+];
+
+/// Where the database is, and how locks are kept in it: what a URL says, in types.
+///
+/// ```no_run
+/// use fencelock_mysql::{Options, Strategy};
+///
+/// # async fn example() -> fencelock_core::Result<()> {
+/// let options = Options::new(["db1.internal", "db2.internal"], "locks")
+///     .user("fencelock")
+///     .password_env("DB_PASSWORD")
+///     .tls_ca("/etc/fencelock/ca.pem")
+///     .strategy(Strategy::Lease);
+/// let engine = fencelock_mysql::connect(options).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// What makes no sense is refused when the store is opened.
+///
+/// # Own options of the driver
+/// From `mysql_async::Opts` fencelock takes address, database, credentials, TLS and all else, and makes connections of its
+/// own. It takes no pool and no open connection: a pool replaces its connections silently, and a lock must learn of that.
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) url: StoreUrl,
+    /// A program's own options of the driver, one per host.
+    pub(crate) own: Vec<Opts>,
+}
+
+impl Options {
+    /// A database. Of several hosts, each `HOST` or `HOST:PORT`, the client uses the one that takes writes, and finds it
+    /// again after a switch-over; by default port 3306. In a URL: `mysql://HOST:PORT,HOST:PORT/DATABASE`.
+    pub fn new(
+        hosts: impl IntoIterator<Item = impl Into<String>>,
+        database: impl Into<String>,
+    ) -> Self {
+        StoreUrl::new("mysql", hosts, database).into()
+    }
+
+    /// The database of own options. Those of the driver's pool do not count, and `tcp_nodelay`, `max_allowed_packet` and
+    /// `wait_timeout` are set.
+    #[must_use]
+    pub fn from_opts(opts: Opts) -> Self {
+        let url = StoreUrl::new("mysql", [host(&opts)], opts.db_name().unwrap_or_default());
+        Self {
+            url,
+            own: vec![opts],
+        }
+    }
+
+    /// Another host of the same database, after [`from_opts`](Self::from_opts).
+    #[must_use]
+    pub fn other_host(mut self, opts: Opts) -> Self {
+        self.own.push(opts);
+        self.url.set_hosts(self.own.iter().map(host));
+        self
+    }
+
+    /// How locks are kept; by default [`Strategy::Lease`]. In a URL: `strategy`.
+    #[must_use]
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.url.set_choice("strategy", &STRATEGIES, &strategy);
+        self
+    }
+
+    /// Whether connections are encrypted. By default required to other machines, and off inside this one. In a URL: `tls`.
+    #[must_use]
+    pub fn tls(mut self, mode: Mode) -> Self {
+        self.url.set_choice("tls", &MODES, &mode);
+        self
+    }
+
+    server_setters!();
+
+    setters! {
+        /// How long one answer may take; 2 s by default.
+        response_timeout(duration) "response-timeout";
+        /// What the names of the tables begin with: at most 48 letters, digits and `_`; `fencelock` by default.
+        table(text) "table";
+        /// The most connections of one client: at least 2, 8 by default. For the strategies but `Lease` how many claims may
+        /// hold or wait in the database at once: at least 1, 32 by default.
+        max_connections(number) "max-connections";
+    }
+}
+
+fn host(opts: &Opts) -> String {
+    host_and_port(&(opts.ip_or_hostname().to_owned(), opts.tcp_port()))
+}

@@ -1,0 +1,160 @@
+//! The typed options.
+
+use fencelock_core::{StoreUrl, server_setters, setters};
+use fencelock_sql::tls::{MODES, Mode};
+use tokio_postgres::Socket;
+use tokio_postgres::config::{Config, Host};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+
+use crate::tls::Connector;
+
+/// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
+/// other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// Rows with an expiry.
+    Lease,
+    /// An advisory lock of a session.
+    Advisory,
+}
+
+pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
+    [("lease", Strategy::Lease), ("advisory", Strategy::Advisory)];
+
+/// Where the database is, and how locks are kept in it: what a URL says, in types.
+///
+/// ```no_run
+/// use fencelock_postgres::Options;
+///
+/// # async fn example() -> fencelock_core::Result<()> {
+/// let options = Options::new(["db1.internal", "db2.internal"])
+///     .database("locks")
+///     .user("fencelock")
+///     .password_env("DB_PASSWORD")
+///     .tls_ca("/etc/fencelock/ca.pem");
+/// let engine = fencelock_postgres::connect(options).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// What makes no sense is refused when the store is opened.
+///
+/// # Own configurations of the driver
+/// From a `tokio_postgres::Config` fencelock takes address, database, credentials and all else, and makes connections of its
+/// own. It takes no pool and no open connection: a pool replaces its connections silently, and a lock must learn of that.
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) url: StoreUrl,
+    pub(crate) own: Own,
+}
+
+/// What a program brings itself.
+#[derive(Clone, Default)]
+pub(crate) struct Own {
+    /// One per host.
+    pub(crate) configs: Vec<Config>,
+    pub(crate) connector: Option<Connector>,
+}
+
+impl Options {
+    /// A database. Of several hosts, each `HOST`, `HOST:PORT` or the directory of a socket, the client uses the one that takes
+    /// writes, and finds it again after a switch-over; by default port 5432. In a URL: `postgres://HOST:PORT,HOST:PORT`.
+    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        StoreUrl::new("postgres", hosts, "").into()
+    }
+
+    /// The database of an own configuration, with one host. Without [`tls_connector`](Self::tls_connector) its connections
+    /// are not encrypted.
+    #[must_use]
+    pub fn from_config(config: Config) -> Self {
+        let url = StoreUrl::new(
+            "postgres",
+            hosts(&config),
+            config.get_dbname().unwrap_or_default(),
+        );
+        let own = Own {
+            configs: vec![config],
+            connector: None,
+        };
+        Self { url, own }
+    }
+
+    /// Another host of the same database, after [`from_config`](Self::from_config).
+    #[must_use]
+    pub fn other_host(mut self, config: Config) -> Self {
+        self.own.configs.push(config);
+        self.url.set_hosts(self.own.configs.iter().flat_map(hosts));
+        self
+    }
+
+    /// What encrypts the connections of own configurations, as their `ssl_mode` says.
+    #[must_use]
+    pub fn tls_connector<T>(mut self, connector: T) -> Self
+    where
+        T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
+        T::Stream: Send + 'static,
+        T::TlsConnect: Send + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send + 'static,
+    {
+        self.own.connector = Some(Connector::own(connector));
+        self
+    }
+
+    /// The name of the database; by default that of the user. In a URL: the path.
+    #[must_use]
+    pub fn database(mut self, name: impl Into<String>) -> Self {
+        match self.own.configs.is_empty() {
+            true => self.url.set_path(name),
+            // Refused when the store is opened.
+            false => self.url.set("database", name),
+        }
+        self
+    }
+
+    /// How locks are kept; by default [`Strategy::Lease`]. In a URL: `strategy`.
+    #[must_use]
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.url.set_choice("strategy", &STRATEGIES, &strategy);
+        self
+    }
+
+    /// Whether connections are encrypted. By default required to other machines, and off inside this one. In a URL: `tls`.
+    #[must_use]
+    pub fn tls(mut self, mode: Mode) -> Self {
+        self.url.set_choice("tls", &MODES, &mode);
+        self
+    }
+
+    server_setters!();
+
+    setters! {
+        /// How long one answer, and each later connection, may take; 2 s by default.
+        response_timeout(duration) "response-timeout";
+        /// The most connections of one client, beside one that listens: at least 2, 8 by default. For
+        /// [`Strategy::Advisory`] how many claims may hold or wait in the database at once: at least 1, 32 by default.
+        max_connections(number) "max-connections";
+    }
+}
+
+fn hosts(config: &Config) -> Vec<String> {
+    let port = config.get_ports().first();
+    let with_port = |name: &str| match (name.contains(':'), port) {
+        (true, Some(port)) => format!("[{name}]:{port}"),
+        (true, None) => format!("[{name}]"),
+        (false, Some(port)) => format!("{name}:{port}"),
+        (false, None) => name.to_owned(),
+    };
+    let named = config.get_hosts().iter().map(|host| match host {
+        Host::Tcp(name) => with_port(name),
+        Host::Unix(path) => with_port(&path.to_string_lossy()),
+    });
+    let named: Vec<String> = named.collect();
+    match named.is_empty() {
+        true => config
+            .get_hostaddrs()
+            .iter()
+            .map(|address| with_port(&address.to_string()))
+            .collect(),
+        false => named,
+    }
+}

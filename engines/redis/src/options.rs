@@ -1,0 +1,154 @@
+//! The typed options of one server, a master with Sentinels, or a Cluster.
+
+use std::path::Path;
+
+use fencelock_core::{StoreUrl, server_setters, setters};
+
+use crate::client::{encrypt, socket_url, url_of};
+
+/// Where Redis or Valkey is, and how to use it: what a URL says, in types.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use fencelock_redis::{Options, Redis};
+///
+/// # async fn example() -> fencelock_core::Result<()> {
+/// let options = Options::new("cache.internal")
+///     .password_file("/etc/fencelock/password")
+///     .restart_delay(Duration::from_secs(30));
+/// let client = fencelock_core::Client::new(std::sync::Arc::new(Redis::connect(options).await?))?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A host is `HOST` or `HOST:PORT`. What makes no sense is refused when the store is opened.
+///
+/// # Own clients
+/// From a `redis::Client` fencelock takes address, credentials and TLS, and makes connections of its own. It takes no
+/// pool and no open connection: those are replaced silently when they break, and a lock must learn of that.
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) url: StoreUrl,
+    /// A program's own clients: one; or of a Cluster, some; or of a master, and then of its Sentinels.
+    pub(crate) own: Vec<redis::Client>,
+}
+
+impl Options {
+    /// One server; by default port 6379. In a URL: `redis://HOST:PORT`.
+    pub fn new(host: impl Into<String>) -> Self {
+        StoreUrl::new("redis", [host], "").into()
+    }
+
+    /// One server, over a Unix socket. In a URL: `redis+unix:///PATH`.
+    pub fn unix(path: impl AsRef<Path>) -> Self {
+        socket_url(&path.as_ref().to_string_lossy()).into()
+    }
+
+    /// The master that these Sentinels call by this name, through its fail-overs; by default port 26379. In a URL:
+    /// `redis+sentinel://HOST:PORT,HOST:PORT/MASTER`.
+    pub fn sentinel(
+        sentinels: impl IntoIterator<Item = impl Into<String>>,
+        master: impl Into<String>,
+    ) -> Self {
+        StoreUrl::new("redis+sentinel", sentinels, master).into()
+    }
+
+    /// A Cluster, of which these are some nodes; by default port 6379. In a URL: `redis+cluster://HOST:PORT,HOST:PORT`.
+    pub fn cluster(nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        StoreUrl::new("redis+cluster", nodes, "").into()
+    }
+
+    /// The server of an own client.
+    #[must_use]
+    pub fn from_client(client: redis::Client) -> Self {
+        let own = vec![client];
+        let url = url_of(&own, "redis");
+        Self { url, own }
+    }
+
+    /// As [`sentinel`](Self::sentinel), with own clients for the Sentinels, and one that has the credentials and the TLS of
+    /// the master and its replicas; its address does not count.
+    #[must_use]
+    pub fn sentinel_from_clients(
+        sentinels: Vec<redis::Client>,
+        master: impl Into<String>,
+        like: redis::Client,
+    ) -> Self {
+        let mut url = url_of(&sentinels, "redis+sentinel");
+        url.path = master.into();
+        let own = [vec![like], sentinels].concat();
+        Self { url, own }
+    }
+
+    /// As [`cluster`](Self::cluster), with own clients for some nodes. The others get the credentials and the TLS of the
+    /// first.
+    #[must_use]
+    pub fn cluster_from_clients(nodes: Vec<redis::Client>) -> Self {
+        let url = url_of(&nodes, "redis+cluster");
+        Self { url, own: nodes }
+    }
+
+    /// The number of the database of one server; 0 by default. In a URL: the path.
+    #[must_use]
+    pub fn database(mut self, number: u32) -> Self {
+        match self.url.scheme.as_str() {
+            "redis" | "rediss" | "valkey" if self.own.is_empty() => {
+                self.url.set_path(number.to_string());
+            }
+            // Refused when the store is opened.
+            _ => self.url.set("database", number.to_string()),
+        }
+        self
+    }
+
+    /// Encrypts all connections, and checks the servers' certificates (feature `tls`). By default off. In a URL:
+    /// `rediss://`.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        match self.own.is_empty() && self.url.scheme != "redis+unix" {
+            true => encrypt(&mut self.url),
+            // Refused when the store is opened.
+            false => self.url.set("tls", ""),
+        }
+        self
+    }
+
+    /// The password of the user for the Sentinels. By default none.
+    #[must_use]
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+        self.url.set_secret("sentinel-password", password);
+        self
+    }
+
+    /// Sentinel and Cluster: pairs of the address (`HOST:PORT`) that they tell and the one to use instead. By default none.
+    /// In a URL: `address-map`.
+    #[must_use]
+    pub fn address_map<T: Into<String>>(mut self, pairs: impl IntoIterator<Item = (T, T)>) -> Self {
+        let pairs = pairs.into_iter();
+        let pairs = pairs.map(|(told, real)| format!("{}={}", told.into(), real.into()));
+        let map = pairs.collect::<Vec<_>>().join(",");
+        self.url.set("address-map", map);
+        self
+    }
+
+    server_setters!();
+
+    setters! {
+        /// How long one answer may take; 500 ms by default.
+        response_timeout(duration) "response-timeout";
+        /// How long a lock that was handed over waits for a sign of life of its new holder: at least 50 ms, 2 s by default.
+        claim_window(duration) "claim-window";
+        /// For how long nothing is granted after a restart of the server: the longest ttl + lock-delay in use. By default 0.
+        restart_delay(duration) "restart-delay";
+        /// How many replicas must have a grant or a renewal before it counts; 0 by default.
+        replicas(number) "replicas";
+        /// Sentinel only: for how long a new master grants nothing; no ttl + lock-delay may be longer. By default 0.
+        promotion_delay(duration) "promotion-delay";
+        /// The user for the Sentinels. By default none.
+        sentinel_user(text) "sentinel-user";
+        /// The environment variable that has the Sentinels' password. By default none.
+        sentinel_password_env(text) "sentinel-password-env";
+        /// The file that has the Sentinels' password. By default none.
+        sentinel_password_file(path) "sentinel-password-file";
+    }
+}

@@ -1,0 +1,55 @@
+//! The typed options.
+
+use std::path::PathBuf;
+
+use fencelock_core::{StoreUrl, setters};
+
+/// Which file, and how to use it: what a URL says, in types.
+///
+/// ```
+/// use std::time::Duration;
+/// use fencelock_sqlite::{Options, Sqlite};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> fencelock_core::Result<()> {
+/// # let file = std::env::temp_dir().join(format!("fencelock-{}.db", std::process::id()));
+/// let options = Options::new(&file).response_timeout(Duration::from_secs(1));
+/// let engine = Sqlite::open(options).await?;
+/// # drop(std::fs::remove_file(&file));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// There is no form with an open connection: the locks have a thread with a connection of its own, which must not be inside
+/// a transaction of the program.
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) url: StoreUrl,
+    /// The file, if it is not in the URL. It need not be UTF-8.
+    pub(crate) own: Option<PathBuf>,
+}
+
+impl Options {
+    /// A file, whose directory must exist. In a URL: `sqlite:PATH`.
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        let file = file.into();
+        let url = StoreUrl::new("sqlite", [""; 0], file.to_string_lossy());
+        let own = Some(file);
+        Self { url, own }
+    }
+
+    /// The default file, one per user. In a URL: `sqlite:`.
+    #[must_use]
+    pub fn default_file() -> Self {
+        StoreUrl::new("sqlite", [""; 0], "").into()
+    }
+
+    setters! {
+        /// How long opening waits for processes that have the file locked; 5 s by default.
+        connect_timeout(duration) "connect-timeout";
+        /// How long each call waits for them; 5 s by default.
+        response_timeout(duration) "response-timeout";
+        /// Text that is put before every name in the store, and is not shown. By default none.
+        prefix(text) "prefix";
+    }
+}

@@ -1,0 +1,105 @@
+//! The typed options.
+
+use fencelock_core::{StoreUrl, server_setters, setters};
+use zookeeper_client::Connector;
+
+/// Where the servers are, and how to use them: what a URL says, in types.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use fencelock_zookeeper::{Options, ZooKeeper};
+///
+/// # async fn example() -> fencelock_core::Result<()> {
+/// let options = Options::new(["z1.internal", "z2.internal", "z3.internal"])
+///     .chroot("/locks")
+///     .user("fencelock")
+///     .password_file("/etc/fencelock/password")
+///     .claim_window(Duration::from_secs(4));
+/// let engine = ZooKeeper::open(options).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The user is one of the scheme `digest`. A file of `tls_ca`, `tls_cert` or `tls_key` means TLS to all servers (feature
+/// `tls`). What makes no sense is refused when the store is opened.
+///
+/// # Own connectors
+/// From a `zookeeper_client::Connector` fencelock takes credentials and TLS, and makes sessions of its own. It takes no open
+/// client: its session has another timeout than locks need, and ends with all that the program keeps in it.
+#[derive(Clone)]
+pub struct Options {
+    pub(crate) url: StoreUrl,
+    pub(crate) own: Option<Own>,
+}
+
+/// What connects.
+#[derive(Clone)]
+pub(crate) struct Own {
+    pub(crate) connector: Connector,
+    /// Whether with TLS.
+    pub(crate) secure: bool,
+    /// Whether new nodes are for the own user alone.
+    pub(crate) private: bool,
+}
+
+impl Options {
+    /// One server or an ensemble, each `HOST` or `HOST:PORT`; by default port 2181. In a URL:
+    /// `zookeeper://HOST:PORT,HOST:PORT`.
+    pub fn new(servers: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        StoreUrl::new("zookeeper", servers, "").into()
+    }
+
+    /// As [`new`](Self::new), with an own connector without TLS. It must not name a session; its timeouts are set.
+    pub fn from_connector(
+        servers: impl IntoIterator<Item = impl Into<String>>,
+        connector: Connector,
+    ) -> Self {
+        let mut options = Self::new(servers);
+        options.own = Some(Own {
+            connector,
+            secure: false,
+            private: false,
+        });
+        options
+    }
+
+    /// As [`from_connector`](Self::from_connector), with TLS.
+    #[cfg(feature = "tls")]
+    pub fn from_secure_connector(
+        servers: impl IntoIterator<Item = impl Into<String>>,
+        connector: Connector,
+    ) -> Self {
+        let mut options = Self::from_connector(servers, connector);
+        if let Some(own) = &mut options.own {
+            own.secure = true;
+        }
+        options
+    }
+
+    /// Creates nodes for the own connector's user alone; by default for everybody.
+    #[must_use]
+    pub fn private_nodes(mut self) -> Self {
+        match &mut self.own {
+            Some(own) => own.private = true,
+            // Refused when the store is opened.
+            None => self.url.set("private-nodes", ""),
+        }
+        self
+    }
+
+    /// The node below which all locks are; by default the root. In a URL: the path.
+    #[must_use]
+    pub fn chroot(mut self, path: impl Into<String>) -> Self {
+        self.url.set_path(path.into().trim_start_matches('/'));
+        self
+    }
+
+    server_setters!();
+
+    setters! {
+        /// How long one answer may take; 1500 ms by default.
+        response_timeout(duration) "response-timeout";
+        /// The session timeout of waiting claims: a dead waiter delays the queue by it. 6 s by default.
+        claim_window(duration) "claim-window";
+    }
+}
