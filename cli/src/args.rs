@@ -103,7 +103,7 @@ pub(crate) struct AcquireOptions {
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) lock_delay: Option<String>,
 
-    /// Hold the lock for at most this long, then end
+    /// End after holding the lock for this long
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) max_hold: Option<String>,
 
@@ -112,7 +112,7 @@ pub(crate) struct AcquireOptions {
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) at_least: Option<String>,
 
-    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; at most until the lease ends]
+    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; when the lock is being lost, at most until the lease ends]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) kill_after: Option<String>,
 

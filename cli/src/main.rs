@@ -173,5 +173,11 @@ fn usage(error: &clap::Error) -> Outcome {
     } else {
         what
     };
-    Err(Failure::usage(format!("{what}; see `fencelock --help`")))
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "));
+    let words = usage.unwrap_or("fencelock").split_whitespace();
+    let command: Vec<&str> = words
+        .take_while(|word| word.chars().all(|c| c.is_ascii_lowercase()))
+        .collect();
+    let command = command.join(" ");
+    Err(Failure::usage(format!("{what}; see `{command} --help`")))
 }

@@ -106,6 +106,8 @@ fn durations() {
 #[test]
 fn command_lines() {
     let fixture = Fixture::new();
+    let misspelt = ["run", "--waits", "1s", "a", "true"];
+    refuses(&fixture, &misspelt, 64, &["see `fencelock run --help`"]);
     for words in [
         &[][..],
         &["frobnicate"],

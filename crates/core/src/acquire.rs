@@ -511,7 +511,7 @@ impl Acquire {
         }
         if let Some(most) = self.terms.max_hold.filter(|most| *most < at_least) {
             let why = format!("it is longer than the max_hold of {}", in_words(most));
-            return Err(Error::invalid("at_least", format!("{at_least:?}"), why));
+            return Err(Error::invalid("at_least", in_words(at_least), why));
         }
         state.check_length("at_least", at_least, self.lock_delay)
     }

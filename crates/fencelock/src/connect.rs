@@ -84,6 +84,9 @@ async fn open(
     let url = options.url();
     url.inspect_only |= inspect_only;
     let prefix = url.take("prefix");
+    if let Some(Err(Error::Invalid { input, why, .. })) = prefix.as_deref().map(LockName::new) {
+        return Err(url.refuse(format!("prefix {input:?}: {why}")));
+    }
     let most = url.clone().take_duration("connect-timeout")?;
     let most = most.unwrap_or(CONNECT_TIMEOUT);
     let most = patience.map_or(most, |patience| patience.min(most));

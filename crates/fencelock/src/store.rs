@@ -103,7 +103,8 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         scheme => {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
-                 redis+sentinel, redis+cluster, redlock, redlocks, mysql, mariadb, postgres, zookeeper, etcd, etcds"
+                 redis+sentinel, rediss+sentinel, redis+cluster, rediss+cluster, redlock, redlocks, mysql, mariadb, postgres, \
+                 postgresql, zookeeper, etcd, etcds"
             );
             return Err(url.refuse(why));
         }

@@ -33,6 +33,7 @@ struct Sent {
 
 impl State {
     pub(crate) async fn place(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
+        self.layout().check_name(&claim.name)?;
         let known = self.entries.lock().get(claim.id).cloned();
         if let Some(entry) = &known
             && entry.created.is_some()

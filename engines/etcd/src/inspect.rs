@@ -93,7 +93,8 @@ impl Inspect for State {
         let queue = self.queue(name).await?;
         let holds = admitted(queue.iter().map(|stored| stored.mode));
         let mut holders = queue.iter().take(holds);
-        let Some(holder) = holders.find(|stored| stored.tokens.contains(token)) else {
+        let is_meant = |stored: &&Stored| stored.tokens.contains(token) && self.is_of(name, stored);
+        let Some(holder) = holders.find(is_meant) else {
             return Ok(false);
         };
         let mut changes = Vec::new();
@@ -134,7 +135,17 @@ impl State {
         let action = || format!("looking at lock {name}");
         let got = self.cluster.get(action, &prefix, all).await?;
         let read = |kv| stored::read(self.layout(), kv).map_err(|why| self.not_a_lock(name, why));
-        got.kvs().iter().map(read).collect()
+        let mut queue: Vec<Stored> = got.kvs().iter().map(read).collect::<Result<_>>()?;
+        for stored in queue.iter_mut().filter(|stored| !self.is_of(name, stored)) {
+            stored.hide_owner();
+        }
+        Ok(queue)
+    }
+
+    /// Whether a key in the queue of this lock is a claim for it. In Go's layout the keys of lock `a/b` lie in the queue of
+    /// lock `a`, and exclude its claims.
+    fn is_of(&self, name: &LockName, stored: &Stored) -> bool {
+        self.layout().name_of(&stored.key).as_ref() == Some(name)
     }
 
     async fn view_of(

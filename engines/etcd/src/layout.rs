@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::{ClaimId, LockName};
+use fencelock_core::{ClaimId, Error, LockName, Result};
 
 /// The prefix of all keys but the locks of `layout=concurrency`.
 const ROOT: &str = "fencelock/";
@@ -37,6 +37,15 @@ pub(crate) struct KeyNumber {
 }
 
 impl Layout {
+    /// Refuses a lock in whose queue fencelock's own keys would lie.
+    pub(crate) fn check_name(self, name: &LockName) -> Result<()> {
+        if self == Self::Fencelock || !self.queue(name).starts_with(ROOT) {
+            return Ok(());
+        }
+        let why = "with layout=concurrency the keys below fencelock/ are fencelock's own; use another name";
+        Err(Error::invalid("lock name", name.as_str(), why))
+    }
+
     /// The prefix of the keys of all claims for a lock.
     pub(crate) fn queue(self, name: &LockName) -> String {
         match self {

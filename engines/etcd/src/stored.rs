@@ -193,6 +193,13 @@ fn foreign(key: &[u8], value: &[u8], revision: i64, lease: i64) -> Stored {
 }
 
 impl Stored {
+    /// For a claim in the queue of another lock: its owner does not hold that lock, and must not enter it.
+    pub(crate) fn hide_owner(&mut self) {
+        self.id = None;
+        self.mailbox = None;
+        self.owner = String::from_utf8_lossy(&self.key).into_owned();
+    }
+
     /// The claim as a holder. `left` is what is left of its session's lease.
     pub(crate) fn holder(&self, left: Option<Duration>) -> HolderView {
         let longest = self.ttl.map(|ttl| ttl + self.lock_delay);

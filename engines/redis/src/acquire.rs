@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens, in_words};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::cluster::Retries;
 use crate::connection::Connection;
 use crate::entry::{Entry, pause_after};
 use crate::error::unreadable;
-use crate::keys::{COUNTER, Keys};
+use crate::keys::{COUNTER, Keys, check_name};
 use crate::node::Node;
 use crate::reply::unexpected;
 use crate::servers::{Gate, GrantRules, Servers};
@@ -27,6 +27,7 @@ const LONGEST_PAUSE: u32 = 200;
 pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> {
     let state = &servers.state;
     state.check_not_inspect_only("taking a lock")?;
+    check_name(&claim.name)?;
     let entry = state.entries.find(&claim.id);
     let contention = state.contention.of(&claim.name);
     let is_new = entry.is_none();
@@ -37,10 +38,7 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
         && !state.config.timed()
         && !contention.is_contended();
     if fast {
-        let (_, connection) = match ready(servers, claim, 0).await {
-            Ok(ready) => ready,
-            Err(answer) => return answer,
-        };
+        let (_, connection) = ready(servers, 0).await?;
         if let Some(grant) = fast_path(servers, claim, &connection).await? {
             return Ok(Standing::Held(grant));
         }
@@ -64,33 +62,24 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
     standing
 }
 
-/// The server that may grant the claim now; `Err` with the answer if none may.
-pub(crate) async fn ready(
-    servers: &Servers,
-    claim: &Claim,
-    slot: u16,
-) -> Result<(Arc<Node>, Arc<Connection>), Result<Standing>> {
-    let found = servers.connection(slot).await;
-    let (node, connection) = found.map_err(Err)?;
+/// The server that may grant a claim of this slot now.
+pub(crate) async fn ready(servers: &Servers, slot: u16) -> Result<(Arc<Node>, Arc<Connection>)> {
+    let (node, connection) = servers.connection(slot).await?;
     match servers.gate(&node, &connection) {
         Gate::Open => Ok((node, connection)),
-        Gate::ClosedUntil(from) => Err(not_yet(servers.state.store(), claim, from)),
-        Gate::Unconfirmed(error) => Err(Err(error)),
+        Gate::ClosedUntil(from) => Err(not_yet(servers.state.store(), from)),
+        Gate::Unconfirmed(error) => Err(error),
     }
 }
 
 /// The answer while a server that was started or promoted recently grants nothing.
-fn not_yet(store: &str, claim: &Claim, from: BootInstant) -> Result<Standing> {
-    let now = Clock::Boot.now();
-    if claim.wait {
-        return Ok(Standing::Waiting(Place::new(from)));
-    }
-    let left = from.since(now);
+fn not_yet(store: &str, from: BootInstant) -> Error {
+    let left = in_words(from.since(Clock::Boot.now()));
     let cause = format!(
         "the server was started or promoted recently and may have forgotten who holds; it grants nothing for another \
-         {left:?} (restart-delay, promotion-delay)"
+         {left} (restart-delay, promotion-delay)"
     );
-    Err(Error::unavailable(store, ACTION, cause))
+    Error::unavailable(store, ACTION, cause)
 }
 
 /// Takes a free lock in two commands without a script. `None`: the script must decide.
@@ -220,15 +209,11 @@ impl Placing<'_> {
         let mut retries = Retries::new(&state.config);
         let mut was_late = false;
         loop {
-            let (node, main) = match ready(servers, claim, slot).await {
-                Ok(ready) => ready,
-                Err(answer) => {
-                    if let Some(entry) = self.entry {
-                        entry.not_asked();
-                    }
-                    return answer;
+            let (node, main) = ready(servers, slot).await.inspect_err(|_| {
+                if let Some(entry) = self.entry {
+                    entry.not_asked();
                 }
-            };
+            })?;
             if let Err(error) = self.listen(&main).await {
                 if servers.should_retry(&mut retries, slot, &error).await {
                     continue;

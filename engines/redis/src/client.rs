@@ -44,15 +44,26 @@ pub(crate) fn database(url: &StoreUrl) -> Result<i64> {
     })
 }
 
-pub(crate) fn credentials(user: Option<&str>, password: Option<String>) -> RedisConnectionInfo {
+/// Redis takes a user only together with a password: without one, the connection would be that of the default user.
+pub(crate) fn credentials(
+    url: &StoreUrl,
+    user: Option<&str>,
+    password: Option<String>,
+) -> Result<RedisConnectionInfo> {
     let mut settings = RedisConnectionInfo::default();
+    let Some(password) = password else {
+        return match user {
+            Some(_) => Err(url.refuse(
+                "it names a user without a password; give it in the URL, or with password-env or password-file (for the \
+                 Sentinels sentinel-password-env or sentinel-password-file)",
+            )),
+            None => Ok(settings),
+        };
+    };
     if let Some(user) = user {
         settings = settings.set_username(user);
     }
-    match password {
-        Some(password) => settings.set_password(password),
-        None => settings,
-    }
+    Ok(settings.set_password(password))
 }
 
 /// A client for one server. `tls_scheme`: what the URL must begin with for TLS.

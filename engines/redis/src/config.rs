@@ -162,7 +162,7 @@ impl Kind {
     /// those for Sentinels follow it.
     fn clients(self, url: &mut StoreUrl) -> Result<Vec<redis::Client>> {
         let password = url.take_password()?;
-        let settings = credentials(url.user.as_deref(), password);
+        let settings = credentials(url, url.user.as_deref(), password)?;
         let tls = TlsFiles::take(url);
         let encrypted = url.scheme.starts_with("rediss");
         let client_for =
@@ -197,7 +197,8 @@ impl Kind {
         let clients = match self {
             Self::Sentinel => {
                 let user = url.take("sentinel-user");
-                let settings = credentials(user.as_deref(), url.take_secret("sentinel-password")?);
+                let password = url.take_secret("sentinel-password")?;
+                let settings = credentials(url, user.as_deref(), password)?;
                 let info = client.get_connection_info().clone();
                 let sentinels = redis::Client::open(info.set_redis_settings(settings));
                 let sentinels = sentinels.and_then(|client| all_like(&client));
@@ -293,6 +294,7 @@ mod tests {
         for (text, word) in [
             ("redis://", "host"),
             ("redis://a,b", "several"),
+            ("redis://me@h", "without a password"),
             ("redis://h:port", "port"),
             ("redis://h:0", "port"),
             ("redis://h/x", "database"),

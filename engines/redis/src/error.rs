@@ -80,6 +80,10 @@ pub(crate) fn explain(
         let action = format!("{action}: no answer in time");
         return Error::unavailable(store, action, error);
     }
+    if error.is_connection_refusal() {
+        let what = "nothing listens at this address; is the server started, and the address right?";
+        return Error::unavailable(store, action, format!("{what} ({error})"));
+    }
     if action.starts_with("connecting") && error.is_connection_dropped() {
         let what = "the server closed the connection before it answered";
         let change = "is it a Redis server, does it want TLS (rediss://), has it room for more clients (maxclients)?";

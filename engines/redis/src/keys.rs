@@ -3,8 +3,22 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use fencelock_core::LockName;
+use fencelock_core::{Error, LockName, Result};
 use redis::Cmd;
+
+/// What the keys of fencelock itself begin with, or have after a tag.
+const OWN: &str = "fencelock:";
+
+/// Refuses a lock whose key would be one of fencelock's own, such as the counter of tokens or the queue of another lock.
+pub(crate) fn check_name(name: &LockName) -> Result<()> {
+    let text = name.as_str();
+    let is_own = text.starts_with(OWN) || (text.starts_with('{') && text.contains("}:fencelock:"));
+    if !is_own {
+        return Ok(());
+    }
+    let why = "on Redis the keys that begin with fencelock: (also after a tag in braces) are fencelock's own; use another name";
+    Err(Error::invalid("lock name", text, why))
+}
 
 pub(crate) const SLOTS: u16 = 16_384;
 

@@ -22,7 +22,7 @@ pub(crate) async fn wait(servers: &Servers, claim: &Claim, place: &Place) -> Res
     }
     // The script of another client granted it, which may have another delay. Placing again waits for our delay.
     let slot = state.keys(&claim.name).slot;
-    if state.config.delays() && ready(servers, claim, slot).await.is_err() {
+    if state.config.delays() && ready(servers, slot).await.is_err() {
         return Ok(None);
     }
     state.entries.remove(&claim.id);

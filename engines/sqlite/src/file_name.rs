@@ -18,7 +18,13 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// What is wrong with the name of the file at this path, and what to do. Symbolic links do no harm: SQLite follows them.
 pub(crate) fn fault(path: &Path) -> io::Result<Option<String>> {
     let path = std::fs::canonicalize(path)?;
-    let links = std::fs::metadata(&path)?.nlink();
+    let found = std::fs::metadata(&path)?;
+    if found.is_dir() {
+        return Ok(Some(
+            "the path is a directory; name a file in it".to_owned(),
+        ));
+    }
+    let links = found.nlink();
     if links > 1 {
         return Ok(Some(format!(
             "the file has {links} names (hard links), and processes that open it by different names do not see each other's \

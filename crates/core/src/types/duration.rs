@@ -23,7 +23,7 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
         "m" | "min" => number * 60.0,
         "h" => number * 3600.0,
         "d" => number * 86_400.0,
-        _ => return Err("its unit is not one of ms, s, m, h, d"),
+        _ => return Err("it is not one number with one of the units ms, s, m, h, d"),
     };
     if seconds > LONGEST_SECONDS {
         return Err("it is longer than 100 years");

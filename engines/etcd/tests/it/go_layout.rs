@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use fencelock::{Client, Error};
+use fencelock::{Client, Error, Evict};
 use fencelock_testbed::Etcd;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -40,6 +40,32 @@ async fn holds(child: &mut Child) -> (String, Lines<BufReader<ChildStdout>>) {
     let mut lines = BufReader::new(stdout).lines();
     let key = soon("etcdctl has the lock", lines.next_line()).await;
     (key.unwrap().unwrap(), lines)
+}
+
+/// In Go's layout `a/b` lies in the queue of `a`, and keeps its claims waiting. Its owner does not hold `a`.
+#[tokio::test]
+async fn the_owner_of_a_lock_below_holds_nothing_above() {
+    let etcd = Etcd::start().unwrap();
+    let us = go(&etcd).await;
+    let owner = us.owner();
+    let below = us.lock("a/b").owner(&owner).await.unwrap();
+    let view = us.look("a").await.unwrap();
+    assert_eq!(view.holders.len(), 1, "it is kept out");
+    assert_ne!(view.holders[0].owner, owner.as_str());
+    assert_eq!(view.holders[0].claim, None);
+    let token = below.token();
+    assert!(!us.evict("a", token, Evict::Release).await.unwrap());
+    assert!(below.is_valid());
+    let waiting = wait_for(&us, "a");
+    until("it waits", async || {
+        us.look("a").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    below.release().await.unwrap();
+    let guard = soon("the lock", waiting).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    let error = us.try_lock("fencelock").await.unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
 }
 
 #[tokio::test]

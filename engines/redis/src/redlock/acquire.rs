@@ -11,6 +11,7 @@ use super::renew::renew_held;
 use super::state::State;
 use super::votes::{Manner, Outcome, attempt};
 use crate::entry::{Entry, pause_after};
+use crate::keys::check_name;
 
 /// How often a claim that does not wait is tried while the vote is split.
 const SPLITS: u32 = 6;
@@ -21,6 +22,7 @@ pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing>
     if state.is_closed() {
         return Err(Error::Closed);
     }
+    check_name(&claim.name)?;
     if let Some(grant) = renew_held(state, claim).await? {
         return Ok(Standing::Held(grant));
     }

@@ -139,7 +139,7 @@ fn clients(url: &mut StoreUrl, addresses: &[Address], database: i64) -> Result<V
     };
     let (hosts, tls) = (url.take_hosts()?, TlsFiles::take(url));
     let clients = hosts.into_iter().zip(addresses).map(|(host, address)| {
-        let settings = credentials(host.user.as_deref(), host.password).set_db(database);
+        let settings = credentials(url, host.user.as_deref(), host.password)?.set_db(database);
         let addr = tcp(address.clone(), encrypted);
         client(url, addr, settings, &tls, "redlocks")
     });

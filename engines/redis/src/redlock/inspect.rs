@@ -1,4 +1,4 @@
-//! Looking at locks: what a quorum of nodes has.
+//! Looking at locks: what a quorum of nodes has; and taking one from its holder.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -7,17 +7,17 @@ use async_trait::async_trait;
 use fencelock_core::engine::{Cursor, Evict, Finding, HolderView, Inspect, LockView, Page};
 use fencelock_core::support::Backoff;
 use fencelock_core::{ClaimId, Clock, Error, LockName, Mode, Result, Token};
+use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 
 use super::diagnose::findings;
-use super::release::evict;
 use super::state::State;
 use crate::error::{explain, unreadable};
 use crate::keys::queue_key;
 use crate::reply::{text, unexpected};
 use crate::scan::{held, scan, scanned};
-use crate::stored::{Stored, foreign_view, waiter_view};
+use crate::stored::{Stored, foreign_view, mark, waiter_view};
 
 const ACTION: &str = "looking at a lock";
 
@@ -287,7 +287,41 @@ impl Inspect for State {
     }
 
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
-        evict(self, name, token, how).await
+        let LockView { holders, .. } = view(self, name, false).await?;
+        let holder = holders.iter().find(|holder| holder.token == Some(token));
+        let Some(claim) = holder.and_then(|holder| holder.claim) else {
+            return Ok(false);
+        };
+        let mut prefix = mark(&claim).to_vec();
+        prefix.push(b':');
+        let mut command = Cmd::with_capacity(7, 300);
+        command.arg("EVALSHA");
+        match how {
+            Evict::Release => command
+                .arg(&self.scripts.withdraw.sha)
+                .arg(2)
+                .arg(name.as_str())
+                .arg(queue_key(name.as_str()))
+                .arg(&prefix[..])
+                .arg("lost"),
+            Evict::Ask => command
+                .arg(&self.scripts.ask.sha)
+                .arg(1)
+                .arg(name.as_str())
+                .arg(&prefix[..]),
+        };
+        let members = self.members();
+        let asked = members
+            .iter()
+            .map(|(_, connection)| connection.ask(&command));
+        let answers = join_all(asked).await;
+        if answers.iter().filter(|answer| answer.is_ok()).count() < self.config.quorum {
+            return Err(self.too_few("evicting", Vec::new()));
+        }
+        // A node where the claim does not hold has nothing to evict: a quorum is now without it, or knows that it is asked.
+        Ok(answers
+            .iter()
+            .any(|answer| matches!(answer, Ok(Value::Int(1)))))
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

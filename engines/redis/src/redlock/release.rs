@@ -1,19 +1,16 @@
-//! Withdrawing a claim everywhere, and taking the lock from a holder.
+//! Withdrawing a claim everywhere.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, Evict, Leave, LockView, Withdrawn};
-use fencelock_core::{Clock, Error, LockName, Result, Token};
-use futures_util::future::join_all;
-use redis::{Cmd, RedisError, Value};
+use fencelock_core::engine::{Claim, Leave, Withdrawn};
+use fencelock_core::{Clock, Error, Result};
+use redis::RedisError;
 
-use super::inspect::view;
 use super::round::{Round, Tally};
 use super::state::State;
 use super::withdrawal::{withdraw_at, withdrawal};
-use crate::keys::queue_key;
-use crate::stored::{mark, millis};
+use crate::stored::millis;
 
 const ACTION: &str = "withdrawing a claim";
 
@@ -111,48 +108,4 @@ impl Tally for Withdrawals {
     fn is_enough(&self) -> bool {
         self.left == 0 || self.codes[1] >= self.quorum
     }
-}
-
-/// Takes the lock from the holder with this token, or asks it to release. Returns whether the token holds.
-pub(crate) async fn evict(
-    state: &State,
-    name: &LockName,
-    token: Token,
-    how: Evict,
-) -> Result<bool> {
-    let LockView { holders, .. } = view(state, name, false).await?;
-    let holder = holders.iter().find(|holder| holder.token == Some(token));
-    let Some(claim) = holder.and_then(|holder| holder.claim) else {
-        return Ok(false);
-    };
-    let mut prefix = mark(&claim).to_vec();
-    prefix.push(b':');
-    let mut command = Cmd::with_capacity(7, 300);
-    command.arg("EVALSHA");
-    match how {
-        Evict::Release => command
-            .arg(&state.scripts.withdraw.sha)
-            .arg(2)
-            .arg(name.as_str())
-            .arg(queue_key(name.as_str()))
-            .arg(&prefix[..])
-            .arg("lost"),
-        Evict::Ask => command
-            .arg(&state.scripts.ask.sha)
-            .arg(1)
-            .arg(name.as_str())
-            .arg(&prefix[..]),
-    };
-    let members = state.members();
-    let asked = members
-        .iter()
-        .map(|(_, connection)| connection.ask(&command));
-    let answers = join_all(asked).await;
-    if answers.iter().filter(|answer| answer.is_ok()).count() < state.config.quorum {
-        return Err(state.too_few("evicting", Vec::new()));
-    }
-    // A node where the claim does not hold has nothing to evict: a quorum is now without it, or knows that it is asked.
-    Ok(answers
-        .iter()
-        .any(|answer| matches!(answer, Ok(Value::Int(1)))))
 }

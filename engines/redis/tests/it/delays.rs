@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Evict, Grant, Place, Renewal, Withdrawn};
-use fencelock_core::{BootInstant, Clock, Engine, Error, Token};
+use fencelock_core::{BootInstant, Client, Clock, Engine, Error, Token};
 use fencelock_testbed::{Redis as Server, RedisSentinel};
 
 use crate::support::{Store, calls, ms, open, open_with};
@@ -202,6 +202,28 @@ async fn after_a_restart_nothing_is_granted_before_the_delay_is_over() {
     let judged = Clock::Boot.now().since(before);
     assert!(judged < delay, "too slow to tell: {judged:?}");
     locks.are_granted_from(before + delay).await;
+}
+
+/// Nobody holds the lock, and a waiter that gives up learns why it was not granted.
+#[tokio::test]
+async fn a_waiter_learns_that_the_delay_is_not_over() {
+    let server = Server::start().unwrap();
+    let gated = open_with(&server, "restart-delay=1h").await;
+    let client = Client::new(gated.engine).unwrap();
+    let error = client.lock("a").timeout(ms(300)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("restart-delay"), "{error}");
+}
+
+#[tokio::test]
+async fn a_name_that_is_a_key_of_fencelock_is_refused() {
+    let server = Server::start().unwrap();
+    let store = open(&server.url()).await;
+    for name in ["fencelock:counter", "{a}:fencelock:line"] {
+        let error = store.engine.place(&store.claim(name)).await.unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{name}: {error}");
+    }
+    store.held(&store.claim("{a}:fencelocked")).await;
 }
 
 /// The server has lost its queue; the waiter goes on waiting.

@@ -202,6 +202,11 @@ async fn an_impossible_path_is_explained() {
     assert!(text.contains("does not exist"), "{text}");
     let text = refusal(&directory.0).await;
     assert!(text.contains("is a directory"), "{text}");
+    let url = format!("sqlite:{}", directory.0.display());
+    let mut url = StoreUrl::parse(&url).unwrap();
+    url.inspect_only = true;
+    let text = Sqlite::open(url).await.unwrap_err().to_string();
+    assert!(text.contains("is a directory"), "{text}");
     std::fs::write(directory.0.join("plain"), "").unwrap();
     refusal(&directory.0.join("plain/locks.db")).await;
 }

@@ -162,7 +162,10 @@ async fn a_server_that_hangs_for_a_moment_costs_nothing(ctx: Ctx) {
     sleep(Duration::from_millis(2500)).await;
     ctx.server().resume().unwrap();
     soon("a renewal", guard.prolonged()).await;
-    assert!(guard.is_valid() && !waiter.is_finished());
+    if !guard.is_valid() {
+        panic!("it was lost: {}", guard.lost().await);
+    }
+    assert!(!waiter.is_finished(), "it ended: {:?}", waiter.await);
     assert_eq!(
         soon("the release", guard.release()).await.unwrap(),
         Release::Released
