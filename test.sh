@@ -47,7 +47,7 @@ output=$(mktemp)
 set -m # In a process group of its own, so that all of it can be ended.
 {
     "${list[@]}" && failed=0 || failed=$?
-    "${tests[@]}" --doc || failed=$?
+    "${tests[@]}" --doc --no-fail-fast || failed=$?
     exit "$failed"
 } >"$output" 2>&1 &
 running=$!

@@ -65,7 +65,7 @@ impl EventSender {
 /// # async fn main() -> Result<()> {
 /// let (sender, source) = EventSource::channel();
 /// let mut events = source.take(&"toy:")?;
-/// let _ = sender.send(Event::Lost(ClaimId::from_bytes([0; 16])));
+/// sender.tell(Event::Lost(ClaimId::from_bytes([0; 16])));
 /// assert!(matches!(events.next().await, Some(Ok(Event::Lost(_)))));
 /// # Ok(())
 /// # }
