@@ -35,18 +35,19 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 
 # With all stores: by default the command has those that need nothing else to be built.
 tests=(cargo test --workspace --exclude fencelock-interop --features fencelock-cli/all)
-list=("${tests[@]}" --test engines)
+longest=("${tests[@]}" --test engines --test planted --no-fail-fast)
 if (($#)); then
     exec "${tests[@]}" "$@"
 fi
 "${tests[@]}" --no-run
-"${list[@]}" --no-run
+"${longest[@]}" --no-run
 
-# The list of cases on every engine takes nearly as long as all other tests, and each of the two waits for most of it.
+# The list of cases on every engine, the planted bugs and the examples in the documentation take as long as all other tests,
+# and each of the two waits for most of it.
 output=$(mktemp)
 set -m # In a process group of its own, so that all of it can be ended.
 {
-    "${list[@]}" && failed=0 || failed=$?
+    "${longest[@]}" && failed=0 || failed=$?
     "${tests[@]}" --doc --no-fail-fast || failed=$?
     exit "$failed"
 } >"$output" 2>&1 &
