@@ -260,15 +260,19 @@ async fn nothing_is_left_of_a_client_that_closes() {
     let server = ZooKeeper::start().unwrap();
     let url = format!("{}/some/where", server.url());
     let client = connect(&url).await;
-    for name in ["a", "/a", "/a/b", "zookeeper"] {
-        client.lock(name).await.unwrap().release().await.unwrap();
+    let mut held = Vec::new();
+    for name in ["a", "/a", "/a/b", "zookeeper", "held"] {
+        held.push(client.lock(name).await.unwrap());
     }
-    let held = client.lock("held").await.unwrap();
     assert_eq!(
         server.children("/some/where").unwrap(),
         ["%2Fa", "%2Fa%2Fb", "%7Aookeeper", "a", "held"]
     );
-    drop(held);
+    let last = held.pop();
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    drop(last);
     client.close().await.unwrap();
     assert_eq!(server.count_below("/some/where", None).unwrap(), 0);
 }
