@@ -29,8 +29,9 @@ impl ZooKeeper {
     /// Opens the store that the options, or a URL, name.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) for an option that cannot be used, [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server answers within
-    /// `connect-timeout`, [`Error::Refused`](fencelock_core::Error::Refused) if this user has no rights at the chroot.
+    /// [`Error::Config`](fencelock_core::Error::Config) for an option that cannot be used,
+    /// [`Error::Unavailable`](fencelock_core::Error::Unavailable) if no server answers within `connect-timeout`,
+    /// [`Error::Refused`](fencelock_core::Error::Refused) if this user has no rights at the chroot.
     ///
     /// # Cancel safety
     /// May be dropped. A session that was begun expires by itself.
