@@ -184,7 +184,8 @@ fn lost_to_silence(fixture: &Fixture, server: &Server<'_>) {
 fn dead_while_waiting(fixture: &Fixture, server: &Server<'_>) {
     let mut hold = fixture.start(&["hold", "c"]);
     hold.line();
-    let waiter = fixture.start(&["run", "-w", "2", "c", "--", "echo", "ran"]);
+    // Long enough to learn of the death before the time is over, also on a busy machine.
+    let waiter = fixture.start(&["run", "-w", "5", "c", "--", "echo", "ran"]);
     fixture.await_waiters("c", 1);
     (server.kill)();
     let ran = waiter.end();
