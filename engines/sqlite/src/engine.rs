@@ -9,7 +9,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{Durability, Engine, Promises, Result, Wake};
+use fencelock_core::{ClaimId, Durability, Engine, Promises, Result, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
@@ -135,6 +135,10 @@ impl Engine for Sqlite {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         release::withdraw(&self.worker, claim, how).await
+    }
+
+    fn forget(&self, claim: &ClaimId) {
+        self.entries.remove_waiting(*claim);
     }
 
     /// An eviction by this process or another is reported at once. If the other process cannot reach this one (from another
