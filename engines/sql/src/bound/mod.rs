@@ -21,6 +21,7 @@ mod engine;
 mod entry;
 mod inspect;
 mod pool;
+mod queue;
 mod record;
 mod release;
 mod renew;

@@ -2,6 +2,7 @@
 
 pub(crate) mod hosts;
 pub(crate) mod late;
+pub(crate) mod queue;
 pub(crate) mod restore;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

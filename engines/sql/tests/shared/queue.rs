@@ -1,0 +1,181 @@
+//! More claims than connections, where a lock hangs on a connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Leave, Place, Standing, Withdrawn};
+use fencelock_core::{ClaimIds, Client, Engine, Error, Guard, LockName, StoreUrl};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::{LIMIT, open, soon, take};
+
+/// Eight times as many workers as connections lock names of their own.
+pub(crate) async fn free_names_go_on(client: &Client) {
+    let workers: Vec<_> = (0..32)
+        .map(|worker| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let guard = take(&client, &format!("own {worker}")).await;
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for worker in workers {
+        soon("a worker", worker).await.unwrap();
+    }
+}
+
+async fn engine(url: &str, connections: usize) -> Arc<dyn Engine> {
+    let url = StoreUrl::parse(&format!("{url}&max-connections={connections}"));
+    crate::engine::connect(url.unwrap()).await.unwrap()
+}
+
+fn claim(name: &str) -> Claim {
+    let id = ClaimIds::new().unwrap().next();
+    Claim::new(id, "few", LockName::new(name).unwrap())
+}
+
+async fn place_to_wait(engine: &Arc<dyn Engine>, claim: &Claim) -> Place {
+    match engine.place(claim).await.unwrap() {
+        Standing::Waiting(place) => place,
+        other => panic!("{}: {other:?}", claim.name),
+    }
+}
+
+async fn place_to_hold(engine: &Arc<dyn Engine>, claim: &Claim) {
+    let standing = engine.place(claim).await.unwrap();
+    assert!(
+        matches!(standing, Standing::Held(_)),
+        "{}: {standing:?}",
+        claim.name
+    );
+}
+
+async fn withdraw(engine: &Arc<dyn Engine>, claim: &Claim) -> Withdrawn {
+    engine.withdraw(claim, Leave::Release).await.unwrap()
+}
+
+/// A claim in the queue for a connection is no waiter. It is one once it waits in the server, for somebody else's lock.
+pub(crate) async fn a_claim_is_listed_once_it_waits_in_the_server(url: &str) {
+    let (one, few) = (open(url).await.unwrap(), engine(url, 1).await);
+    let waiters = async || one.look("theirs").await.unwrap().waiters.len();
+    let (held, own, theirs) = (take(&one, "theirs").await, claim("own"), claim("theirs"));
+    place_to_hold(&few, &own).await;
+    let place = place_to_wait(&few, &theirs).await;
+    // Its own process writes what it has to write when it looks.
+    few.inspect().look(&theirs.name).await.unwrap();
+    assert_eq!(waiters().await, 0);
+    assert_eq!(withdraw(&few, &own).await, Withdrawn::Released);
+    soon("a connection", few.wait(&theirs, &place))
+        .await
+        .unwrap();
+    let place = place_to_wait(&few, &theirs).await;
+    // Without anybody's doing.
+    let listed = async {
+        while waiters().await == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("the record of the waiter", listed).await;
+    held.release().await.unwrap();
+    soon("the grant", few.wait(&theirs, &place)).await.unwrap();
+    place_to_hold(&few, &theirs).await;
+    assert_eq!(waiters().await, 0);
+    assert_eq!(withdraw(&few, &theirs).await, Withdrawn::Released);
+    let view = one.look("theirs").await.unwrap();
+    assert!(view.holders.is_empty(), "{view:?}");
+}
+
+/// The first claim in the queue gets the next connection, also after its wait was dropped; what it has and does not use goes
+/// to the next one.
+pub(crate) async fn connections_go_round_in_order(url: &str) {
+    let few = engine(url, 1).await;
+    let [holder, first, second, third] = ["holder", "first", "second", "third"].map(claim);
+    place_to_hold(&few, &holder).await;
+    let mut places = Vec::new();
+    for waiter in [&first, &second, &third] {
+        let place = place_to_wait(&few, waiter).await;
+        let waited = timeout(Duration::from_millis(1), few.wait(waiter, &place)).await;
+        assert!(waited.is_err(), "{waited:?}");
+        places.push(place_to_wait(&few, waiter).await);
+    }
+    withdraw(&few, &holder).await;
+    soon("a connection", few.wait(&first, &places[0]))
+        .await
+        .unwrap();
+    place_to_wait(&few, &third).await;
+    place_to_wait(&few, &second).await;
+    // It has its turn, and leaves.
+    assert_eq!(withdraw(&few, &first).await, Withdrawn::LeftQueue);
+    soon("a connection", few.wait(&second, &places[1]))
+        .await
+        .unwrap();
+    place_to_hold(&few, &second).await;
+    place_to_wait(&few, &third).await;
+    withdraw(&few, &second).await;
+    place_to_hold(&few, &third).await;
+    withdraw(&few, &third).await;
+}
+
+/// Requests end in the queue for a connection: by their time limit, dropped, and by a close. They leave nothing.
+pub(crate) async fn a_request_leaves_the_queue(url: &str) {
+    let one = open(url).await.unwrap();
+    let few = open(&format!("{url}&max-connections=1")).await.unwrap();
+    let held = take(&few, "held").await;
+    let late = few.lock("late").timeout(Duration::from_millis(100));
+    let late = soon("the time limit", late).await.unwrap_err();
+    assert!(matches!(late, Error::TimedOut { .. }), "{late:?}");
+    let dropped = timeout(Duration::from_millis(50), few.lock("dropped")).await;
+    assert!(dropped.is_err(), "{dropped:?}");
+    let next = waits(&few, "next");
+    held.release().await.unwrap();
+    let next = soon("the next one", next).await.unwrap().unwrap();
+    let closed = waits(&few, "closed");
+    for name in ["late", "dropped", "held"] {
+        drop(one.try_lock(name).await.unwrap());
+    }
+    next.release().await.unwrap();
+    let last = soon("the last one", closed).await.unwrap().unwrap();
+    let closed = waits(&few, "at the end");
+    soon("the close", few.close()).await.unwrap();
+    let closed = soon("the end", closed).await.unwrap().unwrap_err();
+    assert!(matches!(closed, Error::Closed), "{closed:?}");
+    assert!(!last.is_valid());
+    for name in ["closed", "at the end"] {
+        drop(take(&one, name).await);
+    }
+}
+
+fn waits(client: &Client, name: &str) -> JoinHandle<Result<Guard, Error>> {
+    tokio::spawn(client.lock(name).into_future())
+}
+
+/// All connections hold, and others queue: holders renew and release all the same.
+pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
+    let few = open(&format!("{url}&max-connections=2")).await.unwrap();
+    let ttl = Duration::from_secs(1);
+    let mut held = Vec::new();
+    for name in ["a", "b"] {
+        held.push(few.lock(name).ttl(ttl).await.unwrap());
+    }
+    let queue: Vec<_> = ["c", "d", "e", "f"].map(|name| waits(&few, name)).into();
+    for _ in 0..6 {
+        for guard in &held {
+            soon("a renewal", guard.prolonged()).await;
+            assert!(guard.is_valid());
+        }
+    }
+    let holders = few.look("a").await.unwrap().holders.len();
+    assert_eq!(holders, 1);
+    assert!(queue.iter().all(|waits| !waits.is_finished()));
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    for waits in queue {
+        let guard = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
+        guard.release().await.unwrap();
+    }
+}
