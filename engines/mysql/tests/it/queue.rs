@@ -70,3 +70,15 @@ async fn holders_go_on_while_others_queue() {
         queue::holders_go_on_while_others_queue(&url(&server, strategy)).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_beyond_the_bound_queue_in_the_process() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        // This question runs, too.
+        let waiting = || status(&server, "Threads_running") - 1;
+        let connections = || connections(&server);
+        let url = url(&server, strategy);
+        queue::waiters_beyond_the_bound_queue_in_the_process(&url, waiting, connections).await;
+    }
+}

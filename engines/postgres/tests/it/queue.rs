@@ -7,6 +7,13 @@ fn url(server: &Postgres) -> String {
     format!("{}?strategy=advisory", server.url())
 }
 
+/// How many connections of the clients are in this state.
+fn connections(server: &Postgres, which: &str) -> u64 {
+    let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+    let counted = server.psql("lock", &format!("{ours} AND {which}"));
+    counted.unwrap().parse().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
     let server = Postgres::start().unwrap();
@@ -21,8 +28,7 @@ async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
     let listed = || server.psql("lock", "SELECT count(*) FROM listed").unwrap();
     queue::free_names_go_on(&client).await;
     assert_eq!(listed(), "0");
-    let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
-    let connections: u32 = server.psql("lock", ours).unwrap().parse().unwrap();
+    let connections = connections(&server, "true");
     // Beside the control connection.
     assert!(connections <= 4 + 1, "{connections}");
     // A real waiter is noted.
@@ -57,4 +63,12 @@ async fn a_request_leaves_the_queue() {
 async fn holders_go_on_while_others_queue() {
     let server = Postgres::start().unwrap();
     queue::holders_go_on_while_others_queue(&url(&server)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_beyond_the_bound_queue_in_the_process() {
+    let server = Postgres::start().unwrap();
+    let waiting = || connections(&server, "wait_event_type = 'Lock'");
+    let all = || connections(&server, "true");
+    queue::waiters_beyond_the_bound_queue_in_the_process(&url(&server), waiting, all).await;
 }

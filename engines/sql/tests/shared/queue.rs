@@ -8,21 +8,19 @@ use fencelock_core::{ClaimIds, Client, Engine, Error, Guard, LockName, StoreUrl}
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{LIMIT, open, soon, take};
+use super::{open, soon, take, token_of};
 
 /// Eight times as many workers as connections lock names of their own.
 pub(crate) async fn free_names_go_on(client: &Client) {
-    let workers: Vec<_> = (0..32)
-        .map(|worker| {
-            let client = client.clone();
-            tokio::spawn(async move {
-                for _ in 0..20 {
-                    let guard = take(&client, &format!("own {worker}")).await;
-                    guard.release().await.unwrap();
-                }
-            })
-        })
-        .collect();
+    let work = |worker: u32| {
+        let client = client.clone();
+        async move {
+            for _ in 0..20 {
+                token_of(&client, &format!("own {worker}")).await;
+            }
+        }
+    };
+    let workers: Vec<_> = (0..32).map(|worker| tokio::spawn(work(worker))).collect();
     for worker in workers {
         soon("a worker", worker).await.unwrap();
     }
@@ -149,6 +147,14 @@ pub(crate) async fn a_request_leaves_the_queue(url: &str) {
     }
 }
 
+/// Takes the lock, and gives its connection to the next one.
+fn passes(client: &Client, name: &str) -> JoinHandle<()> {
+    let (client, name) = (client.clone(), name.to_owned());
+    tokio::spawn(async move {
+        take(&client, &name).await.release().await.unwrap();
+    })
+}
+
 fn waits(client: &Client, name: &str) -> JoinHandle<Result<Guard, Error>> {
     tokio::spawn(client.lock(name).into_future())
 }
@@ -161,7 +167,7 @@ pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
     for name in ["a", "b"] {
         held.push(few.lock(name).ttl(ttl).await.unwrap());
     }
-    let queue: Vec<_> = ["c", "d", "e", "f"].map(|name| waits(&few, name)).into();
+    let queue = ["c", "d", "e", "f"].map(|name| passes(&few, name));
     for _ in 0..6 {
         for guard in &held {
             soon("a renewal", guard.prolonged()).await;
@@ -175,7 +181,43 @@ pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
         guard.release().await.unwrap();
     }
     for waits in queue {
-        let guard = timeout(LIMIT, waits).await.unwrap().unwrap().unwrap();
+        soon("a waiter", waits).await.unwrap();
+    }
+}
+
+/// Only so many connections, whatever waits. `waiting` says how many claims wait in the server, `connections` how many
+/// connections there are.
+pub(crate) async fn waiters_beyond_the_bound_queue_in_the_process(
+    url: &str,
+    waiting: impl Fn() -> u64,
+    connections: impl Fn() -> u64,
+) {
+    let one = open(url).await.unwrap();
+    let many = open(&format!("{url}&max-connections=4")).await.unwrap();
+    let (mut held, mut queue) = (Vec::new(), Vec::new());
+    for i in 0..16 {
+        let name = format!("job {i}");
+        held.push(take(&one, &name).await);
+        queue.push(passes(&many, &name));
+    }
+    let four_wait = async {
+        while waiting() < 4 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("four waiters", four_wait).await;
+    // Each of the two has a control connection.
+    let connections = connections();
+    assert!(connections <= 16 + 4 + 2, "{connections}");
+    let busy = soon("an answer", many.try_lock("free")).await.unwrap_err();
+    assert!(busy.to_string().contains("max-connections"), "{busy}");
+    for guard in held {
         guard.release().await.unwrap();
+    }
+    for waits in queue {
+        soon("a waiter", waits).await.unwrap();
+    }
+    for client in [one, many] {
+        client.close().await.unwrap();
     }
 }
