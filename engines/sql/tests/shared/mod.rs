@@ -1,5 +1,6 @@
 //! What the tests of MySQL and PostgreSQL share. The test's crate names its engine `crate::engine`.
 
+pub(crate) mod crashes;
 pub(crate) mod hosts;
 pub(crate) mod late;
 pub(crate) mod queue;
