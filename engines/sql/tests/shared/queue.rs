@@ -95,12 +95,15 @@ pub(crate) async fn connections_go_round_in_order(url: &str) {
     let few = engine(url, 1).await;
     let [holder, first, second, third] = ["holder", "first", "second", "third"].map(claim);
     place_to_hold(&few, &holder).await;
-    let mut places = Vec::new();
-    for waiter in [&first, &second, &third] {
+    let asks = async |waiter: &Claim| {
         let place = place_to_wait(&few, waiter).await;
         let waited = timeout(Duration::from_millis(1), few.wait(waiter, &place)).await;
         assert!(waited.is_err(), "{waited:?}");
-        places.push(place_to_wait(&few, waiter).await);
+        place
+    };
+    let places = [asks(&first).await, asks(&second).await, asks(&third).await];
+    for waiter in [&third, &second, &first] {
+        asks(waiter).await;
     }
     withdraw(&few, &holder).await;
     soon("a connection", few.wait(&first, &places[0]))
