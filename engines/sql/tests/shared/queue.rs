@@ -37,14 +37,14 @@ fn claim(name: &str) -> Claim {
 }
 
 async fn place_to_wait(engine: &Arc<dyn Engine>, claim: &Claim) -> Place {
-    match engine.place(claim).await.unwrap() {
+    match soon("an answer", engine.place(claim)).await.unwrap() {
         Standing::Waiting(place) => place,
         other => panic!("{}: {other:?}", claim.name),
     }
 }
 
 async fn place_to_hold(engine: &Arc<dyn Engine>, claim: &Claim) {
-    let standing = engine.place(claim).await.unwrap();
+    let standing = soon("an answer", engine.place(claim)).await.unwrap();
     assert!(
         matches!(standing, Standing::Held(_)),
         "{}: {standing:?}",
@@ -53,7 +53,8 @@ async fn place_to_hold(engine: &Arc<dyn Engine>, claim: &Claim) {
 }
 
 async fn withdraw(engine: &Arc<dyn Engine>, claim: &Claim) -> Withdrawn {
-    engine.withdraw(claim, Leave::Release).await.unwrap()
+    let left = soon("an answer", engine.withdraw(claim, Leave::Release)).await;
+    left.unwrap()
 }
 
 /// A claim in the queue for a connection is no waiter. It is one once it waits in the server, for somebody else's lock.
@@ -170,7 +171,7 @@ pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
     let ttl = Duration::from_secs(1);
     let mut held = Vec::new();
     for name in ["a", "b"] {
-        held.push(few.lock(name).ttl(ttl).await.unwrap());
+        held.push(soon("a lock", few.lock(name).ttl(ttl)).await.unwrap());
     }
     let queue = ["c", "d", "e", "f"].map(|name| passes(&few, name));
     for _ in 0..6 {
@@ -179,11 +180,11 @@ pub(crate) async fn holders_go_on_while_others_queue(url: &str) {
             assert!(guard.is_valid());
         }
     }
-    let holders = few.look("a").await.unwrap().holders.len();
-    assert_eq!(holders, 1);
+    let view = soon("a look", few.look("a")).await.unwrap();
+    assert_eq!(view.holders.len(), 1);
     assert!(queue.iter().all(|waits| !waits.is_finished()));
     for guard in held {
-        guard.release().await.unwrap();
+        soon("a release", guard.release()).await.unwrap();
     }
     for waits in queue {
         soon("a waiter", waits).await.unwrap();
