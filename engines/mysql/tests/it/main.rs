@@ -9,6 +9,7 @@ mod counter;
 mod crashes;
 mod hosts;
 mod options;
+mod queue;
 mod restore;
 #[path = "../../../sql/tests/shared/mod.rs"]
 mod shared;
