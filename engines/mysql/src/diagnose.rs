@@ -8,6 +8,7 @@ use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::{Config, WAIT_TIMEOUT};
 use super::connection::{Connected, connect, hang_up};
+use super::ear::{Control, Ear, new_name};
 use super::error::caller_error;
 use super::options::Strategy;
 use super::request::{NOW, Request};
@@ -51,6 +52,7 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     }
     if config.strategy == Strategy::Lease {
         findings.extend(of_replicas(replicas, &variables, info.how_to_persist()));
+        findings.extend(of_ears(config).await);
     }
     let takes_writes = info.takes_writes();
     rights(&mut conn, config, tables, takes_writes, &mut findings).await?;
@@ -141,6 +143,26 @@ fn of_replicas(
     })
 }
 
+/// Whether waiters can be woken.
+async fn of_ears(config: &Config) -> Option<Finding> {
+    let name = new_name();
+    let control = Control::new(config.clone(), name.clone());
+    let opened = Ear::open(config, &name, &control).await;
+    control.hang_up();
+    match opened {
+        Ok(ear) => {
+            ear.hang_up();
+            None
+        }
+        Err(error) => Some(Finding::new(
+            Purpose::Efficiency,
+            format!("waiters are not woken, and ask up to twice per second: {error}"),
+            "let this user have two more connections per client, use GET_LOCK and end its own connections' queries with KILL \
+             QUERY, on the server itself or through a proxy that gives each client connections of its own",
+        )),
+    }
+}
+
 /// Missing rights that would otherwise show only later.
 async fn rights(
     conn: &mut Conn,
@@ -209,7 +231,7 @@ async fn rights(
 }
 
 /// Whether this user may create the tables when it first takes a lock. (Rights that come with a role are not seen.)
-async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
+pub(super) async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
     const MAY: &str = "\
         SELECT 1 FROM (SELECT grantee, privilege_type, '%' AS place FROM information_schema.user_privileges \
         UNION ALL SELECT grantee, privilege_type, table_schema FROM information_schema.schema_privileges) AS given \

@@ -99,6 +99,7 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         for task in &self.tasks {
             task.abort();
         }
+        self.state.pool.dialect.close();
         self.state.pool.close();
         Ok(())
     }
@@ -109,6 +110,7 @@ impl<D: Dialect> Drop for LeaseEngine<D> {
         for task in &self.tasks {
             task.abort();
         }
+        self.state.pool.dialect.close();
     }
 }
 
