@@ -10,7 +10,7 @@ use fencelock_sql::server::Failure;
 use mysql_async::{Conn, Row, from_row_opt};
 
 use super::ears::Ears;
-use super::statements::{hand_over_statement, lift, release_statement};
+use super::statements::{enqueue_statement, hand_over_statement, lift, release_statement};
 use super::stored::{GATE_COLUMNS, id, token};
 use crate::config::Config;
 use crate::connection::{Connected, connect};
@@ -31,6 +31,8 @@ pub(crate) struct Leases {
     pub(super) release_statement: Arc<str>,
     /// The same where waiters can be woken.
     pub(super) hand_over_statement: Arc<str>,
+    /// Puts a claim in the queue, on such a server.
+    pub(super) enqueue_statement: Arc<str>,
     pub(super) ears: Ears,
     pub(super) info: Mutex<Option<ServerInfo>>,
 }
@@ -73,6 +75,7 @@ impl Leases {
             acquire_statement: acquire.into(),
             release_statement: release_statement(&tables).into(),
             hand_over_statement: hand_over_statement(&tables).into(),
+            enqueue_statement: enqueue_statement(&tables).into(),
             ears: Ears::new(&config, &tables),
             config,
             tables,

@@ -9,7 +9,7 @@ use fencelock_core::{
 };
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
-use fencelock_sql::server::{Dialect, Message, Snapshot, Write, Written, micros};
+use fencelock_sql::server::{Dialect, Message, Queued, Snapshot, Write, Written, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::name;
@@ -89,6 +89,10 @@ impl Dialect for Leases {
             Mode::Exclusive => self.acquire_exclusive(session, claim).await,
             Mode::Shared | Mode::Permit { .. } => self.acquire_beside(session, claim).await,
         }
+    }
+
+    async fn enqueue(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Queued>> {
+        self.queue(session, claim).await
     }
 
     async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {

@@ -2,6 +2,7 @@
 
 use fencelock_core::Mode;
 
+use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::server::{HANDOFF_WINDOW, micros};
 
 use crate::ear::EAR;
@@ -84,6 +85,52 @@ pub(super) fn hand_over_statement(tables: &Tables) -> String {
              COMMIT; \
              SELECT live_, ear_, granted_; \
              END; END IF; END"
+    )
+}
+
+/// Puts a new claim in the queue if it certainly has to wait: for an exclusive holder, or for a waiter ahead. The statement returns the
+/// gate's version, how many waiters are ahead, and how long the holder has left; or nothing. Its parameters: name, claim, mode and
+/// owner; the ear, how many tokens, and the label.
+pub(super) fn enqueue_statement(tables: &Tables) -> String {
+    let Tables {
+        locks,
+        holders,
+        waiters,
+        ears,
+        ..
+    } = tables;
+    let window = micros(CLAIM_WINDOW);
+    format!(
+        "BEGIN NOT ATOMIC \
+             DECLARE name_ VARBINARY(512) DEFAULT ?; \
+             DECLARE claim_ BINARY(16) DEFAULT ?; \
+             DECLARE mode_ VARBINARY(16) DEFAULT ?; \
+             DECLARE owner_ VARBINARY(255) DEFAULT ?; \
+             DECLARE ear_ VARBINARY(32) DEFAULT ?; \
+             DECLARE tokens_ INT DEFAULT ?; \
+             DECLARE label_ VARBINARY(255) DEFAULT ?; \
+             DECLARE version_ BIGINT UNSIGNED; \
+             DECLARE left_, last_ BIGINT; \
+             DECLARE ahead_, bars_, mine_ BIGINT DEFAULT 0; \
+             DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END; \
+             START TRANSACTION; \
+             UPDATE {locks} SET version = version + 1 WHERE name = name_; \
+             IF ROW_COUNT() = 1 THEN \
+             SELECT version, IF(state = 'none', NULL, CAST(expiry AS SIGNED) - {NOW}), state <> 'none' AND claim = claim_ \
+             INTO version_, left_, mine_ FROM {locks} WHERE name = name_; \
+             SELECT MAX(ticket), IFNULL(SUM(expiry > {NOW}), 0), IFNULL(SUM(expiry > {NOW} AND (mode = 'x' OR mode_ = 'x')), 0), \
+             mine_ + IFNULL(SUM(claim = claim_), 0) INTO last_, ahead_, bars_, mine_ FROM {waiters} WHERE name = name_; \
+             END IF; \
+             IF (left_ > 0 OR bars_ > 0) AND mine_ = 0 \
+             AND NOT EXISTS (SELECT 1 FROM {holders} AS h WHERE h.name = name_ AND h.claim = claim_) THEN \
+             INSERT INTO {waiters} (name, ticket, claim, mode, expiry, owner) \
+             VALUES (name_, IFNULL(last_, 0) + 1, claim_, mode_, {NOW} + {window}, owner_); \
+             INSERT INTO {ears} (name, ticket, claim, ear, tokens, label, since) \
+             VALUES (name_, IFNULL(last_, 0) + 1, claim_, ear_, tokens_, label_, {NOW}) \
+             ON DUPLICATE KEY UPDATE claim = claim_, ear = ear_, tokens = tokens_, label = label_, since = VALUES(since); \
+             COMMIT; \
+             SELECT version_, ahead_, IF(left_ > 0, left_, NULL); \
+             ELSE ROLLBACK; END IF; END"
     )
 }
 
