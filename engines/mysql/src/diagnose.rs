@@ -24,6 +24,8 @@ const REPLICAS: [&str; 2] = [
     "SHOW GLOBAL STATUS LIKE 'Slaves_connected'",
     "SELECT '', CAST(COUNT(*) AS CHAR) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'",
 ];
+/// There is no such table.
+const NO_TABLE: u16 = 1146;
 /// With a shorter timeout the server may go on without its replicas, and a fail-over may lose grants.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -52,7 +54,7 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     }
     if config.strategy == Strategy::Lease {
         findings.extend(of_replicas(replicas, &variables, info.how_to_persist()));
-        findings.extend(of_ears(config).await);
+        findings.extend(of_ears(&mut conn, config, tables).await?);
     }
     let takes_writes = info.takes_writes();
     rights(&mut conn, config, tables, takes_writes, &mut findings).await?;
@@ -144,23 +146,44 @@ fn of_replicas(
 }
 
 /// Whether waiters can be woken.
-async fn of_ears(config: &Config) -> Option<Finding> {
+async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Option<Finding>> {
+    let polls = |why: String, change: &str| {
+        let what = format!("waiters are not woken, and ask up to twice per second: {why}");
+        Finding::new(Purpose::Efficiency, what, change)
+    };
+    let ears = &tables.ears;
+    let mut request = Request::of(format!(
+        "INSERT INTO {ears} SELECT * FROM {ears} WHERE 1 = 0"
+    ));
+    request.push(format!("UPDATE {ears} SET since = 0 WHERE 1 = 0"));
+    request.push(format!("DELETE FROM {ears} WHERE 1 = 0"));
+    match request.run(conn).await {
+        Err(mysql_async::Error::Server(server)) => {
+            let is_missing = server.code == NO_TABLE;
+            if !(is_missing && may_create(conn, config).await?) {
+                let change = "have an administrator run the output of `fencelock schema mysql`, and grant SELECT, INSERT, \
+                              UPDATE and DELETE on that table";
+                return Ok(Some(polls(server.message, change)));
+            }
+        }
+        Err(error) => return Err(caller_error(&config.store, "try its rights", error)),
+        Ok(_) => {}
+    }
     let name = new_name();
     let control = Control::new(config.clone(), name.clone());
     let opened = Ear::open(config, &name, &control).await;
     control.hang_up();
-    match opened {
+    Ok(match opened {
         Ok(ear) => {
             ear.hang_up();
             None
         }
-        Err(error) => Some(Finding::new(
-            Purpose::Efficiency,
-            format!("waiters are not woken, and ask up to twice per second: {error}"),
-            "let this user have two more connections per client, use GET_LOCK and end its own connections' queries with KILL \
-             QUERY, on the server itself or through a proxy that gives each client connections of its own",
+        Err(error) => Some(polls(
+            error.to_string(),
+            "let this user have two more connections per client, use GET_LOCK, and end its own queries with KILL QUERY: on the \
+             server itself, or through a proxy that gives each client connections of its own",
         )),
-    }
+    })
 }
 
 /// Missing rights that would otherwise show only later.
