@@ -37,7 +37,13 @@ pub(crate) async fn acquire(
     };
     match acquired {
         Ok(guard) => Ok(Held { client, guard }),
-        Err(failure) => {
+        Err(mut failure) => {
+            if failure.is_conflict()
+                && !options.quiet
+                && let Some(held) = progress::held_now(&client, name).await
+            {
+                failure.add(&held);
+            }
             // Closing withdraws the claim from the store.
             store::close(&client).await;
             Err(failure.conflict(options.conflict_exit_code, options.quiet))

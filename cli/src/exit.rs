@@ -65,9 +65,19 @@ impl Failure {
         Self { code, text }
     }
 
+    /// Whether the lock is held by another.
+    pub(crate) const fn is_conflict(&self) -> bool {
+        self.code == code::HELD
+    }
+
+    /// Adds to the message.
+    pub(crate) fn add(&mut self, text: &str) {
+        self.text += &format!(": {}", one_line(text));
+    }
+
     /// If the lock is held by another: the same failure with the code `conflict`, and without a message if `quiet`.
     pub(crate) fn conflict(mut self, conflict: u8, quiet: bool) -> Self {
-        if self.code == code::HELD {
+        if self.is_conflict() {
             self.code = conflict;
             if quiet {
                 self.text.clear();
@@ -132,7 +142,12 @@ pub(crate) fn one_line(text: &str) -> String {
     for c in text.trim_end().chars() {
         match c {
             '\n' | '\r' | '\t' => line.push(' '),
-            c if c.is_control() => line.extend(c.escape_default()),
+            // Also those that turn the direction of writing.
+            c if c.is_control()
+                || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
+            {
+                line.extend(c.escape_default())
+            }
             c => line.push(c),
         }
     }
@@ -146,6 +161,7 @@ mod tests {
     #[test]
     fn one_line_is_one_line() {
         assert_eq!(one_line("a\n  b\x1b[2J\n"), "a   b\\u{1b}[2J");
+        assert_eq!(one_line("a\u{202e}b"), "a\\u{202e}b");
     }
 
     #[test]

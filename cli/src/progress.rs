@@ -13,6 +13,9 @@ use crate::terminal::Terminal;
 /// A wait shorter than this is not reported.
 const UNNOTICED: Duration = Duration::from_millis(200);
 
+/// How long a failure waits for the holder's name.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// How often the line on the terminal is updated.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -44,22 +47,35 @@ fn describe(view: &LockView, owner: &str) -> String {
     if let Some(at) = view.waiters.iter().position(|waiter| waiter.owner == owner) {
         text += &format!(" (place {} of {})", at + 1, view.waiters.len());
     }
-    if let Some(holder) = view.holders.first() {
-        text += ", held";
-        if let Some(held) = holder.held {
-            text += &format!(" for {}", in_words(held));
-        }
-        // The part after `#` is for machines.
-        let who = holder.owner.split('#').next();
-        text += &format!(" by {}", who.unwrap_or(&holder.owner));
-        if let more @ 1.. = view.holders.len() - 1 {
-            text += &format!(" and {more} more");
-        }
-        if let Some(label) = &holder.label {
-            text += &format!(" ({label})");
-        }
+    if let Some(held) = held(view) {
+        text += &format!(", held {held}");
     }
     text
+}
+
+/// For how long the lock has been held and by whom, as far as the store knows; `None` if it is free.
+fn held(view: &LockView) -> Option<String> {
+    let holder = view.holders.first()?;
+    let mut text = String::new();
+    if let Some(held) = holder.held {
+        text += &format!("for {} ", in_words(held));
+    }
+    // The part after `#` is for machines.
+    let who = holder.owner.split('#').next();
+    text += &format!("by {}", who.unwrap_or(&holder.owner));
+    if let more @ 1.. = view.holders.len() - 1 {
+        text += &format!(" and {more} more");
+    }
+    if let Some(label) = &holder.label {
+        text += &format!(" ({label})");
+    }
+    Some(text)
+}
+
+/// The same as [`held`], read from the store now, if it answers soon.
+pub(crate) async fn held_now(client: &Client, name: &str) -> Option<String> {
+    let view = tokio::time::timeout(ANSWER, client.look(name)).await;
+    held(&view.ok()?.ok()?)
 }
 
 /// A line on the terminal that is overwritten by each update and cleared at the end.

@@ -94,6 +94,14 @@ fn held(fixture: &Fixture) {
         assert_eq!((ran.code, ran.out.as_str()), (code, ""), "{what}");
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
         assert!(ran.err.contains("lock a is"), "{}", ran.err);
+        let words: Vec<&str> = ran.err.split_whitespace().collect();
+        let holder = words.iter().rposition(|word| *word == "by");
+        let holder = holder.and_then(|at| words.get(at + 1));
+        assert!(
+            holder.is_some_and(|owner| owner.contains('@')),
+            "{}",
+            ran.err
+        );
     }
     let ran = fixture.run(&["run", "-nq", "a", "--", "echo", "ran"]);
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (1, "", ""));

@@ -309,8 +309,8 @@ impl Acquire {
         self
     }
 
-    /// Whether the client renews the lease by itself (the default). If not, it ends after the ttl; see also
-    /// [`Guard::refresh`].
+    /// Whether the client renews the lease by itself (the default). If not, it ends after the ttl, of which waiting uses up
+    /// nothing; see also [`Guard::refresh`].
     ///
     /// ```
     /// # use std::time::Duration;

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::engine::{
     Claim, Cursor, Engine, Event, EventSender, EventSource, EventStream, Evict, Grant, HeldClaim,
-    HolderView, Inspect, Leave, LockView, Order, Page, Place, Promises, Renewal, Standing,
-    WaiterView, Wake, Withdrawn,
+    HolderView, Inspect, Leave, LockView, Page, Place, Promises, Renewal, Standing, WaiterView,
+    Wake, Withdrawn,
 };
 use crate::support::Mutex;
 use crate::support::admission::admits;
@@ -209,13 +209,7 @@ impl Holder {
 }
 
 fn promises() -> Promises {
-    Promises::new("memory", "none: client and store share one clock")
-        .order(Order::Fifo)
-        .shared(true)
-        .permits(true)
-        .lock_delay(true)
-        .ranges(true)
-        .portable(true)
+    Promises::full("memory", "none: client and store share one clock")
         .wake(Wake::Push)
         .min_ttl(Duration::from_millis(10))
         .max_ttl(Duration::from_secs(365 * 86_400))

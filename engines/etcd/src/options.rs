@@ -75,16 +75,11 @@ impl Options {
         self
     }
 
-    /// How the keys are named; by default [`Layout::Fencelock`]. In a URL: `layout`.
-    #[must_use]
-    pub fn layout(mut self, layout: Layout) -> Self {
-        self.url.set_choice("layout", &LAYOUTS, &layout);
-        self
-    }
-
     server_setters!();
 
     setters! {
+        /// How the keys are named; by default [`Layout::Fencelock`].
+        layout(choice Layout in LAYOUTS) "layout";
         /// How long one answer may take; 2 s by default.
         response_timeout(duration) "response-timeout";
         /// The lease of waiting claims, and for how long a dead waiter keeps its place: at least 1 s, 5 s by default.

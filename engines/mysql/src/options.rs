@@ -80,23 +80,13 @@ impl Options {
         self
     }
 
-    /// How locks are kept; by default [`Strategy::Lease`]. In a URL: `strategy`.
-    #[must_use]
-    pub fn strategy(mut self, strategy: Strategy) -> Self {
-        self.url.set_choice("strategy", &STRATEGIES, &strategy);
-        self
-    }
-
-    /// Whether connections are encrypted. By default required to other machines, and off inside this one. In a URL: `tls`.
-    #[must_use]
-    pub fn tls(mut self, mode: Mode) -> Self {
-        self.url.set_choice("tls", &MODES, &mode);
-        self
-    }
-
     server_setters!();
 
     setters! {
+        /// How locks are kept; by default [`Strategy::Lease`].
+        strategy(choice Strategy in STRATEGIES) "strategy";
+        /// Whether connections are encrypted. By default required to other machines, and off inside this one.
+        tls(choice Mode in MODES) "tls";
         /// How long one answer may take; 2 s by default.
         response_timeout(duration) "response-timeout";
         /// What the names of the tables begin with: at most 48 letters, digits and `_`; `fencelock` by default.

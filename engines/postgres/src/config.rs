@@ -12,7 +12,7 @@ use tokio_postgres::config::SslMode;
 use super::options::{Options, Own, STRATEGIES, Strategy};
 use super::tls::{Connector, ssl_mode};
 
-const DEFAULT_PORT: u16 = 5432;
+pub(crate) const DEFAULT_PORT: u16 = 5432;
 
 /// A store's options, checked.
 #[derive(Debug)]

@@ -1,11 +1,13 @@
 //! The typed options.
 
+use fencelock_core::engine::host_and_port;
 use fencelock_core::{StoreUrl, server_setters, setters};
 use fencelock_sql::tls::{MODES, Mode};
 use tokio_postgres::Socket;
 use tokio_postgres::config::{Config, Host};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
+use crate::config::DEFAULT_PORT;
 use crate::tls::Connector;
 
 /// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
@@ -111,23 +113,13 @@ impl Options {
         self
     }
 
-    /// How locks are kept; by default [`Strategy::Lease`]. In a URL: `strategy`.
-    #[must_use]
-    pub fn strategy(mut self, strategy: Strategy) -> Self {
-        self.url.set_choice("strategy", &STRATEGIES, &strategy);
-        self
-    }
-
-    /// Whether connections are encrypted. By default required to other machines, and off inside this one. In a URL: `tls`.
-    #[must_use]
-    pub fn tls(mut self, mode: Mode) -> Self {
-        self.url.set_choice("tls", &MODES, &mode);
-        self
-    }
-
     server_setters!();
 
     setters! {
+        /// How locks are kept; by default [`Strategy::Lease`].
+        strategy(choice Strategy in STRATEGIES) "strategy";
+        /// Whether connections are encrypted. By default required to other machines, and off inside this one.
+        tls(choice Mode in MODES) "tls";
         /// How long one answer, and each later connection, may take; 2 s by default.
         response_timeout(duration) "response-timeout";
         /// The most connections of one client, beside one that listens: at least 2, 8 by default. For
@@ -137,13 +129,8 @@ impl Options {
 }
 
 fn hosts(config: &Config) -> Vec<String> {
-    let port = config.get_ports().first();
-    let with_port = |name: &str| match (name.contains(':'), port) {
-        (true, Some(port)) => format!("[{name}]:{port}"),
-        (true, None) => format!("[{name}]"),
-        (false, Some(port)) => format!("{name}:{port}"),
-        (false, None) => name.to_owned(),
-    };
+    let port = config.get_ports().first().copied().unwrap_or(DEFAULT_PORT);
+    let with_port = |name: &str| host_and_port(&(name.to_owned(), port));
     let named = config.get_hosts().iter().map(|host| match host {
         Host::Tcp(name) => with_port(name),
         Host::Unix(path) => with_port(&path.to_string_lossy()),

@@ -6,7 +6,7 @@ use fencelock_core::engine::{
     Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
     Withdrawn,
 };
-use fencelock_core::{Engine, Promises, Result};
+use fencelock_core::{ClaimId, Engine, Promises, Result};
 
 use crate::config::Config;
 use crate::options::Options;
@@ -59,6 +59,11 @@ impl Engine for Redis {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         release::withdraw(&self.servers, claim, how).await
+    }
+
+    /// A grant that is pushed to this process later is given back.
+    fn forget(&self, claim: &ClaimId) {
+        self.servers.state.entries.remove(claim);
     }
 
     fn events(&self) -> Result<EventStream> {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fencelock_core::{Durability, Finding, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, Promises, Wake};
 
 use crate::config::{Config, Deployment};
 use crate::server::ServerInfo;
@@ -28,13 +28,7 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
                  a lock is held"
         }
     };
-    Promises::new(engine, clock)
-        .order(Order::Fifo)
-        .shared(true)
-        .permits(true)
-        .lock_delay(true)
-        .ranges(true)
-        .portable(true)
+    Promises::full(engine, clock)
         .wake(Wake::Push)
         .durability(durability.unwrap_or(Durability::Volatile))
         .min_ttl(Duration::from_millis(10))

@@ -9,7 +9,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{Durability, Engine, Order, Promises, Result, Wake};
+use fencelock_core::{ClaimId, Durability, Engine, Promises, Result, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
@@ -103,13 +103,7 @@ impl Sqlite {
 
 fn promises(file: &File, wake: Wake) -> Promises {
     let clock = "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back";
-    Promises::new("sqlite", clock)
-        .order(Order::Fifo)
-        .shared(true)
-        .permits(true)
-        .lock_delay(true)
-        .ranges(true)
-        .portable(true)
+    Promises::full("sqlite", clock)
         .wake(wake)
         // A loss of power may cost the last commits. It also ends every process that held: the next boot ends all holds,
         // and lifts the counter of tokens to the time.
@@ -141,6 +135,10 @@ impl Engine for Sqlite {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         release::withdraw(&self.worker, claim, how).await
+    }
+
+    fn forget(&self, claim: &ClaimId) {
+        self.entries.remove_waiting(*claim);
     }
 
     /// An eviction by this process or another is reported at once. If the other process cannot reach this one (from another

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, LeaseKind, Promises, Wake};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use zookeeper_client::Error;
@@ -50,12 +50,8 @@ pub(crate) fn promises(
         ));
     }
     let clock = "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter";
-    Promises::new("zookeeper", clock)
-        .order(Order::Fifo)
-        .shared(true)
-        .permits(true)
-        .lock_delay(true)
-        .ranges(true)
+    Promises::full("zookeeper", clock)
+        .portable(false)
         .lease(LeaseKind::Session)
         .wake(Wake::Push)
         .durability(Durability::Durable)

@@ -26,7 +26,7 @@ pub use store_url::{Address, StoreUrl, UrlHost, host_and_port};
 pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
 
-use crate::types::{Clock, LockName, Result, Token};
+use crate::types::{ClaimId, Clock, LockName, Result, Token};
 
 /// What a lock needs of a store. `Debug` and `Display` name the store without its password.
 ///
@@ -94,6 +94,20 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// answer may still take effect, the answer is an [`Error::Unavailable`](crate::Error::Unavailable), and the core
     /// withdraws again.
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
+
+    /// This process no longer speaks for a waiting claim, which may go on in another process
+    /// ([`Promises::portable`]): forgets it here and asks nothing of the store. A grant that the store pushes to this process
+    /// later is as one to a process that has ended. No call for the claim may be in flight here but a dropped
+    /// [`wait`](Engine::wait).
+    fn forget(&self, claim: &ClaimId) {
+        let _ = claim;
+    }
+
+    /// The ten bytes with which the ids of this engine's claims begin, if the store prescribes them; else the client draws
+    /// its own.
+    fn claim_ids(&self) -> Option<[u8; 10]> {
+        None
+    }
 
     /// What the store reports unasked. One listener per engine: a second call is an error. The stream goes on after an item
     /// that is an error.

@@ -37,8 +37,12 @@ macro_rules! store_options {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident($kind:ident) $option:literal;)*) => {
-        $($crate::setters!(@ $kind $(#[$doc])* $name $option);)*
+    ($($(#[$doc:meta])* $name:ident($kind:ident $($choice:ident in $words:ident)?) $option:literal;)*) => {
+        $($crate::setters!(@ $kind $($choice $words)? $(#[$doc])* $name $option);)*
+    };
+    (@ choice $choice:ident $words:ident $(#[$doc:meta])* $name:ident $option:literal) => {
+        $crate::setters!(@@ $(#[$doc])* $name $option value (value: $choice)
+            $words.iter().find(|(_, meant)| *meant == value).map_or("", |(word, _)| word));
     };
     (@ duration $(#[$doc:meta])* $name:ident $option:literal) => {
         $crate::setters!(@@ $(#[$doc])* $name $option value (value: ::std::time::Duration)

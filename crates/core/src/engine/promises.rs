@@ -96,7 +96,7 @@ impl Durability {
 
 /// What an engine promises on the store as it was found at open. What is not promised is refused, never imitated.
 ///
-/// Made by [`Promises::new`]; the methods with the names of the fields change one each.
+/// Made by [`Promises::new`] or [`Promises::full`]; the methods with the names of the fields change one each.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -166,6 +166,21 @@ impl Promises {
             max_ttl: Duration::from_secs(100 * 365 * 86_400),
             claim_window: Duration::from_millis(100),
             limits: Vec::new(),
+        }
+    }
+
+    /// The same with all that the contract knows: waiters in the order in which they came, shared mode, permits, a lock-delay,
+    /// ranges of tokens, and claims with which another process may go on.
+    #[must_use]
+    pub fn full(engine: &'static str, clock: &'static str) -> Self {
+        Self {
+            order: Order::Fifo,
+            shared: true,
+            permits: true,
+            lock_delay: true,
+            ranges: true,
+            portable: true,
+            ..Self::new(engine, clock)
         }
     }
 

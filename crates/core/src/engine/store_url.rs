@@ -199,13 +199,6 @@ impl StoreUrl {
         self.options.insert(option.to_owned(), value.into());
     }
 
-    /// Sets an option to one of its words; see [`StoreUrl::take_choice`].
-    pub fn set_choice<T: PartialEq>(&mut self, option: &str, words: &[(&str, T)], choice: &T) {
-        if let Some((word, _)) = words.iter().find(|(_, meant)| meant == choice) {
-            self.set(option, *word);
-        }
-    }
-
     /// Sets what [`StoreUrl::take_secret`] returns.
     pub fn set_secret(&mut self, what: &'static str, secret: impl Into<String>) {
         self.secrets.insert(what, secret.into());

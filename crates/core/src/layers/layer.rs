@@ -8,7 +8,7 @@ use crate::engine::{
     Claim, Cursor, Engine, EventStream, Evict, Finding, Grant, HeldClaim, HolderView, Inspect,
     Leave, LockView, Page, Place, Promises, Renewal, Standing, Withdrawn,
 };
-use crate::types::{Clock, LockName, Result, Token};
+use crate::types::{ClaimId, Clock, LockName, Result, Token};
 
 /// An engine around another one. Its methods are those of [`Engine`] and [`Inspect`], and each of them passes the call on
 /// unless the layer says otherwise. A type that implements this is an [`Engine`].
@@ -52,6 +52,16 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
     /// See [`Engine::clock`].
     fn clock(&self) -> Clock {
         self.below().clock()
+    }
+
+    /// See [`Engine::forget`].
+    fn forget(&self, claim: &ClaimId) {
+        self.below().forget(claim);
+    }
+
+    /// See [`Engine::claim_ids`].
+    fn claim_ids(&self) -> Option<[u8; 10]> {
+        self.below().claim_ids()
     }
 
     /// See [`Engine::events`].
@@ -124,6 +134,14 @@ impl<L: Layer> Engine for L {
 
     fn clock(&self) -> Clock {
         Layer::clock(self)
+    }
+
+    fn forget(&self, claim: &ClaimId) {
+        Layer::forget(self, claim);
+    }
+
+    fn claim_ids(&self) -> Option<[u8; 10]> {
+        Layer::claim_ids(self)
     }
 
     fn events(&self) -> Result<EventStream> {

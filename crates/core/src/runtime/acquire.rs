@@ -124,12 +124,13 @@ async fn at_store(
     // At the store from the first: a holder that is killed gives nothing back.
     claim.ttl = ttl.max(terms.at_least.unwrap_or_default());
     let grant = place(state, &claim, patience, caller).await?;
-    let short = terms.at_least.is_some() && grant.lease < claim.ttl;
+    // A grant that the store pushed has a short lease, which later renewals prolong, if there are any.
+    let whole = terms.at_least.is_some() || !terms.renews;
+    let short = whole && grant.lease < claim.ttl;
     claim.ttl = ttl;
     let share = hold(state, claim, terms, &grant, begun, front);
     if short && let Err(error) = renew_now(state, &share.hold, ttl).await {
-        // A grant that the store pushed has a short lease. Later renewals ask for the whole, too.
-        tracing::debug!(name = %share.hold.claim.name, %error, "the lease is shorter than at_least");
+        tracing::debug!(name = %share.hold.claim.name, %error, "the lease is shorter than was asked");
     }
     if state.is_closed() {
         drop(share);

@@ -45,10 +45,13 @@ impl State {
         background: Arc<Background>,
     ) -> Result<Self> {
         let clock = engine.clock();
+        let ids = engine
+            .claim_ids()
+            .map_or_else(ClaimIds::new, |drawn| Ok(ClaimIds::with(drawn)))?;
         Ok(Self {
             engine,
             clock,
-            ids: ClaimIds::new()?,
+            ids,
             settings,
             queues: Queues::default(),
             schedule: Arc::new(Schedule::new(clock)),

@@ -119,8 +119,14 @@ impl ClaimIds {
                 format!("the operating system gives no random numbers: {e}"),
             )
         })?;
+        Ok(Self::with(drawn))
+    }
+
+    /// A source whose ids begin with these bytes, which no other source has.
+    #[must_use]
+    pub const fn with(drawn: [u8; 10]) -> Self {
         let count = AtomicU64::new(0);
-        Ok(Self { drawn, count })
+        Self { drawn, count }
     }
 
     /// A new id.

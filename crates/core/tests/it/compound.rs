@@ -146,7 +146,7 @@ async fn leaders_follow_one_another_and_are_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_serves_readers_and_those_who_stand_in_line_here() {
+async fn a_downgrade_serves_readers_and_those_who_wait_here() {
     let world = World::new();
     let (a, b) = (world.client(), world.client());
     let guard = a.lock("x").ttl(ms(300)).await.unwrap();

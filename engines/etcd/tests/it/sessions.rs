@@ -435,5 +435,7 @@ async fn more_holds_than_fit_in_one_session() {
     })
     .await;
     assert!(guards.iter().all(fencelock::Guard::is_valid));
-    assert_eq!(etcd.leases().unwrap().len(), 2);
+    // Two, and more if the server was slow: a session in doubt takes no new hold.
+    let sessions = etcd.leases().unwrap().len();
+    assert!((2..20).contains(&sessions), "{sessions} sessions");
 }

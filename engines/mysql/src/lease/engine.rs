@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, HeldClaim, LockView};
 use fencelock_core::{
-    ClaimId, Durability, Finding, LockName, Mode, Order, Promises, Result, Token, Tokens, Wake,
+    ClaimId, Durability, Finding, LockName, Mode, Promises, Result, Token, Tokens, Wake,
 };
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
@@ -40,16 +40,10 @@ impl Dialect for Leases {
             let change = "use semi-synchronous replication, or fence the resource by the token";
             limits.push(Finding::against_correctness(what, change));
         }
-        Promises::new(
+        Promises::full(
             "mysql",
             "the database's clock does not jump forward by more than is left of a lease",
         )
-        .order(Order::Fifo)
-        .shared(true)
-        .permits(true)
-        .lock_delay(true)
-        .ranges(true)
-        .portable(true)
         .durability(info.map_or(Durability::Process, ServerInfo::durability))
         .claim_window(CLAIM_WINDOW)
         .wake(match self.ears.work() {

@@ -3,23 +3,17 @@
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::{ClaimId, Durability, Finding, Mode, Order, Promises, Token, Tokens, Wake};
+use fencelock_core::{ClaimId, Durability, Finding, Mode, Promises, Token, Tokens, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::MOST_TOKENS;
 use fencelock_sql::server::micros;
 use tokio_postgres::Row;
 
 pub(super) fn promises(limits: Vec<Finding>, durable: bool) -> Promises {
-    Promises::new(
+    Promises::full(
         "postgres",
         "the database's clock does not jump forward by more than is left of a lease",
     )
-    .order(Order::Fifo)
-    .shared(true)
-    .permits(true)
-    .lock_delay(true)
-    .ranges(true)
-    .portable(true)
     .wake(Wake::Push)
     .durability(if durable {
         Durability::Durable

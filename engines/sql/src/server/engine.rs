@@ -7,7 +7,7 @@ use fencelock_core::engine::{
     Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{Engine, Error, Promises, Result};
+use fencelock_core::{ClaimId, Engine, Error, Promises, Result};
 use tokio::task::AbortHandle;
 
 use super::dialect::Dialect;
@@ -83,6 +83,10 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.state.withdraw(claim, how).await
+    }
+
+    fn forget(&self, claim: &ClaimId) {
+        self.state.forget(*claim);
     }
 
     /// What this engine does to a hold is reported at once; what others do, by a message of the database or with the next

@@ -26,12 +26,12 @@ pub(super) static CASES: &[Case] = &[
     case!(an_operator_cuts_a_lock_delay_short)
         .processes()
         .promised(delays),
-    case!(a_killed_waiter_does_not_block_the_line).processes(),
-    case!(a_killed_writer_in_line_does_not_hold_up_readers)
+    case!(a_killed_waiter_does_not_block_the_queue).processes(),
+    case!(a_killed_waiting_writer_does_not_hold_up_readers)
         .processes()
         .promised(shares),
     case!(a_stopped_holder_believes_nothing_afterwards).processes(),
-    case!(a_stopped_waiter_does_not_block_the_line).processes(),
+    case!(a_stopped_waiter_does_not_block_the_queue).processes(),
 ];
 
 fn delays(promises: &Promises) -> bool {
@@ -181,7 +181,7 @@ async fn an_operator_cuts_a_lock_delay_short(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
+async fn a_killed_waiter_does_not_block_the_queue(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
     let mut first = ctx.remote().await;
@@ -203,7 +203,7 @@ async fn a_killed_waiter_does_not_block_the_line(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn a_killed_writer_in_line_does_not_hold_up_readers(ctx: Ctx) {
+async fn a_killed_waiting_writer_does_not_hold_up_readers(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     // A reader holds all the time, so the writer's turn never comes.
     let reader = one.lock(&name).shared().await.unwrap();
@@ -255,7 +255,7 @@ async fn a_stopped_holder_believes_nothing_afterwards(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn a_stopped_waiter_does_not_block_the_line(ctx: Ctx) {
+async fn a_stopped_waiter_does_not_block_the_queue(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&one, &name).await;
     let mut first = ctx.remote().await;

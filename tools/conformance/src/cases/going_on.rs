@@ -13,6 +13,8 @@ use crate::ctx::{Ctx, soon, until};
 
 pub(super) static CASES: &[Case] = &[
     case!(another_client_goes_on_with_a_claim).promised(|promises| promises.portable),
+    case!(a_claim_that_one_process_forgets_goes_on_in_another)
+        .promised(|promises| promises.portable),
     // A claim of Redlock belongs to one client, but its own requests may be late, too.
     case!(a_late_place_does_not_shorten)
         .promised(|promises| promises.portable || promises.engine == "redlock"),
@@ -152,6 +154,51 @@ async fn another_client_goes_on_with_a_claim(ctx: Ctx) {
         release(&*two, &claim).await;
         let kept = kept(&*one, &claim.name, claim.id).await;
         assert_eq!(kept, None, "{mode:?}");
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// One process forgets two waiting claims. Another goes on with the first, which keeps its place; nobody asks for the second
+/// again, and it is over in the end.
+async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
+    let (one, two, three) = (ctx.engine().await, ctx.engine().await, ctx.engine().await);
+    for mode in modes(ctx.promises()) {
+        let name = format!("{}/{}", ctx.name(), mode.as_str());
+        let before = claim(&name, against(mode), false);
+        held(&*one, &before).await;
+        let (left, mut moved) = (claim(&name, mode, true), claim(&name, mode, true));
+        moved.owner = "moved".into();
+        for claim in [&left, &moved] {
+            let place = waits(&*two, claim).await;
+            two.forget(&claim.id);
+            // Processes that share their memory have nothing to forget.
+            if ctx.promises().engine != "memory" {
+                let told = soon("nothing is known here", two.wait(claim, &place)).await;
+                assert!(told.unwrap().is_none(), "{mode:?}");
+            }
+        }
+        let after = claim(&name, mode, true);
+        waits(&*one, &after).await;
+        let place = waits(&*three, &moved).await;
+        let view = one.inspect().look(&moved.name).await.unwrap();
+        let owners = view.waiters.iter().map(|waiter| waiter.owner.as_str());
+        let owners: Vec<_> = owners.collect();
+        assert_eq!(owners, ["conformance", "moved", "conformance"], "{mode:?}");
+        release(&*one, &before).await;
+        let grant = granted(&*three, &moved, place).await;
+        is_kept(&*three, &moved, SHORT, grant.tokens.first).await;
+        release(&*three, &moved).await;
+        // The last one waits until nothing of the forgotten claim is left.
+        for claim in [after, claim(&name, against(mode), true)] {
+            match soon("an answer to a claim", one.place(&claim)).await {
+                Ok(Standing::Held(_)) => {}
+                Ok(Standing::Waiting(place)) => {
+                    granted(&*one, &claim, place).await;
+                }
+                other => panic!("{mode:?}: {other:?}"),
+            }
+            release(&*one, &claim).await;
+        }
     }
     ctx.await_nothing_left().await;
 }

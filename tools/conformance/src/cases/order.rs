@@ -14,7 +14,7 @@ use crate::ctx::{Ctx, got, not_for, soon, take, wait_for};
 pub(super) static CASES: &[Case] = &[
     case!(waiters_are_served_in_order).promised(fifo),
     case!(waiters_have_equal_shares).promised(fifo).busy(),
-    case!(a_waiter_that_goes_away_leaves_the_line).promised(fifo),
+    case!(a_waiter_that_goes_away_leaves_the_queue).promised(fifo),
     case!(unfair_requests_join_no_queue),
 ];
 
@@ -83,7 +83,7 @@ async fn waiters_have_equal_shares(ctx: Ctx) {
     assert!(least * 10 >= TURNS * 8, "{counts:?}");
 }
 
-async fn a_waiter_that_goes_away_leaves_the_line(ctx: Ctx) {
+async fn a_waiter_that_goes_away_leaves_the_queue(ctx: Ctx) {
     let (holder, name) = (ctx.client().await, ctx.name());
     let guard = take(&holder, &name).await;
     let first = wait_for(&ctx.client().await, &name);

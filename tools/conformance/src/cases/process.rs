@@ -14,7 +14,7 @@ pub(super) static CASES: &[Case] = &[
     case!(others_have_their_turn).promised(fifo).busy(),
     case!(a_sequencer_ends_hand_off_in_process),
     case!(an_eviction_ends_hand_off_in_process).promised(ranges),
-    case!(tasks_cost_one_place_in_line).promised(fifo),
+    case!(tasks_cost_one_place_in_the_queue).promised(fifo),
     case!(close_ends_everything),
     case!(close_leaves_others_alone),
 ];
@@ -178,7 +178,7 @@ async fn an_eviction_ends_hand_off_in_process(ctx: Ctx) {
     ctx.await_nothing_left().await;
 }
 
-async fn tasks_cost_one_place_in_line(ctx: Ctx) {
+async fn tasks_cost_one_place_in_the_queue(ctx: Ctx) {
     let (holder, crowd, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let guard = take(&holder, &name).await;
     let mut tasks = Vec::new();

@@ -15,6 +15,8 @@ pub(super) static CASES: &[Case] = &[
     case!(max_hold_ends_a_hold),
     case!(a_hold_is_kept_by_renewal),
     case!(without_renewal_refresh_prolongs),
+    case!(without_renewal_waiting_uses_up_nothing_of_the_ttl)
+        .promised(|promises| promises.claim_window * 4 <= promises.max_ttl),
     case!(a_refresh_may_shorten),
 ];
 
@@ -142,6 +144,28 @@ async fn without_renewal_refresh_prolongs(ctx: Ctx) {
     let next = got("the lock after the lease", wait_for(&two, &name)).await;
     assert_eq!(guard.ttl().await.unwrap(), None);
     next.release().await.unwrap();
+}
+
+/// The grant that a store pushes lasts for the claim window at first.
+async fn without_renewal_waiting_uses_up_nothing_of_the_ttl(ctx: Ctx) {
+    let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
+    let promises = ctx.promises();
+    let ttl = (promises.claim_window * 4).max(promises.min_ttl);
+    let guard = take(&one, &name).await;
+    let waiter = {
+        let name = name.clone();
+        tokio::spawn(async move { two.lock(&name).ttl(ttl).renew(false).await })
+    };
+    ctx.await_queued(&one, &name, 1).await;
+    guard.release().await.unwrap();
+    let guard = got("the lock", waiter).await;
+    assert!(
+        guard.remaining() > ttl / 2,
+        "{:?} of {ttl:?}",
+        guard.remaining()
+    );
+    guard.release().await.unwrap();
+    ctx.await_nothing_left().await;
 }
 
 async fn a_refresh_may_shorten(ctx: Ctx) {
