@@ -9,9 +9,9 @@ use fencelock_core::{BootInstant, Clock, Error, LockName, Result, Token};
 use fencelock_sql::server::Failure;
 use mysql_async::{Conn, Row, from_row_opt};
 
-use super::ears::Ears;
 use super::statements::{enqueue_statement, hand_over_statement, lift, release_statement};
 use super::stored::{GATE_COLUMNS, id, token};
+use super::wake::Ears;
 use crate::config::Config;
 use crate::connection::{Connected, connect};
 use crate::error::failure;

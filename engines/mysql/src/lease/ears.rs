@@ -1,18 +1,13 @@
-//! What wakes waiters: whether the server has it, the rows that name each waiter's ear, and whom a change wakes.
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+//! Whether waiters can be woken on this server, the rows that name each waiter's ear, and whom a change wakes.
 
 use fencelock_core::engine::Claim;
 use fencelock_sql::server::{Failure, Write};
 
 use super::connection::{Leases, Session, Tried};
-use super::listen::Listener;
-use super::ring::{Ring, Ringer};
+use super::ring::Ring;
 use super::stored::{count, label, name};
-use crate::config::Config;
 use crate::diagnose;
-use crate::ear::{Control, EAR, new_name};
+use crate::ear::{EAR, new_name};
 use crate::request::{NOW, Request, bytes};
 use crate::tables::{Tables, Use};
 
@@ -21,46 +16,6 @@ const MOST: usize = 16;
 
 /// A row without a waiter stays for so long, in microseconds.
 const LONE: u64 = 60_000_000;
-
-/// What wakes this client's waiters, and those of others.
-pub(super) struct Ears {
-    /// Whether the server has all that is needed.
-    work: AtomicBool,
-    pub(super) listener: Listener,
-    ringer: Ringer,
-}
-
-impl Ears {
-    pub(super) fn new(config: &Config, tables: &Arc<Tables>) -> Self {
-        let ear = new_name();
-        let control = Arc::new(Control::new(config.clone(), ear.clone()));
-        Self {
-            work: false.into(),
-            ringer: Ringer::new(Arc::clone(tables), Arc::clone(&control)),
-            listener: Listener::new(config.clone(), Arc::clone(tables), ear, control),
-        }
-    }
-
-    pub(super) fn work(&self) -> bool {
-        self.work.load(Ordering::SeqCst)
-    }
-
-    /// Something is missing. Returns whether it was there before.
-    pub(super) fn lose(&self) -> bool {
-        self.work.swap(false, Ordering::SeqCst)
-    }
-
-    pub(super) fn ring(&self, whom: impl FnOnce() -> Ring) {
-        if self.work() {
-            self.ringer.ring(whom());
-        }
-    }
-
-    pub(super) fn close(&self) {
-        self.listener.close();
-        self.ringer.close();
-    }
-}
 
 impl Leases {
     /// Finds out whether waiters can be woken, and makes the table for that if it is missing. A client that may not make it goes on
@@ -83,7 +38,7 @@ impl Leases {
             Err(failure @ (Failure::Disconnected(_) | Failure::NoAnswer)) => return Err(failure),
             tried => tried.unwrap_or(false),
         };
-        self.ears.work.store(found, Ordering::SeqCst);
+        self.ears.set(found);
         Ok(())
     }
 

@@ -20,6 +20,7 @@ mod renew;
 mod ring;
 mod statements;
 mod stored;
+mod wake;
 mod write;
 
 pub(crate) use connection::Leases;
