@@ -8,6 +8,7 @@ use mysql_async::{Conn, Row, from_row_opt};
 
 use super::config::{Config, WAIT_TIMEOUT};
 use super::connection::{Connected, connect, hang_up};
+use super::ear::{Control, Ear, new_name};
 use super::error::caller_error;
 use super::options::Strategy;
 use super::request::{NOW, Request};
@@ -23,6 +24,8 @@ const REPLICAS: [&str; 2] = [
     "SHOW GLOBAL STATUS LIKE 'Slaves_connected'",
     "SELECT '', CAST(COUNT(*) AS CHAR) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'",
 ];
+/// There is no such table.
+const NO_TABLE: u16 = 1146;
 /// With a shorter timeout the server may go on without its replicas, and a fail-over may lose grants.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -51,6 +54,7 @@ pub(super) async fn findings(config: &Config, tables: &Tables) -> Result<Vec<Fin
     }
     if config.strategy == Strategy::Lease {
         findings.extend(of_replicas(replicas, &variables, info.how_to_persist()));
+        findings.extend(of_ears(&mut conn, config, tables).await?);
     }
     let takes_writes = info.takes_writes();
     rights(&mut conn, config, tables, takes_writes, &mut findings).await?;
@@ -141,6 +145,47 @@ fn of_replicas(
     })
 }
 
+/// Whether waiters can be woken.
+async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Option<Finding>> {
+    let polls = |why: String, change: &str| {
+        let what = format!("waiters are not woken, and ask up to twice per second: {why}");
+        Finding::new(Purpose::Efficiency, what, change)
+    };
+    let ears = &tables.ears;
+    let mut request = Request::of(format!(
+        "INSERT INTO {ears} SELECT * FROM {ears} WHERE 1 = 0"
+    ));
+    request.push(format!("UPDATE {ears} SET since = 0 WHERE 1 = 0"));
+    request.push(format!("DELETE FROM {ears} WHERE 1 = 0"));
+    match request.run(conn).await {
+        Err(mysql_async::Error::Server(server)) => {
+            let is_missing = server.code == NO_TABLE;
+            if !(is_missing && may_create(conn, config).await?) {
+                let change = "have an administrator run the output of `fencelock schema mysql`, and grant SELECT, INSERT, \
+                              UPDATE and DELETE on that table";
+                return Ok(Some(polls(server.message, change)));
+            }
+        }
+        Err(error) => return Err(caller_error(&config.store, "try its rights", error)),
+        Ok(_) => {}
+    }
+    let name = new_name();
+    let control = Control::new(config.clone(), name.clone());
+    let opened = Ear::open(config, &name, &control).await;
+    control.hang_up();
+    Ok(match opened {
+        Ok(ear) => {
+            ear.hang_up();
+            None
+        }
+        Err(error) => Some(polls(
+            error.to_string(),
+            "let this user have two more connections per client, use GET_LOCK, and end its own queries with KILL QUERY: on the \
+             server itself, or through a proxy that gives each client connections of its own",
+        )),
+    })
+}
+
 /// Missing rights that would otherwise show only later.
 async fn rights(
     conn: &mut Conn,
@@ -209,7 +254,7 @@ async fn rights(
 }
 
 /// Whether this user may create the tables when it first takes a lock. (Rights that come with a role are not seen.)
-async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
+pub(super) async fn may_create(conn: &mut Conn, config: &Config) -> Result<bool> {
     const MAY: &str = "\
         SELECT 1 FROM (SELECT grantee, privilege_type, '%' AS place FROM information_schema.user_privileges \
         UNION ALL SELECT grantee, privilege_type, table_schema FROM information_schema.schema_privileges) AS given \

@@ -10,6 +10,7 @@ mod bound;
 mod config;
 mod connection;
 mod diagnose;
+mod ear;
 mod error;
 mod lease;
 mod options;

@@ -14,6 +14,7 @@ pub(crate) struct Tables {
     pub(crate) locks: String,
     pub(crate) holders: String,
     pub(crate) waiters: String,
+    pub(crate) ears: String,
     pub(crate) draws: String,
     pub(crate) names: String,
     pub(crate) bound: String,
@@ -24,6 +25,8 @@ pub(crate) struct Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Leases,
+    /// What wakes the waiters of leases. They work without.
+    Ears,
     Connections,
 }
 
@@ -36,6 +39,7 @@ impl Tables {
             locks: named("locks"),
             holders: named("holders"),
             waiters: named("waiters"),
+            ears: named("ears"),
             draws: named("draws"),
             names: named("names"),
             bound: named("bound"),
@@ -50,6 +54,7 @@ impl Tables {
             .replace("{locks}", &self.locks)
             .replace("{holders}", &self.holders)
             .replace("{waiters}", &self.waiters)
+            .replace("{ears}", &self.ears)
             .replace("{draws}", &self.draws)
             .replace("{names}", &self.names)
             .replace("{bound}", &self.bound)
@@ -59,7 +64,11 @@ impl Tables {
 
     /// The script that creates all tables, with its comments, for an administrator.
     pub(crate) fn script(&self) -> String {
-        let all = [include_str!("schema.sql"), include_str!("bound_schema.sql")];
+        let all = [
+            include_str!("schema.sql"),
+            include_str!("ears_schema.sql"),
+            include_str!("bound_schema.sql"),
+        ];
         self.fill(&all.join("\n"))
     }
 
@@ -85,6 +94,7 @@ impl Tables {
     fn schema(&self, what: Use) -> Vec<String> {
         let script = match what {
             Use::Leases => include_str!("schema.sql"),
+            Use::Ears => include_str!("ears_schema.sql"),
             Use::Connections => include_str!("bound_schema.sql"),
         };
         let script = self.fill(script);

@@ -32,8 +32,6 @@ pub(crate) struct Bench<'a> {
     pub(crate) relaunch: &'a Relaunch,
     /// The prefix of the names of all its locks.
     pub(crate) run: String,
-    /// Whether the store notifies waiters, so that a thousand connections make sense.
-    pub(crate) pushes: bool,
 }
 
 impl Bench<'_> {
@@ -50,7 +48,7 @@ impl Bench<'_> {
     /// Whether each waiter has a client of its own: first shared clients, then own clients if that makes sense.
     pub(crate) fn clients(&self) -> Result<Vec<bool>> {
         // On SQLite each client has threads and open files of its own: too many for a thousand waiters.
-        let own_clients = self.pushes && engine(self.url)? != "sqlite";
+        let own_clients = engine(self.url)? != "sqlite";
         Ok(if own_clients {
             vec![false, true]
         } else {

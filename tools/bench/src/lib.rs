@@ -22,7 +22,7 @@ pub use bench::Relaunch;
 pub use report::Section;
 pub use worker::run_worker;
 
-use fencelock::{Result, StoreUrl, Wake};
+use fencelock::{Result, StoreUrl};
 
 use crate::bench::Bench;
 use crate::contender::engine;
@@ -66,7 +66,6 @@ pub async fn run(
     mut show: impl FnMut(&Section),
 ) -> Result<Vec<Section>> {
     let client = fencelock::connect(url).await?;
-    let pushes = client.promises().wake == Wake::Push;
     let url = &named(url, &client.store())?;
     client.close().await?;
     let run = format!(
@@ -79,7 +78,6 @@ pub async fn run(
         url,
         relaunch,
         run,
-        pushes,
     };
     let mut sections = Vec::new();
     for case in args.cases(engine(url)? != "memory") {

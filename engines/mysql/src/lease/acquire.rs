@@ -1,13 +1,16 @@
 //! Acquires a lock that has no gate.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::{LockName, Tokens};
-use fencelock_sql::server::{first_version, micros};
+use fencelock_core::{LockName, Token, Tokens};
+use fencelock_sql::lease::mode_text;
+use fencelock_sql::server::{Queued, first_version, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::{GATE_COLUMNS, count, draws_row, gate_values, insert_holder, tokens};
+use crate::ear::number;
 use crate::error::is_duplicate;
 use crate::request::Request;
 
@@ -55,6 +58,38 @@ impl Leases {
         request.commit();
         let answers = self.run(session, &request).await?;
         Ok(tokens(&answers[gate], claim))
+    }
+
+    /// One request for a place in the queue, where waiters can be woken and the server prepares compound statements.
+    pub(super) async fn queue(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+    ) -> Tried<Option<Queued>> {
+        if !session.compounds || !self.ears.work() {
+            return Ok(None);
+        }
+        let values = vec![
+            claim.name.as_str().into(),
+            claim.id.as_bytes().into(),
+            (&*mode_text(claim.mode)).into(),
+            (&*claim.owner).into(),
+            self.ears.listener.name().into(),
+            count(claim).into(),
+            claim.label.as_deref().into(),
+        ];
+        let request = Request::prepared(Arc::clone(&self.enqueue_statement), values);
+        let answers = self.run(session, &request).await?;
+        let answer = &answers[0];
+        let Some(version) = number(answer, 0) else {
+            return Ok(None);
+        };
+        Ok(Some(Queued {
+            version,
+            drawn: Token(0),
+            ahead: number(answer, 1).unwrap_or(0),
+            left: number(answer, 2).map(Duration::from_micros),
+        }))
     }
 
     /// Locks the lock's row for draws, to the end of the transaction: nobody else draws a token of this lock.

@@ -9,12 +9,13 @@ use fencelock_core::{BootInstant, Clock, Error, LockName, Result, Token};
 use fencelock_sql::server::Failure;
 use mysql_async::{Conn, Row, from_row_opt};
 
-use super::statements::release_statement;
+use super::statements::{enqueue_statement, hand_over_statement, lift, release_statement};
 use super::stored::{GATE_COLUMNS, id, token};
+use super::wake::Ears;
 use crate::config::Config;
 use crate::connection::{Connected, connect};
 use crate::error::failure;
-use crate::request::{Answer, LIFT_EVERY, LIFTED_ID, NOW, Request, Statements, bytes, prepare};
+use crate::request::{Answer, LIFT_EVERY, NOW, Request, Statements, bytes, prepare};
 use crate::server::ServerInfo;
 use crate::tables::{Tables, Use};
 
@@ -23,11 +24,16 @@ pub(super) type Tried<T> = Result<T, Failure>;
 /// A MySQL or MariaDB server with the tables of the lease engine.
 pub(crate) struct Leases {
     pub(super) config: Config,
-    pub(super) tables: Tables,
+    pub(super) tables: Arc<Tables>,
     /// Acquires a free lock in exclusive mode.
     pub(super) acquire_statement: Arc<str>,
     /// Releases an exclusive hold, for servers that prepare compound statements.
     pub(super) release_statement: Arc<str>,
+    /// The same where waiters can be woken.
+    pub(super) hand_over_statement: Arc<str>,
+    /// Puts a claim in the queue, on such a server.
+    pub(super) enqueue_statement: Arc<str>,
+    pub(super) ears: Ears,
     pub(super) info: Mutex<Option<ServerInfo>>,
 }
 
@@ -45,10 +51,21 @@ pub(crate) struct Session {
     pub(super) compounds: bool,
 }
 
+impl Session {
+    pub(super) fn has_to_lift(&self) -> bool {
+        Clock::Boot.now().since(self.lifted) >= LIFT_EVERY
+    }
+
+    /// A request that was sent at this time has lifted the counter.
+    pub(super) fn has_lifted(&mut self, at: BootInstant) {
+        self.lifted = at;
+    }
+}
+
 impl Leases {
     pub(crate) fn new(config: Config) -> Self {
-        let tables = Tables::new(&config.table);
-        let Tables { locks, draws, .. } = &tables;
+        let tables = Arc::new(Tables::new(&config.table));
+        let Tables { locks, draws, .. } = &*tables;
         // The server evaluates the values, and with them locks the row for draws, before it draws the id for the row.
         let acquire = format!(
             "INSERT INTO {locks} {GATE_COLUMNS} \
@@ -57,6 +74,9 @@ impl Leases {
         Self {
             acquire_statement: acquire.into(),
             release_statement: release_statement(&tables).into(),
+            hand_over_statement: hand_over_statement(&tables).into(),
+            enqueue_statement: enqueue_statement(&tables).into(),
+            ears: Ears::new(&config, &tables),
             config,
             tables,
             info: Mutex::default(),
@@ -66,6 +86,7 @@ impl Leases {
     pub(super) async fn open_session(&self) -> Result<Session> {
         let Connected { conn, info, id } = connect(&self.config).await?;
         let compounds = info.prepares_compounds();
+        let is_cluster = info.is_cluster();
         *self.info.lock() = Some(info);
         let mut session = Session {
             conn,
@@ -75,10 +96,17 @@ impl Leases {
             id,
             compounds,
         };
-        if !self.config.inspect_only {
-            let prepared = self.prepare_session(&mut session).await;
-            prepared.map_err(|failure| self.explain(failure))?;
-        }
+        let prepared = async {
+            if !self.config.inspect_only {
+                self.prepare_session(&mut session).await?;
+            }
+            if !is_cluster {
+                self.find_ears(&mut session).await?;
+            }
+            self.prepare_release(&mut session).await
+        };
+        let prepared = prepared.await;
+        prepared.map_err(|failure| self.explain(failure))?;
         Ok(session)
     }
 
@@ -87,10 +115,16 @@ impl Leases {
             Err(Failure::NoTables(_)) => self.create_missing_tables(session).await?,
             checked => checked?,
         }
-        self.lift_tokens_to(session, "COMMIT").await?;
-        // Prepared now, so that a release is one request from the first: it takes effect even if its answer is lost.
-        if session.compounds {
-            let statement = &self.release_statement;
+        self.lift_tokens_to(session, "COMMIT").await
+    }
+
+    /// Prepared now, so that a release is one request from the first: it takes effect even if its answer is lost.
+    async fn prepare_release(&self, session: &mut Session) -> Tried<()> {
+        if session.compounds && !self.config.inspect_only {
+            let statement = match self.ears.work() {
+                true => &self.hand_over_statement,
+                false => &self.release_statement,
+            };
             let prepared = prepare(&mut session.conn, &mut session.statements, statement);
             let prepared = prepared.await;
             prepared.map_err(|error| failure(&self.config.store, error))?;
@@ -113,7 +147,15 @@ impl Leases {
 
     pub(super) async fn create_missing_tables(&self, session: &mut Session) -> Tried<()> {
         let created = (self.tables).create(&mut session.conn, Use::Leases, &self.config);
-        created.await.map_err(Failure::Final)?;
+        let created = created.await.map_err(Failure::Final);
+        // If only what wakes waiters is missing, the client goes on without.
+        if self.ears.lose() {
+            self.find_ears(session).await?;
+            if !self.ears.work() && self.check_format(session).await.is_ok() {
+                return Ok(());
+            }
+        }
+        created?;
         self.check_format(session).await
     }
 
@@ -138,25 +180,14 @@ impl Leases {
         }
     }
 
-    /// Lifts the token counter to the time. A row with an id lifts AUTO_INCREMENT above that id and never lowers it, also if
-    /// the row is rolled back. An id stands for ten microseconds and 16 tokens: tokens stay below 2^53 until the year 2148, and
-    /// no server grants fast enough to overtake time. Each connection lifts to an id of its own, so that none waits for the
-    /// row of another.
+    /// Lifts the token counter to the time. An id stands for ten microseconds and 16 tokens: tokens stay below 2^53 until the
+    /// year 2148, and no server grants fast enough to overtake time.
     pub(super) async fn lift_tokens_to(&self, session: &mut Session, end: &str) -> Tried<()> {
-        let locks = &self.tables.locks;
         let lifted = Clock::Boot.now();
         let mut request = Request::transaction();
-        // Lock names have no control characters, so this name is nobody's.
-        request.push(format!(
-            "SET @fencelock_id = GREATEST({LIFTED_ID} + CONNECTION_ID() % 1024, {}), @fencelock_seed = CONCAT(x'00', CONNECTION_ID())",
-            id(session.floor)
-        ));
-        request.push(format!(
-            "INSERT IGNORE INTO {locks} \
-             (id, name, version, state, claim, tokens, current, expiry, lock_delay, since, owner) \
-             VALUES (@fencelock_id, @fencelock_seed, 0, 'none', '', 0, 0, 0, 0, 0, '')"
-        ));
-        request.push(format!("DELETE FROM {locks} WHERE name = @fencelock_seed"));
+        for statement in lift(&self.tables.locks, &id(session.floor).to_string()) {
+            request.push(statement);
+        }
         request.end(end);
         let chosen = request.push("SELECT @fencelock_id");
         let answers = self.run(session, &request).await?;
@@ -171,7 +202,7 @@ impl Leases {
     /// Before a draw: an old dump may have been restored. A token drawn after that is below this connection's floor, unless
     /// the dump is younger than the last lift.
     pub(super) async fn lift_tokens_if_due(&self, session: &mut Session) -> Tried<()> {
-        match Clock::Boot.now().since(session.lifted) >= LIFT_EVERY {
+        match session.has_to_lift() {
             // The commit of the grant will write it to disk: nothing waits here.
             true => self.lift_tokens_to(session, "ROLLBACK").await,
             false => Ok(()),

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, HeldClaim, LockView};
-use fencelock_core::{Durability, Finding, LockName, Mode, Promises, Result, Token, Tokens};
+use fencelock_core::{
+    ClaimId, Durability, Finding, LockName, Mode, Promises, Result, Token, Tokens, Wake,
+};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
-use fencelock_sql::server::{Dialect, Snapshot, Write, Written, micros};
+use fencelock_sql::server::{Dialect, Message, Queued, Snapshot, Write, Written, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::name;
@@ -44,6 +46,10 @@ impl Dialect for Leases {
         )
         .durability(info.map_or(Durability::Process, ServerInfo::durability))
         .claim_window(CLAIM_WINDOW)
+        .wake(match self.ears.work() {
+            true => Wake::Push,
+            false => Wake::Poll,
+        })
         .limits(limits)
     }
 
@@ -77,6 +83,10 @@ impl Dialect for Leases {
             Mode::Exclusive => self.acquire_exclusive(session, claim).await,
             Mode::Shared | Mode::Permit { .. } => self.acquire_beside(session, claim).await,
         }
+    }
+
+    async fn enqueue(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Queued>> {
+        self.queue(session, claim).await
     }
 
     async fn release(&self, session: &mut Session, claim: &Claim) -> Tried<bool> {
@@ -149,6 +159,29 @@ impl Dialect for Leases {
     }
 
     async fn expired(&self, session: &mut Session) -> Tried<Vec<LockName>> {
+        self.remove_lone_ears(session).await?;
         self.expired_names(session).await
+    }
+
+    fn await_turn(&self, claim: &Claim) {
+        if self.ears.work() {
+            self.ears.listener.add(claim);
+        }
+    }
+
+    fn leave_queue(&self, claim: ClaimId) {
+        self.ears.listener.remove(claim);
+    }
+
+    fn is_listening(&self) -> bool {
+        self.ears.listener.is_listening()
+    }
+
+    async fn next_message(&self) -> Message {
+        self.ears.listener.next_message().await
+    }
+
+    fn close(&self) {
+        self.ears.close();
     }
 }

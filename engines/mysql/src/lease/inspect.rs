@@ -60,7 +60,7 @@ impl Leases {
         after: &str,
         limit: usize,
     ) -> Tried<Vec<String>> {
-        let Tables { locks, holders, .. } = &self.tables;
+        let Tables { locks, holders, .. } = &*self.tables;
         let mut request = Request::default();
         request.push(format!(
             "SELECT name FROM {locks} WHERE name >= {} AND name > {} AND (state <> 'none' AND expiry > {NOW} OR EXISTS \
@@ -80,7 +80,7 @@ impl Leases {
             holders,
             waiters,
             ..
-        } = &self.tables;
+        } = &*self.tables;
         let mut request = Request::default();
         request.push(format!(
             "(SELECT name FROM {locks} WHERE state <> 'none' AND expiry <= {NOW} LIMIT {REAP_BATCH}) UNION \

@@ -4,15 +4,23 @@
 //! by inserting its gate, which also draws the token. A token drawn by an INSERT that then waits for the row would be lower
 //! than one that was drawn and granted meanwhile. So before a grant the transaction locks one of the rows for draws, chosen
 //! by a hash of the lock's name. Held locks and waiters lock none of them.
+//!
+//! A client with waiters keeps a connection that waits in the server, its ear, and the row of each waiter has the ear's name
+//! beside it. A release grants the lock to the next waiter for a moment if that waiter has an ear, and then ends the ear's wait
+//! by KILL QUERY. A client whose ear does not work polls.
 
 mod acquire;
 mod connection;
+mod ears;
 mod engine;
 mod inspect;
+mod listen;
 mod release;
 mod renew;
+mod ring;
 mod statements;
 mod stored;
+mod wake;
 mod write;
 
 pub(crate) use connection::Leases;

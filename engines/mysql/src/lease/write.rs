@@ -60,6 +60,7 @@ impl Leases {
         if answers[gate].affected == 0 || reaped < expired.len() as u64 {
             return Ok(Written::Stale);
         }
+        self.ring_next(write);
         Ok(Written::Done(granted.and_then(|(claim, insert)| {
             tokens(&answers[insert], claim)
         })))
@@ -110,11 +111,12 @@ impl Leases {
         if !write.expired_waiters.is_empty() {
             let tickets = write.expired_waiters.iter().map(i64::to_string);
             let tickets = tickets.collect::<Vec<_>>().join(",");
-            request.push(format!(
-                "DELETE FROM {} WHERE name = {} AND ticket IN ({tickets}) AND {GO}",
-                self.tables.waiters,
-                name(write.name)
-            ));
+            for table in self.queue_tables() {
+                request.push(format!(
+                    "DELETE FROM {table} WHERE name = {} AND ticket IN ({tickets}) AND {GO}",
+                    name(write.name)
+                ));
+            }
         }
         reaped
     }
@@ -129,7 +131,7 @@ impl Leases {
                 replaces,
             } => {
                 if let Some(ticket) = ticket {
-                    request.push(self.leave_queue(&of, ticket));
+                    self.leave_queue(request, &of, ticket);
                 }
                 // A claim that is alone has its own version: its release is then sure to find nothing else. A gate that
                 // replaces another one has a new version, for the clients that have read the old one.
@@ -150,10 +152,13 @@ impl Leases {
                     micros(CLAIM_WINDOW),
                     bytes(claim.owner.as_bytes()),
                 ));
+                if self.ears.work() {
+                    request.push(self.insert_ear(claim, ticket, GO));
+                }
                 None
             }
             Change::LeaveQueue { ticket } => {
-                request.push(self.leave_queue(&of, ticket));
+                self.leave_queue(request, &of, ticket);
                 None
             }
             Change::Release { .. } | Change::Abandon { .. } | Change::Ask { .. } => {
@@ -164,9 +169,18 @@ impl Leases {
         }
     }
 
-    fn leave_queue(&self, of: &str, ticket: i64) -> String {
-        let waiters = &self.tables.waiters;
-        format!("DELETE FROM {waiters} WHERE name = {of} AND ticket = {ticket} AND {GO}")
+    fn leave_queue(&self, request: &mut Request, of: &str, ticket: i64) {
+        for table in self.queue_tables() {
+            request.push(format!(
+                "DELETE FROM {table} WHERE name = {of} AND ticket = {ticket} AND {GO}"
+            ));
+        }
+    }
+
+    /// The tables that have a row for each waiter.
+    fn queue_tables(&self) -> impl Iterator<Item = &str> {
+        let ears = self.ears.work().then_some(&*self.tables.ears);
+        [&*self.tables.waiters].into_iter().chain(ears)
     }
 
     /// Replaces the gate, so that the new one draws an id.

@@ -7,6 +7,7 @@ mod clock;
 mod conflicts;
 mod counter;
 mod crashes;
+mod ears;
 mod hosts;
 mod options;
 mod queue;

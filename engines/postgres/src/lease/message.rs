@@ -20,6 +20,7 @@ pub(super) fn parse(text: &str) -> Option<Message> {
                 claim,
                 tokens,
                 window,
+                asked_at: None,
             };
             Some(Message::Granted(pushed))
         }

@@ -23,6 +23,9 @@ impl<D: Dialect> State<D> {
         let mut call = self.pool.call(action("take", &claim.name));
         let known = self.entries.get(claim.id);
         let fresh = known.is_none();
+        if !fresh {
+            dialect.await_turn(claim);
+        }
         let entry = known.unwrap_or_else(|| self.entries.register(claim.id));
         let done = async {
             Ok(attempt!(call, Lane::Others, |session| {
@@ -33,7 +36,7 @@ impl<D: Dialect> State<D> {
         // After a retryable error the claim is placed again, or withdrawn.
         let is_over = |error: &Error| fresh && !error.is_retryable();
         if done.as_ref().is_err_and(is_over) {
-            self.entries.remove(claim.id);
+            self.forget(claim.id);
         }
         if !call.lost.is_empty() {
             let until = Clock::Boot.now() + claim.ttl.saturating_add(claim.lock_delay);
@@ -46,7 +49,7 @@ impl<D: Dialect> State<D> {
         }
         let done = done?;
         if !matches!(done.answer, Standing::Waiting(_)) {
-            self.entries.remove(claim.id);
+            self.forget(claim.id);
         }
         self.wake(&done.next);
         Ok(done.answer)
@@ -142,6 +145,7 @@ async fn decide<'a, D: Dialect>(
             let left = until.map(|until| until.since(read.now));
             let standing = waiting(asked_at, ahead, left);
             entry.queued(asked_at, read.drawn, read.version);
+            dialect.await_turn(claim);
             if let Some(ticket) = ticket
                 && keep_place(dialect, session, claim, ticket, read).await?
             {
@@ -178,6 +182,7 @@ async fn fast_path<D: Dialect>(
         return Ok(None);
     }
     let asked_at = Clock::Boot.now();
+    dialect.await_turn(claim);
     let Some(queued) = dialect.enqueue(session, claim).await? else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Event, HeldClaim, LockView};
-use fencelock_core::{Error, Finding, LockName, Promises, Token, Tokens};
+use fencelock_core::{ClaimId, Error, Finding, LockName, Promises, Token, Tokens};
 
 use super::change::{Write, Written};
 use super::error::Failure;
@@ -148,6 +148,20 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         let _ = (session, event);
         Ok(())
     }
+
+    /// A claim is in the queue, or will be by the next request: messages about it are wanted. Called each time before the
+    /// database is asked whether it is the claim's turn.
+    fn await_turn(&self, claim: &Claim) {
+        let _ = claim;
+    }
+
+    /// The claim waits no more.
+    fn leave_queue(&self, claim: ClaimId) {
+        let _ = claim;
+    }
+
+    /// The engine is closed: ends what the dialect does in the background.
+    fn close(&self) {}
 
     /// Whether waiters of this process receive messages at present, so that they need not poll.
     fn is_listening(&self) -> bool {

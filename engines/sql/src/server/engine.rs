@@ -86,7 +86,7 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
     }
 
     fn forget(&self, claim: &ClaimId) {
-        self.state.entries.remove(*claim);
+        self.state.forget(*claim);
     }
 
     /// What this engine does to a hold is reported at once; what others do, by a message of the database or with the next
@@ -103,6 +103,7 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
         for task in &self.tasks {
             task.abort();
         }
+        self.state.pool.dialect.close();
         self.state.pool.close();
         Ok(())
     }
@@ -113,6 +114,7 @@ impl<D: Dialect> Drop for LeaseEngine<D> {
         for task in &self.tasks {
             task.abort();
         }
+        self.state.pool.dialect.close();
     }
 }
 

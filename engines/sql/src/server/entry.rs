@@ -69,15 +69,16 @@ impl Entry {
         self.known.lock().version
     }
 
-    /// The grant that was pushed to this claim, if the client may use it. A token above the last known one was drawn after
-    /// the client asked, so the lease counts from then. No clock is compared with another.
+    /// The grant that was pushed to this claim, if the client may use it. If the client did not ask for it: a token above the
+    /// last known one was drawn after the claim was placed, so the lease counts from then. No clock is compared with another.
     pub(super) fn granted(&self, claim: &Claim) -> Option<Grant> {
         let pushed = self.pushed.lock().take()?;
         let known = *self.known.lock();
-        let is_new = pushed.tokens.first > known.drawn;
+        let is_new = pushed.asked_at.is_some() || pushed.tokens.first > known.drawn;
+        let counted_from = pushed.asked_at.unwrap_or(known.asked_at);
         let lease = pushed.window.min(claim.ttl);
-        let in_time = Clock::Boot.now().since(known.asked_at) < lease.mul_f32(0.75);
-        let grant = Grant::new(pushed.tokens, known.asked_at, lease);
+        let in_time = Clock::Boot.now().since(counted_from) < lease.mul_f32(0.75);
+        let grant = Grant::new(pushed.tokens, counted_from, lease);
         // A lock-delay counts only after a sign of life, so such a claim is placed again first.
         (is_new && in_time && claim.lock_delay.is_zero()).then_some(grant)
     }

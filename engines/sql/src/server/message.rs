@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::Event;
-use fencelock_core::{ClaimId, Tokens};
+use fencelock_core::{BootInstant, ClaimId, Tokens};
 
 /// How long a lock that a releaser granted to the next waiter stays taken without a sign of life.
 pub const HANDOFF_WINDOW: Duration = Duration::from_secs(2);
@@ -30,4 +30,7 @@ pub struct PushedGrant {
     pub tokens: Tokens,
     /// How long the database keeps it without a sign of life.
     pub window: Duration,
+    /// When the client asked, if this is the answer to a question: the window counts from then. `None` if the database sent
+    /// it: the window counts from when the claim was last placed.
+    pub asked_at: Option<BootInstant>,
 }

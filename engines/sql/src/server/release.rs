@@ -12,7 +12,7 @@ use super::state::{Done, State, Tried, Unsettled, action, pause, write};
 
 impl<D: Dialect> State<D> {
     pub(super) async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-        self.entries.remove(claim.id);
+        self.forget(claim.id);
         let dialect = &self.pool.dialect;
         let mut call = self.pool.call(action("release", &claim.name));
         let done = attempt!(call, Lane::Others, |session| {

@@ -58,6 +58,12 @@ impl<D: Dialect> State<D> {
         }
     }
 
+    /// The claim waits no more.
+    pub(super) fn forget(&self, claim: ClaimId) {
+        self.entries.remove(claim);
+        self.pool.dialect.leave_queue(claim);
+    }
+
     /// Refuses what needs the right to write.
     pub(super) fn check_writes(&self, what: &'static str) -> Result<()> {
         let dialect = &self.pool.dialect;

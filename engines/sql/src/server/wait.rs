@@ -24,7 +24,7 @@ impl<D: Dialect> State<D> {
                 () = entry.woken() => {
                     let granted = entry.granted(claim);
                     if granted.is_some() {
-                        self.entries.remove(claim.id);
+                        self.forget(claim.id);
                     }
                     return Ok(granted);
                 }

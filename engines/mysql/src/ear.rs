@@ -1,0 +1,257 @@
+//! The two connections that wake a client's waiters. The *ear* waits in the server until another client ends its wait with KILL
+//! QUERY. It holds a lock of the server's own with its name, by which others find its connection: so they hit nobody else. It
+//! waits for another such lock, the *bell*, which the *control* connection holds. (A KILL may take two seconds to reach a
+//! connection in SLEEP. It reaches one that waits for a lock at once.)
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fencelock_core::{Error, Result};
+use mysql_async::Conn;
+
+use super::config::Config;
+use super::connection::{Connected, connect, hang_up};
+use super::error::caller_error;
+use super::request::{Answer, Request};
+
+/// What the name of an ear's lock begins with.
+pub(crate) const EAR: &str = "fencelock-ear-";
+/// What the name of a bell begins with.
+const BELL: &str = "fencelock-bell-";
+
+/// KILL found no such connection.
+const NOBODY: u16 = 1094;
+
+/// How long a new ear is tried, and how often it is rung meanwhile.
+const TRIAL: Duration = Duration::from_secs(2);
+const RING_AGAIN: Duration = Duration::from_millis(5);
+
+/// A name for an ear.
+pub(crate) fn new_name() -> String {
+    format!("{:032x}", fastrand::u128(..))
+}
+
+/// Ends the wait of the connection that holds this lock, an SQL expression; of nobody if nobody does.
+pub(crate) fn kill(lock: &str) -> String {
+    format!("KILL QUERY COALESCE(IS_USED_LOCK({lock}), 0)")
+}
+
+/// Ends the wait of the ear with this name.
+pub(crate) fn ring(name: &str) -> Request {
+    Request::of(kill(&format!("'{EAR}{name}'")))
+}
+
+/// The connection that holds the bell of an ear, and rings those of other clients. It opens when it is needed.
+pub(crate) struct Control {
+    config: Config,
+    name: String,
+    conn: tokio::sync::Mutex<Option<Conn>>,
+}
+
+impl Control {
+    /// For the ear with this name.
+    pub(crate) fn new(config: Config, name: String) -> Self {
+        let conn = tokio::sync::Mutex::default();
+        Self { config, name, conn }
+    }
+
+    /// Holds the bell of its ear from now on.
+    pub(crate) async fn hold_bell(&self) -> Result<()> {
+        let bell = bell(&self.name);
+        self.run(&Request::of(format!("SELECT GET_LOCK('{bell}', 1)")))
+            .await
+    }
+
+    /// Runs a request. A KILL that finds nobody is no failure.
+    pub(crate) async fn run(&self, request: &Request) -> Result<()> {
+        const ACTION: &str = "wake a waiter";
+        let mut kept = self.conn.lock().await;
+        loop {
+            let (mut conn, is_new) = match kept.take() {
+                Some(conn) => (conn, false),
+                None => (self.open().await?, true),
+            };
+            let limit = self.config.settings.response_timeout;
+            let ran = tokio::time::timeout(limit, request.run(&mut conn)).await;
+            let error = match ran {
+                Err(_) => return Err(no_answer(&self.config, ACTION, limit)),
+                Ok(Ok(_)) => {
+                    *kept = Some(conn);
+                    return Ok(());
+                }
+                Ok(Err(error)) => error,
+            };
+            match &error {
+                mysql_async::Error::Server(server) => {
+                    let found_nobody = server.code == NOBODY;
+                    *kept = Some(conn);
+                    return match found_nobody {
+                        true => Ok(()),
+                        false => Err(caller_error(&self.config.store, ACTION, error)),
+                    };
+                }
+                // The server has ended it since.
+                _ if !is_new => {}
+                _ => return Err(caller_error(&self.config.store, ACTION, error)),
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Conn> {
+        let Connected { mut conn, .. } = connect(&self.config).await?;
+        // An earlier connection of this client may still hold it, which is as good.
+        let take = Request::of(format!("SELECT GET_LOCK('{}', 0)", bell(&self.name)));
+        let taken = take.run(&mut conn).await;
+        taken.map_err(|error| caller_error(&self.config.store, "hold a bell", error))?;
+        Ok(conn)
+    }
+
+    /// Ends the connection, unless it is in use.
+    pub(crate) fn hang_up(&self) {
+        let conn = self.conn.try_lock().ok();
+        if let Some(conn) = conn.and_then(|mut conn| conn.take()) {
+            hang_up(conn);
+        }
+    }
+}
+
+/// A connection that waits to be woken.
+pub(crate) struct Ear {
+    config: Config,
+    name: String,
+    conn: Conn,
+}
+
+impl Ear {
+    /// Opens it and makes sure that a KILL of this user reaches it.
+    pub(crate) async fn open(config: &Config, name: &str, control: &Control) -> Result<Self> {
+        let opening = Self::open_untried(config, name, control);
+        let limit = config.settings.connect_timeout;
+        let opened = tokio::time::timeout(limit, opening).await;
+        let mut ear = opened.unwrap_or_else(|_| Err(no_answer(config, OPEN, limit)))?;
+        ear.try_out(control).await?;
+        Ok(ear)
+    }
+
+    async fn open_untried(config: &Config, name: &str, control: &Control) -> Result<Self> {
+        let Connected { conn, info, .. } = connect(config).await?;
+        let (config, name) = (config.clone(), name.to_owned());
+        if info.is_cluster() {
+            let why = "in a cluster a KILL reaches the connections of one server only";
+            return Err(Error::unsupported(&config.store, OPEN, why));
+        }
+        let mut ear = Self { config, name, conn };
+        for patience in [0, 1, 2] {
+            let lock = format!("'{EAR}{}'", ear.name);
+            let take = format!(
+                "SELECT GET_LOCK({lock}, {patience}), IS_USED_LOCK({lock}) = CONNECTION_ID()"
+            );
+            let taken = ear.ask(&Request::of(take), Duration::ZERO).await?;
+            let taken = taken
+                .as_ref()
+                .map(|taken| (number(&taken[0], 0), number(&taken[0], 1)));
+            match taken {
+                Some((Some(1), Some(1))) => {
+                    control.hold_bell().await?;
+                    return Ok(ear);
+                }
+                // An earlier connection of this client has it, and was cut off.
+                Some((Some(0), _)) => {
+                    let end = format!("KILL CONNECTION COALESCE(IS_USED_LOCK({lock}), 0)");
+                    control.run(&Request::of(end)).await?;
+                }
+                // Ended by a late KILL.
+                _ => {}
+            }
+        }
+        let why = "the server does not say which connection holds a lock of GET_LOCK";
+        Err(Error::unsupported(&ear.config.store, OPEN, why))
+    }
+
+    /// Waits, and is rung.
+    async fn try_out(&mut self, control: &Control) -> Result<()> {
+        let (ring, bell) = (ring(&self.name), bell(&self.name));
+        let wait = Request::of(format!("SELECT GET_LOCK('{bell}', {})", TRIAL.as_secs()));
+        let (config, is_over) = (self.config.clone(), AtomicBool::new(false));
+        let waiting = async {
+            let woken = self.ask(&wait, TRIAL).await;
+            is_over.store(true, Ordering::SeqCst);
+            woken
+        };
+        let ringing = async {
+            // The first one may come before the wait.
+            while !is_over.load(Ordering::SeqCst) {
+                control.run(&ring).await?;
+                tokio::time::sleep(RING_AGAIN).await;
+            }
+            Ok(())
+        };
+        let (woken, rung) = tokio::join!(waiting, ringing);
+        rung?;
+        match woken? {
+            Some(answers) if number(&answers[0], 0).is_some() => {
+                let why = "a KILL QUERY does not reach a connection of the same user";
+                Err(Error::unsupported(&config.store, OPEN, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs a request that may wait for so long. `None` if it was ended, by a KILL or a time limit of the server's. (MariaDB ends
+    /// only the wait: it is NULL, and the request goes on.)
+    pub(crate) async fn ask(
+        &mut self,
+        request: &Request,
+        wait: Duration,
+    ) -> Result<Option<Vec<Answer>>> {
+        let limit = wait + self.config.settings.response_timeout;
+        let ran = tokio::time::timeout(limit, request.run(&mut self.conn)).await;
+        match ran {
+            Err(_) => Err(no_answer(&self.config, OPEN, limit)),
+            Ok(Ok(answers)) => Ok(Some(answers)),
+            Ok(Err(mysql_async::Error::Server(server))) if is_ended(server.code) => Ok(None),
+            Ok(Err(error)) => Err(caller_error(&self.config.store, OPEN, error)),
+        }
+    }
+
+    /// An expression that waits for the bell. It is 0 after that time, NULL if it was ended, and 1 if the bell was free: the
+    /// control connection is gone.
+    pub(crate) fn wait(&self, wait: Duration) -> String {
+        format!("GET_LOCK('{}', {})", bell(&self.name), wait.as_secs())
+    }
+
+    /// Lets go of the bell, and has the control connection hold it.
+    pub(crate) async fn give_bell_back(&mut self, control: &Control) -> Result<()> {
+        let free = format!("SELECT RELEASE_LOCK('{}')", bell(&self.name));
+        self.ask(&Request::of(free), Duration::ZERO).await?;
+        control.hold_bell().await
+    }
+
+    /// Ends the connection.
+    pub(crate) fn hang_up(self) {
+        hang_up(self.conn);
+    }
+}
+
+/// What an ear does, for errors.
+const OPEN: &str = "wait to be woken by KILL QUERY";
+
+/// A number in an answer of one row; `None` for NULL.
+pub(crate) fn number(answer: &Answer, column: usize) -> Option<u64> {
+    let row = answer.rows.first()?;
+    row.get::<Option<u64>, _>(column).flatten()
+}
+
+fn bell(name: &str) -> String {
+    format!("{BELL}{name}")
+}
+
+/// Interrupted; too long for `max_statement_time`, or for `max_execution_time`.
+const fn is_ended(code: u16) -> bool {
+    matches!(code, 1317 | 1969 | 3024)
+}
+
+fn no_answer(config: &Config, action: &str, limit: Duration) -> Error {
+    let cause = format!("no answer within {limit:?}");
+    Error::unavailable(&config.store, action, cause)
+}

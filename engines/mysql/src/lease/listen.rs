@@ -1,0 +1,289 @@
+//! Learns by an [`Ear`] that it is a waiter's turn. The ear is there while this client has waiters, and for a while after.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fencelock_core::engine::Claim;
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result, Tokens};
+use fencelock_sql::server::{Message, PushedGrant};
+use mysql_async::Row;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::AbortHandle;
+
+use super::stored::token;
+use crate::config::Config;
+use crate::ear::{Control, Ear, number};
+use crate::request::{Answer, NOW, Request, bytes, quoted};
+use crate::tables::Tables;
+
+/// With more waiters than that, all of a client's waiters poll.
+const MOST: usize = 256;
+/// How long one request of the ear waits. A grant that it finds counts from when it was sent.
+const WAIT: Duration = Duration::from_secs(1);
+/// An ear that had nothing to wait for is closed after this time.
+const IDLE: Duration = Duration::from_secs(60);
+/// After this time it asks without waiting first: the connection may be gone unnoticed.
+const STALE: Duration = Duration::from_secs(2);
+/// An ear that lasted so long worked.
+const WORKED: Duration = Duration::from_secs(10);
+/// The pauses before the next try to open an ear.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// What the second statement of a request of the ear may return.
+const TAKES_NO_WRITES: u64 = 3;
+const HAS_NEWS: u64 = 2;
+const HAS_BELL: u64 = 1;
+
+/// The waiters of this client, and the ear that listens for them.
+pub(super) struct Listener {
+    heard: Arc<Heard>,
+    received: tokio::sync::Mutex<UnboundedReceiver<Message>>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+struct Heard {
+    config: Config,
+    tables: Arc<Tables>,
+    name: String,
+    control: Arc<Control>,
+    waiters: Mutex<HashMap<ClaimId, LockName>>,
+    /// There are new waiters.
+    more: Notify,
+    is_listening: AtomicBool,
+    sender: UnboundedSender<Message>,
+}
+
+impl Listener {
+    pub(super) fn new(
+        config: Config,
+        tables: Arc<Tables>,
+        name: String,
+        control: Arc<Control>,
+    ) -> Self {
+        let (sender, received) = unbounded_channel();
+        let heard = Heard {
+            config,
+            tables,
+            name,
+            control,
+            waiters: Mutex::default(),
+            more: Notify::new(),
+            is_listening: false.into(),
+            sender,
+        };
+        Self {
+            heard: Arc::new(heard),
+            received: tokio::sync::Mutex::new(received),
+            task: Mutex::default(),
+        }
+    }
+
+    /// The name of the ear.
+    pub(super) fn name(&self) -> &str {
+        &self.heard.name
+    }
+
+    /// Listens for this waiter, too.
+    pub(super) fn add(&self, claim: &Claim) {
+        let name = claim.name.clone();
+        let known = self.heard.waiters.lock().insert(claim.id, name).is_some();
+        if !known {
+            self.heard.more.notify_one();
+        }
+        let mut task = self.task.lock();
+        if task.is_none() {
+            *task = Some(tokio::spawn(listen(Arc::clone(&self.heard))).abort_handle());
+        }
+    }
+
+    pub(super) fn remove(&self, claim: ClaimId) {
+        self.heard.waiters.lock().remove(&claim);
+    }
+
+    pub(super) fn is_listening(&self) -> bool {
+        self.heard.is_listening.load(Ordering::SeqCst) && self.heard.waiters.lock().len() <= MOST
+    }
+
+    pub(super) async fn next_message(&self) -> Message {
+        let mut received = self.received.lock().await;
+        received.recv().await.unwrap_or(Message::Missed)
+    }
+
+    pub(super) fn close(&self) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+/// Keeps an ear while there are waiters.
+async fn listen(heard: Arc<Heard>) {
+    let mut pause = PAUSES.0;
+    loop {
+        heard.until_some_wait().await;
+        let begun = Clock::Boot.now();
+        let ended = heard.hear().await;
+        heard.is_listening.store(false, Ordering::SeqCst);
+        heard.tell(Message::Missed);
+        heard.control.hang_up();
+        let Err(error) = ended else {
+            continue;
+        };
+        tracing::debug!(%error, "not listening; waiters here poll");
+        if Clock::Boot.now().since(begun) > WORKED {
+            pause = PAUSES.0;
+        }
+        tokio::time::sleep(pause.mul_f32(0.5 + fastrand::f32())).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+impl Heard {
+    async fn until_some_wait(&self) {
+        while self.waiters.lock().is_empty() {
+            self.more.notified().await;
+        }
+    }
+
+    fn tell(&self, message: Message) {
+        // Nobody receives once the engine is gone.
+        let _ = self.sender.send(message);
+    }
+
+    /// Opens an ear and listens, until nobody has waited for long.
+    async fn hear(&self) -> Result<()> {
+        let mut ear = Ear::open(&self.config, &self.name, &self.control).await?;
+        self.is_listening.store(true, Ordering::SeqCst);
+        // Before that, nobody could tell this client anything.
+        self.tell(Message::Missed);
+        let mut used = Clock::Boot.now();
+        loop {
+            if tokio::time::timeout(IDLE, self.until_some_wait())
+                .await
+                .is_err()
+            {
+                ear.hang_up();
+                return Ok(());
+            }
+            if Clock::Boot.now().since(used) > STALE {
+                self.look(&mut ear).await?;
+            }
+            self.wait(&mut ear).await?;
+            used = Clock::Boot.now();
+        }
+    }
+
+    /// Waits until there is news for a waiter, and tells it.
+    async fn wait(&self, ear: &mut Ear) -> Result<()> {
+        let waiters = self.waiters();
+        if waiters.is_empty() {
+            return Ok(());
+        }
+        // The first statement finds a release that came first, and any later one ends the wait of the second one.
+        let news = self.news(&waiters);
+        let mut request = Request::of(&news);
+        request.push(format!(
+            "SELECT CASE WHEN CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF') THEN {TAKES_NO_WRITES} \
+             WHEN FOUND_ROWS() > 0 THEN {HAS_NEWS} ELSE {} END",
+            ear.wait(WAIT)
+        ));
+        request.push(&news);
+        let asked_at = Clock::Boot.now();
+        let (ended, found) = match ear.ask(&request, WAIT).await? {
+            None => (None, self.look(ear).await?),
+            Some(answers) => {
+                let found = [&answers[0], &answers[2]].map(|news| self.tell_news(news, asked_at));
+                (number(&answers[1], 0), found[0] + found[1])
+            }
+        };
+        match ended {
+            // It was woken for something else, such as a turn beside other holders.
+            None if found == 0 => self.tell(Message::Missed),
+            Some(HAS_BELL) => ear.give_bell_back(&self.control).await?,
+            Some(TAKES_NO_WRITES) => {
+                let why = "the server takes no writes any more";
+                return Err(Error::unavailable(&self.config.store, "listen", why));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Looks for news without waiting, and tells them. Returns how many there were.
+    async fn look(&self, ear: &mut Ear) -> Result<usize> {
+        let waiters = self.waiters();
+        if waiters.is_empty() {
+            return Ok(0);
+        }
+        let request = Request::of(self.news(&waiters));
+        // A KILL for something else may come in between.
+        loop {
+            let asked_at = Clock::Boot.now();
+            if let Some(answers) = ear.ask(&request, Duration::ZERO).await? {
+                return Ok(self.tell_news(&answers[0], asked_at));
+            }
+        }
+    }
+
+    fn waiters(&self) -> Vec<(ClaimId, LockName)> {
+        let waiters = self.waiters.lock();
+        let waiters = waiters.iter().take(MOST);
+        waiters
+            .map(|(claim, name)| (*claim, name.clone()))
+            .collect()
+    }
+
+    /// A row for each of these waiters that was granted its lock, and for each that is the first one of a free lock.
+    fn news(&self, waiters: &[(ClaimId, LockName)]) -> String {
+        let Tables {
+            locks,
+            holders,
+            waiters: queue,
+            ..
+        } = &*self.tables;
+        let claims = waiters.iter().map(|(claim, _)| bytes(claim.as_bytes()));
+        let claims = claims.collect::<Vec<_>>().join(",");
+        let names = waiters.iter().map(|(_, name)| name.clone());
+        let names = quoted(&names.collect::<Vec<_>>());
+        format!(
+            "SELECT claim, id, tokens, expiry - {NOW} FROM {locks} \
+             WHERE name IN ({names}) AND claim IN ({claims}) AND state = 'held' AND expiry > {NOW} UNION ALL \
+             SELECT w.claim, 0, 0, 0 FROM {locks} AS l STRAIGHT_JOIN {queue} AS w ON w.name = l.name \
+             WHERE l.name IN ({names}) AND l.state = 'none' AND w.claim IN ({claims}) AND NOT EXISTS \
+             (SELECT 1 FROM {holders} AS h WHERE h.name = l.name AND h.expiry > {NOW}) AND NOT EXISTS \
+             (SELECT 1 FROM {queue} AS v WHERE v.name = w.name AND v.ticket < w.ticket AND v.expiry > {NOW})"
+        )
+    }
+
+    /// Tells the waiters that an answer is about. Each is asked for again only when it waits again.
+    fn tell_news(&self, answer: &Answer, asked_at: BootInstant) -> usize {
+        let news = answer.rows.iter().filter_map(|row| read(row, asked_at));
+        let news = news.map(|(claim, message)| {
+            let waits = self.waiters.lock().remove(&claim).is_some();
+            if waits {
+                self.tell(message);
+            }
+        });
+        news.count()
+    }
+}
+
+fn read(row: &Row, asked_at: BootInstant) -> Option<(ClaimId, Message)> {
+    let claim: Vec<u8> = row.get(0)?;
+    let claim = ClaimId::from_bytes(claim.try_into().ok()?);
+    let (id, count, left): (u64, u32, u64) = (row.get(1)?, row.get(2)?, row.get(3)?);
+    if id == 0 {
+        return Some((claim, Message::Turn(claim)));
+    }
+    let pushed = PushedGrant {
+        claim,
+        tokens: Tokens::new(token(id), count),
+        window: Duration::from_micros(left),
+        asked_at: Some(asked_at),
+    };
+    Some((claim, Message::Granted(pushed)))
+}

@@ -1,0 +1,248 @@
+//! Waiters of other clients are woken by KILL QUERY; without it they poll.
+
+use fencelock_core::engine::Evict;
+use fencelock_core::{Acquire, Guard, Wake};
+use fencelock_testbed::{Flow, Proxy};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+/// How many waiters there are.
+const WAITERS: &str = "SELECT COUNT(*) FROM `lock`.fencelock_waiters";
+/// The connections of ears that wait.
+const WAITING_EARS: &str = "SELECT id FROM information_schema.processlist WHERE state = 'User lock' AND info LIKE '%fencelock-bell-%'";
+/// Far longer than a waiter that is woken takes, and shorter than it waits before it asks by itself.
+const WOKEN: Duration = Duration::from_millis(1200);
+/// How long it takes at most if nothing wakes a waiter that listens.
+const ASKS: Duration = Duration::from_secs(8);
+
+fn waiting_ears(server: &MariaDb) -> Vec<u64> {
+    let ids = server.sql(WAITING_EARS).unwrap();
+    ids.lines().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Begins to wait, until `ears` ears wait in the server.
+async fn wait_for(
+    server: &MariaDb,
+    request: Acquire,
+    ears: usize,
+) -> JoinHandle<Result<Guard, Error>> {
+    let before = number(server, WAITERS);
+    let waiting = tokio::spawn(request.into_future());
+    until("it waits", || {
+        number(server, WAITERS) > before && waiting_ears(server).len() == ears
+    })
+    .await;
+    waiting
+}
+
+/// Waits until the only waiter has just asked by itself: it will not do so again for long.
+async fn has_just_asked(server: &MariaDb) {
+    let expiry = || number(server, "SELECT SUM(expiry) FROM `lock`.fencelock_waiters");
+    let before = expiry();
+    until("it asks", || expiry() != before).await;
+}
+
+/// Releases a lock, and returns how long its waiter took.
+async fn hand_over(held: Guard, waiting: JoinHandle<Result<Guard, Error>>) -> (Duration, Guard) {
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    let next = soon("the waiter", waiting).await.unwrap().unwrap();
+    (begun.elapsed(), next)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_of_another_client_is_woken_at_once() {
+    let server = MariaDb::start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    assert_eq!(one.promises().wake, Wake::Push);
+    let held = take(&one, "a").await;
+    let waiting = wait_for(&server, two.lock("a").label("night run"), 1).await;
+    has_just_asked(&server).await;
+    let (took, next) = hand_over(held, waiting).await;
+    assert!(took < WOKEN, "{took:?}");
+    // What it was granted is a hold like any other, with all that was asked for.
+    soon("a renewal", next.prolonged()).await;
+    assert!(next.is_valid());
+    let view = one.look("a").await.unwrap();
+    assert_eq!(view.token(), Some(next.token()));
+    assert_eq!(view.holders[0].label.as_deref(), Some("night run"));
+    next.release().await.unwrap();
+    for table in ["locks", "waiters", "ears"] {
+        let rows = format!("SELECT COUNT(*) FROM `lock`.fencelock_{table}");
+        assert_eq!(number(&server, &rows), 0, "{table}");
+    }
+}
+
+/// Readers are not granted the lock by the releaser. It wakes them.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_mode_and_every_way_to_a_turn_wakes() {
+    let server = MariaDb::start().unwrap();
+    let (one, two, three) = (
+        client(&server).await,
+        client(&server).await,
+        client(&server).await,
+    );
+    let woken = |what: &str, took: Duration| assert!(took < WOKEN, "{what}: {took:?}");
+    let writer = take(&one, "a").await;
+    let waiting = wait_for(&server, two.lock("a").shared(), 1).await;
+    has_just_asked(&server).await;
+    let (took, reader) = hand_over(writer, waiting).await;
+    woken("a reader after a writer", took);
+    let waiting = wait_for(&server, three.lock("a"), 1).await;
+    has_just_asked(&server).await;
+    let (took, writer) = hand_over(reader, waiting).await;
+    woken("a writer after a reader", took);
+    let waiting = wait_for(&server, two.lock("a"), 1).await;
+    has_just_asked(&server).await;
+    let begun = Instant::now();
+    assert!(
+        one.evict("a", writer.token(), Evict::Release)
+            .await
+            .unwrap()
+    );
+    let next = soon("the waiter", waiting).await.unwrap().unwrap();
+    woken("after an eviction", begun.elapsed());
+    next.release().await.unwrap();
+    drop(writer);
+}
+
+/// Where the server refuses another connection, waiters ask, and others wake nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_ear_a_waiter_polls() {
+    let server = MariaDb::start().unwrap();
+    server
+        .sql(
+            "CREATE USER 'few'@'%' WITH MAX_USER_CONNECTIONS 1; GRANT ALL ON `lock`.* TO 'few'@'%'",
+        )
+        .unwrap();
+    let url = format!("mysql://few@127.0.0.1:{}/lock", server.port());
+    let (one, few) = (client(&server).await, open(&url).await.unwrap());
+    let held = take(&one, "a").await;
+    let waiting = wait_for(&server, few.lock("a"), 0).await;
+    // A waiter that listens does not ask before two seconds are over, a waiter that polls does so twice per second.
+    let (took, next) = hand_over(held, waiting).await;
+    assert!(took < WOKEN, "{took:?}");
+    next.release().await.unwrap();
+}
+
+/// A client of an earlier version has no ear and wakes nobody. Here a user without rights on the new table stands for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_without_ears_share_the_tables() {
+    let server = MariaDb::start().unwrap();
+    let new = client(&server).await;
+    server.sql("CREATE USER 'old'@'%'").unwrap();
+    for table in ["store", "locks", "holders", "waiters", "draws"] {
+        let grant = format!(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON `lock`.fencelock_{table} TO 'old'@'%'"
+        );
+        server.sql(&grant).unwrap();
+    }
+    let url = format!("mysql://old@127.0.0.1:{}/lock", server.port());
+    let old = open(&url).await.unwrap();
+    assert_eq!(
+        (old.promises().wake, new.promises().wake),
+        (Wake::Poll, Wake::Push)
+    );
+    let held = take(&new, "a").await;
+    let waiting = wait_for(&server, old.lock("a"), 0).await;
+    let (took, held) = hand_over(held, waiting).await;
+    assert!(took < WOKEN, "an old one after a new one: {took:?}");
+    let waiting = wait_for(&server, new.lock("a"), 1).await;
+    let (took, held) = hand_over(held, waiting).await;
+    assert!(took < ASKS, "a new one after an old one: {took:?}");
+    held.release().await.unwrap();
+    // A row that an old client has left behind is not another waiter's.
+    let held = take(&new, "b").await;
+    server
+        .sql("INSERT INTO `lock`.fencelock_ears SELECT 'b', 1, x'01', REPEAT('0', 32), 1, NULL, 0")
+        .unwrap();
+    let waiting = wait_for(&server, old.lock("b"), 0).await;
+    let (_, held) = hand_over(held, waiting).await;
+    let waiting = wait_for(&server, new.lock("b"), 1).await;
+    let (_, held) = hand_over(held, waiting).await;
+    held.release().await.unwrap();
+    until("nothing is left", || {
+        number(&server, "SELECT COUNT(*) FROM `lock`.fencelock_ears") == 0
+    })
+    .await;
+}
+
+/// The ear's connection is killed, and then cut off silently. Only time is lost, and another ear comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_ear_costs_only_time() {
+    let server = MariaDb::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let one = client(&server).await;
+    let two = open(&server.url_at(proxy.port(), "lock")).await.unwrap();
+    let held = take(&one, "a").await;
+    let waiting = wait_for(&server, two.lock("a"), 1).await;
+    let ear = || {
+        let ear = "SELECT IFNULL(MAX(IS_USED_LOCK(CONCAT('fencelock-ear-', ear))), 0) FROM `lock`.fencelock_ears";
+        number(&server, ear)
+    };
+    for _ in 0..3 {
+        let before = ear();
+        server.sql(&format!("KILL CONNECTION {before}")).unwrap();
+        until("another ear is there", || ear() > before).await;
+    }
+    until("it waits", || waiting_ears(&server) == [ear()]).await;
+    has_just_asked(&server).await;
+    let (took, next) = hand_over(held, waiting).await;
+    assert!(took < WOKEN, "{took:?}");
+    // Whatever the ear is told is lost, and a KILL to its connection as well.
+    let waiting = wait_for(&server, one.lock("a"), 1).await;
+    let (_, held) = hand_over(next, waiting).await;
+    let waiting = wait_for(&server, two.lock("a"), 1).await;
+    proxy.answers(Flow::Lose);
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    proxy.answers(Flow::Pass);
+    proxy.reset();
+    let next = soon("the waiter", waiting).await.unwrap().unwrap();
+    assert!(begun.elapsed() < ASKS, "{:?}", begun.elapsed());
+    next.release().await.unwrap();
+}
+
+/// A KILL is for the connection that holds the ear's lock: without one it is for nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_else_is_killed() {
+    let server = MariaDb::start().unwrap();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let held = take(&one, "a").await;
+    let waiting = wait_for(&server, two.lock("a"), 1).await;
+    let mut bystanders = Vec::new();
+    for _ in 0..3 {
+        let mut conn = bare(&server).await;
+        bystanders.push(tokio::spawn(async move {
+            conn.query_first::<u64, _>("SELECT SLEEP(3)").await
+        }));
+    }
+    // The ear is gone, and the connections after it are others'.
+    two.close().await.unwrap();
+    until("the ear is gone", || waiting_ears(&server).is_empty()).await;
+    held.release().await.unwrap();
+    drop(waiting);
+    for bystander in bystanders {
+        let slept = soon("a bystander", bystander).await.unwrap();
+        assert_eq!(slept.unwrap(), Some(0));
+    }
+}
+
+/// The doctor says why waiters poll.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_tries_an_ear() {
+    let server = MariaDb::start().unwrap();
+    let client = client(&server).await;
+    let said = format!("{:?}", client.diagnose().await.unwrap());
+    assert!(!said.contains("wake"), "{said}");
+    server
+        .sql(
+            "CREATE USER 'few'@'%' WITH MAX_USER_CONNECTIONS 2; GRANT ALL ON `lock`.* TO 'few'@'%'",
+        )
+        .unwrap();
+    let url = format!("mysql://few@127.0.0.1:{}/lock", server.port());
+    let few = shared::inspect(&url).await.unwrap();
+    let said = format!("{:?}", few.diagnose().await.unwrap());
+    assert!(said.contains("not woken"), "{said}");
+}
