@@ -9,10 +9,8 @@ use fencelock_sql::tls::{Mode, Tls};
 use percent_encoding::percent_decode_str;
 use tokio_postgres::config::SslMode;
 
-use super::options::{Options, Own, STRATEGIES, Strategy};
+use super::options::{DEFAULT_PORT, Options, Own, STRATEGIES, Strategy};
 use super::tls::{Connector, ssl_mode};
-
-pub(crate) const DEFAULT_PORT: u16 = 5432;
 
 /// A store's options, checked.
 #[derive(Debug)]

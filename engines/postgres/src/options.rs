@@ -7,7 +7,6 @@ use tokio_postgres::Socket;
 use tokio_postgres::config::{Config, Host};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
-use crate::config::DEFAULT_PORT;
 use crate::tls::Connector;
 
 /// How locks are kept; `docs/stores/postgres.md` says what each promises. Locks of different strategies do not exclude each
@@ -19,6 +18,8 @@ pub enum Strategy {
     /// An advisory lock of a session.
     Advisory,
 }
+
+pub(crate) const DEFAULT_PORT: u16 = 5432;
 
 pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
     [("lease", Strategy::Lease), ("advisory", Strategy::Advisory)];
