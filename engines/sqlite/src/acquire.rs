@@ -3,7 +3,7 @@ use std::time::Duration;
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
 use fencelock_sql::lease::{self, CLAIM_WINDOW, RECHECK, Rows, Step};
-use rusqlite::{Row, params};
+use rusqlite::{Params, params};
 
 use crate::handle::{Handle, How};
 use crate::job::Action;
@@ -27,6 +27,9 @@ fn take_step(
     claim: &Claim,
     asked_at: BootInstant,
 ) -> Sql<Result<Standing>> {
+    if let Some(tokens) = grant_alone(transaction, claim)? {
+        return Ok(Ok(Standing::Held(Grant::new(tokens, asked_at, claim.ttl))));
+    }
     let rows = read(transaction.connection, &claim.name)?;
     let tokens = match rows.step(claim, transaction.now) {
         Step::Prolong(tokens) => {
@@ -84,7 +87,7 @@ fn prolong(transaction: &Transaction<'_>, claim: &Claim) -> Sql<()> {
 }
 
 fn downgrade(transaction: &mut Transaction<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
-    let Some(tokens) = draw_tokens(transaction, claim)? else {
+    let Some(tokens) = draw_tokens(transaction, claim, LAST_TOKEN, [])? else {
         return Ok(None);
     };
     let sql = "UPDATE holders SET mode = ?3, first = ?4, count = ?5, token = ?4, \
@@ -105,12 +108,32 @@ fn downgrade(transaction: &mut Transaction<'_>, claim: &Claim) -> Sql<Option<Tok
     Ok(Some(tokens))
 }
 
+/// Grants a lock that has no row, in fewer statements. `None` if it has one, or if no token can be drawn.
+fn grant_alone(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
+    if transaction.entries.waiting(claim.id).is_some() {
+        return Ok(None);
+    }
+    let sql = "SELECT token, boot FROM store \
+               WHERE NOT EXISTS (SELECT 1 FROM holders WHERE name = ?1) \
+               AND NOT EXISTS (SELECT 1 FROM waiters WHERE name = ?1)";
+    let Some(tokens) = draw_tokens(transaction, claim, sql, [claim.name.as_str()])? else {
+        return Ok(None);
+    };
+    store_hold(transaction, claim, tokens)?;
+    Ok(Some(tokens))
+}
+
 fn grant(transaction: &Transaction<'_>, claim: &Claim, rows: &Rows) -> Sql<Option<Tokens>> {
-    let Some(tokens) = draw_tokens(transaction, claim)? else {
+    let Some(tokens) = draw_tokens(transaction, claim, LAST_TOKEN, [])? else {
         return Ok(None);
     };
     delete_expired(transaction, &claim.name, rows)?;
     leave_queue(transaction, &claim.name, claim.id, rows)?;
+    store_hold(transaction, claim, tokens)?;
+    Ok(Some(tokens))
+}
+
+fn store_hold(transaction: &Transaction<'_>, claim: &Claim, tokens: Tokens) -> Sql<()> {
     let sql = "INSERT INTO holders (name, claim, mode, first, count, token, expiry, lock_delay, since, state, owner, label, bell, run, written) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?4, ?6, ?7, ?8, 'held', ?9, ?10, ?11, ?12, ?8)";
     let values = params![
@@ -128,26 +151,34 @@ fn grant(transaction: &Transaction<'_>, claim: &Claim, rows: &Rows) -> Sql<Optio
         transaction.file.boot.id(),
     ];
     transaction.entries.set_holding(claim.id, &claim.name);
-    transaction.execute(sql, values)?;
-    Ok(Some(tokens))
+    transaction.execute(sql, values)
 }
 
-/// The tokens of a grant. `None` if another machine uses the file now, or another boot of this one.
-fn draw_tokens(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
+const LAST_TOKEN: &str = "SELECT token, boot FROM store";
+
+/// The tokens of a grant, after the last token, which this query reads. `None` if it returns none, or if another machine uses
+/// the file now, or another boot of this one.
+fn draw_tokens(
+    transaction: &Transaction<'_>,
+    claim: &Claim,
+    last: &str,
+    values: impl Params,
+) -> Sql<Option<Tokens>> {
     let count = match claim.mode {
         Mode::Exclusive => claim.reserve.clamp(1, lease::MOST_TOKENS),
         Mode::Shared | Mode::Permit { .. } => 1,
     };
-    let mut select = transaction
-        .connection
-        .prepare_cached("SELECT token, boot FROM store")?;
-    let read = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, String>(1)?));
-    let (stored, boot) = select.query_row([], read)?;
+    let mut select = transaction.connection.prepare_cached(last)?;
+    let mut rows = select.query(values)?;
+    let Some(row) = rows.next()? else {
+        return Ok(None);
+    };
     let file = transaction.file;
-    if file.boot.id().is_some() && !file.boot.is(&boot) {
+    if file.boot.id().is_some() && !file.boot.is(row.get_ref(1)?.as_str()?) {
         return Ok(None);
     }
-    let last = file.next_token(stored, count);
+    let last = file.next_token(row.get(0)?, count);
+    drop(rows);
     transaction.execute("UPDATE store SET token = ?1", [last])?;
     Ok(Some(lease::tokens_up_to(last, count)))
 }

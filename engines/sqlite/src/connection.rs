@@ -98,6 +98,8 @@ impl File {
 
     /// Configures the connection, creates the tables in an empty file, and deletes the rows of an earlier boot.
     fn prepare(&self, connection: &Connection) -> Sql<()> {
+        // Only of a new file. A commit writes whole pages, of which it changes one row each.
+        connection.pragma_update(None, "page_size", 1024)?;
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         connection.pragma_update(None, "synchronous", "normal")?;
         // The worker makes the checkpoints.

@@ -2,7 +2,7 @@
 
 use fencelock_core::engine::{Claim, Leave, Withdrawn};
 use fencelock_core::{ClaimId, LockName, Result};
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Row, params};
 
 use crate::handle::{Handle, How};
 use crate::job::Action;
@@ -27,8 +27,12 @@ fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Wi
         Leave::Release => release(transaction, name, claim.id)?,
         Leave::Abandon => abandon(transaction, claim)?,
     };
-    if let Some(expiry) = held {
-        if how == Leave::Release || claim.lock_delay.is_zero() {
+    if let Some(Held {
+        expiry,
+        has_waiters,
+    }) = held
+    {
+        if has_waiters && (how == Leave::Release || claim.lock_delay.is_zero()) {
             wake_next(transaction, name)?;
         }
         return Ok(match expiry > instant_value(transaction.now) {
@@ -50,20 +54,28 @@ fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Wi
     )
 }
 
-/// Deletes the hold. Returns its expiry.
-fn release(transaction: &Transaction<'_>, name: &LockName, claim: ClaimId) -> Sql<Option<i64>> {
-    let expiry = stored_expiry(transaction, name, claim)?;
-    if expiry.is_some() {
+/// A hold as it was stored.
+struct Held {
+    expiry: i64,
+    /// Whether somebody waits for the lock.
+    has_waiters: bool,
+}
+
+/// Deletes the hold, which it returns.
+fn release(transaction: &Transaction<'_>, name: &LockName, claim: ClaimId) -> Sql<Option<Held>> {
+    let held = stored(transaction, name, claim)?;
+    if held.is_some() {
         let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2";
         transaction.execute(sql, params![name.as_str(), claim.as_bytes()])?;
     }
-    Ok(expiry)
+    Ok(held)
 }
 
-/// Lets the lock-delay run, but not beyond the expiry of the hold. Returns that expiry.
-fn abandon(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<i64>> {
-    let expiry = stored_expiry(transaction, &claim.name, claim.id)?;
-    let live = expiry.is_some_and(|expiry| expiry > instant_value(transaction.now));
+/// Lets the lock-delay run, but not beyond the expiry of the hold, which it returns.
+fn abandon(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<Held>> {
+    let held = stored(transaction, &claim.name, claim.id)?;
+    let now = instant_value(transaction.now);
+    let live = held.as_ref().is_some_and(|held| held.expiry > now);
     if claim.lock_delay.is_zero() || !live {
         return release(transaction, &claim.name, claim.id);
     }
@@ -76,17 +88,20 @@ fn abandon(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<i64>> {
         duration_value(claim.lock_delay),
     ];
     transaction.execute(sql, values)?;
-    Ok(expiry)
+    Ok(held)
 }
 
 /// A SELECT and a change together cost a fraction of a change with RETURNING, which SQLite runs through a temporary table.
-fn stored_expiry(
-    transaction: &Transaction<'_>,
-    name: &LockName,
-    claim: ClaimId,
-) -> Sql<Option<i64>> {
-    let sql = "SELECT expiry FROM holders WHERE name = ?1 AND claim = ?2";
+fn stored(transaction: &Transaction<'_>, name: &LockName, claim: ClaimId) -> Sql<Option<Held>> {
+    let sql = "SELECT expiry, EXISTS (SELECT 1 FROM waiters WHERE name = ?1) FROM holders \
+               WHERE name = ?1 AND claim = ?2";
     let mut select = transaction.connection.prepare_cached(sql)?;
     let values = params![name.as_str(), claim.as_bytes()];
-    select.query_row(values, |row| row.get(0)).optional()
+    let held = |row: &Row<'_>| {
+        Ok(Held {
+            expiry: row.get(0)?,
+            has_waiters: row.get(1)?,
+        })
+    };
+    select.query_row(values, held).optional()
 }

@@ -21,9 +21,9 @@ use crate::wake_up::{Address, Delivery, Message, WakeUp};
 /// How often expired rows of all locks are deleted.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// One in so many commits is followed by a checkpoint. It is chosen at random and not counted, so that processes that make
+/// One in so many commits is followed by a checkpoint: about each 1,000 pages, so that the log stays in caches. It is chosen at random and not counted, so that processes that make
 /// only a few commits do their share.
-const COMMITS_TO_CHECKPOINT: u32 = 2000;
+const COMMITS_TO_CHECKPOINT: u32 = 330;
 
 /// Whether this commit is to be followed by a checkpoint.
 pub(crate) fn is_checkpoint_due() -> bool {

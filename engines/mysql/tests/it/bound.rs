@@ -7,9 +7,7 @@ use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
-use crate::{
-    LIMIT, TIMEOUTS, bare, connections, number, open, soon, status, take, token_of, until,
-};
+use crate::{TIMEOUTS, bare, number, open, soon, status, take, token_of, until};
 
 const BOTH: [&str; 2] = ["get-lock", "for-update"];
 
@@ -202,44 +200,6 @@ async fn a_deadlock_is_tried_again() {
     other.query_drop("ROLLBACK").await.unwrap();
     let guard = soon("the lock", waits).await.unwrap().unwrap();
     assert!(guard.token() > before);
-}
-
-/// Only so many connections, whatever waits. The other claims queue in this process.
-#[tokio::test(flavor = "multi_thread")]
-async fn waiters_beyond_the_bound_queue_in_the_process() {
-    let server = MariaDb::start().unwrap();
-    for strategy in BOTH {
-        let one = with(&server, &format!("strategy={strategy}")).await;
-        let many = with(&server, &format!("strategy={strategy}&max-connections=4")).await;
-        let mut held = Vec::new();
-        let mut waiters = Vec::new();
-        for i in 0..16 {
-            let name = format!("job {i}");
-            held.push(take(&one, &name).await);
-            let many = many.clone();
-            waiters.push(tokio::spawn(async move {
-                many.lock(&name).await.unwrap().release().await.unwrap();
-            }));
-        }
-        until("four wait", || status(&server, "Threads_running") >= 5).await;
-        // Each of the two has a control connection.
-        assert!(
-            connections(&server) <= 16 + 4 + 2,
-            "{}",
-            connections(&server)
-        );
-        let busy = timeout(LIMIT, many.try_lock("free"))
-            .await
-            .unwrap()
-            .unwrap_err();
-        assert!(busy.to_string().contains("max-connections"), "{busy}");
-        for guard in held {
-            guard.release().await.unwrap();
-        }
-        for waiter in waiters {
-            soon("a waiter", waiter).await.unwrap();
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

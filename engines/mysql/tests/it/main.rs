@@ -10,6 +10,7 @@ mod crashes;
 mod ears;
 mod hosts;
 mod options;
+mod queue;
 mod restore;
 #[path = "../../../sql/tests/shared/mod.rs"]
 mod shared;

@@ -167,39 +167,3 @@ async fn a_silent_connection_costs_no_other_hold() {
     }
     kill_process(pid, Signal::CONT).unwrap();
 }
-
-/// Only so many connections, whatever waits. The other claims queue in this process.
-#[tokio::test(flavor = "multi_thread")]
-async fn waiters_beyond_the_bound_queue_in_the_process() {
-    let server = Postgres::start().unwrap();
-    let url = format!("{}?strategy=advisory", server.url());
-    let one = open(&url).await.unwrap();
-    let many = open(&format!("{url}&max-connections=4")).await.unwrap();
-    let (mut held, mut waiters) = (Vec::new(), Vec::new());
-    for i in 0..16 {
-        let name = format!("job {i}");
-        held.push(one.lock(&name).await.unwrap());
-        let many = many.clone();
-        waiters.push(tokio::spawn(async move {
-            many.lock(&name).await.unwrap().release().await.unwrap();
-        }));
-    }
-    let count = |which: &str| {
-        let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
-        let counted = server.psql("lock", &format!("{ours} AND {which}"));
-        counted.unwrap().parse::<u32>().unwrap()
-    };
-    until("four wait", async || count("wait_event_type = 'Lock'") == 4).await;
-    // Each of the two has a control connection.
-    let connections = count("true");
-    assert!(connections <= 16 + 4 + 2, "{connections}");
-    let busy = timeout(LIMIT, many.try_lock("free")).await.unwrap();
-    let busy = busy.unwrap_err();
-    assert!(busy.to_string().contains("max-connections"), "{busy}");
-    for guard in held {
-        guard.release().await.unwrap();
-    }
-    for waiter in waiters {
-        timeout(LIMIT, waiter).await.unwrap().unwrap();
-    }
-}

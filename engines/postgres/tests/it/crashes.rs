@@ -2,65 +2,16 @@
 
 use super::*;
 
-/// Under load, twice. Every token is above all earlier ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_comes_back_under_load() {
     for strategy in ["lease", "advisory"] {
         let mut server = Postgres::start().unwrap();
         let url = format!("{}?strategy={strategy}", server.url());
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let mut tasks = Vec::new();
-        for _ in 0..3 {
-            let client = open(&url).await.unwrap();
-            for name in ["a", "b"] {
-                let (client, tell) = (client.clone(), tell.clone());
-                tasks.push(tokio::spawn(async move {
-                    loop {
-                        let request = client.lock(name).ttl(Duration::from_secs(2));
-                        let Ok(guard) = request.await else {
-                            continue;
-                        };
-                        let _ = tell.send((name, guard.token(), guard.is_valid()));
-                        let _ = guard.release().await;
-                    }
-                }));
-            }
-        }
-        let mut last = std::collections::HashMap::new();
-        let mut highest = Token(0);
-        let mut hear = async |count: usize, highest: &mut Token| {
-            for _ in 0..count {
-                let (name, token, valid) = timeout(LIMIT, told.recv()).await.unwrap().unwrap();
-                let before = last.insert(name, token);
-                *highest = token.max(*highest);
-                // The server frees a connection-bound lock before the holder knows.
-                let known = valid && strategy == "lease";
-                assert!(
-                    !known || before < Some(token),
-                    "{strategy} {name}: {token} after {before:?}"
-                );
-            }
-        };
-        let next = async |name: &str| {
-            let client = open(&url).await.unwrap();
-            let guard = client.lock(name).timeout(LIMIT).await.unwrap();
-            let token = guard.token();
-            guard.release().await.unwrap();
-            token
-        };
-        for _ in 0..2 {
-            hear(50, &mut highest).await;
+        shared::crashes::a_killed_server_comes_back_under_load(&url, || {
             server.kill9();
             server.restart().unwrap();
-            let token = next("b").await;
-            assert!(token > highest, "{strategy}: {token} after {highest}");
-        }
-        hear(50, &mut highest).await;
-        for task in tasks {
-            task.abort();
-        }
-        let token = next("a").await;
-        assert!(token > highest, "{strategy}: {token} after {highest}");
+        })
+        .await;
     }
 }
 

@@ -11,6 +11,7 @@ mod hosts;
 mod options;
 #[cfg(feature = "tls")]
 mod own_tls;
+mod queue;
 mod restore;
 mod rows;
 mod settings;

@@ -11,6 +11,7 @@ use super::control::on_control;
 use super::dialect::Dialect;
 use super::entry::{Entry, Hold};
 use super::pool::PooledSession;
+use super::queue::Permit;
 use super::state::State;
 
 /// How often a waiting claim checks that its connection is still open.
@@ -31,46 +32,56 @@ impl<D: Dialect> State<D> {
                 *entry = Entry::given_up(self.session_id(&hold.conn), claim, false);
             }
             given_up @ Entry::GivenUp { .. } => *entry = given_up,
-            Entry::Waiting(waiting) => match waiting.outcome.take() {
+            Entry::Queued(ticket) => match ticket.take() {
+                Some(permit) => return self.acquire(claim, entry, permit?).await,
+                None => {
+                    *entry = Entry::Queued(ticket);
+                    return Ok(waiting_until_recheck());
+                }
+            },
+            Entry::Waiting(waiting) => match waiting.take() {
                 Some(Ok(hold)) => return self.prolong(claim, entry, hold).await,
                 Some(Err(error)) => {
-                    if let Some(session) = waiting.outcome.session() {
-                        *entry = Entry::given_up(session, claim, false);
-                    }
+                    *entry = Entry::given_up(waiting.record.session, claim, false);
                     return Err(error);
                 }
                 None => {
-                    let session = waiting.outcome.session();
+                    let session = waiting.record.session.clone();
+                    if !waiting.recorded {
+                        self.record_later(claim);
+                    }
                     *entry = Entry::Waiting(waiting);
-                    // Without a session it queues in this process.
-                    if let Some(session) = session
-                        && !on_control!(self.control, "wait for a lock", is_open(&session))?
-                    {
-                        *entry = Entry::given_up(session, claim, false);
-                    } else {
+                    if on_control!(self.control, "wait for a lock", is_open(&session))? {
                         return Ok(waiting_until_recheck());
                     }
+                    *entry = Entry::given_up(session, claim, false);
                 }
             },
         }
         self.end_given_up(entry).await?;
-        self.acquire(claim, entry).await
+        let permit = match self.pool.try_permit()? {
+            Some(permit) => permit,
+            None if claim.wait => {
+                *entry = Entry::Queued(Arc::new(self.pool.ticket()));
+                return Ok(waiting_until_recheck());
+            }
+            None => match timeout(self.settings.response_timeout, self.pool.permit()).await {
+                Ok(permit) => permit?,
+                Err(_) => return Err(self.too_many(claim)),
+            },
+        };
+        self.acquire(claim, entry, permit).await
     }
 
     /// Takes the lock, or a place in the database's queue.
-    async fn acquire(self: &Arc<Self>, claim: &Claim, entry: &mut Entry<D>) -> Result<Standing> {
+    async fn acquire(
+        self: &Arc<Self>,
+        claim: &Claim,
+        entry: &mut Entry<D>,
+        permit: Permit,
+    ) -> Result<Standing> {
         let action = format!("take lock {}", claim.name);
-        let mut conn = match self.pool.try_get().await? {
-            Some(conn) => conn,
-            None if claim.wait => {
-                *entry = self.wait(claim, None);
-                return Ok(waiting_until_recheck());
-            }
-            None => match timeout(self.settings.response_timeout, self.pool.get()).await {
-                Ok(conn) => conn?,
-                Err(_) => return Err(self.too_many(&action)),
-            },
-        };
+        let mut conn = self.pool.get(permit).await?;
         loop {
             let asked_at = Clock::Boot.now();
             let acquired = self
@@ -87,7 +98,7 @@ impl<D: Dialect> State<D> {
                     return self.hold(claim, entry, hold, asked_at).await;
                 }
                 Ok(None) if claim.wait => {
-                    *entry = self.wait(claim, Some(conn));
+                    *entry = self.wait(claim, conn);
                     return Ok(waiting_until_recheck());
                 }
                 Ok(None) => {
@@ -117,7 +128,8 @@ impl<D: Dialect> State<D> {
         self.pool.replace(conn).await
     }
 
-    fn too_many(&self, action: &str) -> Error {
+    fn too_many(&self, claim: &Claim) -> Error {
+        let action = format!("take lock {}", claim.name);
         let most = self.settings.connections;
         let why = format!(
             "all {most} connections of this process hold or wait; raise max-connections in the store's URL"
@@ -144,13 +156,13 @@ impl<D: Dialect> State<D> {
         if claim.record {
             let record = hold.record(id, claim, hold.tokens.first);
             let records = std::slice::from_ref(&record);
+            hold.listed = true;
             recorded = self.control.record(records, &[]).await;
             if recorded.is_ok() {
                 hold.recorded = Some(record);
             }
         } else {
-            // The recording task lives as long as the engine.
-            let _ = self.to_record.send(claim.id);
+            self.record_later(claim);
         }
         let grant = Grant::new(hold.tokens, asked_at, claim.ttl).recorded(hold.recorded.is_some());
         *entry = Entry::Holding(hold);

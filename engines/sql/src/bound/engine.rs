@@ -17,7 +17,7 @@ use super::control::{Control, on_control};
 use super::dialect::Dialect;
 use super::entry::Entry;
 use super::pool::Pool;
-use super::record::record_granted;
+use super::record::record_lasting;
 use super::state::State;
 
 /// The engine on a dialect.
@@ -33,7 +33,7 @@ impl<D: Dialect> BoundEngine<D> {
         let dialect = Arc::new(dialect);
         let settings = dialect.settings();
         let (sender, events) = EventSource::channel();
-        let (to_record, granted) = mpsc::unbounded_channel();
+        let (to_record, lasting) = mpsc::unbounded_channel();
         let control = Control::new(Arc::clone(&dialect), settings);
         let promises = control.open().await?;
         let state = Arc::new(State {
@@ -50,9 +50,9 @@ impl<D: Dialect> BoundEngine<D> {
         let mut tasks = Vec::new();
         // An inspecting client writes nothing, also not to clean up.
         if !state.dialect.inspect_only() {
-            tasks.push(tokio::spawn(record_granted(
+            tasks.push(tokio::spawn(record_lasting(
                 Arc::downgrade(&state),
-                granted,
+                lasting,
             )));
             tasks.push(tokio::spawn(clean_up(Arc::downgrade(&state))));
             if let Some(every) = state.dialect.check_interval() {
@@ -94,11 +94,20 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         let Some(entry) = self.state.entry(claim.id) else {
             return Ok(None);
         };
-        let outcome = match &*entry.lock().await {
-            Entry::Waiting(waiting) => Arc::clone(&waiting.outcome),
-            _ => return Ok(None),
-        };
-        outcome.finished().await;
+        let entry = entry.lock().await;
+        match &*entry {
+            Entry::Queued(ticket) => {
+                let ticket = Arc::clone(ticket);
+                drop(entry);
+                ticket.turn().await;
+            }
+            Entry::Waiting(waiting) => {
+                let outcome = Arc::clone(&waiting.outcome);
+                drop(entry);
+                outcome.finished().await;
+            }
+            _ => {}
+        }
         Ok(None)
     }
 

@@ -8,13 +8,16 @@ use tokio::task::JoinHandle;
 
 use super::dialect::{Dialect, Record, SessionId};
 use super::pool::PooledSession;
+use super::queue::Ticket;
 
 #[derive(Default)]
 pub(super) enum Entry<D: Dialect> {
     /// The claim has nothing, and asks for nothing.
     #[default]
     Empty,
-    /// The claim waits, in the server or for a connection.
+    /// The claim queues in this process for a connection. The server knows nothing of it.
+    Queued(Arc<Ticket>),
+    /// The claim waits in the server.
     Waiting(Waiting<D>),
     /// The claim holds, as far as the client knows.
     Holding(Box<Hold<D>>),
@@ -34,7 +37,7 @@ pub(super) struct Hold<D: Dialect> {
     pub(super) mode: Mode,
     pub(super) tokens: Tokens,
     since: BootInstant,
-    /// Whether the claim was recorded as a waiter.
+    /// Whether there may be a record of the claim.
     pub(super) listed: bool,
     /// The last record of it.
     pub(super) recorded: Option<Record>,
@@ -83,16 +86,32 @@ impl Drop for Task {
 pub(super) struct Waiting<D: Dialect> {
     pub(super) task: Task,
     pub(super) outcome: Arc<Outcome<D>>,
+    /// The record of the waiter, which names the connection that it waits on.
+    pub(super) record: Record,
+    /// Whether that may be written, and whether it is.
+    pub(super) listed: bool,
+    pub(super) recorded: bool,
 }
 
 impl<D: Dialect> Waiting<D> {
-    /// Ends the wait. Returns the hold if the claim was just granted, and the connection that was given up.
-    pub(super) async fn end(mut self) -> (Option<Box<Hold<D>>>, Option<SessionId>) {
+    /// What the wait came to; `None` while it goes on.
+    pub(super) fn take(&self) -> Option<Result<Box<Hold<D>>>> {
+        let result = self.outcome.take()?;
+        Some(result.map(|mut hold| {
+            hold.listed = self.listed;
+            hold
+        }))
+    }
+
+    /// Ends the wait. Returns the hold if the claim was just granted, else the connection that was given up.
+    pub(super) async fn end(mut self) -> Result<Box<Hold<D>>, SessionId> {
         self.task.0.abort();
         // Aborted or finished: both end it.
         let _ = (&mut self.task.0).await;
-        let granted = self.outcome.take().and_then(Result::ok);
-        (granted, self.outcome.session())
+        match self.take() {
+            Some(Ok(hold)) => Ok(hold),
+            _ => Err(self.record.session),
+        }
     }
 }
 
@@ -103,7 +122,6 @@ pub(super) struct Outcome<D: Dialect> {
 }
 
 struct Progress<D: Dialect> {
-    session: Option<SessionId>,
     finished: bool,
     result: Option<Result<Box<Hold<D>>>>,
 }
@@ -112,7 +130,6 @@ impl<D: Dialect> Default for Outcome<D> {
     fn default() -> Self {
         Self {
             state: Mutex::new(Progress {
-                session: None,
                 finished: false,
                 result: None,
             }),
@@ -122,28 +139,23 @@ impl<D: Dialect> Default for Outcome<D> {
 }
 
 impl<D: Dialect> Outcome<D> {
-    /// The claim waits on this connection.
-    pub(super) fn waits_on(&self, session: SessionId) {
-        self.state.lock().session = Some(session);
-    }
-
-    pub(super) fn session(&self) -> Option<SessionId> {
-        self.state.lock().session.clone()
-    }
-
     pub(super) fn finish(&self, result: Result<Box<Hold<D>>>) {
         let mut state = self.state.lock();
         (state.result, state.finished) = (Some(result), true);
         self.changed.notify_one();
     }
 
-    pub(super) fn take(&self) -> Option<Result<Box<Hold<D>>>> {
+    fn take(&self) -> Option<Result<Box<Hold<D>>>> {
         self.state.lock().result.take()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.state.lock().finished
     }
 
     /// Returns once the wait is over.
     pub(super) async fn finished(&self) {
-        if !self.state.lock().finished {
+        if !self.is_finished() {
             self.changed.notified().await;
         }
     }

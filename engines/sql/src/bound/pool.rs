@@ -6,10 +6,11 @@ use std::time::Duration;
 use fencelock_core::engine::EventSender;
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, Clock, Error, Result};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, TryAcquireError};
 
 use super::control::timed;
 use super::dialect::Dialect;
+use super::queue::{Permit, Ticket};
 use super::signal::CloseSignal;
 use crate::Settings;
 
@@ -33,7 +34,7 @@ pub(super) struct PooledSession<D: Dialect> {
     pub(super) signal: Arc<CloseSignal>,
     /// Whether it served another claim before.
     pub(super) used_before: bool,
-    permit: OwnedSemaphorePermit,
+    permit: Permit,
 }
 
 impl<D: Dialect> Pool<D> {
@@ -47,23 +48,28 @@ impl<D: Dialect> Pool<D> {
         }
     }
 
-    /// A connection, unless all are in use.
-    pub(super) async fn try_get(&self) -> Result<Option<PooledSession<D>>> {
+    /// The right to a connection, unless all are in use.
+    pub(super) fn try_permit(&self) -> Result<Option<Permit>> {
         match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => self.reuse_or_connect(permit).await.map(Some),
-            Err(tokio::sync::TryAcquireError::NoPermits) => Ok(None),
-            Err(tokio::sync::TryAcquireError::Closed) => Err(Error::Closed),
+            Ok(permit) => Ok(Some(permit)),
+            Err(TryAcquireError::NoPermits) => Ok(None),
+            Err(TryAcquireError::Closed) => Err(Error::Closed),
         }
     }
 
-    /// A connection, when one is free; first come, first served.
-    pub(super) async fn get(&self) -> Result<PooledSession<D>> {
+    /// The right to a connection, when one is free; first come, first served.
+    pub(super) async fn permit(&self) -> Result<Permit> {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
-        self.reuse_or_connect(permit.map_err(|_| Error::Closed)?)
-            .await
+        permit.map_err(|_| Error::Closed)
     }
 
-    async fn reuse_or_connect(&self, permit: OwnedSemaphorePermit) -> Result<PooledSession<D>> {
+    /// A place in the queue for a connection.
+    pub(super) fn ticket(&self) -> Ticket {
+        Ticket::new(&self.permits)
+    }
+
+    /// A connection: a free one, or a new one.
+    pub(super) async fn get(&self, permit: Permit) -> Result<PooledSession<D>> {
         let spare = {
             let mut free = self.free.lock();
             let live = |(_, signal, since): &Spare<D>| {
@@ -87,7 +93,7 @@ impl<D: Dialect> Pool<D> {
         self.connect(permit).await
     }
 
-    async fn connect(&self, permit: OwnedSemaphorePermit) -> Result<PooledSession<D>> {
+    async fn connect(&self, permit: Permit) -> Result<PooledSession<D>> {
         let signal = CloseSignal::new(Some(self.events.clone()));
         let connect = self.dialect.connect(Arc::clone(&signal));
         let limit = self.settings.response_timeout;

@@ -46,17 +46,15 @@ impl<D: Dialect> State<D> {
                     false => Withdrawn::LeftQueue,
                 })
             }
-            Entry::Waiting(waiting) => {
-                let (granted, session) = waiting.end().await;
-                if let Some(hold) = granted {
-                    return self.release(claim, hold, entry).await;
-                }
-                if let Some(session) = session {
+            Entry::Queued(_) => Ok(Withdrawn::LeftQueue),
+            Entry::Waiting(waiting) => match waiting.end().await {
+                Ok(hold) => self.release(claim, hold, entry).await,
+                Err(session) => {
                     *entry = Entry::given_up(session, claim, false);
                     self.end_given_up(entry).await?;
+                    Ok(Withdrawn::LeftQueue)
                 }
-                Ok(Withdrawn::LeftQueue)
-            }
+            },
             Entry::Holding(hold) => match how {
                 Leave::Release => self.release(claim, hold, entry).await,
                 Leave::Abandon => {
@@ -85,7 +83,7 @@ impl<D: Dialect> State<D> {
         }
         let action = format!("release lock {}", claim.name);
         // The record goes first, so that nobody sees it beside that of the next holder.
-        let deleted = match hold.listed || hold.recorded.is_some() {
+        let deleted = match hold.listed {
             true => on_control!(self.control, "release a lock", delete_record(claim.id)),
             false => Ok(()),
         };

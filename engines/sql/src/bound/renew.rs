@@ -53,6 +53,7 @@ impl<D: Dialect> State<D> {
                 let record = hold.record(self.session_id(&hold.conn), claim, held.token);
                 let old = hold.recorded.as_ref();
                 let is_new = !old.is_some_and(|old| old.agrees_with(&record));
+                hold.listed |= is_new;
                 (kept, Some((record, is_new)))
             }
             Err(_) if hold.conn.signal.is_closed() => (Renewal::Lost, None),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
-use fencelock_core::{ClaimId, Error, Promises, Result};
+use fencelock_core::{BootInstant, ClaimId, Error, Promises, Result};
 use tokio::sync::mpsc;
 
 use super::control::{Control, timed};
@@ -15,7 +15,7 @@ use crate::{INSPECT_ONLY, Settings};
 
 /// How long a lock that a waiter was granted stays taken without a sign of life.
 pub const CLAIM_WINDOW: Duration = Duration::from_secs(2);
-/// A hold that lasts longer than this is recorded.
+/// A hold or a wait that lasts longer than this is recorded.
 pub(super) const RECORD_AFTER: Duration = Duration::from_millis(20);
 
 /// One claim's entry. Whoever works on the claim keeps it locked.
@@ -28,8 +28,8 @@ pub(super) struct State<D: Dialect> {
     pub(super) pool: Pool<D>,
     pub(super) control: Control<D>,
     pub(super) entries: Mutex<HashMap<ClaimId, EntryLock<D>>>,
-    /// New holds, for the task that records them.
-    pub(super) to_record: mpsc::UnboundedSender<ClaimId>,
+    /// New holds and waits and when they began, for the task that records them.
+    pub(super) to_record: mpsc::UnboundedSender<(ClaimId, BootInstant)>,
     pub(super) used: AtomicBool,
     pub(super) closed: AtomicBool,
 }

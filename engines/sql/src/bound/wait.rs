@@ -11,57 +11,48 @@ use super::pool::PooledSession;
 use super::state::{CLAIM_WINDOW, State};
 
 impl<D: Dialect> State<D> {
-    /// Begins to wait. Without a connection the claim waits for one first.
-    pub(super) fn wait(
-        self: &Arc<Self>,
-        claim: &Claim,
-        conn: Option<PooledSession<D>>,
-    ) -> Entry<D> {
+    /// Begins to wait for a lock that somebody else holds.
+    pub(super) fn wait(self: &Arc<Self>, claim: &Claim, conn: PooledSession<D>) -> Entry<D> {
+        let record = waiter(claim, self.session_id(&conn));
         let outcome = Arc::new(Outcome::default());
-        let (state, claim) = (Arc::clone(self), claim.clone());
+        let (state, waits) = (Arc::clone(self), claim.clone());
         let finishing = Arc::clone(&outcome);
         let task = Task(tokio::spawn(async move {
-            let result = state.wait_through(&claim, conn, &finishing).await;
-            finishing.finish(result);
+            finishing.finish(state.wait_through(&waits, conn).await);
         }));
-        Entry::Waiting(Waiting { task, outcome })
+        self.record_later(claim);
+        Entry::Waiting(Waiting {
+            task,
+            outcome,
+            record,
+            listed: false,
+            recorded: false,
+        })
     }
 
     async fn wait_through(
         &self,
         claim: &Claim,
-        conn: Option<PooledSession<D>>,
-        outcome: &Outcome<D>,
+        mut conn: PooledSession<D>,
     ) -> Result<Box<Hold<D>>> {
-        let mut conn = match conn {
-            Some(conn) => conn,
-            None => self.pool.get().await?,
-        };
-        let id = self.session_id(&conn);
-        outcome.waits_on(id.clone());
-        let listed = self.record_waiter(claim, id).await;
         let acquired = self.dialect.acquire(&mut conn.session, claim, CLAIM_WINDOW);
         let tokens = acquired.await?;
-        let mut hold = Hold::new(conn, claim, tokens);
-        hold.listed = listed;
-        Ok(hold)
+        Ok(Hold::new(conn, claim, tokens))
     }
+}
 
-    /// Records the waiter, for `look`. Returns whether that succeeded; the wait does not depend on it.
-    async fn record_waiter(&self, claim: &Claim, session: SessionId) -> bool {
-        let none = Tokens::new(Token(0), 0);
-        let record = Record {
-            claim: claim.id,
-            name: claim.name.clone(),
-            mode: claim.mode,
-            tokens: none,
-            token: Token(0),
-            owner: Arc::clone(&claim.owner),
-            label: claim.label.clone(),
-            ttl: claim.ttl,
-            since: Clock::Boot.now(),
-            session,
-        };
-        self.control.record(&[record], &[]).await.is_ok()
+/// The record of a waiter, for `look`.
+fn waiter(claim: &Claim, session: SessionId) -> Record {
+    Record {
+        claim: claim.id,
+        name: claim.name.clone(),
+        mode: claim.mode,
+        tokens: Tokens::new(Token(0), 0),
+        token: Token(0),
+        owner: Arc::clone(&claim.owner),
+        label: claim.label.clone(),
+        ttl: claim.ttl,
+        since: Clock::Boot.now(),
+        session,
     }
 }

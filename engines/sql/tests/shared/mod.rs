@@ -1,7 +1,9 @@
 //! What the tests of MySQL and PostgreSQL share. The test's crate names its engine `crate::engine`.
 
+pub(crate) mod crashes;
 pub(crate) mod hosts;
 pub(crate) mod late;
+pub(crate) mod queue;
 pub(crate) mod restore;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

@@ -184,7 +184,7 @@ async fn a_damaged_file_is_reported() {
     held(&engine, &claim("job")).await;
     engine.close().await.unwrap();
     let mut bytes = std::fs::read(directory.file()).unwrap();
-    let page = 4096;
+    let page = 1024;
     assert!(bytes.len() >= 4 * page);
     bytes[page..].fill(0xff);
     std::fs::write(directory.file(), bytes).unwrap();

@@ -1,0 +1,84 @@
+//! More claims than connections, with the connection-bound strategies.
+
+use super::*;
+use crate::shared::queue;
+
+const BOTH: [&str; 2] = ["get-lock", "for-update"];
+
+fn url(server: &MariaDb, strategy: &str) -> String {
+    format!("{}?strategy={strategy}", server.url())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
+    let server = MariaDb::start().unwrap();
+    let note = "CREATE TABLE `lock`.listed (name VARBINARY(999)); \
+                CREATE TRIGGER `lock`.note AFTER INSERT ON `lock`.fencelock_bound FOR EACH ROW \
+                INSERT INTO `lock`.listed SELECT NEW.name FROM DUAL WHERE NEW.count = 0";
+    let listed = "SELECT COUNT(*) FROM `lock`.listed";
+    for strategy in BOTH {
+        let client = open(&format!("{}&max-connections=4", url(&server, strategy))).await;
+        let client = client.unwrap();
+        if strategy == BOTH[0] {
+            server.sql(note).unwrap();
+        }
+        queue::free_names_go_on(&client).await;
+        assert_eq!(number(&server, listed), 0, "{strategy}");
+        // Each of the clients has a control connection.
+        assert!(connections(&server) <= 4 + 2);
+        client.close().await.unwrap();
+    }
+    // A real waiter is noted.
+    let url = url(&server, BOTH[0]);
+    let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+    let held = take(&one, "held").await;
+    let waits = tokio::spawn(two.lock("held").into_future());
+    until("it is listed", || number(&server, listed) == 1).await;
+    held.release().await.unwrap();
+    let next = soon("the lock", waits).await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_listed_once_it_waits_in_the_server() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        queue::a_claim_is_listed_once_it_waits_in_the_server(&url(&server, strategy)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_go_round_in_order() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        queue::connections_go_round_in_order(&url(&server, strategy)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_leaves_the_queue() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        queue::a_request_leaves_the_queue(&url(&server, strategy)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holders_go_on_while_others_queue() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        queue::holders_go_on_while_others_queue(&url(&server, strategy)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_beyond_the_bound_queue_in_the_process() {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        // This question runs, too.
+        let waiting = || status(&server, "Threads_running") - 1;
+        let connections = || connections(&server);
+        let url = url(&server, strategy);
+        queue::waiters_beyond_the_bound_queue_in_the_process(&url, waiting, connections).await;
+    }
+}
