@@ -74,6 +74,22 @@ async fn a_waiter_of_another_client_is_woken_at_once() {
     }
 }
 
+/// An ear that nobody rings asks once per second. So several hand-offs in a row show that it is rung.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_release_rings() {
+    let server = MariaDb::start().unwrap();
+    let clients = [client(&server).await, client(&server).await];
+    let mut held = take(&clients[0], "a").await;
+    let mut took = Duration::ZERO;
+    for turn in 1..=8 {
+        let waiting = wait_for(&server, clients[turn % 2].lock("a"), 1).await;
+        let (one, next) = hand_over(held, waiting).await;
+        (took, held) = (took + one, next);
+    }
+    assert!(took < WOKEN, "{took:?}");
+    held.release().await.unwrap();
+}
+
 /// Readers are not granted the lock by the releaser. It wakes them.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_mode_and_every_way_to_a_turn_wakes() {
