@@ -12,7 +12,7 @@ const WAITERS: &str = "SELECT COUNT(*) FROM `lock`.fencelock_waiters";
 /// The connections of ears that wait.
 const WAITING_EARS: &str = "SELECT id FROM information_schema.processlist WHERE state = 'User lock' AND info LIKE '%fencelock-bell-%'";
 /// Far longer than a waiter that is woken takes, and shorter than it waits before it asks by itself.
-const WOKEN: Duration = Duration::from_millis(1200);
+const WOKEN: Duration = Duration::from_millis(1900);
 /// How long it takes at most if nothing wakes a waiter that listens.
 const ASKS: Duration = Duration::from_secs(8);
 
@@ -77,16 +77,18 @@ async fn a_waiter_of_another_client_is_woken_at_once() {
 /// An ear that nobody rings asks once per second. So several hand-offs in a row show that it is rung.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_release_rings() {
+    const TURNS: usize = 8;
     let server = MariaDb::start().unwrap();
     let clients = [client(&server).await, client(&server).await];
     let mut held = take(&clients[0], "a").await;
     let mut took = Duration::ZERO;
-    for turn in 1..=8 {
+    for turn in 1..=TURNS {
         let waiting = wait_for(&server, clients[turn % 2].lock("a"), 1).await;
         let (one, next) = hand_over(held, waiting).await;
         (took, held) = (took + one, next);
     }
-    assert!(took < WOKEN, "{took:?}");
+    // Half of what asking alone takes.
+    assert!(took < Duration::from_millis(500) * TURNS as u32, "{took:?}");
     held.release().await.unwrap();
 }
 
