@@ -268,7 +268,8 @@ fn a_mariadb_that_may_forget() {
             "may not UPDATE on `fencelock_locks`",
             "may not DELETE on `fencelock_waiters`",
             "s behind this machine's",
-            "for efficiency: 2 findings",
+            "waiters are not woken",
+            "for efficiency: 3 findings",
         ],
     );
     reports_clock_jumps(&server.url(), &clock);
