@@ -97,6 +97,15 @@ async fn granted(engine: &dyn Engine, claim: &Claim, mut place: Place) -> Grant 
     soon("the grant of a queued claim", wait).await
 }
 
+/// Holds, at once or after a wait.
+async fn taken(engine: &dyn Engine, claim: &Claim) -> Grant {
+    match soon("an answer to a claim", engine.place(claim)).await {
+        Ok(Standing::Held(grant)) => grant,
+        Ok(Standing::Waiting(place)) => granted(engine, claim, place).await,
+        other => panic!("expected to hold or to be queued: {other:?}"),
+    }
+}
+
 async fn renew(engine: &dyn Engine, claim: &Claim, ttl: Duration, token: Token) -> Renewal {
     let claim = claim.clone().ttl(ttl);
     let held = [HeldClaim::new(claim, token)];
@@ -190,13 +199,7 @@ async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
         release(&*three, &moved).await;
         // The last one waits until nothing of the forgotten claim is left.
         for claim in [after, claim(&name, against(mode), true)] {
-            match soon("an answer to a claim", one.place(&claim)).await {
-                Ok(Standing::Held(_)) => {}
-                Ok(Standing::Waiting(place)) => {
-                    granted(&*one, &claim, place).await;
-                }
-                other => panic!("{mode:?}: {other:?}"),
-            }
+            taken(&*one, &claim).await;
             release(&*one, &claim).await;
         }
     }
@@ -294,13 +297,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
         }
         // The claim window ends that grant, and another claim holds the lock.
         let between = claim(&name, against(mode), true);
-        match soon("an answer to a claim", near.place(&between)).await {
-            Ok(Standing::Waiting(place)) => {
-                granted(&*near, &between, place).await;
-            }
-            // The window was over already.
-            standing => assert!(matches!(standing, Ok(Standing::Held(_))), "{standing:?}"),
-        }
+        taken(&*near, &between).await;
         let place = waits(&*near, &moved).await;
         release(&*near, &between).await;
         let grant = granted(&*near, &moved, place).await;
