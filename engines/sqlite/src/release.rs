@@ -23,19 +23,21 @@ pub(crate) async fn withdraw(worker: &Handle, claim: &Claim, how: Leave) -> Resu
 fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Withdrawn> {
     transaction.entries.remove(claim.id);
     let name = &claim.name;
-    let held = match how {
-        Leave::Release => release(transaction, name, claim.id)?,
-        Leave::Abandon => abandon(transaction, claim)?,
-    };
     if let Some(Held {
         expiry,
         has_waiters,
-    }) = held
+    }) = stored(transaction, name, claim.id)?
     {
-        if has_waiters && (how == Leave::Release || claim.lock_delay.is_zero()) {
+        let delays = how == Leave::Abandon && !claim.lock_delay.is_zero();
+        let live = expiry > instant_value(transaction.now);
+        match delays && live {
+            true => abandon(transaction, claim)?,
+            false => delete(transaction, name, claim.id)?,
+        }
+        if has_waiters && !delays {
             wake_next(transaction, name)?;
         }
-        return Ok(match expiry > instant_value(transaction.now) {
+        return Ok(match live {
             true => Withdrawn::Released,
             false => Withdrawn::Expired,
         });
@@ -61,24 +63,13 @@ struct Held {
     has_waiters: bool,
 }
 
-/// Deletes the hold, which it returns.
-fn release(transaction: &Transaction<'_>, name: &LockName, claim: ClaimId) -> Sql<Option<Held>> {
-    let held = stored(transaction, name, claim)?;
-    if held.is_some() {
-        let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2";
-        transaction.execute(sql, params![name.as_str(), claim.as_bytes()])?;
-    }
-    Ok(held)
+fn delete(transaction: &Transaction<'_>, name: &LockName, claim: ClaimId) -> Sql<()> {
+    let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2";
+    transaction.execute(sql, params![name.as_str(), claim.as_bytes()])
 }
 
-/// Lets the lock-delay run, but not beyond the expiry of the hold, which it returns.
-fn abandon(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<Held>> {
-    let held = stored(transaction, &claim.name, claim.id)?;
-    let now = instant_value(transaction.now);
-    let live = held.as_ref().is_some_and(|held| held.expiry > now);
-    if claim.lock_delay.is_zero() || !live {
-        return release(transaction, &claim.name, claim.id);
-    }
+/// Lets the lock-delay run, but not beyond the expiry of the hold.
+fn abandon(transaction: &Transaction<'_>, claim: &Claim) -> Sql<()> {
     let sql = "UPDATE holders SET state = 'abandoned', expiry = min(expiry, ?3), lock_delay = ?4 \
                WHERE name = ?1 AND claim = ?2";
     let values = params![
@@ -87,8 +78,7 @@ fn abandon(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<Held>> {
         instant_value(transaction.now + claim.lock_delay),
         duration_value(claim.lock_delay),
     ];
-    transaction.execute(sql, values)?;
-    Ok(held)
+    transaction.execute(sql, values)
 }
 
 /// A SELECT and a change together cost a fraction of a change with RETURNING, which SQLite runs through a temporary table.

@@ -21,8 +21,8 @@ use crate::wake_up::{Address, Delivery, Message, WakeUp};
 /// How often expired rows of all locks are deleted.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// One in so many commits is followed by a checkpoint: about each 1,000 pages, so that the log stays in caches. It is chosen at random and not counted, so that processes that make
-/// only a few commits do their share.
+/// One in so many commits is followed by a checkpoint: about each 1,000 pages, so that the log stays in caches. It is chosen
+/// at random and not counted, so that processes that make only a few commits do their share.
 const COMMITS_TO_CHECKPOINT: u32 = 330;
 
 /// Whether this commit is to be followed by a checkpoint.
