@@ -9,6 +9,13 @@ fn url(server: &MariaDb, strategy: &str) -> String {
     format!("{}?strategy={strategy}", server.url())
 }
 
+async fn with_both(test: impl AsyncFn(&str)) {
+    let server = MariaDb::start().unwrap();
+    for strategy in BOTH {
+        test(&url(&server, strategy)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
     let server = MariaDb::start().unwrap();
@@ -41,34 +48,22 @@ async fn free_names_go_on_and_nobody_is_listed_as_a_waiter() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_is_listed_once_it_waits_in_the_server() {
-    let server = MariaDb::start().unwrap();
-    for strategy in BOTH {
-        queue::a_claim_is_listed_once_it_waits_in_the_server(&url(&server, strategy)).await;
-    }
+    with_both(queue::a_claim_is_listed_once_it_waits_in_the_server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_go_round_in_order() {
-    let server = MariaDb::start().unwrap();
-    for strategy in BOTH {
-        queue::connections_go_round_in_order(&url(&server, strategy)).await;
-    }
+    with_both(queue::connections_go_round_in_order).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_leaves_the_queue() {
-    let server = MariaDb::start().unwrap();
-    for strategy in BOTH {
-        queue::a_request_leaves_the_queue(&url(&server, strategy)).await;
-    }
+    with_both(queue::a_request_leaves_the_queue).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn holders_go_on_while_others_queue() {
-    let server = MariaDb::start().unwrap();
-    for strategy in BOTH {
-        queue::holders_go_on_while_others_queue(&url(&server, strategy)).await;
-    }
+    with_both(queue::holders_go_on_while_others_queue).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
