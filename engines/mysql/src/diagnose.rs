@@ -151,12 +151,10 @@ async fn of_ears(conn: &mut Conn, config: &Config, tables: &Tables) -> Result<Op
         let what = format!("waiters are not woken, and ask up to twice per second: {why}");
         Finding::new(Purpose::Efficiency, what, change)
     };
-    let ears = &tables.ears;
-    let mut request = Request::of(format!(
-        "INSERT INTO {ears} SELECT * FROM {ears} WHERE 1 = 0"
-    ));
-    request.push(format!("UPDATE {ears} SET since = 0 WHERE 1 = 0"));
-    request.push(format!("DELETE FROM {ears} WHERE 1 = 0"));
+    let mut request = Request::default();
+    for change in tables.ear_rights() {
+        request.push(change);
+    }
     match request.run(conn).await {
         Err(mysql_async::Error::Server(server)) => {
             let is_missing = server.code == NO_TABLE;

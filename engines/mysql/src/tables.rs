@@ -62,6 +62,16 @@ impl Tables {
             .replace("{counter}", &self.counter)
     }
 
+    /// Statements that need each right to change the table of ears, and change nothing.
+    pub(crate) fn ear_rights(&self) -> [String; 3] {
+        let ears = &self.ears;
+        [
+            format!("INSERT INTO {ears} SELECT * FROM {ears} WHERE 1 = 0"),
+            format!("UPDATE {ears} SET since = 0 WHERE 1 = 0"),
+            format!("DELETE FROM {ears} WHERE 1 = 0"),
+        ]
+    }
+
     /// The script that creates all tables, with its comments, for an administrator.
     pub(crate) fn script(&self) -> String {
         let all = [

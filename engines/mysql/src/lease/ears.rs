@@ -51,11 +51,9 @@ impl Leases {
         ));
         request.push(format!("SELECT 1 FROM {ears} WHERE 1 = 0"));
         if !self.config.inspect_only {
-            request.push(format!(
-                "INSERT INTO {ears} SELECT * FROM {ears} WHERE 1 = 0"
-            ));
-            request.push(format!("UPDATE {ears} SET since = 0 WHERE 1 = 0"));
-            request.push(format!("DELETE FROM {ears} WHERE 1 = 0"));
+            for change in self.tables.ear_rights() {
+                request.push(change);
+            }
         }
         let answers = self.run(session, &request).await?;
         let told = answers[0].rows.first();
