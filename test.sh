@@ -44,18 +44,23 @@ fi
 
 # The list of cases on every engine, the planted bugs and the examples in the documentation take as long as all other tests,
 # and each of the two waits for most of it.
-output=$(mktemp)
+output=$(mktemp -d)
 set -m # In a process group of its own, so that all of it can be ended.
 {
     "${longest[@]}" && failed=0 || failed=$?
     "${tests[@]}" --doc --no-fail-fast || failed=$?
     exit "$failed"
-} >"$output" 2>&1 &
+} >"$output/longest" 2>&1 &
 running=$!
 set +m
-trap 'kill -- "-$running" 2>/dev/null; rm -f "$output"' EXIT
+trap 'kill -- "-$running" 2>/dev/null; rm -rf "$output"' EXIT
 failed=0
-"${tests[@]}" --lib --bins --tests --examples --no-fail-fast || failed=$?
+"${tests[@]}" --lib --bins --tests --examples --no-fail-fast 2>&1 | tee "$output/others" || failed=$?
 wait "$running" || failed=$?
-cat "$output"
+cat "$output/longest"
+if ((failed)); then
+    # Last, since the end of a long output is what one sees first.
+    printf '\nWhat failed:\n'
+    sed -n '/^failures:$/,/^test result/p; /^error/p' "$output/others" "$output/longest"
+fi
 exit "$failed"
