@@ -1,0 +1,261 @@
+//! One claim: to take or to wait (`PUT /v1/claims/{id}`), to renew and to release.
+
+use std::num::NonZeroU32;
+
+use fencelock_core::{ClaimId, LockName, Token};
+use serde::{Deserialize, Serialize};
+
+use crate::mode::ModeWord;
+
+/// The lease of a request that names none.
+pub(crate) const fn default_ttl_ms() -> u64 {
+    30_000
+}
+
+/// Takes a lock, joins the queue, or goes on waiting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Take {
+    /// The lock.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub name: LockName,
+    /// How it is to be held.
+    #[serde(default)]
+    pub mode: ModeWord,
+    /// How many permits there are; with mode permit only.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub permit_count: Option<NonZeroU32>,
+    /// The lease.
+    #[serde(default = "default_ttl_ms")]
+    pub ttl_ms: u64,
+    /// For how much longer the store keeps a lock whose holder vanished.
+    #[serde(default)]
+    pub lock_delay_ms: u64,
+    /// Whether to wait in the queue if the lock cannot be had at once.
+    #[serde(default)]
+    pub queue: bool,
+    /// How long the answer may take; the service answers sooner if it must.
+    #[serde(default)]
+    pub wait_ms: u64,
+    /// Who claims, for people.
+    #[serde(default)]
+    pub owner: String,
+    /// A note for people.
+    #[serde(default)]
+    pub label: Option<String>,
+}
+
+/// A constant word of an answer, so that no answer can be taken for another.
+macro_rules! word {
+    ($(#[$doc:meta])* $name:ident $variant:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        #[serde(rename_all = "lowercase")]
+        pub enum $name {
+            /// The word.
+            #[default]
+            $variant,
+        }
+    };
+}
+
+word!(
+    /// `held`.
+    WordHeld Held
+);
+word!(
+    /// `waiting`.
+    WordWaiting Waiting
+);
+
+/// The claim holds (200).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Granted {
+    /// Always `held`.
+    pub state: WordHeld,
+    /// The claim.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub claim: ClaimId,
+    /// Its fencing token, below 2^53.
+    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    pub token: Token,
+    /// The grant as a text for the protected resource.
+    pub sequencer: String,
+    /// How it is held.
+    pub mode: ModeWord,
+    /// How long the client may believe, from when it sent the request.
+    pub lease_ms_since_sent: u64,
+    /// Whether that is the whole lease. If not, the first renewal brings it.
+    pub full_ttl: bool,
+    /// Whether somebody asked for the lock.
+    pub release_requested: bool,
+}
+
+/// The claim waits in the queue (202).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Waiting {
+    /// Always `waiting`.
+    pub state: WordWaiting,
+    /// How many waiters are before this one; null where the store keeps no order.
+    pub ahead: Option<u64>,
+    /// The place lapses so long after this request was sent, unless the client asks again.
+    pub poll_within_ms: u64,
+}
+
+/// Prolongs one hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Renew {
+    /// The lock.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub name: LockName,
+    /// The token of the grant that is meant.
+    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    pub token: Token,
+    /// The lease, as it was asked for first.
+    #[serde(default = "default_ttl_ms")]
+    pub ttl_ms: u64,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub lock_delay_ms: u64,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub mode: ModeWord,
+    /// As it was asked for first.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub permit_count: Option<NonZeroU32>,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub owner: String,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub label: Option<String>,
+}
+
+/// The hold was prolonged (200).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Renewed {
+    /// Always `held`.
+    pub state: WordHeld,
+    /// The token of the grant.
+    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    pub token: Token,
+    /// How long the client may believe, from when it sent the request.
+    pub lease_ms_since_sent: u64,
+    /// Whether that is the whole lease.
+    pub full_ttl: bool,
+    /// Whether somebody asked for the lock.
+    pub release_requested: bool,
+}
+
+/// How to leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// The next waiter may have the lock at once.
+    #[default]
+    Release,
+    /// After a loss: the lock-delay still runs.
+    Abandon,
+}
+
+/// Releases, leaves the queue, or undoes a request whose answer was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// The lock.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub name: LockName,
+    /// How to leave.
+    #[serde(default)]
+    pub how: How,
+    /// As it was asked for.
+    #[serde(default)]
+    pub mode: ModeWord,
+    /// As it was asked for.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub permit_count: Option<NonZeroU32>,
+    /// As it was asked for.
+    #[serde(default)]
+    pub lock_delay_ms: u64,
+    /// As it was asked for.
+    #[serde(default = "default_ttl_ms")]
+    pub ttl_ms: u64,
+}
+
+/// What a release found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The claim held until now.
+    Released,
+    /// It waited, and has left the queue.
+    LeftQueue,
+    /// It held, and its lease had ended before.
+    AlreadyExpired,
+    /// It neither held nor waited. A repeated release finds this, too.
+    NotOwner,
+}
+
+/// The claim neither holds nor waits any more (200).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Released {
+    /// What was found.
+    pub released: Outcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_enough() {
+        let take: Take = serde_json::from_str(r#"{"name":"nightly"}"#).unwrap();
+        assert_eq!((take.ttl_ms, take.queue, take.wait_ms), (30_000, false, 0));
+        assert_eq!(take.mode, ModeWord::Exclusive);
+    }
+
+    #[test]
+    fn unknown_members_and_bad_names_are_refused() {
+        for body in [
+            r#"{"name":"a","tll_ms":1}"#,
+            r#"{"name":""}"#,
+            "{}",
+            r#"{"name":"a","ttl_ms":-1}"#,
+        ] {
+            assert!(serde_json::from_str::<Take>(body).is_err(), "{body}");
+        }
+    }
+
+    #[test]
+    fn words_are_as_documented() {
+        let released = Released {
+            released: Outcome::LeftQueue,
+        };
+        let text = serde_json::to_string(&released).unwrap();
+        assert_eq!(text, r#"{"released":"left-queue"}"#);
+        let waiting = Waiting {
+            state: WordWaiting::Waiting,
+            ahead: None,
+            poll_within_ms: 2000,
+        };
+        let text = serde_json::to_string(&waiting).unwrap();
+        assert_eq!(
+            text,
+            r#"{"state":"waiting","ahead":null,"poll_within_ms":2000}"#
+        );
+    }
+}

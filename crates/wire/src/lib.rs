@@ -1,0 +1,54 @@
+//! What the lock service and its clients say to each other: JSON bodies, headers, problems, and the key of a claim.
+//!
+//! Every duration is a whole number of milliseconds, and its member ends in `_ms`. A duration in an answer counts from when
+//! the client **sent** the request that it answers. Requests refuse members that they do not know; answers may have more
+//! members than a client knows.
+
+mod claim;
+mod key;
+mod lock;
+mod mode;
+mod problem;
+mod renewals;
+mod simple;
+mod store;
+
+pub use claim::{
+    Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting, WordHeld, WordWaiting,
+};
+pub use key::{BadKey, ClaimKey};
+pub use lock::{
+    Attest, Attested, Check, Checked, Evict, EvictHow, Evicted, Holder, Lock, Locks, Waiter,
+};
+pub use mode::ModeWord;
+pub use problem::{CONTENT_TYPE, Kind, Problem};
+pub use renewals::{RenewMany, RenewOne, RenewedMany, RenewedOne};
+pub use simple::{SimpleGrant, SimpleTake};
+pub use store::{Binding, Finding, Findings, Store};
+
+/// The header with the [key](ClaimKey) of the claims that a request is about.
+pub const KEY: &str = "fencelock-key";
+
+/// The header that names a replica: in every answer the one that answers, in a request the one that is meant.
+pub const REPLICA: &str = "fencelock-replica";
+
+/// How many claims one request renews at most.
+pub const MOST_RENEWALS: usize = 500;
+
+/// How long the name of an owner may be, in bytes. The service puts the name of the principal before it.
+pub const MOST_OWNER_BYTES: usize = 200;
+
+use std::time::Duration;
+
+/// As whole milliseconds, rounded down: for what a client may believe.
+#[must_use]
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// As whole milliseconds, rounded up: for what a client asks for.
+#[must_use]
+pub fn millis_up(duration: Duration) -> u64 {
+    let more = duration.subsec_nanos() % 1_000_000 != 0;
+    millis(duration).saturating_add(u64::from(more))
+}

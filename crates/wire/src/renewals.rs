@@ -1,0 +1,96 @@
+//! Many holds at once: `POST /v1/renewals`.
+
+use std::num::NonZeroU32;
+
+use fencelock_core::{ClaimId, LockName, Token};
+use serde::{Deserialize, Serialize};
+
+use crate::mode::ModeWord;
+
+/// Prolongs up to [`MOST_RENEWALS`](crate::MOST_RENEWALS) holds of one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RenewMany {
+    /// The holds.
+    pub claims: Vec<RenewOne>,
+}
+
+/// One of them. All but `claim` is as in [`Renew`](crate::Renew).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RenewOne {
+    /// The claim that holds.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub claim: ClaimId,
+    /// The lock.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub name: LockName,
+    /// The token of the grant that is meant.
+    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    pub token: Token,
+    /// The lease, as it was asked for first.
+    #[serde(default = "crate::claim::default_ttl_ms")]
+    pub ttl_ms: u64,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub lock_delay_ms: u64,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub mode: ModeWord,
+    /// As it was asked for first.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub permit_count: Option<NonZeroU32>,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub owner: String,
+    /// As it was asked for first.
+    #[serde(default)]
+    pub label: Option<String>,
+}
+
+/// The answers, in the order of the request (200).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RenewedMany {
+    /// One for each hold.
+    pub claims: Vec<RenewedOne>,
+}
+
+/// The answer for one hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum RenewedOne {
+    /// It was prolonged.
+    Held {
+        /// The claim.
+        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        claim: ClaimId,
+        /// The token of the grant.
+        #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+        token: Token,
+        /// How long the client may believe, from when it sent the request.
+        lease_ms_since_sent: u64,
+        /// Whether that is the whole lease.
+        full_ttl: bool,
+        /// Whether somebody asked for the lock.
+        release_requested: bool,
+    },
+    /// The claim does not hold, or not by this grant.
+    Lost {
+        /// The claim.
+        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        claim: ClaimId,
+    },
+    /// The store did not answer. What was believed stands.
+    Unknown {
+        /// The claim.
+        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        claim: ClaimId,
+        /// What happened.
+        detail: String,
+    },
+}
