@@ -53,7 +53,7 @@ set -m # In a process group of its own, so that all of it can be ended.
 } >"$output/longest" 2>&1 &
 running=$!
 set +m
-trap 'kill -- "-$running" 2>/dev/null; rm -rf "$output"' EXIT
+trap 'kill -- "-$running" 2>/dev/null || true; rm -rf "$output"' EXIT
 failed=0
 "${tests[@]}" --lib --bins --tests --examples --no-fail-fast 2>&1 | tee "$output/others" || failed=$?
 wait "$running" || failed=$?
