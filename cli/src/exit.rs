@@ -97,7 +97,14 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::new(code_of(&error), error)
+        let code = code_of(&error);
+        match code {
+            code::REFUSED => Self::new(
+                code,
+                format!("{error} (docs/rights.md: the rights that a store needs)"),
+            ),
+            _ => Self::new(code, error),
+        }
     }
 }
 

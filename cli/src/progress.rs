@@ -19,22 +19,53 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// How often the line on the terminal is updated.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reports the wait of `owner` for the lock `name`: on a terminal as a line that is updated forever, elsewhere as one
-/// message if `verbose`.
+/// How often a waiter without a terminal asks whether the store still answers.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Reports the wait of `owner` for the lock `name`, until it is dropped: on a terminal as a line that is updated, elsewhere
+/// as one message if `verbose`, and one whenever the store stops or begins to answer.
 pub(crate) async fn report(client: &Client, name: &str, owner: &str, verbose: bool) {
     tokio::time::sleep(UNNOTICED).await;
     if io::stderr().is_terminal() {
         update_line(client, name, owner).await;
-    } else if verbose {
+        return;
+    }
+    if verbose {
         say(&format!("waiting for lock {name}"));
+    }
+    report_silence(client, name).await;
+}
+
+/// A wait without a limit would otherwise not tell a store that hangs from a lock that is held.
+async fn report_silence(client: &Client, name: &str) {
+    let mut away = false;
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        match client.look(name).await {
+            Err(error) if error.is_away() && !away => {
+                say(&format!("still waiting for lock {name}: {error}"));
+                away = true;
+            }
+            Ok(_) if away => {
+                say(&format!(
+                    "still waiting for lock {name}: the store answers again"
+                ));
+                away = false;
+            }
+            _ => {}
+        }
     }
 }
 
 async fn update_line(client: &Client, name: &str, owner: &str) {
     let mut line = Line { shown: false };
     loop {
-        if let Ok(view) = client.look(name).await {
-            line.show(&describe(&view, owner));
+        match client.look(name).await {
+            Ok(view) => line.show(&describe(&view, owner)),
+            Err(error) if error.is_away() => {
+                line.show(&format!("fencelock: waiting for {name}: {error}"));
+            }
+            Err(_) => {}
         }
         tokio::time::sleep(UPDATE_INTERVAL).await;
     }

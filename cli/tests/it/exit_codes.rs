@@ -48,6 +48,7 @@ pub(crate) fn all(store: &Described<'_>) {
     in_time(begun);
     let wrong = Fixture::on(server.wrong_password.clone());
     let ran = refuses(&wrong, 77, "refuses");
+    assert!(ran.err.contains("docs/rights.md"), "{}", ran.err);
     assert!(!ran.err.contains("secret"), "{}", ran.err);
     lost_to_silence(&fixture, server);
     dead_while_waiting(&fixture, server);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fencelock_testbed::{Port, Redis};
 
 use crate::exit_codes::{Described, Server, all};
-use crate::fixture::{Fixture, group, until};
+use crate::fixture::{Fixture, Running, group, until};
 
 #[test]
 fn every_code() {
@@ -146,4 +146,26 @@ fn purpose_correctness_warns_about_what_the_store_cannot_promise() {
     assert!(ran.err.contains("fencelock: warning: "), "{}", ran.err);
     let ran = fixture.run(&["run", "--purpose", "efficiency", "a", "--", "echo", "ran"]);
     assert_eq!((ran.out.as_str(), ran.err.as_str()), ("ran\n", ""));
+}
+
+#[test]
+fn a_waiter_without_a_limit_says_that_the_store_is_silent() {
+    let redis = Redis::start().unwrap();
+    let fixture = Fixture::on(redis.url());
+    let mut hold = fixture.start(&["hold", "a"]);
+    hold.line();
+    let to_file = "exec \"$@\" 2> waiter";
+    let start = ["sh", "-c", to_file, "sh", env!("CARGO_BIN_EXE_fencelock")];
+    let waiter =
+        Running::start(fixture.command_through(&start, &["run", "a", "--", "echo", "ran"]));
+    fixture.await_waiters("a", 1);
+    let says = |words: &str| until(words, || fixture.read("waiter").contains(words));
+    redis.pause().unwrap();
+    says(&format!("still waiting for lock a: store {}", redis.url()));
+    redis.resume().unwrap();
+    says("still waiting for lock a: the store answers again");
+    assert_eq!(fixture.read("waiter").lines().count(), 2);
+    assert_eq!(hold.end().code, 0);
+    let ran = waiter.end();
+    assert_eq!((ran.code, ran.out.as_str()), (0, "ran\n"));
 }

@@ -34,7 +34,7 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 #[non_exhaustive]
 pub enum Error {
     /// An input cannot be used. Nothing was sent to the store.
-    #[error("{what} {input:?}: {why}")]
+    #[error("{what} {}: {why}", quoted(input))]
     #[non_exhaustive]
     Invalid {
         /// What kind of input: "lock name", "ttl".
@@ -146,6 +146,15 @@ pub enum Error {
         /// What was seen.
         why: String,
     },
+}
+
+/// An input, in quotes and cut short: it is the reader's own, and may be very long.
+fn quoted(input: &str) -> String {
+    const MOST: usize = 100;
+    match input.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{:?}…", &input[..end]),
+        None => format!("{input:?}"),
+    }
 }
 
 impl Error {
@@ -267,5 +276,21 @@ impl Error {
     #[must_use]
     pub fn is_away(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_input_is_cut_short() {
+        let error = Error::invalid("label", "ä".repeat(5000), "it is too long").to_string();
+        assert_eq!(
+            error,
+            format!("label \"{}\"…: it is too long", "ä".repeat(100))
+        );
+        let error = Error::invalid("port", "a\nb", "no").to_string();
+        assert_eq!(error, r#"port "a\nb": no"#);
     }
 }
