@@ -12,6 +12,7 @@ mod problem;
 mod renewals;
 mod simple;
 mod store;
+mod time;
 
 pub use claim::{
     Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting, WordHeld, WordWaiting,
@@ -25,6 +26,7 @@ pub use problem::{CONTENT_TYPE, Kind, Problem};
 pub use renewals::{RenewMany, RenewOne, RenewedMany, RenewedOne};
 pub use simple::{SimpleGrant, SimpleTake};
 pub use store::{Binding, Finding, Findings, Store};
+pub use time::{millis, millis_up};
 
 /// The header with the [key](ClaimKey) of the claims that a request is about.
 pub const KEY: &str = "fencelock-key";
@@ -37,18 +39,3 @@ pub const MOST_RENEWALS: usize = 500;
 
 /// How long the name of an owner may be, in bytes. The service puts the name of the principal before it.
 pub const MOST_OWNER_BYTES: usize = 200;
-
-use std::time::Duration;
-
-/// As whole milliseconds, rounded down: for what a client may believe.
-#[must_use]
-pub fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// As whole milliseconds, rounded up: for what a client asks for.
-#[must_use]
-pub fn millis_up(duration: Duration) -> u64 {
-    let more = duration.subsec_nanos() % 1_000_000 != 0;
-    millis(duration).saturating_add(u64::from(more))
-}

@@ -7,8 +7,8 @@ use fencelock_core::engine::{HolderView, LockView, WaiterView};
 use fencelock_core::{ClaimId, LockName, Mode, Token};
 use serde::{Deserialize, Serialize};
 
-use crate::millis;
 use crate::mode::ModeWord;
+use crate::time::millis;
 
 /// One lock, with the members of `fencelock show --json` and more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
