@@ -1,7 +1,10 @@
 //! The service over real sockets.
 
+mod bound;
 mod boundary;
 mod client;
+#[cfg(feature = "tls")]
+mod encrypted;
 mod faults;
 mod inputs;
 mod many;
