@@ -1,5 +1,7 @@
 //! The service over real sockets.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod bound;
 mod boundary;
 mod client;

@@ -271,7 +271,9 @@ async fn rights_are_reloaded_and_a_bad_file_changes_nothing() {
     let bad = Principal::new("a/b");
     assert!(at.service().reload(&[bad], &[]).is_err());
     assert_eq!((ask(&one).await, ask(&two).await), (200, 401));
-    at.service().reload(&[two.principal.clone()], &[]).unwrap();
+    at.service()
+        .reload(std::slice::from_ref(&two.principal), &[])
+        .unwrap();
     assert_eq!((ask(&one).await, ask(&two).await), (401, 200));
 }
 
@@ -454,7 +456,9 @@ async fn the_audit_log_names_who_did_what_and_no_secret() {
 
     // A file that was moved away is made anew.
     std::fs::rename(&file, dir.path().join("old")).unwrap();
-    at.service().reload(&[boss.principal.clone()], &[]).unwrap();
+    at.service()
+        .reload(std::slice::from_ref(&boss.principal), &[])
+        .unwrap();
     assert_eq!(crate::rights::lines(&file, 1).await[0]["do"], "reload");
 }
 
