@@ -49,6 +49,6 @@ pub fn millis(duration: Duration) -> u64 {
 /// As whole milliseconds, rounded up: for what a client asks for.
 #[must_use]
 pub fn millis_up(duration: Duration) -> u64 {
-    let more = duration.subsec_nanos() % 1_000_000 != 0;
+    let more = !duration.subsec_nanos().is_multiple_of(1_000_000);
     millis(duration).saturating_add(u64::from(more))
 }
