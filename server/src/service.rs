@@ -1,0 +1,61 @@
+//! A replica as its users see it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use fencelock_core::{CancellationToken, Engine, Result};
+
+use crate::config::{Config, Limits};
+use crate::replica::Replica;
+use crate::router;
+
+/// One replica, without a socket yet. Cheap to clone: all clones are one replica.
+#[derive(Clone, Debug)]
+pub struct Service(Arc<Replica>);
+
+impl Service {
+    /// Serves the store of this engine. Needs a tokio runtime from its first request on.
+    ///
+    /// # Errors
+    /// [`Error::Config`](fencelock_core::Error::Config) if the store cannot be served,
+    /// [`Error::Internal`](fencelock_core::Error::Internal) if the operating system has no random numbers.
+    pub fn new(engine: Arc<dyn Engine>, config: Config) -> Result<Self> {
+        Ok(Self(Arc::new(Replica::new(engine, config)?)))
+    }
+
+    /// What serves requests, for a listener of one's own. [`Server`] limits connections, too.
+    pub fn router(&self) -> Router {
+        router::router(Arc::clone(&self.0))
+    }
+
+    /// The replica's id: 16 hex digits, drawn at its start, and in every answer's `Fencelock-Replica`.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// How many requests wait for a lock or for a change of one.
+    #[must_use]
+    pub fn polls(&self) -> usize {
+        self.0.polls()
+    }
+
+    /// How many claims are known here: those with a request under way, and waiters that may ask again.
+    #[must_use]
+    pub fn claims(&self) -> usize {
+        self.0.known.len()
+    }
+
+    /// From now on, new claims are refused and nobody waits here any more; everything else is served.
+    pub fn refuse_new(&self) {
+        self.0.draining.cancel();
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.config.limits
+    }
+
+    pub(crate) fn draining(&self) -> CancellationToken {
+        self.0.draining.clone()
+    }
+}
