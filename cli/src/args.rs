@@ -48,6 +48,16 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure the store, with its plain client library for comparison
     Bench(fencelock_bench::Args),
+    /// Serve locks over HTTP, for programs in any language
+    #[cfg(feature = "serve")]
+    Serve(Serve),
+    /// Serve locks over HTTP, for programs in any language (not in this build)
+    #[cfg(not(feature = "serve"))]
+    Serve {
+        /// Any arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        words: Vec<OsString>,
+    },
     /// Inject faults into a store and check what its clients believed
     #[cfg(feature = "torture")]
     Torture(fencelock_torture::Args),
@@ -219,6 +229,43 @@ pub(crate) struct Doctor {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    /// The address and port to listen on; port 0 is a free one, which is printed
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7420")]
+    pub(crate) listen: std::net::SocketAddr,
+
+    /// Listen beyond this machine although anybody there can then take and release locks, and read along
+    #[arg(long)]
+    pub(crate) insecure: bool,
+
+    /// The URL under which clients reach this replica
+    #[arg(long, value_name = "URL")]
+    pub(crate) advertise: Option<String>,
+
+    /// Another name of this service that requests may ask for, such as that of a balancer; may be repeated
+    #[arg(long = "host", value_name = "NAME")]
+    pub(crate) hosts: Vec<String>,
+
+    /// How long the end may take: renewals and releases are served until then [default: 20s]
+    #[arg(long, value_name = "DUR")]
+    pub(crate) drain: Option<String>,
+
+    /// What the locks are for; correctness warns about what the store cannot promise
+    #[arg(long, value_enum, default_value_t = Purpose::Correctness)]
+    pub(crate) purpose: Purpose,
+}
+
+#[cfg(feature = "serve")]
+impl Serve {
+    /// Reads `--drain`.
+    pub(crate) fn drain(&self) -> Result<Duration, Error> {
+        let drain = duration("--drain", self.drain.as_deref())?;
+        Ok(drain.unwrap_or(Duration::from_secs(20)))
+    }
 }
 
 /// What a lock is for.
