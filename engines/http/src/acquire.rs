@@ -8,7 +8,6 @@ use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, millis, millis_up};
 use http::{Method, StatusCode};
 
 use crate::connection::Ask;
-use crate::entry::Poll;
 use crate::error::{Action, RequestError, unreadable};
 use crate::state::{Request, State};
 
@@ -28,22 +27,18 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     Ok(put(state, claim, Duration::ZERO, limit, None).await?)
 }
 
-/// One request to take the lock, which waits for so long at the service.
+/// One request to take the lock, which waits for so long at the service. `at` is the replica that is asked first.
 pub(crate) async fn put(
     state: &State,
     claim: &Claim,
     wait: Duration,
     limit: Duration,
-    poll: Option<&Poll<'_>>,
+    at: Option<usize>,
 ) -> Result<Standing, RequestError> {
     let key = state.key_of(claim)?;
     let path = format!("/v1/claims/{}", claim.id);
     let body = state.json(&take(claim, wait))?;
     let action = Action::of("taking", &claim.name);
-    let at = state.replicas.order(Some(&claim.id)).first().copied();
-    if let (Some(poll), Some(at)) = (poll, at) {
-        poll.is_at(at);
-    }
     let asked = state.ask(Request {
         ask: Ask {
             method: &Method::PUT,

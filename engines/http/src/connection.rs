@@ -1,6 +1,7 @@
 //! HTTP to the replicas: one request and its answer, over connections that are kept.
 
 use std::error::Error as StdError;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +22,9 @@ type Body = Full<Bytes>;
 
 /// A connection is closed before the service closes it, which does so after a minute.
 const IDLE: Duration = Duration::from_secs(30);
+
+/// How long an answer may take to be read that came in time, while this process was stopped.
+const UNREAD: Duration = Duration::from_millis(50);
 
 /// More than the longest answer: a page of locks with their queues.
 const MOST_BYTES: usize = 64 << 20;
@@ -151,8 +155,12 @@ impl Connections {
                 body: body.to_bytes(),
             })
         };
+        let mut answer = pin!(answer);
+        if let Ok(answer) = timeout(limit, answer.as_mut()).await {
+            return answer;
+        }
         let late = |_| Err(NoAnswer::InDoubt(format!("no answer within {limit:?}")));
-        timeout(limit, answer).await.unwrap_or_else(late)
+        timeout(UNREAD, answer).await.unwrap_or_else(late)
     }
 
     /// Sends a request whose answer has no end.

@@ -1,6 +1,7 @@
 //! What this client knows of a claim that waits, or of which a request had no answer. Other claims have no entry.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
@@ -13,7 +14,7 @@ struct Entry {
     waits: bool,
     /// How many polls are open, and where the last one is.
     polls: watch::Sender<usize>,
-    polled_at: Option<usize>,
+    polled_at: usize,
     /// When the last request was sent that may take effect later, if there is one.
     doubted: Option<BootInstant>,
 }
@@ -26,19 +27,12 @@ pub(crate) struct Entries {
     late: Duration,
 }
 
-/// What must be over before a release of a claim is final.
-#[derive(Debug)]
-pub(crate) enum Unsettled {
-    /// Polls are open.
-    Polls(watch::Receiver<usize>),
-    /// A request may still take effect.
-    Doubt,
-}
-
 /// An open poll.
-pub(crate) struct Poll<'a> {
-    entries: &'a Entries,
+#[derive(Debug)]
+pub(crate) struct Poll {
+    entries: Arc<Entries>,
     claim: ClaimId,
+    pub(crate) replica: usize,
 }
 
 impl Entries {
@@ -52,7 +46,7 @@ impl Entries {
         work(all.entry(*claim).or_insert_with(|| Entry {
             waits: false,
             polls: watch::Sender::new(0),
-            polled_at: None,
+            polled_at: 0,
             doubted: None,
         }))
     }
@@ -91,47 +85,44 @@ impl Entries {
         });
     }
 
-    /// A poll begins.
-    pub(crate) fn poll(&self, claim: &ClaimId) -> Poll<'_> {
-        self.with(claim, |entry| entry.polls.send_modify(|open| *open += 1));
+    /// A poll begins, at this replica first. From now on a release waits for its end.
+    pub(crate) fn poll(self: &Arc<Self>, claim: &ClaimId, replica: usize) -> Poll {
+        self.with(claim, |entry| {
+            entry.polls.send_modify(|open| *open += 1);
+            entry.polled_at = replica;
+        });
         Poll {
-            entries: self,
+            entries: Arc::clone(self),
             claim: *claim,
+            replica,
         }
     }
 
-    /// Where the claim's last poll is or was.
-    pub(crate) fn polled_at(&self, claim: &ClaimId) -> Option<usize> {
-        self.all.lock().get(claim)?.polled_at
-    }
-
-    /// What is unsettled about a release that was sent then and is answered now. If nothing is, the entry is over.
-    pub(crate) fn settle(&self, claim: &ClaimId, sent: BootInstant) -> Option<Unsettled> {
-        let mut all = self.all.lock();
+    /// The claim's open polls, if there are any, and where the last one is. A release must be sent after their end.
+    pub(crate) fn open_polls(&self, claim: &ClaimId) -> Option<(watch::Receiver<usize>, usize)> {
+        let all = self.all.lock();
         let entry = all.get(claim)?;
-        if entry
+        let is_open = *entry.polls.borrow() > 0;
+        is_open.then(|| (entry.polls.subscribe(), entry.polled_at))
+    }
+
+    /// Whether a release is final that was sent then, when no poll was open, and is answered now. If so, the entry is over.
+    pub(crate) fn settle(&self, claim: &ClaimId, sent: BootInstant) -> bool {
+        let mut all = self.all.lock();
+        let Some(entry) = all.get(claim) else {
+            return true;
+        };
+        let doubted = entry
             .doubted
-            .is_some_and(|doubted| sent < doubted + self.late)
-        {
-            return Some(Unsettled::Doubt);
+            .is_some_and(|doubted| sent < doubted + self.late);
+        if !doubted {
+            all.remove(claim);
         }
-        if *entry.polls.borrow() > 0 {
-            return Some(Unsettled::Polls(entry.polls.subscribe()));
-        }
-        all.remove(claim);
-        None
+        !doubted
     }
 }
 
-impl Poll<'_> {
-    /// The poll is sent to this replica.
-    pub(crate) fn is_at(&self, replica: usize) {
-        self.entries
-            .with(&self.claim, |entry| entry.polled_at = Some(replica));
-    }
-}
-
-impl Drop for Poll<'_> {
+impl Drop for Poll {
     fn drop(&mut self) {
         if let Some(entry) = self.entries.all.lock().get(&self.claim) {
             entry
@@ -153,28 +144,29 @@ mod tests {
     fn a_release_is_final_when_nothing_can_come_after_it() {
         let (entries, id) = (Entries::new(LATE), ClaimIds::new().unwrap().next());
         let now = Clock::Boot.now();
-        assert!(entries.settle(&id, now).is_none());
+        assert!(entries.settle(&id, now));
         entries.doubt(&id, now);
         for (after, settled) in [(LATE / 2, false), (LATE, true), (LATE, true)] {
-            assert_eq!(entries.settle(&id, now + after).is_none(), settled);
+            assert_eq!(entries.settle(&id, now + after), settled);
         }
     }
 
     #[test]
-    fn a_release_is_not_final_while_a_poll_is_open() {
-        let (entries, id) = (Entries::new(LATE), ClaimIds::new().unwrap().next());
+    fn polls_are_open_until_their_end() {
+        let (entries, id) = (
+            Arc::new(Entries::new(LATE)),
+            ClaimIds::new().unwrap().next(),
+        );
         entries.waits(&id);
-        let poll = entries.poll(&id);
-        poll.is_at(3);
-        assert_eq!(entries.polled_at(&id), Some(3));
-        let now = Clock::Boot.now();
-        assert!(matches!(
-            entries.settle(&id, now),
-            Some(Unsettled::Polls(_))
-        ));
-        drop(poll);
-        assert!(entries.is_waiting(&id));
-        assert!(entries.settle(&id, now).is_none());
+        assert!(entries.open_polls(&id).is_none());
+        let (one, two) = (entries.poll(&id, 3), entries.poll(&id, 4));
+        drop(one);
+        let (open, at) = entries.open_polls(&id).unwrap();
+        assert_eq!((*open.borrow(), at), (1, 4));
+        drop(two);
+        assert_eq!(*open.borrow(), 0);
+        assert!(entries.open_polls(&id).is_none() && entries.is_waiting(&id));
+        assert!(entries.settle(&id, Clock::Boot.now()));
         assert!(!entries.is_waiting(&id));
     }
 

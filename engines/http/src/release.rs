@@ -7,7 +7,6 @@ use fencelock_core::{Error, Result};
 use fencelock_wire::{How, ModeWord, Outcome, Release, Released, millis_up};
 use tokio::time::timeout;
 
-use crate::entry::Unsettled;
 use crate::error::Action;
 use crate::state::{Request, State};
 
@@ -24,29 +23,28 @@ pub(crate) async fn withdraw(state: &State, claim: &Claim, how: Leave) -> Result
     let action = Action::of("releasing", &claim.name);
     let mut first = None;
     for _ in 0..TRIES {
+        // A poll that is open now may come after this release, even if it is answered first.
+        let polls = state.entries.open_polls(&claim.id);
         let request = Request {
             ask: State::post(&path, &key.header, &body),
             action,
             claim: Some(&claim.id),
             // Where its poll is, which then ends.
-            at: state.entries.polled_at(&claim.id),
+            at: polls.as_ref().map(|(_, at)| *at),
             limit: state.config.response_timeout,
         };
         let reply = state.ask(request).await?;
         let released: Released = state.read(&reply, action)?;
         let withdrawn = *first.get_or_insert(outcome(released.released));
-        match state.entries.settle(&claim.id, reply.sent) {
-            None => return Ok(withdrawn),
-            Some(Unsettled::Doubt) => break,
-            Some(Unsettled::Polls(mut open)) => {
-                // The release must be sent after the last of them has ended.
-                if timeout(POLL_ENDS, open.wait_for(|open| *open == 0))
-                    .await
-                    .is_err()
-                {
-                    break;
-                }
+        let Some((mut open, _)) = polls else {
+            match state.entries.settle(&claim.id, reply.sent) {
+                true => return Ok(withdrawn),
+                false => break,
             }
+        };
+        let ended = timeout(POLL_ENDS, open.wait_for(|open| *open == 0)).await;
+        if ended.is_err() {
+            break;
         }
     }
     Err(Error::unsettled(&state.config.store, action.text()))

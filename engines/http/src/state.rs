@@ -1,5 +1,6 @@
 //! What a client of the service has: its replicas, what they said, and its claims that wait.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,7 +34,7 @@ pub(crate) struct State {
     pub(crate) replicas: Replicas,
     pub(crate) info: ServerInfo,
     pub(crate) promises: Promises,
-    pub(crate) entries: Entries,
+    pub(crate) entries: Arc<Entries>,
     pub(crate) sender: EventSender,
     /// Set once by `close`.
     pub(crate) closed: watch::Sender<bool>,
@@ -105,7 +106,7 @@ impl State {
         let known = said.into_iter().map(|(_, store)| store.replica).collect();
         let state = Self {
             promises: info.promises(&config),
-            entries: Entries::new(2 * info.window()),
+            entries: Arc::new(Entries::new(2 * info.window())),
             known: Mutex::new(known),
             closed: watch::Sender::new(false),
             config,

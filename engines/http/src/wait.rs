@@ -8,6 +8,7 @@ use fencelock_core::support::Backoff;
 use fencelock_core::{Clock, Error, Result};
 
 use crate::acquire::put;
+use crate::entry::Poll;
 use crate::error::RequestError;
 use crate::state::State;
 
@@ -26,8 +27,10 @@ pub(crate) async fn wait(state: &Arc<State>, claim: &Claim) -> Result<Option<Gra
         }
         let begun = Clock::Boot.now();
         // If this wait is dropped, the request goes on to its answer: a release then knows that it cannot come late.
+        let first = state.replicas.order(Some(&claim.id)).first().copied();
+        let open = state.entries.poll(&claim.id, first.unwrap_or_default());
         let (own, claim) = (Arc::clone(state), claim.clone());
-        let asked = tokio::spawn(async move { poll(&own, &claim).await });
+        let asked = tokio::spawn(async move { poll(&own, &claim, open).await });
         let answer = asked.await.unwrap_or_else(|ended| {
             let why = format!("a poll ended: {ended}");
             Err(Error::internal(&state.config.store, why).into())
@@ -47,9 +50,8 @@ pub(crate) async fn wait(state: &Arc<State>, claim: &Claim) -> Result<Option<Gra
     Ok(None)
 }
 
-async fn poll(state: &State, claim: &Claim) -> Result<Standing, RequestError> {
-    let open = state.entries.poll(&claim.id);
+async fn poll(state: &State, claim: &Claim, open: Poll) -> Result<Standing, RequestError> {
     let (wait, window) = (state.info.poll(), state.info.window());
     let limit = wait + (window / 4).clamp(SLACK.0, SLACK.1);
-    put(state, claim, wait, limit, Some(&open)).await
+    put(state, claim, wait, limit, Some(open.replica)).await
 }
