@@ -107,6 +107,7 @@ impl Entries {
     }
 
     /// Whether a release is final that was sent then, when no poll was open, and is answered now. If so, the entry is over.
+    /// Until `late` after its last request without an answer a claim may come to hold again.
     pub(crate) fn settle(&self, claim: &ClaimId, sent: BootInstant) -> bool {
         let mut all = self.all.lock();
         let Some(entry) = all.get(claim) else {

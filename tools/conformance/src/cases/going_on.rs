@@ -68,6 +68,12 @@ async fn held(engine: &dyn Engine, claim: &Claim) -> Grant {
     }
 }
 
+/// The same, for its whole ttl: a first grant may last for a claim window only.
+async fn held_for_long(engine: &dyn Engine, claim: &Claim) {
+    let grant = held(engine, claim).await;
+    is_kept(engine, claim, claim.ttl, grant.tokens.first).await;
+}
+
 /// Places a claim, and expects to be queued.
 async fn waits(engine: &dyn Engine, claim: &Claim) -> Place {
     match soon("an answer to a claim", engine.place(claim)).await {
@@ -276,7 +282,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
     let proxy = ctx.server().proxy();
     for mode in modes(ctx.promises()) {
         let before = claim(&ctx, &name, against(mode), false);
-        held(&*near, &before).await;
+        held_for_long(&*near, &before).await;
         let moved = claim(&ctx, &name, mode, true);
         waits(&*far, &moved).await;
         // Another wait, so that the remote process continues to listen.
@@ -286,7 +292,7 @@ async fn a_late_give_back_spares_the_next_grant(ctx: Ctx) {
             claim(&ctx, &other, mode, true),
         );
         let holding = holding.mode(against(mode));
-        held(&*near, &holding).await;
+        held_for_long(&*near, &holding).await;
         waits(&*far, &waiting).await;
         // Its withdrawal never arrives: the claim is still queued, and the remote process has forgotten it.
         proxy.requests(Flow::Lose);
