@@ -233,16 +233,25 @@ pub(crate) struct Doctor {
 
 #[cfg(feature = "serve")]
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Serve {
-    /// The address and port to listen on; port 0 is a free one, which is printed
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7420")]
-    pub(crate) listen: std::net::SocketAddr,
+    #[command(subcommand)]
+    pub(crate) command: Option<ServeCommand>,
 
-    /// Listen beyond this machine although anybody there can then take and release locks, and read along
+    /// The configuration file, with [serve] and [[principal]]; read again on SIGHUP [default: $FENCELOCK_SERVE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<std::path::PathBuf>,
+
+    /// The address and port to listen on; port 0 is a free one, which is printed; may be repeated [default:
+    /// $FENCELOCK_SERVE_LISTEN, else the file's, else 127.0.0.1:7420]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Vec<std::net::SocketAddr>,
+
+    /// Serve other machines although there is no TLS or nobody has to say who it is
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// The URL under which clients reach this replica
+    /// The URL under which clients reach this replica [default: $FENCELOCK_SERVE_ADVERTISE, else the file's]
     #[arg(long, value_name = "URL")]
     pub(crate) advertise: Option<String>,
 
@@ -250,21 +259,31 @@ pub(crate) struct Serve {
     #[arg(long = "host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
 
-    /// How long the end may take: renewals and releases are served until then [default: 20s]
+    /// How long the end may take: renewals and releases are served until then [default: the file's, else 20s]
     #[arg(long, value_name = "DUR")]
     pub(crate) drain: Option<String>,
 
-    /// What the locks are for; correctness warns about what the store cannot promise
-    #[arg(long, value_enum, default_value_t = Purpose::Correctness)]
-    pub(crate) purpose: Purpose,
+    /// What the locks are for; correctness warns about what the store cannot promise [default: the file's, else
+    /// correctness]
+    #[arg(long, value_enum)]
+    pub(crate) purpose: Option<Purpose>,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServeCommand {
+    /// Draw a bearer token, and print it with the lines for the configuration file
+    Token {
+        /// The name of the principal
+        name: String,
+    },
 }
 
 #[cfg(feature = "serve")]
 impl Serve {
     /// Reads `--drain`.
-    pub(crate) fn drain(&self) -> Result<Duration, Error> {
-        let drain = duration("--drain", self.drain.as_deref())?;
-        Ok(drain.unwrap_or(Duration::from_secs(20)))
+    pub(crate) fn drain(&self) -> Result<Option<Duration>, Error> {
+        duration("--drain", self.drain.as_deref())
     }
 }
 

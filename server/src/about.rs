@@ -10,6 +10,8 @@ use fencelock_wire::{Finding, Findings, Kind, Store, millis, millis_up};
 use http::StatusCode;
 use serde::Serialize;
 
+use crate::caller::Caller;
+use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
@@ -27,7 +29,11 @@ const IDLE: Duration = Duration::from_secs(2);
 const PROBE: &str = "fencelock/ready";
 
 /// What the store promises.
-pub(crate) async fn store(State(replica): State<Arc<Replica>>) -> Response {
+pub(crate) async fn store(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+) -> Result<Response, Refusal> {
+    caller.must_be_somebody()?;
     let promises = replica.promises();
     let body = Store {
         engine: promises.engine.to_owned(),
@@ -51,11 +57,15 @@ pub(crate) async fn store(State(replica): State<Arc<Replica>>) -> Response {
         replica: replica.id.clone(),
         advertise: replica.config.advertise.clone(),
     };
-    json(StatusCode::OK, &body)
+    Ok(json(StatusCode::OK, &body))
 }
 
 /// What is wrong with the store as it is now.
-pub(crate) async fn findings(State(replica): State<Arc<Replica>>) -> Result<Response, Refusal> {
+pub(crate) async fn findings(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+) -> Result<Response, Refusal> {
+    caller.must_on_all(Right::Look)?;
     let asked = Arc::clone(&replica);
     let call = async move { asked.engine.inspect().diagnose().await };
     let found = replica.carry(call).await?;

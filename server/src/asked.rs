@@ -1,7 +1,6 @@
 //! From the members of a request to a claim as the engine knows it.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
@@ -10,14 +9,13 @@ use fencelock_wire::{
     Kind, MOST_OWNER_BYTES, ModeWord, Release, Renew, RenewOne, SimpleTake, Take, millis,
 };
 
+use crate::caller::Caller;
+use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 
 /// The longest label, in bytes.
 const MOST_LABEL_BYTES: usize = 255;
-
-/// The owner of a claim whose client names none.
-const NO_OWNER: &str = "http";
 
 /// What the requests about a claim have in common.
 #[derive(Debug)]
@@ -71,22 +69,25 @@ impl From<RenewOne> for Asked {
 
 impl Asked {
     /// The claim, with the whole lease.
-    pub(crate) fn claim(self, id: ClaimId, replica: &Replica) -> Result<Claim, Refusal> {
+    pub(crate) fn claim(
+        self,
+        id: ClaimId,
+        replica: &Replica,
+        caller: &Caller,
+    ) -> Result<Claim, Refusal> {
         let name = self.name.clone();
-        self.check(id, replica)
+        caller.must(Right::Take, &name)?;
+        self.check(id, replica, caller)
             .map_err(|refusal| refusal.name(&name))
     }
 
-    fn check(self, id: ClaimId, replica: &Replica) -> Result<Claim, Refusal> {
+    fn check(self, id: ClaimId, replica: &Replica, caller: &Caller) -> Result<Claim, Refusal> {
         let mode = self.mode.mode(self.permit_count);
         let mode = mode.map_err(Refusal::invalid)?;
         check_mode(mode, replica)?;
         check_times(self.ttl, self.lock_delay, replica)?;
         check_text("owner", &self.owner, MOST_OWNER_BYTES)?;
-        let owner = match self.owner.is_empty() {
-            true => NO_OWNER,
-            false => &self.owner,
-        };
+        let owner = caller.owner(&self.owner);
         let mut claim = Claim::new(id, owner, self.name)
             .mode(mode)
             .ttl(self.ttl)
@@ -101,14 +102,19 @@ impl Asked {
 }
 
 /// The claim that a release means. It refuses little: whoever could take must be able to give back.
-pub(crate) fn released(body: Release, id: ClaimId, replica: &Replica) -> Result<Claim, Refusal> {
+pub(crate) fn released(
+    body: Release,
+    id: ClaimId,
+    replica: &Replica,
+    caller: &Caller,
+) -> Result<Claim, Refusal> {
+    caller.must(Right::Take, &body.name)?;
     let mode = body.mode.mode(body.permit_count);
     let mode = mode.map_err(|why| Refusal::invalid(why).name(&body.name))?;
     let most = replica.max_ttl();
     let ttl = Duration::from_millis(body.ttl_ms).clamp(replica.min_ttl().min(most), most);
     let delay = Duration::from_millis(body.lock_delay_ms).min(most - ttl);
-    let owner: Arc<str> = NO_OWNER.into();
-    Ok(Claim::new(id, owner, body.name)
+    Ok(Claim::new(id, caller.owner(""), body.name)
         .mode(mode)
         .ttl(ttl)
         .lock_delay(delay)

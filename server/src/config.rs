@@ -1,6 +1,9 @@
 //! The settings of a replica.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::principal::{Grant, Principal, Right};
 
 /// How a replica serves. [`Config::default`] is for one machine: loopback, and nobody has to say who they are.
 #[derive(Clone, Debug)]
@@ -11,8 +14,60 @@ pub struct Config {
     /// More names of this service, such as that of a balancer: what a request's `Host` may be besides loopback, the
     /// addresses on which the replica listens, and the host of [`advertise`](Self::advertise).
     pub hosts: Vec<String>,
+    /// Who may use the service, and for what.
+    pub principals: Vec<Principal>,
+    /// What may be done without credentials. By default: take and look, nothing to others.
+    pub anonymous: Vec<Grant>,
+    /// Where evictions, refusals and reloads are written; nowhere by default.
+    pub audit: Option<AuditLog>,
+    /// The files of TLS; without them the service speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
     /// What is limited.
     pub limits: Limits,
+}
+
+/// The files of TLS, in PEM.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate of the service, and those between it and its authority.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority of the clients' certificates, if they may have some.
+    pub client_ca: Option<PathBuf>,
+    /// Whether a client must have a certificate.
+    pub client_required: bool,
+}
+
+impl Config {
+    /// For a service that only friends reach: everybody may do everything.
+    #[must_use]
+    pub fn trusting() -> Self {
+        Self {
+            anonymous: vec![Grant::on_all(Right::ALL)],
+            ..Self::default()
+        }
+    }
+}
+
+/// Where the audit log is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AuditLog {
+    /// A file to which lines are appended; `stdout` is standard output.
+    pub file: PathBuf,
+    /// Whether each grant and release is written, too.
+    pub grants: bool,
+}
+
+impl AuditLog {
+    /// A log without grants and releases.
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        Self {
+            file: file.into(),
+            grants: false,
+        }
+    }
 }
 
 /// The limits of a replica.
@@ -46,6 +101,10 @@ impl Default for Config {
         Self {
             advertise: None,
             hosts: Vec::new(),
+            principals: Vec::new(),
+            anonymous: vec![Grant::on_all(&[Right::Take, Right::Look])],
+            audit: None,
+            tls: None,
             limits: Limits::default(),
         }
     }

@@ -13,6 +13,8 @@ use fencelock_wire::{
 use http::StatusCode;
 
 use crate::asked::{Asked, released, since_sent, token};
+use crate::audit::Deed;
+use crate::caller::Caller;
 use crate::incoming::{Json, Key, LongJson, Received, Speaks};
 use crate::known::Visit;
 use crate::refusal::Refusal;
@@ -24,11 +26,12 @@ use crate::reply::json;
 pub(crate) async fn renew(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
+    caller: Caller,
     Speaks(id): Speaks,
     Json(body): Json<Renew>,
 ) -> Result<Response, Refusal> {
     let token = token(body.token)?;
-    let claim = Asked::from(body).claim(id, &replica)?;
+    let claim = Asked::from(body).claim(id, &replica, &caller)?;
     let (name, ttl) = (claim.name.clone(), claim.ttl);
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
@@ -75,6 +78,7 @@ fn lost(name: &LockName, id: ClaimId, token: Token) -> Refusal {
 /// Releases, leaves the queue, or undoes a request whose answer was lost.
 pub(crate) async fn release(
     State(replica): State<Arc<Replica>>,
+    caller: Caller,
     Speaks(id): Speaks,
     Json(body): Json<Release>,
 ) -> Result<Response, Refusal> {
@@ -82,7 +86,7 @@ pub(crate) async fn release(
         How::Release => Leave::Release,
         How::Abandon => Leave::Abandon,
     };
-    let claim = released(body, id, &replica)?;
+    let claim = released(body, id, &replica, &caller)?;
     let name = claim.name.clone();
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
@@ -104,6 +108,9 @@ pub(crate) async fn release(
         Withdrawn::Expired => Outcome::AlreadyExpired,
         _ => Outcome::NotOwner,
     };
+    if released == Outcome::Released {
+        caller.note_if_grants(|line| line.name(name.as_str()).claim(id), Deed::Release);
+    }
     Ok(json(StatusCode::OK, &Released { released }))
 }
 
@@ -111,10 +118,11 @@ pub(crate) async fn release(
 pub(crate) async fn renew_many(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
+    caller: Caller,
     key: Key,
     LongJson(body): LongJson<RenewMany>,
 ) -> Result<Response, Refusal> {
-    let held = all_held(&replica, &key, body)?;
+    let held = all_held(&replica, &caller, &key, body)?;
     let visits = enter_all(&replica, &held).await?;
     let engine = Arc::clone(&replica.engine);
     let call = Renewer::renew_many(engine, held.clone(), visits);
@@ -152,7 +160,12 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Result<Vec<Visit>, 
     Ok(visits.into_iter().map(|(_, visit)| visit).collect())
 }
 
-fn all_held(replica: &Replica, key: &Key, body: RenewMany) -> Result<Vec<HeldClaim>, Refusal> {
+fn all_held(
+    replica: &Replica,
+    caller: &Caller,
+    key: &Key,
+    body: RenewMany,
+) -> Result<Vec<HeldClaim>, Refusal> {
     let count = body.claims.len();
     if count > MOST_RENEWALS {
         let detail =
@@ -162,7 +175,10 @@ fn all_held(replica: &Replica, key: &Key, body: RenewMany) -> Result<Vec<HeldCla
     let held = body.claims.into_iter().map(|one| {
         key.check(&one.claim)?;
         let (id, token) = (one.claim, token(one.token)?);
-        Ok(HeldClaim::new(Asked::from(one).claim(id, replica)?, token))
+        Ok(HeldClaim::new(
+            Asked::from(one).claim(id, replica, caller)?,
+            token,
+        ))
     });
     held.collect()
 }

@@ -13,6 +13,8 @@ use fencelock_core::{BootInstant, ClaimId, Engine};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedMutexGuard, watch};
 
+use crate::access::Waiter;
+
 const SHARDS: usize = 64;
 
 /// All of them.
@@ -33,6 +35,10 @@ struct Claim {
     visits: usize,
     /// The stamp of the last request, if the claim may wait in the queue and none is here.
     left: Option<u64>,
+    /// Whether it was placed here.
+    placed: bool,
+    /// It counts as a waiter of its principal.
+    waiter: Option<Waiter>,
 }
 
 /// Claims that may be waiting and of which no request is here, the first to be forgotten first.
@@ -68,6 +74,8 @@ impl Known {
             newest: watch::Sender::new(stamp),
             visits: 0,
             left: None,
+            placed: false,
+            waiter: None,
         });
         claim.visits += 1;
         claim.left = None;
@@ -83,9 +91,10 @@ impl Known {
         }
     }
 
-    /// Whether a request of this claim was here lately and the claim may wait in the queue.
-    pub(crate) fn has(&self, id: &ClaimId) -> bool {
-        self.shard(id).lock().contains_key(id)
+    /// Whether this claim was placed here lately, and may wait in the queue.
+    pub(crate) fn has_placed(&self, id: &ClaimId) -> bool {
+        let claims = self.shard(id).lock();
+        claims.get(id).is_some_and(|claim| claim.placed)
     }
 
     /// How many claims are known.
@@ -188,6 +197,17 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
+    /// The claim is about to be placed, and counts as a waiter from now on.
+    pub(crate) fn placing(&self, waiter: Option<Waiter>) {
+        let mut claims = self.known.shard(&self.id).lock();
+        if let Some(claim) = claims.get_mut(&self.id) {
+            claim.placed = true;
+            if waiter.is_some() {
+                claim.waiter = waiter;
+            }
+        }
+    }
+
     /// Waits for the turn: calls of one claim come one at a time.
     pub(crate) async fn take_turn(&mut self) {
         self.mine = Some(Arc::clone(&self.turn).lock_owned().await);

@@ -21,13 +21,17 @@
 //! ```
 
 mod about;
+mod access;
 mod asked;
+mod audit;
 mod boundary;
+mod caller;
 mod config;
 mod go_on;
 mod incoming;
 mod known;
 mod locks;
+mod principal;
 mod refusal;
 mod renewer;
 mod replica;
@@ -35,9 +39,17 @@ mod reply;
 mod router;
 mod server;
 mod service;
+mod settings;
 mod simple;
 mod take;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 
-pub use config::{Config, Limits};
+pub use config::{AuditLog, Config, Limits, TlsFiles};
+pub use principal::{BadToken, BearerToken, Grant, Principal, Right, Sha256Text, TokenHash};
 pub use server::Server;
 pub use service::Service;
+pub use settings::Settings;

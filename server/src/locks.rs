@@ -13,7 +13,10 @@ use fencelock_wire::{
 use http::StatusCode;
 
 use crate::asked::{since_sent, token};
+use crate::audit::{Deed, Line};
+use crate::caller::Caller;
 use crate::incoming::{Json, Query, Received};
+use crate::principal::Right;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
@@ -27,6 +30,7 @@ const PAGE: (u64, u64) = (100, 1000);
 /// One lock as it is now, or once its highest token is another one.
 pub(crate) async fn lock(
     State(replica): State<Arc<Replica>>,
+    caller: Caller,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
     let query = Query::read(query.as_deref(), &["name", "seen", "wait_ms"])?;
@@ -35,6 +39,7 @@ pub(crate) async fn lock(
         return Err(Refusal::invalid(detail));
     };
     let name = LockName::new(name).map_err(|error| Refusal::of(&error))?;
+    caller.must(Right::Look, &name)?;
     let seen = match query.get("seen") {
         None => None,
         Some("none") => Some(None),
@@ -85,8 +90,10 @@ async fn watch(
 /// A part of the locks that are held.
 pub(crate) async fn locks(
     State(replica): State<Arc<Replica>>,
+    caller: Caller,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
+    caller.must_be_somebody()?;
     let query = Query::read(query.as_deref(), &["prefix", "cursor", "limit"])?;
     let prefix = query.get("prefix").unwrap_or_default().to_owned();
     if !prefix.is_empty() {
@@ -104,8 +111,10 @@ pub(crate) async fn locks(
     let page = replica.carry(call).await?;
     replica.hear(&page);
     let page = page.map_err(|error| Refusal::of(&error))?;
+    let shown = page.items.into_iter();
+    let shown = shown.filter(|view| caller.may(Right::Look, &view.name));
     let body = Locks {
-        locks: page.items.into_iter().map(Lock::from).collect(),
+        locks: shown.map(Lock::from).collect(),
         next: page.next.map(|next| next.0),
     };
     Ok(json(StatusCode::OK, &body))
@@ -115,9 +124,11 @@ pub(crate) async fn locks(
 pub(crate) async fn attest(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
+    caller: Caller,
     Json(body): Json<Attest>,
 ) -> Result<Response, Refusal> {
     let Attest { name, owner } = body;
+    caller.must(Right::Look, &name)?;
     let attested = replica.engine.inspect().attest(&name, &owner).await;
     replica.hear(&attested);
     let attested = attested.map_err(|error| Refusal::of(&error).name(&name))?;
@@ -137,12 +148,14 @@ pub(crate) async fn attest(
 /// Whether the grant of a sequencer is still held.
 pub(crate) async fn check(
     State(replica): State<Arc<Replica>>,
+    caller: Caller,
     Json(body): Json<Check>,
 ) -> Result<Response, Refusal> {
     let sequencer: Sequencer = body
         .sequencer
         .parse()
         .map_err(|error: fencelock_core::Error| Refusal::of(&error))?;
+    caller.must(Right::Look, &sequencer.name)?;
     let view = look(&replica, &sequencer.name).await;
     let view = view.map_err(|refusal| refusal.name(&sequencer.name))?;
     // What is left of a session is not what is left of a lease.
@@ -159,17 +172,30 @@ pub(crate) async fn check(
 /// Takes a lock from the holder with a token, or asks that holder for it.
 pub(crate) async fn evict(
     State(replica): State<Arc<Replica>>,
+    caller: Caller,
     Json(body): Json<Evict>,
 ) -> Result<Response, Refusal> {
     let (name, token) = (body.name, token(body.token)?);
-    let how = match body.how {
-        EvictHow::Release => EngineEvict::Release,
-        EvictHow::Ask => EngineEvict::Ask,
+    caller.must(Right::Evict, &name)?;
+    let (how, deed) = match body.how {
+        EvictHow::Release => (EngineEvict::Release, Deed::Evict),
+        EvictHow::Ask => (EngineEvict::Ask, Deed::RequestRelease),
     };
+    let line = |line: Line| line.name(name.as_str()).token(token);
+    caller.confirm(line, deed).await?;
     let (asked, lock) = (Arc::clone(&replica), name.clone());
     let call = async move { asked.engine.inspect().evict(&lock, token, how).await };
     let evicted = replica.carry(call).await?;
     replica.hear(&evicted);
+    let outcome = match &evicted {
+        Ok(true) => "done".to_owned(),
+        Ok(false) => "no such holder".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    caller.note(
+        |line| line.name(name.as_str()).token(token).outcome(outcome),
+        deed,
+    );
     let done = evicted.map_err(|error| Refusal::of(&error).name(&name))?;
     Ok(json(StatusCode::OK, &Evicted { done }))
 }

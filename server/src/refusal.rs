@@ -50,6 +50,12 @@ impl Refusal {
         self
     }
 
+    /// When to ask again, in seconds.
+    pub(crate) fn retry_after(mut self, seconds: u32) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
     /// The connection ends with this answer.
     pub(crate) fn close(mut self) -> Self {
         self.close = true;

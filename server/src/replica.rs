@@ -11,8 +11,11 @@ use fencelock_core::{
 };
 use fencelock_wire::{Binding, Kind};
 
+use crate::access::Access;
+use crate::audit::{Audit, Deed, Line};
 use crate::config::Config;
 use crate::known::Known;
+use crate::principal::{Grant, Principal};
 use crate::refusal::Refusal;
 use crate::renewer::Renewer;
 
@@ -36,6 +39,8 @@ pub(crate) struct Replica {
     pub(crate) renewer: Arc<Renewer>,
     /// The replica is about to end.
     pub(crate) draining: CancellationToken,
+    pub(crate) audit: Option<Audit>,
+    access: Mutex<Arc<Access>>,
     polls: AtomicUsize,
     answers: Mutex<Answers>,
 }
@@ -59,6 +64,12 @@ impl Replica {
                        stores yet";
             return Err(Error::config(&engine, why));
         }
+        let access = Access::new(&config.principals, &config.anonymous, None)?;
+        let audit = config.audit.as_ref().map(|log| {
+            let opened = Audit::open(&log.file, log.grants);
+            let file = log.file.display().to_string();
+            opened.map_err(|error| Error::invalid("audit log", file, error.to_string()))
+        });
         let window = promises.claim_window.min(LONGEST_WINDOW);
         Ok(Self {
             clock: engine.clock(),
@@ -68,6 +79,8 @@ impl Replica {
             known: Known::new(Arc::clone(&engine), window),
             renewer: Renewer::new(Arc::clone(&engine)),
             draining: CancellationToken::new(),
+            audit: audit.transpose()?,
+            access: Mutex::new(Arc::new(access)),
             polls: AtomicUsize::new(0),
             answers: Mutex::new(Answers {
                 last: None,
@@ -76,6 +89,22 @@ impl Replica {
             engine,
             config,
         })
+    }
+
+    /// Who may do what, now.
+    pub(crate) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.lock())
+    }
+
+    /// Takes up other principals and rights. Nothing changes if they cannot be used.
+    pub(crate) fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
+        let mut access = self.access.lock();
+        *access = Arc::new(Access::new(principals, anonymous, Some(&access))?);
+        if let Some(audit) = &self.audit {
+            audit.reopen();
+            audit.note(&Line::new(&self.id, "operator", None, Deed::Reload));
+        }
+        Ok(())
     }
 
     pub(crate) fn promises(&self) -> &Promises {

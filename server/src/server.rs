@@ -13,14 +13,17 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
 use crate::boundary::Local;
+use crate::caller::{CertificateName, Peer};
 use crate::config::Limits;
 use crate::service::Service;
+use crate::tls::Tls;
 
 /// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. What is longer than the limits but not
 /// than this is refused with a problem.
@@ -45,6 +48,7 @@ pub struct Server {
     /// How many connections are open.
     open: watch::Receiver<usize>,
     accepting: JoinHandle<()>,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Server {
@@ -59,9 +63,11 @@ impl Server {
     /// Serves on a listener.
     ///
     /// # Errors
-    /// If the listener has no address.
+    /// If the listener has no address, or the files of TLS cannot be used.
     pub fn start_on(listener: TcpListener, service: Service) -> io::Result<Self> {
         let address = listener.local_addr()?;
+        let tls = service.tls().map(Tls::open).transpose();
+        let tls = tls.map_err(io::Error::other)?.map(Arc::new);
         let limits = service.limits();
         let killed = CancellationToken::new();
         let (count, open) = watch::channel(0);
@@ -74,6 +80,7 @@ impl Server {
             draining: service.draining(),
             killed: killed.clone(),
             open: count,
+            tls: tls.clone(),
         };
         let accepting = tokio::spawn(listening.run(listener));
         Ok(Self {
@@ -82,7 +89,16 @@ impl Server {
             killed,
             open,
             accepting,
+            tls,
         })
+    }
+
+    /// Reads the files of TLS again, for connections from now on.
+    ///
+    /// # Errors
+    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then those of before stay.
+    pub fn reload_tls(&self) -> fencelock_core::Result<()> {
+        self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
 
     /// The address on which it listens.
@@ -144,14 +160,19 @@ struct Listening {
     draining: CancellationToken,
     killed: CancellationToken,
     open: watch::Sender<usize>,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Listening {
     async fn run(mut self, listener: TcpListener) {
         loop {
             // Those beyond the limit wait here, and then in the operating system.
-            let (stream, permit) = match listener.accept().await {
-                Ok((stream, _)) => (stream, Arc::clone(&self.permits).acquire_owned().await),
+            let (stream, peer, permit) = match listener.accept().await {
+                Ok((stream, peer)) => (
+                    stream,
+                    peer,
+                    Arc::clone(&self.permits).acquire_owned().await,
+                ),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection failed");
                     tokio::time::sleep(AFTER_ERROR).await;
@@ -162,48 +183,94 @@ impl Listening {
             if self.draining.is_cancelled() {
                 self.http.http1().keep_alive(false);
             }
-            self.serve(stream, permit);
+            self.serve(stream, peer, permit);
         }
     }
 
-    fn serve(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
         // A hand-off is one small answer; waiting for more to send would delay it.
         let _ = stream.set_nodelay(true);
-        let local = stream.local_addr().ok();
-        let router = self.router.clone();
+        let connection = Connection {
+            router: self.router.clone(),
+            http: self.http.clone(),
+            local: stream.local_addr().ok(),
+            peer,
+            // One that comes while draining has one request left.
+            drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
+        };
+        let (tls, killed) = (self.tls.clone(), self.killed.clone());
+        let open = Open::new(&self.open, permit);
+        tokio::spawn(async move {
+            let _open = open;
+            let served = async {
+                match tls {
+                    None => connection.serve(stream, None).await,
+                    Some(tls) => match tls.accept(stream).await {
+                        Ok((stream, name)) => connection.serve(stream, name).await,
+                        Err(error) => tracing::debug!(%error, "a handshake failed"),
+                    },
+                }
+            };
+            tokio::select! {
+                () = killed.cancelled() => {}
+                () = served => {}
+            }
+        });
+    }
+}
+
+/// One connection.
+struct Connection {
+    router: Router,
+    http: auto::Builder<TokioExecutor>,
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    /// When this is cancelled, the connection ends after its answers.
+    drains: Option<CancellationToken>,
+}
+
+impl Connection {
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        name: Option<Arc<str>>,
+    ) {
+        let (router, local, peer) = (self.router, self.local, self.peer);
         let service = service_fn(move |request: Request<Incoming>| {
             let mut request = request.map(Body::new);
+            let extensions = request.extensions_mut();
+            extensions.insert(Peer(peer));
             if let Some(local) = local {
-                request.extensions_mut().insert(Local(local));
+                extensions.insert(Local(local));
+            }
+            if let Some(name) = &name {
+                extensions.insert(CertificateName(Arc::clone(name)));
             }
             router.clone().call(request)
         });
         let connection = self.http.serve_connection(TokioIo::new(stream), service);
-        let connection = connection.into_owned();
-        let (draining, killed) = (self.draining.clone(), self.killed.clone());
-        // One that comes while draining has one request left.
-        let old = !draining.is_cancelled();
-        let open = Open::new(&self.open, permit);
-        tokio::spawn(async move {
-            let _open = open;
-            tokio::pin!(connection);
-            let mut closing = false;
-            loop {
-                let ended = tokio::select! {
-                    () = killed.cancelled() => return,
-                    ended = connection.as_mut() => ended,
-                    () = draining.cancelled(), if old && !closing => {
-                        closing = true;
-                        connection.as_mut().graceful_shutdown();
-                        continue;
-                    }
-                };
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended");
+        tokio::pin!(connection);
+        let mut drains = self.drains;
+        loop {
+            let draining = async {
+                match &drains {
+                    Some(draining) => draining.cancelled().await,
+                    None => std::future::pending().await,
                 }
-                return;
+            };
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = draining => {
+                    drains = None;
+                    connection.as_mut().graceful_shutdown();
+                    continue;
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended");
             }
-        });
+            return;
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::Router;
 use fencelock_core::{CancellationToken, Engine, Result};
 
-use crate::config::{Config, Limits};
+use crate::audit::Audit;
+use crate::config::{Config, Limits, TlsFiles};
+use crate::principal::{Grant, Principal};
 use crate::replica::Replica;
 use crate::router;
 
@@ -46,6 +48,20 @@ impl Service {
         self.0.known.len()
     }
 
+    /// Takes up other principals and rights, and opens the audit log again. Requests that are being served are not touched.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](fencelock_core::Error::Invalid) if they cannot be used; then nothing changes.
+    pub fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
+        self.0.reload(principals, anonymous)
+    }
+
+    /// How many lines the audit log has lost since it could not be written fast enough.
+    #[must_use]
+    pub fn audit_dropped(&self) -> u64 {
+        self.0.audit.as_ref().map_or(0, Audit::dropped)
+    }
+
     /// From now on, new claims are refused and nobody waits here any more; everything else is served.
     pub fn refuse_new(&self) {
         self.0.draining.cancel();
@@ -53,6 +69,10 @@ impl Service {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.0.config.limits
+    }
+
+    pub(crate) fn tls(&self) -> Option<&TlsFiles> {
+        self.0.config.tls.as_ref()
     }
 
     pub(crate) fn draining(&self) -> CancellationToken {

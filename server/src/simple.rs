@@ -18,6 +18,8 @@ use http::StatusCode;
 use http_body::{Frame, SizeHint};
 
 use crate::asked::{Asked, since_sent};
+use crate::audit::Deed;
+use crate::caller::Caller;
 use crate::incoming::{Json, Received};
 use crate::known::Visit;
 use crate::refusal::Refusal;
@@ -33,6 +35,7 @@ const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(20), Duration::
 pub(crate) async fn take(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
+    caller: Caller,
     Json(body): Json<SimpleTake>,
 ) -> Result<Response, Refusal> {
     let wait = Duration::from_millis(body.wait_ms);
@@ -43,17 +46,18 @@ pub(crate) async fn take(
     let no_random = |_| Refusal::new(Kind::Internal, "the system has no random numbers");
     let key = ClaimKey::draw().map_err(no_random)?;
     let id = ClaimIds::with(key.claim_ids()).next();
-    let claim = Asked::from(body).claim(id, &replica)?;
+    let claim = Asked::from(body).claim(id, &replica, &caller)?;
     let (name, mode, ttl) = (claim.name.clone(), claim.mode, claim.ttl);
     if replica.draining.is_cancelled() {
         let detail =
             "this replica is about to end, and nothing was asked of the store; use another one";
         return Err(Refusal::new(Kind::Draining, detail).name(&name).close());
     }
-    let _poll = match wait.is_zero() {
+    let waiting = match wait.is_zero() {
         true => None,
-        false => Some(replica.open_poll(false)?),
+        false => Some((caller.count_waiter(&name)?, replica.open_poll(false)?)),
     };
+    caller.count_take(&name)?;
     let undo = Undo {
         replica: Arc::clone(&replica),
         claim: Some(claim.clone()),
@@ -70,6 +74,7 @@ pub(crate) async fn take(
     let visit = replica.known.enter(id);
     // In a task of its own, so that whatever was granted is known when the client is found to be gone.
     let taken = replica.carry(taking.run(visit)).await?;
+    drop(waiting);
     let (token, lease_ms_since_sent) = match taken {
         Ok(taken) => taken,
         Err(refusal) => {
@@ -77,6 +82,10 @@ pub(crate) async fn take(
             return Err(refusal.name(&name));
         }
     };
+    caller.note_if_grants(
+        |line| line.name(name.as_str()).claim(id).token(token),
+        Deed::Grant,
+    );
     let sequencer = Sequencer::new(name.clone(), mode, token, id);
     let body = SimpleGrant {
         claim: id,

@@ -13,6 +13,8 @@ use http::header::CONNECTION;
 use http::{HeaderValue, StatusCode};
 
 use crate::asked::{Asked, since_sent};
+use crate::audit::{Deed, Line};
+use crate::caller::Caller;
 use crate::incoming::{Json, Received, Speaks};
 use crate::known::Visit;
 use crate::refusal::Refusal;
@@ -28,13 +30,14 @@ const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(20), Duration::
 pub(crate) async fn take(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
+    caller: Caller,
     Speaks(id): Speaks,
     Json(body): Json<Take>,
 ) -> Result<Response, Refusal> {
     let wait = Duration::from_millis(body.wait_ms).min(replica.poll());
     let queue = body.queue;
-    let claim = Asked::from(body).claim(id, &replica)?;
-    let in_queue = replica.known.has(&id);
+    let claim = Asked::from(body).claim(id, &replica, &caller)?;
+    let in_queue = replica.known.has_placed(&id);
     if replica.draining.is_cancelled() && !in_queue {
         let detail =
             "this replica is about to end, and nothing was asked of the store; use another one";
@@ -42,6 +45,18 @@ pub(crate) async fn take(
             .name(&claim.name)
             .close());
     }
+    let waiter = match (in_queue, queue) {
+        (true, _) => None,
+        (false, true) => {
+            let waiter = caller.count_waiter(&claim.name)?;
+            caller.count_take(&claim.name)?;
+            Some(waiter)
+        }
+        (false, false) => {
+            caller.count_take(&claim.name)?;
+            None
+        }
+    };
     let _poll = match queue {
         true => Some(replica.open_poll(in_queue)?),
         false => None,
@@ -56,7 +71,8 @@ pub(crate) async fn take(
     };
     let name = asking.claim.name.clone();
     let visit = replica.known.enter(id);
-    let taken = asking.run(visit).await;
+    visit.placing(waiter);
+    let taken = asking.run(visit, &caller).await;
     taken.map_err(|refusal| refusal.name(&name))
 }
 
@@ -81,14 +97,14 @@ enum Woken {
 }
 
 impl Asking {
-    async fn run(self, mut visit: Visit) -> Result<Response, Refusal> {
+    async fn run(self, mut visit: Visit, caller: &Caller) -> Result<Response, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         visit.take_turn().await;
         loop {
             let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
             visit = back;
             let place = match standing {
-                Ok(Standing::Held(grant)) => return Ok(self.granted(&grant)),
+                Ok(Standing::Held(grant)) => return Ok(self.granted(&grant, caller)),
                 Ok(Standing::Waiting(place)) => place,
                 Ok(_) => return Err(self.held()),
                 Err(error) => return Err(Refusal::of(&error)),
@@ -105,7 +121,7 @@ impl Asking {
             match woken {
                 Woken::Granted(grant) => {
                     visit.waits_no_more();
-                    return Ok(self.granted(&grant));
+                    return Ok(self.granted(&grant, caller));
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
                 Woken::Again | Woken::Over => return Ok(self.waiting(place.ahead)),
@@ -133,9 +149,11 @@ impl Asking {
         self.replica.clock.now() < until
     }
 
-    fn granted(&self, grant: &Grant) -> Response {
+    fn granted(&self, grant: &Grant, caller: &Caller) -> Response {
         let claim = &self.claim;
         let token = grant.tokens.first;
+        let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
+        caller.note_if_grants(line, Deed::Grant);
         let sequencer = Sequencer::new(claim.name.clone(), claim.mode, token, claim.id);
         let body = Granted {
             state: WordHeld::Held,

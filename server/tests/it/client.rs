@@ -229,7 +229,7 @@ pub(crate) fn is_free(lock: &Value) -> bool {
 
 /// A replica of this store.
 pub(crate) async fn replica(engine: Arc<dyn Engine>) -> Server {
-    replica_with(engine, Config::default()).await
+    replica_with(engine, Config::trusting()).await
 }
 
 pub(crate) async fn replica_with(engine: Arc<dyn Engine>, config: Config) -> Server {

@@ -6,6 +6,7 @@ mod faults;
 mod inputs;
 mod many;
 mod redis;
+mod rights;
 mod simple;
 mod status;
 mod waiting;

@@ -52,7 +52,7 @@ async fn main() {
 /// Serves a store until this process is killed or its input ends.
 async fn replica(url: &str, port: u16) {
     let engine = fencelock::open_engine(url).await.expect("the store opens");
-    let service = Service::new(engine, Config::default()).expect("the store can be served");
+    let service = Service::new(engine, Config::trusting()).expect("the store can be served");
     let server = Server::start(([127, 0, 0, 1], port).into(), service).await;
     let server = server.expect("the port is free");
     println!("{}", server.address());
