@@ -1,7 +1,8 @@
-//! What is specific to the lock service: replicas that end, hang, and come back with another store.
+//! What is specific to the lock service: replicas that end, hang, and come back with another store; tokens and TLS.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod access;
 mod replicas;
 mod stores;
 
