@@ -9,8 +9,9 @@
 //! * A first grant lasts for the store's claim window; the first renewal brings the whole ttl.
 //! * A claim that waits asks again and again, each time for half of a claim window. That keeps its place, at whatever
 //!   replica.
-//! * A request without an answer may still take effect. A release is final only when nothing of the claim can come after
-//!   it: every other request was answered, or was sent two claim windows ago.
+//! * A request without an answer may still take effect, and then takes the lock for a claim window. So its claim is released
+//!   again in the background, until that request was sent two claim windows ago. A poll that is open when a claim is
+//!   released ends first.
 //! * Each replica is asked once which store it serves, also one that was restarted. Two stores behind one URL are refused.
 //!
 //! [`Options`] say where the service is and how to use it; the URL is in docs/stores.

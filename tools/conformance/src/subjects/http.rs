@@ -6,17 +6,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::{ClaimId, ClaimIds, Engine};
-use fencelock_server::{Config, Service};
-use fencelock_testbed::{Failure, Port, Process, Proxy, Result, Worker};
+use fencelock_server::{BearerToken, Config, Grant, Principal, Right, Service, TokenHash};
+use fencelock_testbed::{Dir, Failure, Port, Process, Proxy, Result, Worker};
 use fencelock_wire::ClaimKey;
-use std::sync::Arc;
 
-use crate::subject::{Server, Store, Subject};
+use crate::subject::{Passwords, Server, Store, Subject};
 use crate::subjects::{memory, postgres, redis, sqlite};
 
 /// Two replicas in this process.
@@ -58,7 +57,11 @@ impl Subject for TwoReplicas {
 
     async fn open(&self, server: bool) -> Result<Box<dyn Store>> {
         let store = self.behind.open(server).await?;
-        let replicas = [replica(&*store).await?, replica(&*store).await?];
+        let tokens = Tokens::new()?;
+        let replicas = [
+            replica(&*store, &tokens).await?,
+            replica(&*store, &tokens).await?,
+        ];
         let ports: Vec<u16> = replicas
             .iter()
             .map(|replica| replica.address().port())
@@ -69,16 +72,50 @@ impl Subject for TwoReplicas {
             _replicas: replicas,
             ports,
             proxy,
+            tokens,
             store,
         }))
     }
 }
 
+/// A token that the replicas know, and one that they do not know, in files.
+struct Tokens {
+    right: BearerToken,
+    wrong: BearerToken,
+    dir: Dir,
+}
+
+impl Tokens {
+    fn new() -> Result<Self> {
+        let draw = || BearerToken::draw().map_err(|error| Failure::new(error.to_string()));
+        let (right, wrong, dir) = (draw()?, draw()?, Dir::new("tokens")?);
+        for (name, token) in [("right", &right), ("wrong", &wrong)] {
+            let written = std::fs::write(dir.join(name), token.secret());
+            written.map_err(|error| Failure::new(error.to_string()))?;
+        }
+        Ok(Self { right, wrong, dir })
+    }
+
+    /// Everybody may do everything; but a wrong token is refused.
+    fn config(&self) -> Config {
+        let mut known = Principal::new("conformance");
+        known.tokens.push(TokenHash {
+            id: self.right.id().to_owned(),
+            sha256: self.right.sha256(),
+            not_after: None,
+        });
+        known.rights.push(Grant::on_all(Right::ALL));
+        let mut config = Config::trusting();
+        config.principals.push(known);
+        config
+    }
+}
+
 /// A replica before a store, with an engine of its own.
-async fn replica(store: &dyn Store) -> Result<fencelock_server::Server> {
+async fn replica(store: &dyn Store, tokens: &Tokens) -> Result<fencelock_server::Server> {
     let failed = |error: &dyn std::fmt::Display| Failure::new(error.to_string());
     let engine = store.engine().await.map_err(|error| failed(&error))?;
-    let service = Service::new(engine, Config::trusting()).map_err(|error| failed(&error))?;
+    let service = Service::new(engine, tokens.config()).map_err(|error| failed(&error))?;
     let started = fencelock_server::Server::start(([127, 0, 0, 1], 0).into(), service);
     started.await.map_err(|error| failed(&error))
 }
@@ -115,6 +152,7 @@ struct Served {
     _replicas: [fencelock_server::Server; 2],
     ports: Vec<u16>,
     proxy: Option<Proxy>,
+    tokens: Tokens,
     store: Box<dyn Store>,
 }
 
@@ -181,6 +219,17 @@ impl Server for Served {
 
     fn proxied_url(&self) -> String {
         url(self.proxy().ports())
+    }
+
+    fn password_urls(&self) -> Option<Passwords> {
+        let Tokens { right, wrong, dir } = &self.tokens;
+        let url = |name| format!("{}&token-file={}", self.url(), dir.join(name));
+        Some(Passwords {
+            right: right.secret(),
+            right_url: url("right"),
+            wrong: wrong.secret(),
+            wrong_url: url("wrong"),
+        })
     }
 }
 
