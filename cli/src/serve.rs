@@ -55,13 +55,27 @@ pub(crate) async fn serve(args: Serve, store: Option<String>) -> Outcome {
     for server in servers {
         all.spawn(server.drain(drain));
     }
-    let drained = async { while all.join_next().await.is_some() {} };
-    tokio::select! {
-        () = drained => {}
-        () = signals.end() => {}
-    }
+    let drained = async {
+        let mut ended = 0;
+        while let Some(server) = all.join_next().await {
+            ended += server.unwrap_or_default();
+        }
+        ended
+    };
+    let ended = tokio::select! {
+        ended = drained => ended,
+        () = signals.end() => 0,
+    };
     let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, engine.close()).await;
-    Ok(code::DONE)
+    match ended {
+        0 => Ok(code::DONE),
+        ended => Err(Failure::new(
+            code::LOST,
+            format!(
+                "{ended} holds ended with this replica: on this store they belong to the replica that took them"
+            ),
+        )),
+    }
 }
 
 /// Prints a new token for a principal.

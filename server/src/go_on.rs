@@ -1,19 +1,21 @@
 //! A claim goes on and ends: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use fencelock_core::engine::{HeldClaim, Leave, Renewal, Withdrawn};
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Withdrawn};
 use fencelock_core::{BootInstant, ClaimId, LockName, Token};
 use fencelock_wire::{
     How, Kind, MOST_RENEWALS, Outcome, Release, Released, Renew, RenewMany, Renewed, RenewedMany,
-    RenewedOne, WordHeld,
+    RenewedOne, WordHeld, millis,
 };
 use http::StatusCode;
 
 use crate::asked::{Asked, released, since_sent, token};
 use crate::audit::Deed;
+use crate::bound::Ended;
 use crate::caller::Caller;
 use crate::incoming::{Json, Key, LongJson, Received, Speaks};
 use crate::known::Visit;
@@ -35,6 +37,7 @@ pub(crate) async fn renew(
     let (name, ttl) = (claim.name.clone(), claim.ttl);
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
+    renewing(&replica, &claim, received).map_err(|_| lost(&name, id, token))?;
     let renewal = replica
         .renewer
         .renew(HeldClaim::new(claim, token), visit)
@@ -50,9 +53,9 @@ pub(crate) async fn renew(
             let body = Renewed {
                 state: WordHeld::Held,
                 token,
-                lease_ms_since_sent: since_sent(counted_from, lease, received),
+                lease_ms_since_sent: told(&replica, counted_from, lease, ttl, received),
                 full_ttl: lease >= ttl,
-                release_requested: asked,
+                release_requested: asked || must_go(&replica),
             };
             Ok(json(StatusCode::OK, &body))
         }
@@ -64,8 +67,45 @@ pub(crate) async fn renew(
                 .unwrap_or_else(|| lost(&name, id, token))
                 .name(&name))
         }
-        _ => Err(lost(&name, id, token)),
+        _ => {
+            end(&replica, id);
+            Err(lost(&name, id, token))
+        }
     }
+}
+
+/// On a store that is bound to replicas: this replica keeps the claim for so long, if it has it.
+fn renewing(replica: &Replica, claim: &Claim, received: BootInstant) -> Result<(), Ended> {
+    let until = received + claim.ttl + claim.lock_delay;
+    let bound = replica.bound.as_ref();
+    bound.map_or(Ok(()), |bound| bound.renewing(claim.id, until))
+}
+
+/// The claim does not hold any more.
+fn end(replica: &Replica, id: ClaimId) {
+    if let Some(bound) = &replica.bound {
+        bound.end(id);
+    }
+}
+
+/// How long a client may believe after a renewal. A session may last longer than the lease, which this replica keeps.
+fn told(
+    replica: &Replica,
+    counted_from: BootInstant,
+    lease: Duration,
+    ttl: Duration,
+    received: BootInstant,
+) -> u64 {
+    let told = since_sent(counted_from, lease, received);
+    match replica.bound {
+        Some(_) => told.min(millis(ttl)),
+        None => told,
+    }
+}
+
+/// Whether holders are to leave since this replica, on which their claims hang, is about to end.
+fn must_go(replica: &Replica) -> bool {
+    replica.bound.is_some() && replica.draining.is_cancelled()
 }
 
 fn lost(name: &LockName, id: ClaimId, token: Token) -> Refusal {
@@ -94,6 +134,13 @@ pub(crate) async fn release(
     let call = async move {
         let withdrawn = asked.engine.withdraw(&claim, how).await;
         asked.hear(&withdrawn);
+        if let Some(bound) = &asked.bound {
+            match withdrawn {
+                Ok(_) => bound.ended(id),
+                // It is withdrawn until the store confirms that.
+                Err(_) => bound.end(id),
+            }
+        }
         match withdrawn.is_ok() {
             true => visit.waits_no_more(),
             false => visit.may_wait(),
@@ -124,14 +171,21 @@ pub(crate) async fn renew_many(
 ) -> Result<Response, Refusal> {
     let held = all_held(&replica, &caller, &key, body)?;
     let visits = enter_all(&replica, &held).await?;
+    let mut bound_here = Vec::with_capacity(held.len());
+    for held in &held {
+        bound_here.push(renewing(&replica, &held.claim, received).is_ok());
+    }
     let engine = Arc::clone(&replica.engine);
     let call = Renewer::renew_many(engine, held.clone(), visits);
     let renewals = match held.is_empty() {
         true => Vec::new(),
         false => replica.carry(call).await?,
     };
-    let claims = held.iter().zip(renewals);
-    let claims = claims.map(|(held, renewal)| answer(&replica, held, renewal, received));
+    let claims = held.iter().zip(renewals).zip(bound_here);
+    let claims = claims.map(|((held, renewal), here)| {
+        let renewal = if here { renewal } else { Renewal::Lost };
+        answer(&replica, held, renewal, received)
+    });
     let claims = claims.collect();
     Ok(json(StatusCode::OK, &RenewedMany { claims }))
 }
@@ -199,15 +253,18 @@ fn answer(
         } => RenewedOne::Held {
             claim,
             token: held.token,
-            lease_ms_since_sent: since_sent(counted_from, lease, received),
+            lease_ms_since_sent: told(replica, counted_from, lease, held.claim.ttl, received),
             full_ttl: lease >= held.claim.ttl,
-            release_requested: asked,
+            release_requested: asked || must_go(replica),
         },
         Renewal::Unknown(error) => {
             let detail = error.to_string();
             replica.hear(&Err::<(), _>(error));
             RenewedOne::Unknown { claim, detail }
         }
-        _ => RenewedOne::Lost { claim },
+        _ => {
+            end(replica, claim);
+            RenewedOne::Lost { claim }
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use fencelock_core::{BootInstant, ClaimId};
-use fencelock_wire::{ClaimKey, KEY, Kind};
+use fencelock_wire::{ClaimKey, KEY, Kind, REPLICA};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -56,7 +56,11 @@ impl Key {
 impl FromRequestParts<Arc<Replica>> for Key {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<Replica>) -> Result<Self, Refusal> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Refusal> {
+        check_replica(parts, replica)?;
         let Some(value) = only_header(&parts.headers, KEY)? else {
             let detail = "the header Fencelock-Key is missing: it has the key of the claim";
             return Err(Refusal::new(Kind::WrongKey, detail));
@@ -70,6 +74,24 @@ impl FromRequestParts<Arc<Replica>> for Key {
         };
         key.map(Self).ok_or_else(bad)
     }
+}
+
+/// Refuses a request for another replica, on a store that is bound to replicas.
+fn check_replica(parts: &Parts, replica: &Replica) -> Result<(), Refusal> {
+    if replica.bound.is_none() {
+        return Ok(());
+    }
+    let Some(named) = only_header(&parts.headers, REPLICA)? else {
+        let detail = "a claim on this store belongs to the replica that placed it; name the replica that is meant in the \
+                      header Fencelock-Replica (its id is in GET /v1/store)";
+        return Err(Refusal::new(Kind::NameTheReplica, detail));
+    };
+    if named.as_bytes() == replica.id.as_bytes() {
+        return Ok(());
+    }
+    let detail = "the claim is another replica's, which may have ended; take a new claim at this one or at that one";
+    let advertise = replica.config.advertise.as_deref();
+    Err(Refusal::new(Kind::OtherReplica, detail).replica(&replica.id, advertise))
 }
 
 /// The claim in the path, for which the request's key speaks.

@@ -24,6 +24,7 @@ mod about;
 mod access;
 mod asked;
 mod audit;
+mod bound;
 mod boundary;
 mod caller;
 mod config;

@@ -50,6 +50,13 @@ impl Refusal {
         self
     }
 
+    /// The replica where a new claim may be taken.
+    pub(crate) fn replica(mut self, id: &str, advertise: Option<&str>) -> Self {
+        self.problem.replica = Some(id.to_owned());
+        self.problem.advertise = advertise.map(str::to_owned);
+        self
+    }
+
     /// When to ask again, in seconds.
     pub(crate) fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);

@@ -13,6 +13,7 @@ use fencelock_wire::{Binding, Kind};
 
 use crate::access::Access;
 use crate::audit::{Audit, Deed, Line};
+use crate::bound::Bound;
 use crate::config::Config;
 use crate::known::Known;
 use crate::principal::{Grant, Principal};
@@ -36,6 +37,8 @@ pub(crate) struct Replica {
     /// The length of a first grant, and of a place in the queue.
     pub(crate) window: Duration,
     pub(crate) known: Arc<Known>,
+    /// What this replica holds, on a store that is bound to replicas.
+    pub(crate) bound: Option<Arc<Bound>>,
     pub(crate) renewer: Arc<Renewer>,
     /// The replica is about to end.
     pub(crate) draining: CancellationToken,
@@ -59,11 +62,6 @@ impl Replica {
                        with leases";
             return Err(Error::config(&engine, why));
         }
-        if !promises.portable {
-            let why = "a claim on this store belongs to the process that placed it; the service does not serve such \
-                       stores yet";
-            return Err(Error::config(&engine, why));
-        }
         let access = Access::new(&config.principals, &config.anonymous, None)?;
         let audit = config.audit.as_ref().map(|log| {
             let opened = Audit::open(&log.file, log.grants);
@@ -71,12 +69,19 @@ impl Replica {
             opened.map_err(|error| Error::invalid("audit log", file, error.to_string()))
         });
         let window = promises.claim_window.min(LONGEST_WINDOW);
+        let known = Known::new(Arc::clone(&engine), window);
+        let bound =
+            (!promises.portable).then(|| Bound::new(Arc::clone(&engine), Arc::clone(&known)));
         Ok(Self {
             clock: engine.clock(),
             id: draw_id(&engine)?,
-            binding: Binding::Store,
+            binding: match bound {
+                Some(_) => Binding::Replica,
+                None => Binding::Store,
+            },
             window,
-            known: Known::new(Arc::clone(&engine), window),
+            known,
+            bound,
             renewer: Renewer::new(Arc::clone(&engine)),
             draining: CancellationToken::new(),
             audit: audit.transpose()?,
@@ -126,6 +131,10 @@ impl Replica {
 
     /// The lease of a first grant. What comes late or twice leaves no more than that.
     pub(crate) fn first_ttl(&self, ttl: Duration) -> Duration {
+        if self.bound.is_some() && self.promises().lease == LeaseKind::Session {
+            // The session is chosen once, for the whole lease; this replica withdraws what is not renewed.
+            return ttl;
+        }
         self.window.max(self.min_ttl()).min(ttl)
     }
 

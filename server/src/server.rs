@@ -120,12 +120,17 @@ impl Server {
     }
 
     /// Ends in good order: new claims are refused and open polls answered at once. Every connection ends after its answer,
-    /// and renewals and releases over new ones are served until no connection is left or the time is over. Returns whether
-    /// none was left.
-    pub async fn drain(mut self, time: Duration) -> bool {
+    /// and renewals and releases over new ones are served until no connection is left or the time is over. On a store that
+    /// is bound to replicas, also until no claim is left; those that are left are withdrawn then. Returns how many holds
+    /// that ended.
+    pub async fn drain(mut self, time: Duration) -> usize {
         self.service.refuse_new();
-        let none = self.open.wait_for(|open| *open == 0);
-        tokio::time::timeout(time, none).await.is_ok()
+        let none = async {
+            self.service.no_claim_left().await;
+            let _ = self.open.wait_for(|open| *open == 0).await;
+        };
+        let _ = tokio::time::timeout(time, none).await;
+        self.service.end_claims().await
     }
 }
 

@@ -1,6 +1,7 @@
 //! A replica as its users see it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use fencelock_core::{CancellationToken, Engine, Result};
@@ -10,6 +11,9 @@ use crate::config::{Config, Limits, TlsFiles};
 use crate::principal::{Grant, Principal};
 use crate::replica::Replica;
 use crate::router;
+
+/// How long the last withdrawals may take. What is left then ends with the session.
+const LAST_WITHDRAWALS: Duration = Duration::from_secs(2);
 
 /// One replica, without a socket yet. Cheap to clone: all clones are one replica.
 #[derive(Clone, Debug)]
@@ -65,6 +69,28 @@ impl Service {
     /// From now on, new claims are refused and nobody waits here any more; everything else is served.
     pub fn refuse_new(&self) {
         self.0.draining.cancel();
+    }
+
+    /// How many claims hang on this replica; none on a store that is not bound to replicas.
+    #[must_use]
+    pub fn bound_claims(&self) -> usize {
+        self.0.bound.as_ref().map_or(0, |bound| bound.len())
+    }
+
+    pub(crate) async fn no_claim_left(&self) {
+        if let Some(bound) = &self.0.bound {
+            bound.none_left().await;
+        }
+    }
+
+    /// Withdraws what hangs on this replica, and returns how many holds that ended.
+    pub(crate) async fn end_claims(&self) -> usize {
+        let Some(bound) = &self.0.bound else {
+            return 0;
+        };
+        let ended = bound.end_all();
+        let _ = tokio::time::timeout(LAST_WITHDRAWALS, bound.none_left()).await;
+        ended
     }
 
     pub(crate) fn limits(&self) -> &Limits {

@@ -12,7 +12,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
 use fencelock_core::support::Backoff;
-use fencelock_core::{BootInstant, CancellationToken, ClaimIds, Sequencer, Token};
+use fencelock_core::{BootInstant, CancellationToken, ClaimId, ClaimIds, Sequencer, Token};
 use fencelock_wire::{ClaimKey, Kind, SimpleGrant, SimpleTake, millis};
 use http::StatusCode;
 use http_body::{Frame, SizeHint};
@@ -95,7 +95,11 @@ pub(crate) async fn take(
         sequencer: sequencer.to_string(),
         lease_ms_since_sent,
         ttl_ms: millis(ttl),
-        advertise: None,
+        advertise: replica
+            .bound
+            .is_some()
+            .then(|| replica.config.advertise.clone())
+            .flatten(),
     };
     let response = json(StatusCode::CREATED, &body);
     Ok(response.map(|body| {
@@ -145,6 +149,10 @@ impl Taking {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         let replica = &self.replica;
         loop {
+            if let Some(bound) = &replica.bound {
+                let placing = bound.placing(&self.claim, replica.clock.now() + replica.window);
+                placing.map_err(|_| self.held())?;
+            }
             let standing = replica.engine.place(&self.claim).await;
             replica.hear(&standing);
             let place = match standing.map_err(|error| Refusal::of(&error))? {
@@ -153,7 +161,12 @@ impl Taking {
                     return Ok(Some(grant.tokens.first));
                 }
                 Standing::Waiting(place) => place,
-                _ => return Ok(None),
+                _ => {
+                    if let Some(bound) = &replica.bound {
+                        bound.is_not_there(self.claim.id);
+                    }
+                    return Ok(None);
+                }
             };
             // A place in the queue lasts one window.
             let again = place.recheck.min(replica.clock.now() + replica.poll());
@@ -174,6 +187,15 @@ impl Taking {
     /// The first renewal, which brings the whole lease.
     async fn confirm(&self, token: Token, visit: Visit) -> Result<(Token, u64), Refusal> {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
+        if let Some(bound) = &self.replica.bound {
+            let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
+            let here = bound.holds(self.claim.id).is_some()
+                && bound.renewing(self.claim.id, until).is_ok();
+            if !here {
+                let detail = "the grant ended before it could be confirmed; ask again";
+                return Err(Refusal::new(Kind::Unavailable, detail));
+            }
+        }
         match self.replica.renewer.renew(held, visit).await {
             Renewal::Kept {
                 counted_from,
@@ -213,9 +235,18 @@ impl Taking {
         let mut visit = self.replica.known.enter(claim.id);
         visit.take_turn().await;
         match self.replica.engine.withdraw(&claim, Leave::Release).await {
-            Ok(_) => visit.waits_no_more(),
+            Ok(_) => {
+                visit.waits_no_more();
+                withdrawn(&self.replica, claim.id);
+            }
             Err(_) => withdraw_in_background(&self.replica, claim),
         }
+    }
+}
+
+fn withdrawn(replica: &Replica, id: ClaimId) {
+    if let Some(bound) = &replica.bound {
+        bound.ended(id);
     }
 }
 
@@ -232,7 +263,10 @@ fn withdraw_in_background(replica: &Arc<Replica>, claim: Claim) {
         visit.take_turn().await;
         loop {
             match replica.engine.withdraw(&claim, Leave::Release).await {
-                Ok(_) => break visit.waits_no_more(),
+                Ok(_) => {
+                    withdrawn(&replica, claim.id);
+                    break visit.waits_no_more();
+                }
                 Err(error) if !error.is_retryable() || replica.clock.now() >= ends => {
                     let name = &claim.name;
                     tracing::warn!(%name, %error, "a claim could not be withdrawn; its lease ends it");

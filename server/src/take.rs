@@ -100,11 +100,15 @@ impl Asking {
     async fn run(self, mut visit: Visit, caller: &Caller) -> Result<Response, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         visit.take_turn().await;
+        if let Some(bound) = &self.replica.bound {
+            let placing = bound.placing(&self.claim, self.received + self.replica.window);
+            placing.map_err(|_| self.ended())?;
+        }
         loop {
             let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
             visit = back;
             let place = match standing {
-                Ok(Standing::Held(grant)) => return Ok(self.granted(&grant, caller)),
+                Ok(Standing::Held(grant)) => return self.granted(&grant, caller),
                 Ok(Standing::Waiting(place)) => place,
                 Ok(_) => return Err(self.held()),
                 Err(error) => return Err(Refusal::of(&error)),
@@ -121,7 +125,7 @@ impl Asking {
             match woken {
                 Woken::Granted(grant) => {
                     visit.waits_no_more();
-                    return Ok(self.granted(&grant, caller));
+                    return self.granted(&grant, caller);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
                 Woken::Again | Woken::Over => return Ok(self.waiting(place.ahead)),
@@ -149,8 +153,25 @@ impl Asking {
         self.replica.clock.now() < until
     }
 
-    fn granted(&self, grant: &Grant, caller: &Caller) -> Response {
+    /// Whether a first grant is as long as the lease that was asked for.
+    fn is_whole(&self) -> bool {
+        self.replica.bound.is_none() || self.replica.window >= self.ttl
+    }
+
+    fn ended(&self) -> Refusal {
+        let id = self.claim.id;
+        let detail = format!("the claim {id} has ended at this replica; take a new id");
+        Refusal::new(Kind::Ended, detail)
+    }
+
+    fn granted(&self, grant: &Grant, caller: &Caller) -> Result<Response, Refusal> {
         let claim = &self.claim;
+        let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
+        if let Some(bound) = &self.replica.bound {
+            // No longer than this replica keeps it.
+            let until = bound.holds(claim.id).ok_or_else(|| self.ended())?;
+            lease = lease.min(millis(until.since(self.received)));
+        }
         let token = grant.tokens.first;
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
         caller.note_if_grants(line, Deed::Grant);
@@ -161,11 +182,11 @@ impl Asking {
             token,
             sequencer: sequencer.to_string(),
             mode: ModeWord::of(claim.mode).0,
-            lease_ms_since_sent: since_sent(grant.counted_from, grant.lease, self.received),
-            full_ttl: grant.lease >= self.ttl,
+            lease_ms_since_sent: lease,
+            full_ttl: grant.lease >= self.ttl && self.is_whole(),
             release_requested: false,
         };
-        json(StatusCode::OK, &body)
+        Ok(json(StatusCode::OK, &body))
     }
 
     fn waiting(&self, ahead: Option<u64>) -> Response {
@@ -198,6 +219,14 @@ async fn place(
     let call = async move {
         let standing = asked.engine.place(&claim).await;
         asked.hear(&standing);
+        if let Some(bound) = &asked.bound {
+            match &standing {
+                // Its client may be gone; then it ends when it is due.
+                Ok(Standing::Held(_)) => drop(bound.holds(claim.id)),
+                Ok(Standing::Busy) => bound.is_not_there(claim.id),
+                _ => {}
+            }
+        }
         match &standing {
             Ok(Standing::Held(_) | Standing::Busy) => visit.waits_no_more(),
             Err(error) if !error.is_retryable() => visit.waits_no_more(),
