@@ -9,39 +9,13 @@ use fencelock_core::{Error, Result, StoreUrl};
 use fencelock_wire::ClaimKey;
 use http::HeaderValue;
 
+use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 use crate::options::Options;
 use crate::tls::Tls;
 
 const DEFAULT_PORT: u16 = 7420;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Which replica a request goes to. One that did not answer is left out for a while in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Spread {
-    /// All requests of a claim go to one replica, and claims are spread over the replicas.
-    Claim,
-    /// Each request goes to a replica chosen at random, as through a balancer.
-    Request,
-}
-
-pub(crate) const SPREADS: [(&str, Spread); 2] =
-    [("claim", Spread::Claim), ("request", Spread::Request)];
-
-/// How replicas show that they serve the same store. A lock that is taken in two stores is no lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Identity {
-    /// They were started with the same URL, apart from passwords and options.
-    Url,
-    /// They reach it by different URLs, and their operator vouches that it is the same store. It must still be of the same
-    /// kind.
-    Vouched,
-}
-
-pub(crate) const IDENTITIES: [(&str, Identity); 2] =
-    [("url", Identity::Url), ("vouched", Identity::Vouched)];
 
 /// A claim key and the header that carries it.
 #[derive(Clone)]

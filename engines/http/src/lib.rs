@@ -17,6 +17,7 @@
 //! [`Options`] say where the service is and how to use it; the URL is in docs/stores.
 
 mod acquire;
+mod choices;
 mod config;
 mod connection;
 mod engine;
@@ -33,6 +34,6 @@ mod state;
 mod tls;
 mod wait;
 
-pub use config::{Identity, Spread};
+pub use choices::{Identity, Spread};
 pub use engine::Http;
 pub use options::Options;

@@ -2,7 +2,7 @@
 
 use fencelock_core::{StoreUrl, setters};
 
-use crate::config::{IDENTITIES, Identity, SPREADS, Spread};
+use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 
 /// Where the lock service is, and how to use it: what a URL says, in types.
 ///

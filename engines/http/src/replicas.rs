@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::{BootInstant, ClaimId, Clock};
 
-use crate::config::Spread;
+use crate::choices::Spread;
 
 /// For how long a replica that failed is asked last.
 const AVOIDED: Duration = Duration::from_secs(2);

@@ -6,7 +6,8 @@ use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Wa
 use fencelock_core::{Error, Result};
 use fencelock_wire::{Binding, Store};
 
-use crate::config::{Config, Identity};
+use crate::choices::Identity;
+use crate::config::Config;
 
 const CLOCK: &str = "as the store behind the service says of itself; the clocks of that store and of this client run at about the \
                      same rate";
