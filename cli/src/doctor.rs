@@ -51,9 +51,11 @@ fn url_findings(url: &StoreUrl) -> Vec<Finding> {
 /// A connection to another machine without TLS.
 fn unencrypted(url: &StoreUrl, hosts: &[&str]) -> Option<Finding> {
     let scheme = url.scheme.as_str();
-    // Databases use TLS to another machine by default. Their engine reports an option that turns TLS off.
-    let database = matches!(scheme, "mysql" | "mariadb" | "postgres" | "postgresql");
-    let encrypted = database
+    // Databases use TLS to another machine by default. Their engine reports an option that turns TLS off, and so does that of
+    // the lock service.
+    let reported = matches!(scheme, "mysql" | "mariadb" | "postgres" | "postgresql")
+        || scheme.starts_with("fencelock+");
+    let encrypted = reported
         || matches!(scheme, "redlocks" | "etcds")
         || scheme.starts_with("rediss")
         || scheme.ends_with("+tls")

@@ -22,8 +22,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 
 /// Opens a store, which a URL or typed options name; await the result.
 ///
-/// The options are those of `redis`, `redlock`, `sqlite`, `mysql`, `postgres`, `zookeeper` and `etcd`, the modules of the
-/// features that are on:
+/// The options are those of `redis`, `redlock`, `sqlite`, `mysql`, `postgres`, `zookeeper`, `etcd` and `http`, the modules of
+/// the features that are on:
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis")]
@@ -39,8 +39,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
-/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`. Every store takes the option `prefix=TEXT`, which is put before
-/// all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
+/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`, `fencelock+http://`, `fencelock+https://`. Every store takes the option
+/// `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
 pub fn connect(store: impl Into<Store>) -> Connect {
     Connect {
         store: store.into(),

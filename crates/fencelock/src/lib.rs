@@ -43,6 +43,7 @@
 //! | `postgres://USER@HOST/DATABASE` | PostgreSQL | `postgres` |
 //! | `zookeeper://HOSTS` | ZooKeeper | `zookeeper` |
 //! | `etcd://HOSTS` | etcd | `etcd`, needs `protoc` to build |
+//! | `fencelock+http://HOSTS` | any of them, behind the lock service | `http` |
 //!
 //! Options follow after a `?`: `redis://HOST?prefix=shop:&connect-timeout=10s`. Stores promise different things;
 //! [`Client::promises`] says what this one does. What it does not is refused with [`Error::Unsupported`], never imitated.
@@ -52,7 +53,7 @@
 //! | feature | adds |
 //! | --- | --- |
 //! | those of the stores | the stores |
-//! | `tls` | TLS: `rediss://`, `redlocks://`, `etcds://`, and for databases by default |
+//! | `tls` | TLS: `rediss://`, `redlocks://`, `etcds://`, `fencelock+https://`, and for databases by default |
 //! | `fence` | the module `fence`: the resource's side, for the stores whose features are on |
 //! | `fence-http` | a fence before an HTTP service, as a tower layer |
 //! | `metrics` | metrics through the `metrics` crate |
@@ -83,6 +84,9 @@ pub use fencelock_etcd as etcd;
 #[cfg(feature = "fence")]
 #[doc(inline)]
 pub use fencelock_fence as fence;
+#[cfg(feature = "http")]
+#[doc(inline)]
+pub use fencelock_http as http;
 #[cfg(feature = "mysql")]
 #[doc(inline)]
 pub use fencelock_mysql as mysql;

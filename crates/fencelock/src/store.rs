@@ -65,6 +65,7 @@ from_options! {
     "sqlite" fencelock_sqlite::Options;
     "zookeeper" fencelock_zookeeper::Options;
     "etcd" fencelock_etcd::Options;
+    "http" fencelock_http::Options;
 }
 
 fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
@@ -85,6 +86,8 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         "zookeeper" => Box::new(fencelock_zookeeper::Options::from(url)),
         #[cfg(feature = "etcd")]
         "etcd" | "etcds" => Box::new(fencelock_etcd::Options::from(url)),
+        #[cfg(feature = "http")]
+        "fencelock+http" | "fencelock+https" => Box::new(fencelock_http::Options::from(url)),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => return Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
@@ -100,11 +103,13 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         "zookeeper" => return Err(not_built(&url, "zookeeper")),
         #[cfg(not(feature = "etcd"))]
         "etcd" | "etcds" => return Err(not_built(&url, "etcd")),
+        #[cfg(not(feature = "http"))]
+        "fencelock+http" | "fencelock+https" => return Err(not_built(&url, "http")),
         scheme => {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
                  redis+sentinel, rediss+sentinel, redis+cluster, rediss+cluster, redlock, redlocks, mysql, mariadb, postgres, \
-                 postgresql, zookeeper, etcd, etcds"
+                 postgresql, zookeeper, etcd, etcds, fencelock+http, fencelock+https"
             );
             return Err(url.refuse(why));
         }
@@ -117,7 +122,8 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
     feature = "mysql",
     feature = "postgres",
     feature = "zookeeper",
-    feature = "etcd"
+    feature = "etcd",
+    feature = "http"
 )))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
     url.refuse(format!(

@@ -75,7 +75,7 @@ impl Ctx {
     /// An engine that reaches the server through the proxy.
     pub async fn proxied_engine(&self) -> Arc<dyn Engine> {
         let url = self.server().proxied_url();
-        let engine = soon("opening through the proxy", fencelock::open_engine(&url)).await;
+        let engine = soon("opening through the proxy", self.store.open_at(&url)).await;
         engine.unwrap_or_else(|error| panic!("the store could not be opened: {error}"))
     }
 

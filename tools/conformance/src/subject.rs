@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock::{Client, Engine};
+use fencelock::{ClaimId, ClaimIds, Client, Engine};
 use fencelock_testbed::{Proxy, Result};
 
 /// An engine under test.
@@ -42,7 +42,17 @@ pub trait Store: Send + Sync {
 
     /// Opens the store's engine as another process would, for cases below the client.
     async fn engine(&self) -> fencelock::Result<Arc<dyn Engine>> {
-        fencelock::open_engine(&self.url()).await
+        self.open_at(&self.url()).await
+    }
+
+    /// The same at another URL of this store.
+    async fn open_at(&self, url: &str) -> fencelock::Result<Arc<dyn Engine>> {
+        fencelock::open_engine(url).await
+    }
+
+    /// The id of a claim with which each of these engines can go on.
+    fn claim_id(&self) -> ClaimId {
+        ClaimIds::new().unwrap().next()
     }
 
     /// Its URL.

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod etcd;
+mod http;
 mod memory;
 mod mysql;
 mod postgres;
@@ -13,9 +14,30 @@ mod zookeeper;
 
 use crate::subject::Subject;
 
+pub use http::OneReplica;
+
+/// With the value `all`, [`all`] has subjects that show little that others do not show, and take long.
+pub const MORE: &str = "FENCELOCK_SUBJECTS";
+
+/// Whether the environment asks for all subjects.
+#[must_use]
+pub fn wants_more() -> bool {
+    std::env::var_os(MORE).is_some_and(|value| value == "all")
+}
+
 /// Every engine.
 #[must_use]
 pub fn all() -> Vec<&'static dyn Subject> {
+    let more: &[&'static dyn Subject] = match wants_more() {
+        true => &[&http::SQLITE, &http::POSTGRES],
+        false => &[],
+    };
+    let mut all = ordinary();
+    all.extend(more);
+    all
+}
+
+fn ordinary() -> Vec<&'static dyn Subject> {
     vec![
         &memory::InMemory,
         &sqlite::InFile,
@@ -32,5 +54,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
         &etcd::OneEtcd,
         &etcd::ThreeEtcds,
         &redlock::FIVE_NODES,
+        &http::MEMORY,
+        &http::REDIS,
     ]
 }

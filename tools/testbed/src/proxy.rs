@@ -1,8 +1,8 @@
 //! A TCP proxy before a port of 127.0.0.1 that delays, holds, loses and cuts connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -36,20 +36,39 @@ struct Rules {
     answers: Flow,
     /// A change of this number resets the connections that began before.
     cut: u64,
+    /// Requests are kept, to be sent again.
+    keep: bool,
 }
+
+/// How many chunks of requests are kept.
+const MOST_KEPT: usize = 200;
+
+/// How long a repeated request has for its answer.
+const REPEATED: Duration = Duration::from_secs(2);
+
+/// A chunk of requests and where it was sent.
+type Kept = (SocketAddr, Vec<u8>);
 
 #[derive(Debug, Default)]
 struct Counters {
+    kept: Mutex<Vec<Kept>>,
     accepted: AtomicU64,
     open: AtomicU64,
     requests: AtomicU64,
     answers: AtomicU64,
 }
 
+impl Counters {
+    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 #[derive(Debug)]
 enum Order {
     Refuse(std::sync::mpsc::Sender<std::io::Result<()>>),
     Accept(std::sync::mpsc::Sender<std::io::Result<()>>),
+    Repeat(Vec<Kept>),
 }
 
 /// A proxy on a thread of its own. It ends with all its connections when dropped.
@@ -166,6 +185,25 @@ impl Proxy {
         self.rules.send_modify(|rules| rules.cut += 1);
     }
 
+    /// From now on keeps the requests that pass, for [`Proxy::repeat`].
+    pub fn keep(&self) {
+        self.rules.send_modify(|rules| rules.keep = true);
+    }
+
+    /// Sends what was kept once more, each chunk over a connection of its own, as a network or a proxy may that repeats
+    /// requests. Nobody reads the answers. For protocols in which a chunk is a request.
+    ///
+    /// # Errors
+    /// If the proxy has ended.
+    pub fn repeat(&self) -> Result<()> {
+        self.rules.send_modify(|rules| rules.keep = false);
+        let kept = std::mem::take(&mut *self.counters.kept());
+        let failed = format!("repeat what passed the proxy on port {}", self.port());
+        self.orders
+            .send(Order::Repeat(kept))
+            .map_err(Failure::to(failed))
+    }
+
     /// The number of connections so far.
     #[must_use]
     pub fn accepted(&self) -> u64 {
@@ -231,6 +269,11 @@ async fn serve(
                     };
                     drop(done.send(bound));
                 }
+                Some(Order::Repeat(kept)) => {
+                    for (target, chunk) in kept {
+                        tokio::spawn(repeat(target, chunk));
+                    }
+                }
             },
             (accepted, target) = accepted => {
                 // The client has closed the connection before it was accepted.
@@ -243,6 +286,17 @@ async fn serve(
                 }
             }
         }
+    }
+}
+
+/// Sends a chunk, and waits for an answer. The server may be down, which ends it.
+async fn repeat(target: SocketAddr, chunk: Vec<u8>) {
+    let Ok(mut server) = TcpStream::connect(target).await else {
+        return;
+    };
+    if server.write_all(&chunk).await.is_ok() {
+        let mut answer = [0; 1024];
+        drop(tokio::time::timeout(REPEATED, server.read(&mut answer)).await);
     }
 }
 
@@ -275,19 +329,28 @@ async fn connection(
     let mut cut = rules.clone();
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
+    let keep = |rules: &Rules, chunk: &[u8]| {
+        if !rules.keep {
+            return;
+        }
+        let mut kept = counters.kept();
+        if kept.len() < MOST_KEPT {
+            kept.push((target, chunk.to_vec()));
+        }
+    };
     let requests = direction(
         from_client,
         to_server,
         rules.clone(),
         |rules| rules.requests,
-        &counters.requests,
+        (&counters.requests, keep),
     );
     let answers = direction(
         from_server,
         to_client,
         rules,
         |rules| rules.answers,
-        &counters.answers,
+        (&counters.answers, |_: &Rules, _: &[u8]| {}),
     );
     let cut = tokio::select! {
         _ = async { tokio::join!(requests, answers) } => false,
@@ -308,8 +371,9 @@ async fn direction(
     mut to: WriteHalf<'_>,
     mut rules: watch::Receiver<Rules>,
     flow: fn(&Rules) -> Flow,
-    bytes: &AtomicU64,
+    (bytes, seen): (&AtomicU64, impl Fn(&Rules, &[u8])),
 ) {
+    let now = rules.clone();
     // `None` is the end of the stream.
     let (queue, mut queued) = mpsc::unbounded_channel::<(Instant, Option<Vec<u8>>)>();
     let read = async move {
@@ -318,6 +382,7 @@ async fn direction(
             // An error ends the stream like its regular end.
             let count = from.read(&mut buffer).await.unwrap_or(0);
             let chunk = (count > 0).then(|| buffer[..count].to_vec());
+            seen(&now.borrow(), &buffer[..count]);
             bytes.fetch_add(count as u64, Ordering::Relaxed);
             if queue.send((Instant::now(), chunk)).is_err() || count == 0 {
                 return;

@@ -156,3 +156,31 @@ fn dropped_it_cuts_everything() {
     assert!(!matches!(client.0.read(&mut [0]), Ok(1..)));
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
 }
+
+#[test]
+fn repeats_what_it_kept_over_another_connection() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = Proxy::start(server.local_addr().unwrap().port()).unwrap();
+    let mut client = Client::new(&proxy);
+    let (mut first, _) = server.accept().unwrap();
+    let read = |stream: &mut TcpStream| {
+        let mut text = [0; 4];
+        stream.read_exact(&mut text).unwrap();
+        text
+    };
+    client.send("one.");
+    assert_eq!(&read(&mut first), b"one.");
+    proxy.keep();
+    client.send("two.");
+    assert_eq!(&read(&mut first), b"two.");
+    proxy.repeat().unwrap();
+    let (mut again, _) = server.accept().unwrap();
+    assert_eq!(&read(&mut again), b"two.");
+    // Once, and only what was kept.
+    client.send("end.");
+    assert_eq!(&read(&mut first), b"end.");
+    proxy.repeat().unwrap();
+    server.set_nonblocking(true).unwrap();
+    std::thread::sleep(NEVER);
+    assert!(server.accept().is_err());
+}

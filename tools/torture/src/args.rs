@@ -254,7 +254,7 @@ async fn rows(
     relaunch: Relaunch,
 ) -> Result<Vec<(String, Verdict)>, Failed> {
     let (ports, servers) = {
-        let store = stores::start(kind)?;
+        let store = stores::start(kind, &relaunch)?;
         (store.ports(), store.faults())
     };
     let able = |kind: &FaultKind| match kind.whom() {
@@ -273,7 +273,7 @@ async fn rows(
             ..args.clone()
         };
         // A failure of one run must not end the others.
-        let ran = match stores::start(kind) {
+        let ran = match stores::start(kind, &relaunch) {
             Ok(store) => run::run(Place::Started(store), args.settings()?, &relaunch).await,
             Err(failure) => Err(failure),
         };
@@ -366,7 +366,7 @@ async fn make(args: &Args, store: &str, subcommand: &[&str]) -> Result<History, 
                     "{word:?} cannot be started; the stores are {known}"
                 )));
             }
-            Place::Started(stores::start(word)?)
+            Place::Started(stores::start(word, &relaunch)?)
         }
         None => {
             // A bad store is reported with its own error.

@@ -24,6 +24,8 @@ pub enum FaultKind {
     ClockBack,
     /// The administrator ends every connection.
     KillConnections,
+    /// The requests of all workers to a server arrive once more, late and over other connections.
+    Repeat,
     /// The connections of one worker are held for a while; then the bytes arrive.
     Hold,
     /// The connections of one worker lose everything for a while, and are then reset.
@@ -46,7 +48,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Pause,
         Self::Restart,
         Self::RestartEmpty,
@@ -56,6 +58,7 @@ impl FaultKind {
         Self::ClockForward,
         Self::ClockBack,
         Self::KillConnections,
+        Self::Repeat,
         Self::Hold,
         Self::Partition,
         Self::LoseRequests,
@@ -80,6 +83,7 @@ impl FaultKind {
             Self::ClockForward => "clock-forward",
             Self::ClockBack => "clock-back",
             Self::KillConnections => "kill-connections",
+            Self::Repeat => "repeat",
             Self::Hold => "hold",
             Self::Partition => "partition",
             Self::LoseRequests => "lose-requests",
@@ -104,7 +108,8 @@ impl FaultKind {
             | Self::CutOff
             | Self::ClockForward
             | Self::ClockBack
-            | Self::KillConnections => Whom::Server,
+            | Self::KillConnections
+            | Self::Repeat => Whom::Server,
             Self::Hold
             | Self::Partition
             | Self::LoseRequests

@@ -14,6 +14,7 @@ pub mod history;
 mod nemesis;
 mod record;
 mod register;
+mod replica;
 mod report;
 mod run;
 mod scenario;

@@ -107,6 +107,9 @@ pub async fn run_worker() -> std::io::Result<()> {
     let Some(line) = lines.next_line().await? else {
         return Ok(());
     };
+    if let Ok(replica) = serde_json::from_str(&line) {
+        return crate::replica::serve(&replica, &mut lines).await;
+    }
     let job: Job = serde_json::from_str(&line)?;
     let job = Arc::new(job);
     let faults: Arc<Mutex<Option<FaultHandle>>> = Arc::default();

@@ -1,5 +1,7 @@
 //! Another process that locks: it reads requests as lines of JSON from its standard input, and answers on its standard output.
 //! Its only argument is the store's URL. Ends with its input.
+//!
+//! With the arguments `--replica URL PORT` it is a replica of the lock service instead. It prints a line when it serves.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::HashMap;
@@ -8,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fencelock::{Client, Clock, Error, Guard};
+use fencelock_server::{Config, Server, Service};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -20,8 +23,14 @@ type Answer = Result<Value, String>;
 
 #[tokio::main]
 async fn main() {
-    let url = std::env::args().nth(1).expect("the store's URL");
-    let client = fencelock::connect(&url).await.expect("the store opens");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, url, port] = &arguments[..]
+        && flag == "--replica"
+    {
+        return replica(url, port.parse().expect("a port")).await;
+    }
+    let url = arguments.first().expect("the store's URL");
+    let client = fencelock::connect(url).await.expect("the store opens");
     let guards = Mutex::default();
     let worker = Arc::new(Worker { client, guards });
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
@@ -38,6 +47,17 @@ async fn main() {
             writeln!(std::io::stdout().lock(), "{answer}").unwrap();
         });
     }
+}
+
+/// Serves a store until this process is killed or its input ends.
+async fn replica(url: &str, port: u16) {
+    let engine = fencelock::open_engine(url).await.expect("the store opens");
+    let service = Service::new(engine, Config::trusting()).expect("the store can be served");
+    let server = Server::start(([127, 0, 0, 1], port).into(), service).await;
+    let server = server.expect("the port is free");
+    println!("{}", server.address());
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while lines.next_line().await.unwrap().is_some() {}
 }
 
 impl Worker {

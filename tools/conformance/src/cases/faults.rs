@@ -34,10 +34,10 @@ pub(super) static CASES: &[Case] = &[
 const BEYOND_A_RESTART: Duration = Duration::from_secs(12);
 
 /// A hold after its first renewal. Before that, the store may keep it only for a claim window.
-async fn has_its_lease(client: &Client, name: &str) -> Guard {
-    let guard = soon("the lock", client.lock(name).ttl(BEYOND_A_RESTART)).await;
+async fn has_its_lease(client: &Client, name: &str, ttl: Duration) -> Guard {
+    let guard = soon("the lock", client.lock(name).ttl(ttl)).await;
     let guard = guard.unwrap();
-    let refreshed = soon("a renewal", guard.refresh(BEYOND_A_RESTART)).await;
+    let refreshed = soon("a renewal", guard.refresh(ttl)).await;
     refreshed.unwrap();
     guard
 }
@@ -152,9 +152,7 @@ async fn a_late_renewal_revives_nothing(ctx: Ctx) {
 
 async fn a_server_that_hangs_for_a_moment_costs_nothing(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let guard = soon("the lock", one.lock(&name).ttl(Duration::from_secs(6)))
-        .await
-        .unwrap();
+    let guard = has_its_lease(&one, &name, Duration::from_secs(6)).await;
     let waiter = wait_for(&two, &name);
     ctx.await_queued(&one, &name, 1).await;
     ctx.server().pause().unwrap();
@@ -180,7 +178,7 @@ async fn a_server_that_hangs_for_a_moment_costs_nothing(ctx: Ctx) {
 
 async fn a_killed_server_that_remembers_keeps_holds(ctx: Ctx) {
     let (one, two, name) = (ctx.client().await, ctx.client().await, ctx.name());
-    let guard = has_its_lease(&one, &name).await;
+    let guard = has_its_lease(&one, &name, BEYOND_A_RESTART).await;
     ctx.server().kill9();
     let down = soon("an answer", two.try_lock(&name)).await.unwrap_err();
     assert!(matches!(down, Error::Unavailable { .. }), "{down:?}");
@@ -207,7 +205,7 @@ async fn a_killed_server_that_remembers_keeps_holds(ctx: Ctx) {
 async fn waiters_survive_a_restart(ctx: Ctx) {
     let (one, two, three) = (ctx.client().await, ctx.client().await, ctx.client().await);
     let name = ctx.name();
-    let guard = has_its_lease(&one, &name).await;
+    let guard = has_its_lease(&one, &name, BEYOND_A_RESTART).await;
     let first = wait_for(&two, &name);
     ctx.await_queued(&one, &name, 1).await;
     let second = wait_for(&three, &name);

@@ -1,0 +1,124 @@
+//! To take a lock, and to wait for it: `PUT /v1/claims/{id}`.
+
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Place, Standing};
+use fencelock_core::{Clock, Result, Tokens};
+use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, millis, millis_up};
+use http::{Method, StatusCode};
+
+use crate::connection::Ask;
+use crate::error::{Action, RequestError, unreadable};
+use crate::state::{Request, State};
+
+/// When a claim that waits is placed again at the latest. Its polls keep the place until then, so this is far away.
+const RECHECK: Duration = Duration::from_secs(3600);
+
+/// The least time for an answer.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(500);
+
+pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
+    // In time to keep its place by asking another replica.
+    let limit = match state.entries.is_waiting(&claim.id) {
+        true => (state.info.window() / 4).max(SHORTEST_LIMIT),
+        false => state.config.response_timeout,
+    };
+    let limit = limit.min(state.config.response_timeout);
+    Ok(put(state, claim, Duration::ZERO, limit, None).await?)
+}
+
+/// One request to take the lock, which waits for so long at the service. `at` is the replica that is asked first.
+pub(crate) async fn put(
+    state: &State,
+    claim: &Claim,
+    wait: Duration,
+    limit: Duration,
+    at: Option<usize>,
+) -> Result<Standing, RequestError> {
+    let key = state.key_of(claim)?;
+    let path = format!("/v1/claims/{}", claim.id);
+    let body = state.json(&take(claim, wait))?;
+    let action = Action::of("taking", &claim.name);
+    let asked = state.ask(Request {
+        ask: Ask {
+            method: &Method::PUT,
+            path: &path,
+            key: Some(&key.header),
+            body: Some(&body),
+        },
+        action,
+        claim: Some(&claim.id),
+        at,
+        limit,
+    });
+    let reply = asked.await?;
+    let said = match reply.status() {
+        StatusCode::ACCEPTED => state.read(&reply, action).map(Said::Waiting),
+        _ => state
+            .read(&reply, action)
+            .and_then(|granted| is_this(state, claim, action, granted))
+            .map(Said::Granted),
+    };
+    match said {
+        Ok(Said::Granted(granted)) => {
+            state.entries.waits_no_more(&claim.id);
+            let lease = Duration::from_millis(granted.lease_ms_since_sent);
+            let grant = Grant::new(Tokens::one(granted.token), reply.sent, lease);
+            Ok(Standing::Held(grant))
+        }
+        Ok(Said::Waiting(waiting)) => {
+            state.entries.waits(&claim.id);
+            let mut place = Place::new(Clock::Boot.now() + RECHECK);
+            place.ahead = waiting.ahead;
+            Ok(Standing::Waiting(place))
+        }
+        Err(failed) if failed.kind == Some(Kind::Held) => {
+            state.entries.waits_no_more(&claim.id);
+            Ok(Standing::Busy)
+        }
+        Err(failed) => {
+            if failed.in_doubt {
+                state.entries.doubt(&claim.id, reply.sent);
+            }
+            Err(failed)
+        }
+    }
+}
+
+enum Said {
+    Granted(Granted),
+    Waiting(Waiting),
+}
+
+fn take(claim: &Claim, wait: Duration) -> Take {
+    let (mode, permit_count) = ModeWord::of(claim.mode);
+    Take {
+        name: claim.name.clone(),
+        mode,
+        permit_count,
+        ttl_ms: millis_up(claim.ttl),
+        lock_delay_ms: millis_up(claim.lock_delay),
+        queue: claim.wait,
+        wait_ms: millis(wait),
+        owner: claim.owner.to_string(),
+        label: claim.label.as_deref().map(str::to_owned),
+    }
+}
+
+/// An answer about another claim is none.
+fn is_this(
+    state: &State,
+    claim: &Claim,
+    action: Action<'_>,
+    granted: Granted,
+) -> Result<Granted, RequestError> {
+    match granted.claim == claim.id {
+        true => Ok(granted),
+        false => Err(unreadable(
+            &state.config.store,
+            "the service",
+            action,
+            "it is about another claim",
+        )),
+    }
+}

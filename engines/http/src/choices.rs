@@ -1,0 +1,28 @@
+//! The options that are one of some words.
+
+/// Which replica a request goes to. One that did not answer is left out for a while in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Spread {
+    /// All requests of a claim go to one replica, and claims are spread over the replicas.
+    Claim,
+    /// Each request goes to a replica chosen at random, as through a balancer.
+    Request,
+}
+
+pub(crate) const SPREADS: [(&str, Spread); 2] =
+    [("claim", Spread::Claim), ("request", Spread::Request)];
+
+/// How replicas show that they serve the same store. A lock that is taken in two stores is no lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Identity {
+    /// They were started with the same URL, apart from passwords and options.
+    Url,
+    /// They reach it by different URLs, and their operator vouches that it is the same store. It must still be of the same
+    /// kind.
+    Vouched,
+}
+
+pub(crate) const IDENTITIES: [(&str, Identity); 2] =
+    [("url", Identity::Url), ("vouched", Identity::Vouched)];

@@ -1,0 +1,120 @@
+//! To release, to leave the queue, and to undo what had no answer: `POST /v1/claims/{id}/release`.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Leave, Withdrawn};
+use fencelock_core::{BootInstant, Error, Result};
+use fencelock_wire::{How, ModeWord, Outcome, Release, Released, millis_up};
+use tokio::time::timeout;
+
+use crate::error::{Action, RequestError};
+use crate::state::{Request, State};
+
+/// How long an open poll may take to end. The service ends it when the release comes.
+const POLL_ENDS: Duration = Duration::from_millis(500);
+
+/// How often a claim is released once more at most. The time between is half of a claim window.
+const MOST_AGAIN: usize = 10;
+
+/// How often a release is sent for a claim whose polls end.
+const TRIES: usize = 3;
+
+/// The answer is final for the lock and its queue as they are now, unless a poll is still open. A request that had no answer
+/// may come to hold later, for a claim window at most, so then the claim is released again and again until nothing can come.
+pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+    let mut first = None;
+    for _ in 0..TRIES {
+        // A poll that is open now may come after this release, even if it is answered first.
+        let polls = state.entries.open_polls(&claim.id);
+        // Where its poll is, which then ends.
+        let at = polls.as_ref().map(|(_, at)| *at);
+        let (found, sent) = release_once(state, claim, how, at).await?;
+        let withdrawn = *first.get_or_insert(found);
+        let Some((mut open, _)) = polls else {
+            if !state.entries.settle(&claim.id, sent) {
+                let again = again(Arc::downgrade(state), claim.clone(), how);
+                tokio::spawn(again);
+            }
+            return Ok(withdrawn);
+        };
+        let ended = timeout(POLL_ENDS, open.wait_for(|open| *open == 0)).await;
+        if ended.is_err() {
+            break;
+        }
+    }
+    let action = Action::of("releasing", &claim.name).text();
+    Err(Error::unsettled(&state.config.store, action))
+}
+
+/// Releases once more what a late request may have brought to hold, until the last such request is too old.
+async fn again(state: Weak<State>, claim: Claim, how: Leave) {
+    for _ in 0..MOST_AGAIN {
+        let Some(engine) = state.upgrade() else {
+            return;
+        };
+        let (mut closed, pause) = (engine.closed.subscribe(), engine.info.window() / 2);
+        drop(engine);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = closed.wait_for(|closed| *closed) => return,
+        }
+        let Some(engine) = state.upgrade() else {
+            return;
+        };
+        match release_once(&engine, &claim, how, None).await {
+            Ok((_, sent)) if engine.entries.settle(&claim.id, sent) => return,
+            Ok(_) => {}
+            Err(failed) => {
+                tracing::debug!(name = %claim.name, error = %failed.error, "releasing a claim once more");
+            }
+        }
+    }
+}
+
+/// One release, and when it was sent.
+async fn release_once(
+    state: &State,
+    claim: &Claim,
+    how: Leave,
+    at: Option<usize>,
+) -> Result<(Withdrawn, BootInstant), RequestError> {
+    let key = state.key_of(claim)?;
+    let path = format!("/v1/claims/{}/release", claim.id);
+    let body = state.json(&release(claim, how))?;
+    let action = Action::of("releasing", &claim.name);
+    let request = Request {
+        ask: State::post(&path, &key.header, &body),
+        action,
+        claim: Some(&claim.id),
+        at,
+        limit: state.config.response_timeout,
+    };
+    let reply = state.ask(request).await?;
+    let released: Released = state.read(&reply, action)?;
+    Ok((outcome(released.released), reply.sent))
+}
+
+fn outcome(found: Outcome) -> Withdrawn {
+    match found {
+        Outcome::Released => Withdrawn::Released,
+        Outcome::LeftQueue => Withdrawn::LeftQueue,
+        Outcome::AlreadyExpired => Withdrawn::Expired,
+        Outcome::NotOwner => Withdrawn::NotOwner,
+    }
+}
+
+fn release(claim: &Claim, how: Leave) -> Release {
+    let (mode, permit_count) = ModeWord::of(claim.mode);
+    Release {
+        name: claim.name.clone(),
+        how: match how {
+            Leave::Release => How::Release,
+            Leave::Abandon => How::Abandon,
+        },
+        mode,
+        permit_count,
+        lock_delay_ms: millis_up(claim.lock_delay),
+        ttl_ms: millis_up(claim.ttl),
+    }
+}

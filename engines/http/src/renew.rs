@@ -1,0 +1,173 @@
+//! To prolong holds: `POST /v1/renewals`, for many at once.
+
+use std::time::Duration;
+
+use fencelock_core::engine::{HeldClaim, Renewal};
+use fencelock_core::{Error, Result};
+use fencelock_wire::{
+    MOST_RENEWALS, ModeWord, RenewMany, RenewOne, RenewedMany, RenewedOne, millis_up,
+};
+use futures_util::future::join_all;
+
+use crate::config::Key;
+use crate::error::{Action, RequestError, unreadable};
+use crate::state::{Request, State};
+
+/// The service takes a mebibyte; the rest is for what is not counted.
+const MOST_BYTES: usize = 900 << 10;
+
+/// The shortest time that an answer gets, however short the leases are.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
+
+pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
+    let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
+    let mut batches: Vec<Batch<'_>> = Vec::new();
+    for (index, one) in held.iter().enumerate() {
+        match state.key_of(&one.claim) {
+            Ok(key) => add(&mut batches, key, index, one),
+            Err(error) => renewals[index] = Some(Renewal::Unknown(error)),
+        }
+    }
+    let answers = batches.iter().map(|batch| ask(state, batch, held));
+    let answers = join_all(answers).await;
+    for (batch, answer) in batches.iter().zip(answers) {
+        match answer {
+            Ok(answered) => {
+                for (&index, renewal) in batch.indices.iter().zip(answered) {
+                    renewals[index] = Some(renewal);
+                }
+            }
+            Err(failed) => {
+                let text = failed.error.to_string();
+                for &index in &batch.indices {
+                    let action = Action::of("renewing", &held[index].claim.name).text();
+                    let error = match &failed.error {
+                        Error::Closed => Error::Closed,
+                        error if error.is_away() => {
+                            Error::unavailable(&state.config.store, action, text.clone())
+                        }
+                        _ => Error::refused(&state.config.store, action, text.clone()),
+                    };
+                    renewals[index] = Some(Renewal::Unknown(error));
+                }
+            }
+        }
+    }
+    let missing = || {
+        let why = "a renewal was not asked for";
+        Renewal::Unknown(Error::internal(&state.config.store, why))
+    };
+    let renewals = renewals.into_iter();
+    renewals
+        .map(|renewal| renewal.unwrap_or_else(missing))
+        .collect()
+}
+
+/// What goes into one request.
+struct Batch<'a> {
+    key: &'a Key,
+    /// In `held`.
+    indices: Vec<usize>,
+    /// About how much there is to write.
+    bytes: usize,
+}
+
+fn add<'a>(batches: &mut Vec<Batch<'a>>, key: &'a Key, index: usize, held: &HeldClaim) {
+    let claim = &held.claim;
+    let label = claim.label.as_deref().map_or(0, str::len);
+    // A character takes at most twice its bytes in JSON, since none of them is a control character.
+    let bytes = 2 * (claim.name.as_str().len() + claim.owner.len() + label) + 300;
+    let fits = |batch: &&mut Batch<'a>| {
+        std::ptr::eq(batch.key, key)
+            && batch.indices.len() < MOST_RENEWALS
+            && batch.bytes + bytes <= MOST_BYTES
+    };
+    match batches.iter_mut().rev().find(fits) {
+        Some(batch) => {
+            batch.indices.push(index);
+            batch.bytes += bytes;
+        }
+        None => batches.push(Batch {
+            key,
+            indices: vec![index],
+            bytes,
+        }),
+    }
+}
+
+async fn ask(
+    state: &State,
+    batch: &Batch<'_>,
+    held: &[HeldClaim],
+) -> Result<Vec<Renewal>, RequestError> {
+    let held: Vec<&HeldClaim> = batch.indices.iter().map(|index| &held[*index]).collect();
+    let claims = held.iter().map(|held| one(held)).collect();
+    let body = state.json(&RenewMany { claims })?;
+    let action = Action::plain("renewing");
+    let shortest = held.iter().map(|held| held.claim.ttl).min();
+    // In time to ask another replica.
+    let limit = shortest.unwrap_or_default() / 3;
+    let reply = state
+        .ask(Request {
+            ask: State::post("/v1/renewals", &batch.key.header, &body),
+            action,
+            claim: None,
+            at: None,
+            limit: limit.clamp(
+                SHORTEST_LIMIT.min(state.config.response_timeout),
+                state.config.response_timeout,
+            ),
+        })
+        .await?;
+    let answered: RenewedMany = state.read(&reply, action)?;
+    let fits = answered.claims.len() == held.len()
+        && held
+            .iter()
+            .zip(&answered.claims)
+            .all(|(held, answer)| held.claim.id == *claim_of(answer));
+    if !fits {
+        let why = "it is not about the claims that were sent";
+        return Err(unreadable(&state.config.store, "the service", action, why));
+    }
+    let answers = answered.claims.into_iter().zip(&held);
+    let renewals = answers.map(|(answer, held)| match answer {
+        RenewedOne::Held {
+            lease_ms_since_sent,
+            release_requested,
+            ..
+        } => {
+            let lease = Duration::from_millis(lease_ms_since_sent);
+            Renewal::kept(reply.sent, lease, release_requested)
+        }
+        RenewedOne::Lost { .. } => Renewal::Lost,
+        RenewedOne::Unknown { detail, .. } => {
+            let action = Action::of("renewing", &held.claim.name).text();
+            Renewal::Unknown(Error::unavailable(&state.config.store, action, detail))
+        }
+    });
+    Ok(renewals.collect())
+}
+
+fn claim_of(answer: &RenewedOne) -> &fencelock_core::ClaimId {
+    match answer {
+        RenewedOne::Held { claim, .. }
+        | RenewedOne::Lost { claim }
+        | RenewedOne::Unknown { claim, .. } => claim,
+    }
+}
+
+fn one(held: &HeldClaim) -> RenewOne {
+    let claim = &held.claim;
+    let (mode, permit_count) = ModeWord::of(claim.mode);
+    RenewOne {
+        claim: claim.id,
+        name: claim.name.clone(),
+        token: held.token,
+        ttl_ms: millis_up(claim.ttl),
+        lock_delay_ms: millis_up(claim.lock_delay),
+        mode,
+        permit_count,
+        owner: claim.owner.to_string(),
+        label: claim.label.as_deref().map(str::to_owned),
+    }
+}

@@ -1,0 +1,129 @@
+//! The replicas, and which of them to ask.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fencelock_core::{BootInstant, ClaimId, Clock};
+
+use crate::choices::Spread;
+
+/// For how long a replica that failed is asked last.
+const AVOIDED: Duration = Duration::from_secs(2);
+
+/// One replica, or a balancer.
+#[derive(Debug)]
+struct Replica {
+    address: String,
+    /// In nanoseconds on the boot clock.
+    avoided_until: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Replicas {
+    all: Vec<Replica>,
+    spread: Spread,
+}
+
+impl Replicas {
+    pub(crate) fn new(addresses: &[String], spread: Spread) -> Self {
+        let all = addresses.iter().map(|address| Replica {
+            address: address.clone(),
+            avoided_until: AtomicU64::new(0),
+        });
+        let all = all.collect();
+        Self { all, spread }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn address(&self, index: usize) -> &str {
+        &self.all[index].address
+    }
+
+    /// In which order to ask them about a claim, or about something else.
+    pub(crate) fn order(&self, claim: Option<&ClaimId>) -> Vec<usize> {
+        let count = self.all.len();
+        let first = match (self.spread, claim) {
+            (Spread::Claim, Some(claim)) => {
+                // The last bytes are a count.
+                let bytes = claim.as_bytes();
+                usize::from(bytes[15]) | usize::from(bytes[14]) << 8
+            }
+            _ => fastrand::usize(..count),
+        };
+        let mut order: Vec<usize> = (first..first + count).map(|index| index % count).collect();
+        if count > 1 {
+            let now = Clock::Boot.now().as_nanos();
+            // Stable: the first of those that answer stays the first.
+            order.sort_by_key(|index| {
+                let until = self.all[*index].avoided_until.load(Ordering::Relaxed);
+                if until > now { until } else { 0 }
+            });
+        }
+        order
+    }
+
+    /// A replica did not answer, or cannot serve now.
+    pub(crate) fn failed(&self, index: usize) {
+        let until: BootInstant = Clock::Boot.now() + AVOIDED;
+        self.all[index]
+            .avoided_until
+            .store(until.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A replica answered.
+    pub(crate) fn answered(&self, index: usize) {
+        self.all[index].avoided_until.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::ClaimIds;
+
+    use super::*;
+
+    fn three(spread: Spread) -> Replicas {
+        Replicas::new(&["a", "b", "c"].map(str::to_owned), spread)
+    }
+
+    #[test]
+    fn a_claim_stays_where_it_is_and_claims_are_spread() {
+        let (replicas, ids) = (three(Spread::Claim), ClaimIds::new().unwrap());
+        let mut firsts = Vec::new();
+        for _ in 0..3 {
+            let id = ids.next();
+            let order = replicas.order(Some(&id));
+            assert_eq!(order, replicas.order(Some(&id)));
+            firsts.push(order[0]);
+        }
+        firsts.sort_unstable();
+        assert_eq!(firsts, [0, 1, 2]);
+    }
+
+    #[test]
+    fn one_that_failed_is_asked_last_until_it_answers() {
+        for spread in [Spread::Claim, Spread::Request] {
+            let (replicas, id) = (three(spread), ClaimIds::new().unwrap().next());
+            let first = replicas.order(Some(&id))[0];
+            replicas.failed(first);
+            for _ in 0..20 {
+                let order = replicas.order(Some(&id));
+                assert_eq!((order.len(), order[2]), (3, first));
+            }
+            replicas.answered(first);
+            let again = (0..100).any(|_| replicas.order(Some(&id))[0] == first);
+            assert!(again);
+        }
+    }
+
+    #[test]
+    fn requests_are_spread_at_random() {
+        let (replicas, id) = (three(Spread::Request), ClaimIds::new().unwrap().next());
+        let firsts: std::collections::HashSet<_> =
+            (0..200).map(|_| replicas.order(Some(&id))[0]).collect();
+        assert_eq!(firsts.len(), 3);
+    }
+}

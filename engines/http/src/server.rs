@@ -1,0 +1,121 @@
+//! What a replica says of the store behind it, and whether two replicas serve the same one.
+
+use std::time::Duration;
+
+use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Wake};
+use fencelock_core::{Error, Result};
+use fencelock_wire::{Binding, Store};
+
+use crate::choices::Identity;
+use crate::config::Config;
+
+const CLOCK: &str = "as the store behind the service says of itself; the clocks of that store and of this client run at about the \
+                     same rate";
+
+/// The feature with which a service tells of losses as they happen.
+const EVENTS: &str = "events";
+
+/// What all replicas must have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct ServerInfo {
+    said: Store,
+    identity: Identity,
+}
+
+impl ServerInfo {
+    /// From the first answer.
+    pub(crate) fn new(config: &Config, said: Store) -> Result<Self> {
+        let refuse = |why: String| Err(Error::config(&config.store, why));
+        if said.binding == Binding::Replica {
+            return refuse(format!(
+                "its store {} is bound to replicas: a claim lives in the replica that took it. This engine cannot use such a \
+                 store yet; use the store itself, or the HTTP API",
+                said.store
+            ));
+        }
+        if said.claim_window_ms == 0 || said.poll_ms == 0 {
+            return refuse("it says that its claim window is 0".to_owned());
+        }
+        let identity = config.identity;
+        Ok(Self { said, identity })
+    }
+
+    /// Why another answer is not of the same store.
+    pub(crate) fn differs(&self, other: &Store) -> Option<String> {
+        let (mine, by_url) = (&self.said, self.identity == Identity::Url);
+        if mine.engine != other.engine || (by_url && mine.store != other.store) {
+            return Some(format!(
+                "it serves the store {} ({}), and another replica serves {} ({}); a lock that is taken in two stores is no lock. \
+                 If it is one store by two names, use same-store=vouched",
+                other.store, other.engine, mine.store, mine.engine
+            ));
+        }
+        let shape = |store: &Store| {
+            (
+                store.binding,
+                store.claim_window_ms,
+                (store.min_ttl_ms, store.max_ttl_ms),
+                (store.shared, store.permits, store.lock_delay),
+            )
+        };
+        (shape(mine) != shape(other)).then(|| {
+            format!(
+                "it opened {} with other options than another replica did; start all replicas with the same",
+                other.store
+            )
+        })
+    }
+
+    /// The length of a first grant, and of a place in the queue.
+    pub(crate) fn window(&self) -> Duration {
+        Duration::from_millis(self.said.claim_window_ms)
+    }
+
+    /// How long a request may wait.
+    pub(crate) fn poll(&self) -> Duration {
+        Duration::from_millis(self.said.poll_ms)
+    }
+
+    /// Whether the service tells of losses as they happen.
+    pub(crate) fn tells_events(&self) -> bool {
+        self.said.features.iter().any(|feature| feature == EVENTS)
+    }
+
+    pub(crate) fn promises(&self, config: &Config) -> Promises {
+        let said = &self.said;
+        let mut limits: Vec<Finding> = said.limits.iter().cloned().map(Finding::from).collect();
+        if let Some(replica) = &config.open_to_readers {
+            limits.push(Finding::against_correctness(
+                format!(
+                    "{replica} is another machine, and the connection is not encrypted: who reads the network can read the \
+                     claim key and end every lock of this client"
+                ),
+                "use fencelock+https://, with tls-ca=FILE for an authority of your own",
+            ));
+        }
+        let millis = Duration::from_millis;
+        Promises::new("http", CLOCK)
+            .order(match said.order.as_str() {
+                "fifo" => Order::Fifo,
+                _ => Order::Unordered,
+            })
+            .shared(said.shared)
+            .permits(said.permits)
+            .lock_delay(said.lock_delay)
+            .portable(true)
+            .lease(LeaseKind::Lease)
+            .wake(match said.wake.as_str() {
+                "push" => Wake::Push,
+                _ => Wake::Poll,
+            })
+            .durability(match said.durability.as_str() {
+                "durable" => Durability::Durable,
+                "process" => Durability::Process,
+                _ => Durability::Volatile,
+            })
+            .min_ttl(millis(said.min_ttl_ms))
+            .max_ttl(millis(said.max_ttl_ms))
+            .claim_window(self.window())
+            .limits(limits)
+    }
+}

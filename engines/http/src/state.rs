@@ -1,0 +1,386 @@
+//! What a client of the service has: its replicas, what they said, and its claims that wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fencelock_core::engine::{Claim, EventSender, Promises};
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, Result};
+use fencelock_wire::{Kind, Store};
+use futures_util::future::join_all;
+use http::{HeaderValue, Method, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use crate::config::{Config, Key};
+use crate::connection::{Answer, Ask, Connections, NoAnswer};
+use crate::entry::Entries;
+use crate::error::{Action, RequestError, refused, unreadable};
+use crate::replicas::Replicas;
+use crate::server::ServerInfo;
+
+/// How many replicas are remembered to serve this store. More come by only if they restart.
+const MOST_KNOWN: usize = 256;
+
+/// How often the replica behind a balancer is asked for its store before it counts as one that does not answer.
+const TRIES: usize = 4;
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) connections: Connections,
+    pub(crate) replicas: Replicas,
+    pub(crate) info: ServerInfo,
+    pub(crate) promises: Promises,
+    pub(crate) entries: Arc<Entries>,
+    pub(crate) sender: EventSender,
+    /// Set once by `close`.
+    pub(crate) closed: watch::Sender<bool>,
+    /// The ids of replicas that serve this very store.
+    known: Mutex<Vec<String>>,
+}
+
+/// A request and what it was for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) ask: Ask<'a>,
+    pub(crate) action: Action<'a>,
+    /// The claim that it is about, if it is about one.
+    pub(crate) claim: Option<&'a ClaimId>,
+    /// Where to send it first, if that matters.
+    pub(crate) at: Option<usize>,
+    /// The most that all of it may take.
+    pub(crate) limit: Duration,
+}
+
+/// An answer of a replica that serves this store.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    answer: Answer,
+    /// Before the request was sent.
+    pub(crate) sent: BootInstant,
+    replica: usize,
+}
+
+/// What a replica turned out to be.
+enum Served {
+    Ours,
+    /// Why its answers do not count.
+    Other(String),
+    Unknown(String),
+}
+
+impl State {
+    /// Asks all replicas for their store. Those that answer must serve the same.
+    pub(crate) async fn open(config: Config, sender: EventSender) -> Result<Self> {
+        let connections = Connections::new(&config);
+        let replicas = Replicas::new(&config.replicas, config.spread);
+        let asked = (0..replicas.len()).map(|index| {
+            let address = replicas.address(index);
+            ask_store(&config, &connections, address, config.response_timeout)
+        });
+        let answers = join_all(asked).await;
+        let (mut said, mut failed) = (Vec::new(), None);
+        for (index, answer) in answers.into_iter().enumerate() {
+            match answer {
+                Ok(store) => said.push((index, store)),
+                Err(error) => {
+                    replicas.failed(index);
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        let Some((_, first)) = said.first() else {
+            let none = || Error::internal(&config.store, "no replica was asked");
+            return Err(failed.unwrap_or_else(none));
+        };
+        let info = ServerInfo::new(&config, first.clone())?;
+        for (index, store) in &said {
+            if let Some(why) = info.differs(store) {
+                let why = format!("{}: {why}", replicas.address(*index));
+                return Err(Error::config(&config.store, why));
+            }
+        }
+        let known = said.into_iter().map(|(_, store)| store.replica).collect();
+        let state = Self {
+            promises: info.promises(&config),
+            entries: Arc::new(Entries::new(2 * info.window())),
+            known: Mutex::new(known),
+            closed: watch::Sender::new(false),
+            config,
+            connections,
+            replicas,
+            info,
+            sender,
+        };
+        state.check_store().await?;
+        Ok(state)
+    }
+
+    /// Ends everything.
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+        self.connections.close();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// The key that speaks for a claim.
+    pub(crate) fn key_of(&self, claim: &Claim) -> Result<&Key> {
+        let mut keys = self.config.keys.iter();
+        keys.find(|key| key.key.speaks_for(&claim.id)).ok_or_else(|| {
+            Error::refused(
+                &self.config.store,
+                format!("speaking for claim {} of lock {}", claim.id, claim.name),
+                "this client did not draw it, and has no key of it; give the claim's key to Options::claim_key",
+            )
+        })
+    }
+
+    /// Sends a request to one replica. Goes on to the next one only if nothing was sent or begun.
+    pub(crate) async fn ask(&self, request: Request<'_>) -> Result<Reply, RequestError> {
+        let until = Clock::Boot.now() + request.limit;
+        let mut failed = None;
+        let order = self.replicas.order(request.claim);
+        let first = request.at.into_iter();
+        for index in first.chain(order.into_iter().filter(|index| request.at != Some(*index))) {
+            let sent = Clock::Boot.now();
+            let left = until.since(sent);
+            if left.is_zero() {
+                break;
+            }
+            match self.ask_one(index, request, left).await {
+                Ok(answer) => {
+                    return Ok(Reply {
+                        answer,
+                        sent,
+                        replica: index,
+                    });
+                }
+                Err(error) => {
+                    if let Some(claim) = request.claim
+                        && error.in_doubt
+                        && request.ask.method == Method::PUT
+                    {
+                        self.entries.doubt(claim, sent);
+                    }
+                    if error.in_doubt || matches!(error.error, Error::Closed) {
+                        return Err(error);
+                    }
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        let none = || {
+            let action = request.action.text();
+            Error::unavailable(
+                &self.config.store,
+                action,
+                "no replica could be reached in time",
+            )
+            .into()
+        };
+        Err(failed.unwrap_or_else(none))
+    }
+
+    /// One attempt. An error that is not in doubt: this replica did not begin.
+    async fn ask_one(
+        &self,
+        index: usize,
+        request: Request<'_>,
+        limit: Duration,
+    ) -> Result<Answer, RequestError> {
+        let address = self.replicas.address(index);
+        let answer = self.connections.ask(address, request.ask, limit).await;
+        let answer = answer.map_err(|none| {
+            self.replicas.failed(index);
+            self.no_answer(address, request.action, none)
+        })?;
+        let unavailable = |why: String, in_doubt| {
+            self.replicas.failed(index);
+            let action = request.action.text();
+            RequestError {
+                error: Error::unavailable(&self.config.store, action, why),
+                in_doubt,
+                kind: None,
+            }
+        };
+        match self.served_by(index, &answer, limit).await {
+            Served::Ours => {}
+            Served::Unknown(why) => return Err(unavailable(why, true)),
+            Served::Other(why) => {
+                tracing::warn!(store = %self.config.store, replica = address, why, "a replica is not used");
+                self.replicas.failed(index);
+                let why = format!("{address}: {why}");
+                return Err(Error::config(&self.config.store, why).into());
+            }
+        }
+        if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+            self.replicas.failed(index);
+            let refused = self.refused(index, request.action, &answer);
+            if refused.kind == Some(Kind::Draining) {
+                return Err(refused);
+            }
+        } else {
+            self.replicas.answered(index);
+        }
+        Ok(answer)
+    }
+
+    fn refused(&self, index: usize, action: Action<'_>, answer: &Answer) -> RequestError {
+        let address = self.replicas.address(index);
+        refused(
+            &self.config.store,
+            address,
+            action,
+            answer.status,
+            &answer.body,
+        )
+    }
+
+    pub(crate) fn no_answer(
+        &self,
+        address: &str,
+        action: Action<'_>,
+        none: NoAnswer,
+    ) -> RequestError {
+        let (why, in_doubt) = match none {
+            NoAnswer::Closed => return Error::Closed.into(),
+            NoAnswer::NotSent(why) => (why, false),
+            NoAnswer::InDoubt(why) => (why, true),
+        };
+        let cause = format!("{address}: {why}");
+        RequestError {
+            error: Error::unavailable(&self.config.store, action.text(), cause),
+            in_doubt,
+            kind: None,
+        }
+    }
+
+    /// Whether an answer is from a replica that serves this store. A replica that was not heard before is asked, since it
+    /// may have been started with another one.
+    async fn served_by(&self, index: usize, answer: &Answer, limit: Duration) -> Served {
+        let Some(id) = answer.replica.as_ref() else {
+            // No replica answers so, but a balancer may, for one that is down.
+            return match answer.status.is_success() {
+                true => Served::Unknown("the answer does not say which replica it is from".into()),
+                false => Served::Ours,
+            };
+        };
+        let address = self.replicas.address(index);
+        for _ in 0..TRIES {
+            if self.known.lock().contains(id) {
+                return Served::Ours;
+            }
+            match ask_store(&self.config, &self.connections, address, limit).await {
+                Ok(store) => {
+                    if let Some(why) = self.info.differs(&store) {
+                        return Served::Other(why);
+                    }
+                    let mut known = self.known.lock();
+                    if known.len() >= MOST_KNOWN {
+                        known.remove(0);
+                    }
+                    known.push(store.replica);
+                }
+                Err(error) => return Served::Unknown(error.to_string()),
+            }
+        }
+        Served::Unknown(format!("replica {id} does not say which store it serves"))
+    }
+
+    /// The store behind the service answers.
+    async fn check_store(&self) -> Result<()> {
+        let request = Request {
+            // Any name will do.
+            ask: Ask::get("/v1/lock?name=fencelock-open"),
+            action: Action::plain("opening the store"),
+            claim: None,
+            at: None,
+            limit: self.config.response_timeout,
+        };
+        let reply = self.ask(request).await?;
+        match self.read::<serde_json::Value>(&reply, request.action) {
+            // This client may look at other names only, or at none. What it is was asked before.
+            Err(refused) if matches!(refused.kind, Some(Kind::Forbidden | Kind::Unauthorized)) => {
+                Ok(())
+            }
+            Err(refused) => Err(refused.into()),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// A request about a claim, with its key.
+    pub(crate) fn post<'a>(path: &'a str, key: &'a HeaderValue, body: &'a Bytes) -> Ask<'a> {
+        Ask {
+            method: &Method::POST,
+            path,
+            key: Some(key),
+            body: Some(body),
+        }
+    }
+
+    /// A body as JSON.
+    pub(crate) fn json(&self, body: &impl Serialize) -> Result<Bytes> {
+        let written = serde_json::to_vec(body);
+        let written = written.map_err(|error| {
+            Error::internal(&self.config.store, format!("writing a request: {error}"))
+        });
+        written.map(Bytes::from)
+    }
+
+    /// Reads an answer of success, or says what the service says.
+    pub(crate) fn read<T: DeserializeOwned>(
+        &self,
+        reply: &Reply,
+        action: Action<'_>,
+    ) -> Result<T, RequestError> {
+        if !reply.answer.status.is_success() {
+            return Err(self.refused(reply.replica, action, &reply.answer));
+        }
+        serde_json::from_slice(&reply.answer.body).map_err(|error| {
+            let address = self.replicas.address(reply.replica);
+            unreadable(&self.config.store, address, action, &error.to_string())
+        })
+    }
+}
+
+impl Reply {
+    pub(crate) fn status(&self) -> StatusCode {
+        self.answer.status
+    }
+}
+
+/// What a replica says of its store.
+async fn ask_store(
+    config: &Config,
+    connections: &Connections,
+    address: &str,
+    limit: Duration,
+) -> Result<Store> {
+    let action = Action::plain("opening the store");
+    let unavailable = |why: String| {
+        let cause = format!("{address}: {why}");
+        Error::unavailable(&config.store, action.text(), cause)
+    };
+    let answer = connections.ask(address, Ask::get("/v1/store"), limit).await;
+    let answer = answer.map_err(|none| match none {
+        NoAnswer::Closed => Error::Closed,
+        NoAnswer::NotSent(why) | NoAnswer::InDoubt(why) => unavailable(why),
+    })?;
+    if !answer.status.is_success() {
+        let refused = refused(&config.store, address, action, answer.status, &answer.body);
+        return Err(refused.error);
+    }
+    let read = serde_json::from_slice(&answer.body);
+    read.map_err(|error| {
+        let why = format!(
+            "{address} does not answer as the lock service does: {error}; check host and port"
+        );
+        Error::config(&config.store, why)
+    })
+}

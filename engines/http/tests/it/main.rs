@@ -1,0 +1,92 @@
+//! What is specific to the lock service: replicas that end, hang, and come back with another store; tokens and TLS.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod access;
+mod replicas;
+mod stores;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock::{Client, Engine, Guard, Result};
+use fencelock_server::{Config, Server, Service};
+use fencelock_testbed::Proxy;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+/// Longer than anything here takes, even on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(25);
+
+pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
+    match timeout(LIMIT, future).await {
+        Ok(result) => result,
+        Err(_) => panic!("timed out: {what}"),
+    }
+}
+
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    soon(what, async {
+        while !condition().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// A replica with a proxy before it.
+pub(crate) struct Replica {
+    /// None once it was killed.
+    pub(crate) server: Option<Server>,
+    pub(crate) proxy: Proxy,
+}
+
+impl Replica {
+    pub(crate) async fn start(engine: Arc<dyn Engine>) -> Self {
+        let server = serve(engine, 0).await;
+        Self {
+            proxy: Proxy::start(server.address().port()).unwrap(),
+            server: Some(server),
+        }
+    }
+
+    /// As kill -9 does.
+    pub(crate) fn kill(&mut self) {
+        self.server = None;
+    }
+}
+
+/// Starts a replica on a port, once that is free.
+pub(crate) async fn serve(engine: Arc<dyn Engine>, port: u16) -> Server {
+    let start = async || {
+        let service = Service::new(Arc::clone(&engine), Config::trusting()).unwrap();
+        Server::start(([127, 0, 0, 1], port).into(), service).await
+    };
+    let mut server = start().await;
+    until("the port is free", async || {
+        if server.is_err() {
+            server = start().await;
+        }
+        server.is_ok()
+    })
+    .await;
+    server.unwrap()
+}
+
+pub(crate) fn url(replicas: &[Replica]) -> String {
+    let hosts = replicas
+        .iter()
+        .map(|replica| format!("127.0.0.1:{}", replica.proxy.port()));
+    format!("fencelock+http://{}", hosts.collect::<Vec<_>>().join(","))
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    soon("opening the store", fencelock::connect(url))
+        .await
+        .unwrap()
+}
+
+pub(crate) fn wait_for(client: &Client, name: &str) -> JoinHandle<Result<Guard>> {
+    let (client, name) = (client.clone(), name.to_owned());
+    tokio::spawn(async move { client.lock(&name).await })
+}

@@ -1,0 +1,150 @@
+//! A replica that ends or hangs, while another one serves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock::engine::{Claim, Leave, Withdrawn};
+use fencelock::{ClaimIds, Error, LockName, Memory, Release};
+use fencelock_testbed::Flow;
+use tokio::time::Instant;
+
+use crate::{Replica, connect, soon, until, url, wait_for};
+
+async fn two(memory: &Memory) -> Vec<Replica> {
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        replicas.push(Replica::start(Arc::new(memory.another())).await);
+    }
+    replicas
+}
+
+/// A hold and two places in the queue outlive a replica, whichever of the two it is and whatever befalls it.
+async fn outlives(harm: impl Fn(&mut Replica)) {
+    for harmed in 0..2 {
+        let memory = Memory::new();
+        let mut replicas = two(&memory).await;
+        // Claims of one client are spread over both.
+        let (one, other) = (
+            connect(&url(&replicas)).await,
+            connect(&url(&replicas)).await,
+        );
+        let third = connect(&url(&replicas)).await;
+        let request = one.lock("a").ttl(Duration::from_secs(6));
+        let guard = soon("the lock", request).await.unwrap();
+        guard.refresh(Duration::from_secs(6)).await.unwrap();
+        let first = wait_for(&other, "a");
+        until("one waits", async || {
+            one.look("a").await.unwrap().waiters.len() == 1
+        })
+        .await;
+        let second = wait_for(&third, "a");
+        until("two wait", async || {
+            one.look("a").await.unwrap().waiters.len() == 2
+        })
+        .await;
+        harm(&mut replicas[harmed]);
+        // Longer than the store keeps a place of which it does not hear.
+        for _ in 0..3 {
+            soon("a renewal", guard.prolonged()).await;
+        }
+        assert!(guard.is_valid() && !first.is_finished() && !second.is_finished());
+        assert_eq!(memory.len(), 1);
+        let released = soon("the release", guard.release()).await;
+        assert!(
+            matches!(
+                released,
+                Ok(Release::Released) | Err(Error::Unavailable { .. })
+            ),
+            "{released:?}"
+        );
+        let first = soon("the first in the queue", first)
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(!second.is_finished());
+        drop(first);
+        let second = soon("the second in the queue", second).await;
+        drop(second.unwrap().unwrap());
+        until("nothing is left", async || memory.is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_replica_costs_neither_hold_nor_place() {
+    outlives(Replica::kill).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_hangs_costs_neither_hold_nor_place() {
+    outlives(|replica| replica.proxy.both(Flow::Hold)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_was_not_sent_goes_to_the_next_replica() {
+    let memory = Memory::new();
+    let mut replicas = two(&memory).await;
+    // Without the proxies, which accept for a server that is down.
+    let url = direct(&replicas);
+    let clients = [connect(&url).await, connect(&url).await];
+    replicas[0].kill();
+    for client in &clients {
+        // A request on a connection that ends just then is in doubt.
+        until("the end of a connection is noticed", async || {
+            client.try_lock("a").await.is_ok()
+        })
+        .await;
+    }
+    for round in 0..10 {
+        for client in &clients {
+            let name = format!("a/{round}");
+            let guard = soon("an answer", client.try_lock(&name)).await.unwrap();
+            assert_eq!(guard.release().await.unwrap(), Release::Released);
+        }
+    }
+    // Also once the replica is not avoided any more.
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    for client in &clients {
+        let guard = soon("an answer", client.try_lock("a")).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    // And at the start.
+    connect(&url).await;
+    replicas[1].kill();
+    let down = soon("an answer", clients[0].try_lock("a")).await;
+    assert!(matches!(down, Err(Error::Unavailable { .. })), "{down:?}");
+}
+
+/// A request has no answer, its claim is released through the other replica, and then the request arrives once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_late_is_released_before_its_window_is_over() {
+    let memory = Memory::new();
+    let replicas = two(&memory).await;
+    let url = format!("{}?response-timeout=300ms", url(&replicas));
+    let engine = fencelock::open_engine(&url).await.unwrap();
+    let ids = ClaimIds::with(engine.claim_ids().unwrap());
+    // The first claim of a client is one for the first replica.
+    let claim = Claim::new(ids.next(), "late", LockName::new("a").unwrap());
+    let proxy = &replicas[0].proxy;
+    proxy.keep();
+    proxy.answers(Flow::Lose);
+    let placed = soon("an error", engine.place(&claim)).await;
+    assert!(
+        matches!(placed, Err(Error::Unavailable { .. })),
+        "{placed:?}"
+    );
+    let left = soon("a release", engine.withdraw(&claim, Leave::Release)).await;
+    assert_eq!(left.unwrap(), Withdrawn::Released);
+    assert!(memory.is_empty());
+    proxy.repeat().unwrap();
+    until("it holds", async || !memory.is_empty()).await;
+    let begun = Instant::now();
+    until("the lock is free", async || memory.is_empty()).await;
+    let window = engine.promises().claim_window;
+    assert!(begun.elapsed() < window * 3 / 4, "{:?}", begun.elapsed());
+}
+
+fn direct(replicas: &[Replica]) -> String {
+    let address = |replica: &Replica| replica.server.as_ref().unwrap().address().to_string();
+    let hosts: Vec<String> = replicas.iter().map(address).collect();
+    format!("fencelock+http://{}", hosts.join(","))
+}
