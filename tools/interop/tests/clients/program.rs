@@ -16,6 +16,16 @@ pub(crate) enum Language {
     Threads,
 }
 
+impl Language {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::TypeScript => "TypeScript",
+            Self::Asyncio => "asyncio",
+            Self::Threads => "threads",
+        }
+    }
+}
+
 /// A running program; killed when dropped.
 pub(crate) struct Program {
     language: Language,
