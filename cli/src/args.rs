@@ -48,6 +48,16 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure the store, with its plain client library for comparison
     Bench(fencelock_bench::Args),
+    /// Serve locks over HTTP, for programs in any language
+    #[cfg(feature = "serve")]
+    Serve(Serve),
+    /// Serve locks over HTTP, for programs in any language (not in this build)
+    #[cfg(not(feature = "serve"))]
+    Serve {
+        /// Any arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        words: Vec<OsString>,
+    },
     /// Inject faults into a store and check what its clients believed
     #[cfg(feature = "torture")]
     Torture(fencelock_torture::Args),
@@ -219,6 +229,62 @@ pub(crate) struct Doctor {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Serve {
+    #[command(subcommand)]
+    pub(crate) command: Option<ServeCommand>,
+
+    /// The configuration file, with [serve] and [[principal]]; read again on SIGHUP [default: $FENCELOCK_SERVE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<std::path::PathBuf>,
+
+    /// The address and port to listen on; port 0 is a free one, which is printed; may be repeated [default:
+    /// $FENCELOCK_SERVE_LISTEN, else the file's, else 127.0.0.1:7420]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Vec<std::net::SocketAddr>,
+
+    /// Serve other machines although there is no TLS or nobody has to say who it is
+    #[arg(long)]
+    pub(crate) insecure: bool,
+
+    /// The URL under which clients reach this replica [default: $FENCELOCK_SERVE_ADVERTISE, else the file's]
+    #[arg(long, value_name = "URL")]
+    pub(crate) advertise: Option<String>,
+
+    /// Another name of this service that requests may ask for, such as that of a balancer; may be repeated
+    #[arg(long = "host", value_name = "NAME")]
+    pub(crate) hosts: Vec<String>,
+
+    /// How long the end may take: renewals and releases are served until then [default: the file's, else 20s]
+    #[arg(long, value_name = "DUR")]
+    pub(crate) drain: Option<String>,
+
+    /// What the locks are for; correctness warns about what the store cannot promise [default: the file's, else
+    /// correctness]
+    #[arg(long, value_enum)]
+    pub(crate) purpose: Option<Purpose>,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServeCommand {
+    /// Draw a bearer token, and print it with the lines for the configuration file
+    Token {
+        /// The name of the principal
+        name: String,
+    },
+}
+
+#[cfg(feature = "serve")]
+impl Serve {
+    /// Reads `--drain`.
+    pub(crate) fn drain(&self) -> Result<Option<Duration>, Error> {
+        duration("--drain", self.drain.as_deref())
+    }
 }
 
 /// What a lock is for.

@@ -18,6 +18,8 @@ mod manual;
 mod progress;
 mod report;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod signals;
 mod store;
 mod supervisor;
@@ -84,6 +86,12 @@ fn start() -> Outcome {
         Command::Torture { .. } => Err(Failure::usage(
             "this build has no `torture`; build with the cargo feature `torture`",
         )),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => block_on_all_cores(serve::serve(args, store)),
+        #[cfg(not(feature = "serve"))]
+        Command::Serve { .. } => Err(Failure::usage(
+            "this build has no `serve`; build with the cargo feature `serve`",
+        )),
         Command::Run(args) => block_on(run::run(args, store)),
         Command::Hold(args) => block_on(hold::hold(args, store)),
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
@@ -126,6 +134,18 @@ async fn torture(args: fencelock_torture::Args, store: Option<String>) -> Outcom
         Err(Failed::Store(error)) => Err(error.into()),
         Err(Failed::Other(why)) => Err(Failure::new(code::UNAVAILABLE, why)),
     }
+}
+
+/// For the service, which has no command to run and no terminal to mind.
+#[cfg(feature = "serve")]
+fn block_on_all_cores(work: impl Future<Output = Outcome>) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::internal("starting the async runtime", error))?;
+    let outcome = runtime.block_on(work);
+    runtime.shutdown_background();
+    outcome
 }
 
 fn block_on(work: impl Future<Output = Outcome>) -> Outcome {

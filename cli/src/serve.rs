@@ -1,0 +1,237 @@
+//! `serve`: the lock service.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock::{Engine, Purpose};
+use fencelock_server::{BearerToken, Server, Service, Settings};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::args::{Serve, ServeCommand};
+use crate::exit::{Failure, Outcome, code, print, say};
+use crate::store;
+
+/// The port if none is given.
+const PORT: u16 = 7420;
+
+/// How long the end may take if nobody says.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// What the environment may say, where the command line does not.
+const CONFIG: &str = "FENCELOCK_SERVE_CONFIG";
+const LISTEN: &str = "FENCELOCK_SERVE_LISTEN";
+const ADVERTISE: &str = "FENCELOCK_SERVE_ADVERTISE";
+
+pub(crate) async fn serve(args: Serve, store: Option<String>) -> Outcome {
+    if let Some(ServeCommand::Token { name }) = &args.command {
+        return token(name);
+    }
+    let file = args
+        .config
+        .clone()
+        .or_else(|| variable(CONFIG).map(PathBuf::from));
+    let settings = settings(&args, file.as_ref())?;
+    refuse_strangers(&settings)?;
+    let mut signals = Signals::listen()?;
+    // The store of the command line or of the environment counts more than that of the file.
+    let url = match (store, variable("FENCELOCK_STORE"), settings.store.clone()) {
+        (None, None, Some(url)) => url,
+        (store, ..) => store::store_url(store),
+    };
+    let engine = tokio::select! {
+        engine = fencelock::open_engine(&url) => engine?,
+        // Nothing is served yet.
+        () = signals.end() => return Ok(code::DONE),
+    };
+    let servers = start(&settings, &engine).await?;
+    while signals.is_reload().await {
+        reload(&args, file.as_ref(), &servers);
+    }
+    say("draining: new claims are refused, and this ends with the last connection");
+    let drain = settings.drain.unwrap_or(DRAIN);
+    let mut all = tokio::task::JoinSet::new();
+    for server in servers {
+        all.spawn(server.drain(drain));
+    }
+    let drained = async {
+        let mut ended = 0;
+        while let Some(server) = all.join_next().await {
+            ended += server.unwrap_or_default();
+        }
+        ended
+    };
+    let ended = tokio::select! {
+        ended = drained => ended,
+        () = signals.end() => 0,
+    };
+    let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, engine.close()).await;
+    match ended {
+        0 => Ok(code::DONE),
+        ended => Err(Failure::new(
+            code::LOST,
+            format!(
+                "{ended} holds ended with this replica: on this store they belong to the replica that took them"
+            ),
+        )),
+    }
+}
+
+/// Prints a new token for a principal.
+fn token(name: &str) -> Outcome {
+    let token = BearerToken::draw().map_err(|error| Failure::internal("drawing a token", error))?;
+    print(&format!(
+        "{}\n\n# For the configuration file of the service; the token itself is for its user alone.\n[[principal]]\nname = {name:?}\n\
+         tokens = [{{ id = \"{}\", sha256 = \"{}\" }}]\nrights = [{{ prefix = \"\", rights = [\"take\", \"look\"] }}]\n",
+        token.secret(),
+        token.id(),
+        token.sha256()
+    ))?;
+    Ok(code::DONE)
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What the file, the environment and the command line say, the last counting most.
+fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
+    let mut settings = Settings::default();
+    if let Some(file) = file {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file);
+        let text = text.map_err(|error| Failure::new(code::CONFIG, format!("{name}: {error}")))?;
+        settings = Settings::read(&name, &text)?;
+    }
+    if let Some(advertise) = args.advertise.clone().or_else(|| variable(ADVERTISE)) {
+        settings.config.advertise = Some(advertise);
+    }
+    settings.config.hosts.extend(args.hosts.iter().cloned());
+    settings.insecure |= args.insecure;
+    settings.drain = args.drain()?.or(settings.drain);
+    if let Some(purpose) = args.purpose {
+        settings.purpose = Some(Purpose::from(purpose).as_str().to_owned());
+    }
+    if !args.listen.is_empty() {
+        settings.listen.clone_from(&args.listen);
+    } else if let Some(listen) = variable(LISTEN) {
+        let address = listen.parse().map_err(|_| {
+            Failure::new(
+                code::CONFIG,
+                format!("{LISTEN}={listen:?} must be an address and a port"),
+            )
+        })?;
+        settings.listen = vec![address];
+    }
+    if settings.listen.is_empty() {
+        settings.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))];
+    }
+    Ok(settings)
+}
+
+/// Other machines need TLS and have to say who they are, unless the operator means otherwise.
+fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
+    let mut beyond = settings
+        .listen
+        .iter()
+        .filter(|address| !address.ip().is_loopback());
+    let Some(address) = beyond.next().filter(|_| !settings.insecure) else {
+        return Ok(());
+    };
+    let lacks = match (
+        settings.config.principals.is_empty(),
+        settings.config.tls.is_none(),
+    ) {
+        (true, _) => "nobody has to say who it is: name principals in the configuration file",
+        (_, true) => {
+            "tokens would cross the network in the clear: name the files of TLS in the configuration file"
+        }
+        (false, false) => return Ok(()),
+    };
+    let text = format!(
+        "{address} can be reached from other machines, and {lacks}, listen on 127.0.0.1, or allow it with --insecure"
+    );
+    Err(Failure::new(code::CONFIG, text))
+}
+
+async fn start(settings: &Settings, engine: &Arc<dyn Engine>) -> Result<Vec<Server>, Failure> {
+    let service = Service::new(Arc::clone(engine), settings.config.clone())?;
+    let correctness = settings.purpose.as_deref() != Some(Purpose::Efficiency.as_str());
+    for limit in &engine.promises().limits {
+        // What endangers efficiency endangers correctness, too.
+        if correctness || limit.purpose == Purpose::Efficiency {
+            say(&format!("warning: {}; {}", limit.what, limit.change));
+        }
+    }
+    say(&format!("store {engine}"));
+    let scheme = match settings.config.tls {
+        Some(_) => "https",
+        None => "http",
+    };
+    let mut servers = Vec::new();
+    for &address in &settings.listen {
+        let server = Server::start(address, service.clone()).await;
+        let server = server.map_err(|error| {
+            Failure::new(code::CONFIG, format!("listening on {address}: {error}"))
+        })?;
+        say(&format!("listening on {scheme}://{}", server.address()));
+        servers.push(server);
+    }
+    Ok(servers)
+}
+
+/// Takes up other principals and certificates. What cannot be used is told, and changes nothing.
+fn reload(args: &Serve, file: Option<&PathBuf>, servers: &[Server]) {
+    let reloaded = settings(args, file).and_then(|settings| {
+        for server in servers {
+            server.reload_tls()?;
+        }
+        if let Some(server) = servers.first() {
+            let config = &settings.config;
+            server
+                .service()
+                .reload(&config.principals, &config.anonymous)?;
+        }
+        Ok(())
+    });
+    match reloaded {
+        Ok(()) => say("read again: principals, rights and certificates; all else needs a restart"),
+        Err(failure) => drop(failure.report()),
+    }
+}
+
+/// The signals that the service knows.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::internal("signals", error));
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Somebody ends the service.
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// The next signal: true if somebody has changed the files, false if somebody ends the service.
+    async fn is_reload(&mut self) -> bool {
+        tokio::select! {
+            _ = self.terminate.recv() => false,
+            _ = self.interrupt.recv() => false,
+            _ = self.hangup.recv() => true,
+        }
+    }
+}

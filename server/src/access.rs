@@ -1,0 +1,263 @@
+//! Who asks: credentials of a request, rights, and quotas.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, Clock, Error, Result};
+use subtle::ConstantTimeEq;
+
+use crate::principal::{BearerToken, Grant, Principal, Right, TokenHash};
+
+/// The most bytes of a principal's name: an owner has room for it.
+const MOST_NAME_BYTES: usize = 50;
+
+/// All principals, as they are configured now.
+#[derive(Debug)]
+pub(crate) struct Access {
+    tokens: HashMap<String, Vec<(TokenHash, Arc<Known>)>>,
+    certificates: HashMap<String, Arc<Known>>,
+    anonymous: Arc<Known>,
+}
+
+/// A principal, and what it has used at this replica.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// None for whoever says nothing.
+    pub(crate) name: Option<String>,
+    principal: Principal,
+    used: Arc<Used>,
+}
+
+/// What a principal has used. It outlives a change of the configuration.
+#[derive(Debug)]
+struct Used {
+    bucket: Mutex<Bucket>,
+    waiting: AtomicUsize,
+}
+
+/// A bucket of takes, which fills with time.
+#[derive(Debug)]
+struct Bucket {
+    takes: f64,
+    at: BootInstant,
+}
+
+impl Access {
+    /// Reads the configuration. What principals have used stays theirs, by name.
+    pub(crate) fn new(
+        principals: &[Principal],
+        anonymous: &[Grant],
+        before: Option<&Self>,
+    ) -> Result<Self> {
+        let mut access = Self {
+            tokens: HashMap::new(),
+            certificates: HashMap::new(),
+            anonymous: Known::new(
+                None,
+                Principal {
+                    rights: anonymous.to_vec(),
+                    ..Principal::new("")
+                },
+                before,
+            )?,
+        };
+        let mut names = Vec::new();
+        for principal in principals {
+            let name = principal.name.clone();
+            if name.is_empty()
+                || name.len() > MOST_NAME_BYTES
+                || name.chars().any(|c| c.is_control() || c == '/')
+            {
+                let why = format!(
+                    "it must have 1 to {MOST_NAME_BYTES} bytes, no / and no control characters"
+                );
+                return Err(Error::invalid("principal", name, why));
+            }
+            if names.contains(&name) {
+                return Err(Error::invalid(
+                    "principal",
+                    name,
+                    "it is there more than once",
+                ));
+            }
+            names.push(name.clone());
+            let known = Known::new(Some(name), principal.clone(), before)?;
+            for token in &principal.tokens {
+                let tokens = access.tokens.entry(token.id.clone()).or_default();
+                tokens.push((token.clone(), Arc::clone(&known)));
+            }
+            for certificate in &principal.certificates {
+                let twice = access
+                    .certificates
+                    .insert(certificate.clone(), Arc::clone(&known));
+                if twice.is_some() {
+                    let why = "it is that of two principals";
+                    return Err(Error::invalid("certificate name", certificate, why));
+                }
+            }
+        }
+        Ok(access)
+    }
+
+    /// Whose token this is.
+    pub(crate) fn of_token(&self, token: &BearerToken) -> Option<Arc<Known>> {
+        let hash = token.sha256().0;
+        let mut found = None;
+        for (known, principal) in self.tokens.get(token.id())? {
+            // Each is compared, so that the time tells nothing.
+            let same: bool = hash.ct_eq(&known.sha256.0).into();
+            if same && !known.is_over() {
+                found = Some(Arc::clone(principal));
+            }
+        }
+        found
+    }
+
+    /// Whose certificate this is: one with this name.
+    pub(crate) fn of_certificate(&self, name: &str) -> Option<Arc<Known>> {
+        self.certificates.get(name).map(Arc::clone)
+    }
+
+    /// Whoever says nothing.
+    pub(crate) fn anonymous(&self) -> Arc<Known> {
+        Arc::clone(&self.anonymous)
+    }
+
+    fn used(&self, name: &str) -> Option<Arc<Used>> {
+        let tokens = self.tokens.values().flatten().map(|(_, known)| known);
+        let mut all = tokens.chain(self.certificates.values());
+        let found = all.find(|known| known.name.as_deref() == Some(name))?;
+        Some(Arc::clone(&found.used))
+    }
+}
+
+impl Known {
+    fn new(
+        name: Option<String>,
+        principal: Principal,
+        before: Option<&Access>,
+    ) -> Result<Arc<Self>> {
+        for grant in &principal.rights {
+            if !grant.prefix.is_empty() && !grant.prefix.ends_with('/') {
+                let why = "it must be empty or end in /";
+                return Err(Error::invalid("prefix", &grant.prefix, why));
+            }
+        }
+        let before = before
+            .zip(name.as_deref())
+            .and_then(|(before, name)| before.used(name));
+        let used = before.unwrap_or_else(|| {
+            Arc::new(Used {
+                bucket: Mutex::new(Bucket {
+                    takes: f64::from(principal.takes_per_s.unwrap_or_default()),
+                    at: Clock::Boot.now(),
+                }),
+                waiting: AtomicUsize::new(0),
+            })
+        });
+        Ok(Arc::new(Self {
+            name,
+            principal,
+            used,
+        }))
+    }
+
+    /// Whether it has a right on a name.
+    pub(crate) fn may(&self, right: Right, name: &str) -> bool {
+        self.principal.may(right, name)
+    }
+
+    /// Whether it has any right at all.
+    pub(crate) fn may_anything(&self) -> bool {
+        self.principal
+            .rights
+            .iter()
+            .any(|grant| !grant.rights.is_empty())
+    }
+
+    /// Its name for people.
+    pub(crate) fn shown(&self) -> &str {
+        self.name.as_deref().unwrap_or("anonymous")
+    }
+
+    /// Counts a take; if there were too many, in how many seconds there will be room.
+    pub(crate) fn count_take(&self) -> std::result::Result<(), u32> {
+        let Some(rate) = self.principal.takes_per_s else {
+            return Ok(());
+        };
+        let rate = f64::from(rate);
+        let now = Clock::Boot.now();
+        let mut bucket = self.used.bucket.lock();
+        let filled = bucket.takes + now.since(bucket.at).as_secs_f64() * rate;
+        bucket.takes = filled.min(rate.max(1.0));
+        bucket.at = now;
+        if bucket.takes < 1.0 {
+            let seconds = ((1.0 - bucket.takes) / rate.max(1e-3)).ceil();
+            return Err(seconds.clamp(1.0, 3600.0) as u32);
+        }
+        bucket.takes -= 1.0;
+        Ok(())
+    }
+
+    /// Counts a waiter until it is dropped; none if there are too many.
+    pub(crate) fn count_waiter(&self) -> Option<Waiter> {
+        let waiting = self.used.waiting.fetch_add(1, Ordering::Relaxed);
+        let waiter = Waiter(Arc::clone(&self.used));
+        let room = self.principal.waiting.is_none_or(|most| waiting < most);
+        room.then_some(waiter)
+    }
+}
+
+/// A waiter of a principal, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiter(Arc<Used>);
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_found_by_their_secret() {
+        let (good, other) = (BearerToken::draw().unwrap(), BearerToken::draw().unwrap());
+        let hash = |token: &BearerToken, not_after| TokenHash {
+            id: good.id().to_owned(),
+            sha256: token.sha256(),
+            not_after,
+        };
+        let mut principal = Principal::new("p");
+        principal.tokens = vec![hash(&other, None), hash(&good, Some(u64::MAX))];
+        let access = Access::new(&[principal.clone()], &[], None).unwrap();
+        assert_eq!(access.of_token(&good).unwrap().name.as_deref(), Some("p"));
+        assert!(access.of_token(&other).is_none());
+        principal.tokens = vec![hash(&good, Some(1))];
+        let access = Access::new(&[principal], &[], None).unwrap();
+        assert!(access.of_token(&good).is_none());
+    }
+
+    #[test]
+    fn what_is_configured_twice_or_wrong_is_refused() {
+        let named = |name: &str| Principal::new(name);
+        for principals in [
+            vec![named("a"), named("a")],
+            vec![named("")],
+            vec![named("a/b")],
+            vec![named(&"a".repeat(51))],
+        ] {
+            assert!(Access::new(&principals, &[], None).is_err());
+        }
+        let mut odd = named("a");
+        odd.rights = vec![Grant {
+            prefix: "a".to_owned(),
+            rights: Vec::new(),
+        }];
+        assert!(Access::new(&[odd], &[], None).is_err());
+    }
+}

@@ -1,0 +1,195 @@
+//! From the members of a request to a claim as the engine knows it.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use fencelock_core::engine::Claim;
+use fencelock_core::{BootInstant, ClaimId, LockName, Mode, Token, in_words};
+use fencelock_wire::{
+    Kind, MOST_OWNER_BYTES, ModeWord, Release, Renew, RenewOne, SimpleTake, Take, millis,
+};
+
+use crate::caller::Caller;
+use crate::principal::Right;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+
+/// The longest label, in bytes.
+const MOST_LABEL_BYTES: usize = 255;
+
+/// What the requests about a claim have in common.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) name: LockName,
+    mode: ModeWord,
+    permit_count: Option<NonZeroU32>,
+    ttl: Duration,
+    lock_delay: Duration,
+    owner: String,
+    label: Option<String>,
+}
+
+macro_rules! asked {
+    ($body:expr) => {
+        Asked {
+            name: $body.name,
+            mode: $body.mode,
+            permit_count: $body.permit_count,
+            ttl: Duration::from_millis($body.ttl_ms),
+            lock_delay: Duration::from_millis($body.lock_delay_ms),
+            owner: $body.owner,
+            label: $body.label,
+        }
+    };
+}
+
+impl From<Take> for Asked {
+    fn from(body: Take) -> Self {
+        asked!(body)
+    }
+}
+
+impl From<SimpleTake> for Asked {
+    fn from(body: SimpleTake) -> Self {
+        asked!(body)
+    }
+}
+
+impl From<Renew> for Asked {
+    fn from(body: Renew) -> Self {
+        asked!(body)
+    }
+}
+
+impl From<RenewOne> for Asked {
+    fn from(body: RenewOne) -> Self {
+        asked!(body)
+    }
+}
+
+impl Asked {
+    /// The claim, with the whole lease.
+    pub(crate) fn claim(
+        self,
+        id: ClaimId,
+        replica: &Replica,
+        caller: &Caller,
+    ) -> Result<Claim, Refusal> {
+        let name = self.name.clone();
+        caller.must(Right::Take, &name)?;
+        self.check(id, replica, caller)
+            .map_err(|refusal| refusal.name(&name))
+    }
+
+    fn check(self, id: ClaimId, replica: &Replica, caller: &Caller) -> Result<Claim, Refusal> {
+        let mode = self.mode.mode(self.permit_count);
+        let mode = mode.map_err(Refusal::invalid)?;
+        check_mode(mode, replica)?;
+        check_times(self.ttl, self.lock_delay, replica)?;
+        check_text("owner", &self.owner, MOST_OWNER_BYTES)?;
+        let owner = caller.owner(&self.owner);
+        let mut claim = Claim::new(id, owner, self.name)
+            .mode(mode)
+            .ttl(self.ttl)
+            .lock_delay(self.lock_delay)
+            .record(true);
+        if let Some(label) = self.label {
+            check_text("label", &label, MOST_LABEL_BYTES)?;
+            claim = claim.label(label);
+        }
+        Ok(claim)
+    }
+}
+
+/// The claim that a release means. It refuses little: whoever could take must be able to give back.
+pub(crate) fn released(
+    body: Release,
+    id: ClaimId,
+    replica: &Replica,
+    caller: &Caller,
+) -> Result<Claim, Refusal> {
+    caller.must(Right::Take, &body.name)?;
+    let mode = body.mode.mode(body.permit_count);
+    let mode = mode.map_err(|why| Refusal::invalid(why).name(&body.name))?;
+    let most = replica.max_ttl();
+    let ttl = Duration::from_millis(body.ttl_ms).clamp(replica.min_ttl().min(most), most);
+    let delay = Duration::from_millis(body.lock_delay_ms).min(most - ttl);
+    Ok(Claim::new(id, caller.owner(""), body.name)
+        .mode(mode)
+        .ttl(ttl)
+        .lock_delay(delay)
+        .record(true))
+}
+
+/// A token of a request.
+pub(crate) fn token(token: Token) -> Result<Token, Refusal> {
+    match token.get() < 1 << 53 {
+        true => Ok(token),
+        false => Err(Refusal::invalid(format!(
+            "the token {token} is none: it must be below 2^53"
+        ))),
+    }
+}
+
+/// How long a client may believe, from when it sent its request, which was before `received`.
+pub(crate) fn since_sent(counted_from: BootInstant, lease: Duration, received: BootInstant) -> u64 {
+    millis((counted_from + lease).since(received))
+}
+
+fn check_mode(mode: Mode, replica: &Replica) -> Result<(), Refusal> {
+    let promises = replica.promises();
+    let (has, what) = match mode {
+        Mode::Exclusive => return Ok(()),
+        Mode::Shared => (promises.shared, "shared mode"),
+        Mode::Permit { .. } => (promises.permits, "permits"),
+    };
+    match has {
+        true => Ok(()),
+        false => Err(not_offered(replica, what)),
+    }
+}
+
+fn not_offered(replica: &Replica, what: &str) -> Refusal {
+    let detail = format!("store {} does not offer {what}", replica.engine);
+    Refusal::new(Kind::Unsupported, detail)
+}
+
+fn check_times(ttl: Duration, lock_delay: Duration, replica: &Replica) -> Result<(), Refusal> {
+    if !lock_delay.is_zero() && !replica.promises().lock_delay {
+        return Err(not_offered(replica, "a lock-delay"));
+    }
+    let (least, most) = (replica.min_ttl(), replica.max_ttl());
+    if ttl < least {
+        let what = format!(
+            "a lease of {} (ttl_ms); the shortest is {}",
+            in_words(ttl),
+            in_words(least)
+        );
+        return Err(not_offered(replica, &what));
+    }
+    if ttl.saturating_add(lock_delay) > most {
+        let whole = ttl.saturating_add(lock_delay);
+        let what = format!(
+            "a lease of {} (ttl_ms and lock_delay_ms together); the longest is {}",
+            in_words(whole),
+            in_words(most)
+        );
+        return Err(not_offered(replica, &what));
+    }
+    Ok(())
+}
+
+fn check_text(what: &str, text: &str, most: usize) -> Result<(), Refusal> {
+    if text.len() > most {
+        let detail = format!("the {what} has {} bytes; {most} are allowed", text.len());
+        return Err(Refusal::invalid(detail));
+    }
+    if let Some(bad) = text.chars().find(|c| c.is_control()) {
+        let detail = format!(
+            "the {what} has the control character U+{:04X}",
+            u32::from(bad)
+        );
+        return Err(Refusal::invalid(detail));
+    }
+    Ok(())
+}

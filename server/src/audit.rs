@@ -1,0 +1,226 @@
+//! The audit log: one JSON line for each thing that somebody may be asked about later. No keys, no secrets.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fencelock_core::{ClaimId, Token};
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+/// How many lines may wait to be written. What comes beyond is dropped and counted.
+const WAITING: usize = 4096;
+
+/// What was done, or refused.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Deed {
+    Evict,
+    RequestRelease,
+    Refused,
+    Reload,
+    Grant,
+    Release,
+}
+
+/// One line.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Line {
+    at: String,
+    replica: String,
+    principal: String,
+    peer: Option<String>,
+    r#do: Deed,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim: Option<ClaimId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<Token>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<String>,
+}
+
+impl Line {
+    pub(crate) fn new(replica: &str, principal: &str, peer: Option<String>, deed: Deed) -> Self {
+        Self {
+            at: rfc3339(SystemTime::now()),
+            replica: replica.to_owned(),
+            principal: principal.to_owned(),
+            peer,
+            r#do: deed,
+            name: None,
+            claim: None,
+            token: None,
+            outcome: None,
+        }
+    }
+
+    pub(crate) fn name(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    pub(crate) fn claim(mut self, claim: ClaimId) -> Self {
+        self.claim = Some(claim);
+        self
+    }
+
+    pub(crate) fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    pub(crate) fn outcome(mut self, outcome: impl Into<String>) -> Self {
+        self.outcome = Some(outcome.into());
+        self
+    }
+
+    fn text(&self) -> String {
+        // Texts and numbers alone, which can always be written.
+        let mut text = serde_json::to_string(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+/// Where the lines go. Dropping it ends its thread when everything is written.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    orders: SyncSender<Order>,
+    dropped: AtomicU64,
+    /// Whether grants and releases are written, too.
+    pub(crate) grants: bool,
+}
+
+enum Order {
+    Write(String),
+    /// Somebody waits until it is written.
+    Confirm(String, oneshot::Sender<io::Result<()>>),
+    /// The file was moved away.
+    Reopen,
+}
+
+impl Audit {
+    /// Appends to a file, or writes to standard output (`stdout`).
+    pub(crate) fn open(target: &Path, grants: bool) -> io::Result<Self> {
+        let file = (target != Path::new("stdout")).then(|| target.to_owned());
+        let out = open(file.as_deref())?;
+        let (orders, ordered) = sync_channel(WAITING);
+        let thread = std::thread::Builder::new().name("audit".to_owned());
+        thread.spawn(move || write_all(out, file, &ordered))?;
+        let dropped = AtomicU64::new(0);
+        Ok(Self {
+            orders,
+            dropped,
+            grants,
+        })
+    }
+
+    /// Writes a line some time soon. Nobody waits for it.
+    pub(crate) fn note(&self, line: &Line) {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            self.orders.try_send(Order::Write(line.text()))
+        {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns once the line is written.
+    pub(crate) async fn confirm(&self, line: &Line) -> io::Result<()> {
+        let (sender, written) = oneshot::channel();
+        let sent = self.orders.try_send(Order::Confirm(line.text(), sender));
+        sent.map_err(|_| io::Error::other("too many lines wait to be written"))?;
+        let gone = |_| io::Error::other("the audit log has ended");
+        written.await.map_err(gone)?
+    }
+
+    /// Opens the file again, by its name.
+    pub(crate) fn reopen(&self) {
+        let _ = self.orders.try_send(Order::Reopen);
+    }
+
+    /// How many lines were not written.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+fn open(file: Option<&Path>) -> io::Result<Option<File>> {
+    let append = |file| OpenOptions::new().create(true).append(true).open(file);
+    file.map(append).transpose()
+}
+
+fn write_all(mut out: Option<File>, file: Option<PathBuf>, ordered: &Receiver<Order>) {
+    while let Ok(order) = ordered.recv() {
+        match order {
+            Order::Write(text) => {
+                if let Err(error) = write(&mut out, &text) {
+                    tracing::error!(%error, "the audit log cannot be written");
+                }
+            }
+            Order::Confirm(text, done) => {
+                let _ = done.send(write(&mut out, &text));
+            }
+            Order::Reopen => match open(file.as_deref()) {
+                Ok(opened) => out = opened,
+                Err(error) => tracing::error!(%error, "the audit log cannot be opened again"),
+            },
+        }
+    }
+}
+
+/// A line in one call, so that lines of several processes do not mix.
+fn write(out: &mut Option<File>, text: &str) -> io::Result<()> {
+    match out {
+        Some(file) => file.write_all(text.as_bytes()),
+        None => {
+            let mut out = io::stdout().lock();
+            out.write_all(text.as_bytes())?;
+            out.flush()
+        }
+    }
+}
+
+/// A time as RFC 3339 has it, in UTC and milliseconds.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // The civil calendar from days: eras of 400 years that begin on 1 March.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let shifted_month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 {
+        shifted_month + 3
+    } else {
+        shifted_month - 9
+    };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let millis = since.subsec_millis();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000Z"),
+            (951_868_800, "2000-03-01T00:00:00.000Z"),
+            (1_735_689_599, "2024-12-31T23:59:59.000Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Stores on which a claim belongs to the process that placed it: what this replica holds for its clients. All holds of a
+//! replica hang on sessions that each other's renewals keep alive, so here is the lease of each claim: what its client does
+//! not renew in time is withdrawn, again and again until the store has confirmed it.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Leave};
+use fencelock_core::support::{Backoff, Mutex};
+use fencelock_core::{BootInstant, ClaimId, Engine};
+use tokio::sync::{Notify, watch};
+
+use crate::known::Known;
+
+/// How long an id that has ended is remembered: longer than any request for it may be late.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// The shortest and the longest pause before a withdrawal is repeated.
+const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// What this replica holds.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    engine: Arc<dyn Engine>,
+    known: Arc<Known>,
+    table: Mutex<Table>,
+    /// Something is due earlier than before.
+    changed: Notify,
+    /// How many claims are in the table.
+    count: watch::Sender<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    claims: HashMap<ClaimId, Entry>,
+    /// By when they end.
+    order: BTreeSet<(BootInstant, ClaimId)>,
+    ended: HashSet<ClaimId>,
+    ended_at: VecDeque<(BootInstant, ClaimId)>,
+    /// Whether a task looks after them.
+    reaped: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    claim: Claim,
+    /// The client has the claim until then; after that it is withdrawn.
+    until: BootInstant,
+    holds: bool,
+    /// It is being withdrawn.
+    ending: bool,
+}
+
+/// The claim has ended here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended;
+
+impl Bound {
+    pub(crate) fn new(engine: Arc<dyn Engine>, known: Arc<Known>) -> Arc<Self> {
+        Arc::new(Self {
+            engine,
+            known,
+            table: Mutex::default(),
+            changed: Notify::new(),
+            count: watch::Sender::new(0),
+        })
+    }
+
+    /// A claim is about to be placed, and is its client's until then. Its turn has been taken.
+    pub(crate) fn placing(
+        self: &Arc<Self>,
+        claim: &Claim,
+        until: BootInstant,
+    ) -> Result<(), Ended> {
+        let mut table = self.table.lock();
+        table.forget_old(self.engine.clock().now());
+        if table.ended.contains(&claim.id) {
+            return Err(Ended);
+        }
+        match table.claims.get(&claim.id) {
+            Some(entry) if entry.ending => return Err(Ended),
+            Some(_) => table.prolong(claim.id, until),
+            None => {
+                let entry = Entry {
+                    claim: claim.clone(),
+                    until,
+                    holds: false,
+                    ending: false,
+                };
+                table.order.insert((until, claim.id));
+                table.claims.insert(claim.id, entry);
+            }
+        }
+        let begin = !std::mem::replace(&mut table.reaped, true);
+        self.tell(&table);
+        drop(table);
+        self.changed.notify_one();
+        if begin {
+            tokio::spawn(reap(Arc::downgrade(self)));
+        }
+        Ok(())
+    }
+
+    /// The store has nothing of a claim that was placed.
+    pub(crate) fn is_not_there(&self, id: ClaimId) {
+        let mut table = self.table.lock();
+        table.remove(id);
+        self.tell(&table);
+    }
+
+    /// The claim holds. Until when its client has it; none if it has ended.
+    pub(crate) fn holds(&self, id: ClaimId) -> Option<BootInstant> {
+        let mut table = self.table.lock();
+        let entry = table.claims.get_mut(&id).filter(|entry| !entry.ending)?;
+        entry.holds = true;
+        Some(entry.until)
+    }
+
+    /// A hold is about to be renewed, and is its client's until then.
+    pub(crate) fn renewing(&self, id: ClaimId, until: BootInstant) -> Result<(), Ended> {
+        let mut table = self.table.lock();
+        match table.claims.get(&id) {
+            Some(entry) if !entry.ending => {
+                table.prolong(id, until);
+                Ok(())
+            }
+            _ => Err(Ended),
+        }
+    }
+
+    /// The claim is to be withdrawn from now on: the store says that it does not hold, or its client gives it back.
+    pub(crate) fn end(&self, id: ClaimId) {
+        let now = self.engine.clock().now();
+        let mut table = self.table.lock();
+        if let Some(entry) = table.claims.get_mut(&id) {
+            entry.ending = true;
+            let before = std::mem::replace(&mut entry.until, now);
+            table.order.remove(&(before, id));
+            table.order.insert((now, id));
+            drop(table);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The store has confirmed that nothing is left of a claim. Its id is not used again.
+    pub(crate) fn ended(&self, id: ClaimId) {
+        let now = self.engine.clock().now();
+        let mut table = self.table.lock();
+        table.forget_old(now);
+        table.remove(id);
+        if table.ended.insert(id) {
+            table.ended_at.push_back((now + REMEMBERED, id));
+        }
+        self.tell(&table);
+    }
+
+    /// How many claims are here.
+    pub(crate) fn len(&self) -> usize {
+        *self.count.borrow()
+    }
+
+    /// Ends all of them, and returns how many held.
+    pub(crate) fn end_all(&self) -> usize {
+        let table = self.table.lock();
+        let all: Vec<ClaimId> = table.claims.keys().copied().collect();
+        let held = table
+            .claims
+            .values()
+            .filter(|entry| entry.holds && !entry.ending);
+        let held = held.count();
+        drop(table);
+        for id in all {
+            self.end(id);
+        }
+        held
+    }
+
+    /// Returns once none is left.
+    pub(crate) async fn none_left(&self) {
+        let mut count = self.count.subscribe();
+        // The sender lives as long as this.
+        let _ = count.wait_for(|count| *count == 0).await;
+    }
+
+    fn tell(&self, table: &Table) {
+        self.count.send_if_modified(|count| {
+            let before = std::mem::replace(count, table.claims.len());
+            before != *count
+        });
+    }
+
+    /// The next claim that is due, or when to look again.
+    fn next_due(&self) -> Due {
+        let now = self.engine.clock().now();
+        let mut table = self.table.lock();
+        match table.order.first().copied() {
+            Some((until, id)) if until <= now => {
+                // In nobody's order any more: its withdrawal goes on until it is done.
+                table.order.remove(&(until, id));
+                Due::Now(id)
+            }
+            Some((until, _)) => Due::At(until),
+            None => {
+                table.reaped = false;
+                Due::Never
+            }
+        }
+    }
+
+    /// What to withdraw, once the turn is taken; none if the client came first.
+    fn is_due(&self, id: ClaimId) -> Option<(Claim, Leave)> {
+        let now = self.engine.clock().now();
+        let mut table = self.table.lock();
+        let entry = table.claims.get_mut(&id)?;
+        if entry.until > now {
+            let until = entry.until;
+            table.order.insert((until, id));
+            drop(table);
+            self.changed.notify_one();
+            return None;
+        }
+        entry.ending = true;
+        let how = match entry.holds {
+            true => Leave::Abandon,
+            false => Leave::Release,
+        };
+        Some((entry.claim.clone(), how))
+    }
+
+    /// Withdraws until the store confirms it. No call of the claim is under way meanwhile.
+    async fn withdraw(self: Arc<Self>, id: ClaimId) {
+        let mut visit = self.known.enter(id);
+        visit.take_turn().await;
+        let Some((claim, how)) = self.is_due(id) else {
+            return;
+        };
+        let mut pauses = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
+        while let Err(error) = self.engine.withdraw(&claim, how).await {
+            tracing::debug!(name = %claim.name, %error, "withdrawing what its client did not renew");
+            tokio::time::sleep(pauses.next_pause()).await;
+        }
+        visit.waits_no_more();
+        self.ended(id);
+    }
+}
+
+enum Due {
+    Now(ClaimId),
+    At(BootInstant),
+    Never,
+}
+
+impl Table {
+    fn prolong(&mut self, id: ClaimId, until: BootInstant) {
+        if let Some(entry) = self.claims.get_mut(&id)
+            && entry.until < until
+        {
+            let before = std::mem::replace(&mut entry.until, until);
+            // One that is not there is about to be looked at, and then found to be prolonged.
+            if self.order.remove(&(before, id)) {
+                self.order.insert((until, id));
+            }
+        }
+    }
+
+    fn remove(&mut self, id: ClaimId) {
+        if let Some(entry) = self.claims.remove(&id) {
+            self.order.remove(&(entry.until, id));
+        }
+    }
+
+    fn forget_old(&mut self, now: BootInstant) {
+        while let Some((until, id)) = self.ended_at.front().copied()
+            && until <= now
+        {
+            self.ended_at.pop_front();
+            self.ended.remove(&id);
+        }
+    }
+}
+
+/// Withdraws what is due, until nothing is left.
+async fn reap(bound: Weak<Bound>) {
+    loop {
+        let Some(now) = bound.upgrade() else { return };
+        match now.next_due() {
+            Due::Now(id) => drop(tokio::spawn(now.withdraw(id))),
+            Due::Never => return,
+            Due::At(until) => {
+                let clock = now.engine.clock();
+                tokio::select! {
+                    () = clock.sleep_until(until) => {}
+                    () = now.changed.notified() => {}
+                }
+            }
+        }
+    }
+}

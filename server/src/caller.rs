@@ -1,0 +1,220 @@
+//! The caller of a request: who it is by its credentials, and what it may do.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use fencelock_core::LockName;
+use fencelock_wire::Kind;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+
+use crate::access::{Known, Waiter};
+use crate::audit::{Deed, Line};
+use crate::incoming::only_header;
+use crate::principal::{BearerToken, Right};
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+
+/// The address from which a connection came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+/// The name in the certificate of the client: its first DNS name or URI.
+#[derive(Clone, Debug)]
+pub(crate) struct CertificateName(pub(crate) Arc<str>);
+
+/// Who asks.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    known: Arc<Known>,
+    peer: Option<SocketAddr>,
+    replica: Arc<Replica>,
+}
+
+impl FromRequestParts<Arc<Replica>> for Caller {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Refusal> {
+        let access = replica.access();
+        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        let bearer = only_header(&parts.headers, AUTHORIZATION.as_str())?;
+        let certificate = parts.extensions.get::<CertificateName>();
+        let known = match (bearer, certificate) {
+            (Some(bearer), _) => {
+                let text = bearer.to_str().unwrap_or_default();
+                let token = bearer_token(text);
+                token.and_then(|token| access.of_token(&token))
+            }
+            (None, Some(CertificateName(name))) => {
+                // A certificate that no principal has is as none.
+                Some(
+                    access
+                        .of_certificate(name)
+                        .unwrap_or_else(|| access.anonymous()),
+                )
+            }
+            (None, None) => Some(access.anonymous()),
+        };
+        match known {
+            Some(known) => Ok(Self {
+                known,
+                peer,
+                replica: Arc::clone(replica),
+            }),
+            None => {
+                let caller = Self {
+                    known: access.anonymous(),
+                    peer,
+                    replica: Arc::clone(replica),
+                };
+                caller.note(|line| line.outcome("bad token"), Deed::Refused);
+                let detail = "the bearer token is not one of this service, or its time is over";
+                Err(Refusal::new(Kind::Unauthorized, detail))
+            }
+        }
+    }
+}
+
+fn bearer_token(text: &str) -> Option<BearerToken> {
+    let (scheme, token) = text.split_once(' ')?;
+    let bearer = scheme.eq_ignore_ascii_case("bearer");
+    token.trim().parse().ok().filter(|_| bearer)
+}
+
+impl Caller {
+    /// Refuses what the caller has no right to.
+    pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Refusal> {
+        match self.may(right, name) {
+            true => Ok(()),
+            false => {
+                self.note(
+                    |line| line.name(name.as_str()).outcome(right.as_str()),
+                    Deed::Refused,
+                );
+                let what = format!("{} lock {name}", verb(right));
+                Err(self.refuse(&what).name(name))
+            }
+        }
+    }
+
+    /// Refuses a caller that has no right on all names.
+    pub(crate) fn must_on_all(&self, right: Right) -> Result<(), Refusal> {
+        match self.known.may(right, "") {
+            true => Ok(()),
+            false => Err(self.refuse(&format!("{} all locks", verb(right)))),
+        }
+    }
+
+    /// Refuses a caller that has no right at all.
+    pub(crate) fn must_be_somebody(&self) -> Result<(), Refusal> {
+        match self.known.may_anything() {
+            true => Ok(()),
+            false => Err(self.refuse("do anything")),
+        }
+    }
+
+    pub(crate) fn may(&self, right: Right, name: &LockName) -> bool {
+        self.known.may(right, name.as_str())
+    }
+
+    fn refuse(&self, what: &str) -> Refusal {
+        match &self.known.name {
+            Some(name) => {
+                let detail = format!("{name} may not {what}");
+                Refusal::new(Kind::Forbidden, detail)
+            }
+            None => {
+                let detail = format!(
+                    "without credentials nobody may {what} (header Authorization: Bearer flk_…)"
+                );
+                Refusal::new(Kind::Unauthorized, detail)
+            }
+        }
+    }
+
+    /// The owner of its claims, as the store has it.
+    pub(crate) fn owner(&self, owner: &str) -> String {
+        match (&self.known.name, owner) {
+            (None, "") => "http".to_owned(),
+            (None, owner) => owner.to_owned(),
+            (Some(name), "") => name.clone(),
+            (Some(name), owner) => format!("{name}/{owner}"),
+        }
+    }
+
+    /// Counts a take.
+    pub(crate) fn count_take(&self, name: &LockName) -> Result<(), Refusal> {
+        self.known.count_take().map_err(|seconds| {
+            let detail = format!(
+                "{} takes too many locks a second at this replica (takes_per_s)",
+                self.known.shown()
+            );
+            Refusal::new(Kind::Quota, detail)
+                .retry_after(seconds)
+                .name(name)
+        })
+    }
+
+    /// Counts a claim that waits.
+    pub(crate) fn count_waiter(&self, name: &LockName) -> Result<Waiter, Refusal> {
+        self.known.count_waiter().ok_or_else(|| {
+            let detail = format!(
+                "too many claims of {} wait at this replica (waiting)",
+                self.known.shown()
+            );
+            Refusal::new(Kind::Quota, detail).name(name)
+        })
+    }
+
+    /// Writes a line of the audit log, if there is one.
+    pub(crate) fn note(&self, line: impl FnOnce(Line) -> Line, deed: Deed) {
+        if let Some(audit) = &self.replica.audit {
+            audit.note(&line(self.line(deed)));
+        }
+    }
+
+    /// The same for grants and releases, which the operator may not want.
+    pub(crate) fn note_if_grants(&self, line: impl FnOnce(Line) -> Line, deed: Deed) {
+        if self
+            .replica
+            .audit
+            .as_ref()
+            .is_some_and(|audit| audit.grants)
+        {
+            self.note(line, deed);
+        }
+    }
+
+    /// Writes a line before something is done.
+    pub(crate) async fn confirm(
+        &self,
+        line: impl FnOnce(Line) -> Line,
+        deed: Deed,
+    ) -> Result<(), Refusal> {
+        let Some(audit) = &self.replica.audit else {
+            return Ok(());
+        };
+        let written = audit.confirm(&line(self.line(deed))).await;
+        written.map_err(|error| {
+            let detail = format!("the audit log cannot be written, so nothing was done: {error}");
+            Refusal::new(Kind::Unavailable, detail)
+        })
+    }
+
+    fn line(&self, deed: Deed) -> Line {
+        let peer = self.peer.map(|peer| peer.to_string());
+        Line::new(&self.replica.id, self.known.shown(), peer, deed)
+    }
+}
+
+fn verb(right: Right) -> &'static str {
+    match right {
+        Right::Take => "take",
+        Right::Look => "look at",
+        Right::Evict => "evict a holder of",
+    }
+}

@@ -1,0 +1,128 @@
+//! The settings of a replica.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::principal::{Grant, Principal, Right};
+
+/// How a replica serves. [`Config::default`] is for one machine: loopback, and nobody has to say who they are.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// The URL under which clients reach this replica.
+    pub advertise: Option<String>,
+    /// More names of this service, such as that of a balancer: what a request's `Host` may be besides loopback, the
+    /// addresses on which the replica listens, and the host of [`advertise`](Self::advertise).
+    pub hosts: Vec<String>,
+    /// Who may use the service, and for what.
+    pub principals: Vec<Principal>,
+    /// What may be done without credentials. By default: take and look, nothing to others.
+    pub anonymous: Vec<Grant>,
+    /// Where evictions, refusals and reloads are written; nowhere by default.
+    pub audit: Option<AuditLog>,
+    /// The files of TLS; without them the service speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// What is limited.
+    pub limits: Limits,
+}
+
+/// The files of TLS, in PEM.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate of the service, and those between it and its authority.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority of the clients' certificates, if they may have some.
+    pub client_ca: Option<PathBuf>,
+    /// Whether a client must have a certificate.
+    pub client_required: bool,
+}
+
+impl Config {
+    /// For a service that only friends reach: everybody may do everything.
+    #[must_use]
+    pub fn trusting() -> Self {
+        Self {
+            anonymous: vec![Grant::on_all(Right::ALL)],
+            ..Self::default()
+        }
+    }
+}
+
+/// Where the audit log is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AuditLog {
+    /// A file to which lines are appended; `stdout` is standard output.
+    pub file: PathBuf,
+    /// Whether each grant and release is written, too.
+    pub grants: bool,
+}
+
+impl AuditLog {
+    /// A log without grants and releases.
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        Self {
+            file: file.into(),
+            grants: false,
+        }
+    }
+}
+
+/// The limits of a replica.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The longest body of a request, in bytes.
+    pub body: usize,
+    /// The longest body of `POST /v1/renewals`, in bytes.
+    pub renewals_body: usize,
+    /// The longest path and query, in bytes.
+    pub url: usize,
+    /// The most bytes of all headers together.
+    pub header_bytes: usize,
+    /// The most headers.
+    pub headers: usize,
+    /// How long a request's headers may take to arrive, and a connection may idle before them.
+    pub header_timeout: Duration,
+    /// How long a body may take to arrive.
+    pub body_timeout: Duration,
+    /// The most open connections.
+    pub connections: usize,
+    /// The most requests that wait at a time. A claim that is in the queue already is not counted.
+    pub polls: usize,
+    /// The longest lease that a client may ask for, its lock-delay included; that of the store if it is shorter.
+    pub max_ttl: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            advertise: None,
+            hosts: Vec::new(),
+            principals: Vec::new(),
+            anonymous: vec![Grant::on_all(&[Right::Take, Right::Look])],
+            audit: None,
+            tls: None,
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body: 16 << 10,
+            renewals_body: 1 << 20,
+            url: 4 << 10,
+            header_bytes: 16 << 10,
+            headers: 64,
+            header_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(10),
+            connections: 25_000,
+            polls: 20_000,
+            max_ttl: Duration::MAX,
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A claim goes on and ends: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Withdrawn};
+use fencelock_core::{BootInstant, ClaimId, LockName, Token};
+use fencelock_wire::{
+    How, Kind, MOST_RENEWALS, Outcome, Release, Released, Renew, RenewMany, Renewed, RenewedMany,
+    RenewedOne, WordHeld, millis,
+};
+use http::StatusCode;
+
+use crate::asked::{Asked, released, since_sent, token};
+use crate::audit::Deed;
+use crate::bound::Ended;
+use crate::caller::Caller;
+use crate::incoming::{Json, Key, LongJson, Received, Speaks};
+use crate::known::Visit;
+use crate::refusal::Refusal;
+use crate::renewer::Renewer;
+use crate::replica::Replica;
+use crate::reply::json;
+
+/// Prolongs one hold.
+pub(crate) async fn renew(
+    State(replica): State<Arc<Replica>>,
+    Received(received): Received,
+    caller: Caller,
+    Speaks(id): Speaks,
+    Json(body): Json<Renew>,
+) -> Result<Response, Refusal> {
+    let token = token(body.token)?;
+    let claim = Asked::from(body).claim(id, &replica, &caller)?;
+    let (name, ttl) = (claim.name.clone(), claim.ttl);
+    let mut visit = replica.known.enter(id);
+    visit.take_turn().await;
+    renewing(&replica, &claim, received).map_err(|_| lost(&name, id, token))?;
+    let renewal = replica
+        .renewer
+        .renew(HeldClaim::new(claim, token), visit)
+        .await;
+    match renewal {
+        Renewal::Kept {
+            counted_from,
+            lease,
+            asked,
+            ..
+        } => {
+            replica.hear(&Ok(()));
+            let body = Renewed {
+                state: WordHeld::Held,
+                token,
+                lease_ms_since_sent: told(&replica, counted_from, lease, ttl, received),
+                full_ttl: lease >= ttl,
+                release_requested: asked || must_go(&replica),
+            };
+            Ok(json(StatusCode::OK, &body))
+        }
+        Renewal::Unknown(error) => {
+            let error = Err::<(), _>(error);
+            replica.hear(&error);
+            let refusal = error.err().as_ref().map(Refusal::of);
+            Err(refusal
+                .unwrap_or_else(|| lost(&name, id, token))
+                .name(&name))
+        }
+        _ => {
+            end(&replica, id);
+            Err(lost(&name, id, token))
+        }
+    }
+}
+
+/// On a store that is bound to replicas: this replica keeps the claim for so long, if it has it.
+fn renewing(replica: &Replica, claim: &Claim, received: BootInstant) -> Result<(), Ended> {
+    let until = received + claim.ttl + claim.lock_delay;
+    let bound = replica.bound.as_ref();
+    bound.map_or(Ok(()), |bound| bound.renewing(claim.id, until))
+}
+
+/// The claim does not hold any more.
+fn end(replica: &Replica, id: ClaimId) {
+    if let Some(bound) = &replica.bound {
+        bound.end(id);
+    }
+}
+
+/// How long a client may believe after a renewal. A session may last longer than the lease, which this replica keeps.
+fn told(
+    replica: &Replica,
+    counted_from: BootInstant,
+    lease: Duration,
+    ttl: Duration,
+    received: BootInstant,
+) -> u64 {
+    let told = since_sent(counted_from, lease, received);
+    match replica.bound {
+        Some(_) => told.min(millis(ttl)),
+        None => told,
+    }
+}
+
+/// Whether holders are to leave since this replica, on which their claims hang, is about to end.
+fn must_go(replica: &Replica) -> bool {
+    replica.bound.is_some() && replica.draining.is_cancelled()
+}
+
+fn lost(name: &LockName, id: ClaimId, token: Token) -> Refusal {
+    let detail = format!(
+        "the claim {id} does not hold lock {name} by token {token}: its lease is over, or it was taken away"
+    );
+    Refusal::new(Kind::Lost, detail).name(name)
+}
+
+/// Releases, leaves the queue, or undoes a request whose answer was lost.
+pub(crate) async fn release(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+    Speaks(id): Speaks,
+    Json(body): Json<Release>,
+) -> Result<Response, Refusal> {
+    let how = match body.how {
+        How::Release => Leave::Release,
+        How::Abandon => Leave::Abandon,
+    };
+    let claim = released(body, id, &replica, &caller)?;
+    let name = claim.name.clone();
+    let mut visit = replica.known.enter(id);
+    visit.take_turn().await;
+    let asked = Arc::clone(&replica);
+    let call = async move {
+        let withdrawn = asked.engine.withdraw(&claim, how).await;
+        asked.hear(&withdrawn);
+        if let Some(bound) = &asked.bound {
+            match withdrawn {
+                Ok(_) => bound.ended(id),
+                // It is withdrawn until the store confirms that.
+                Err(_) => bound.end(id),
+            }
+        }
+        match withdrawn.is_ok() {
+            true => visit.waits_no_more(),
+            false => visit.may_wait(),
+        }
+        withdrawn
+    };
+    let withdrawn = replica.carry(call).await?;
+    let withdrawn = withdrawn.map_err(|error| Refusal::of(&error).name(&name))?;
+    let released = match withdrawn {
+        Withdrawn::Released => Outcome::Released,
+        Withdrawn::LeftQueue => Outcome::LeftQueue,
+        Withdrawn::Expired => Outcome::AlreadyExpired,
+        _ => Outcome::NotOwner,
+    };
+    if released == Outcome::Released {
+        caller.note_if_grants(|line| line.name(name.as_str()).claim(id), Deed::Release);
+    }
+    Ok(json(StatusCode::OK, &Released { released }))
+}
+
+/// Prolongs many holds of one key, with one call of the engine.
+pub(crate) async fn renew_many(
+    State(replica): State<Arc<Replica>>,
+    Received(received): Received,
+    caller: Caller,
+    key: Key,
+    LongJson(body): LongJson<RenewMany>,
+) -> Result<Response, Refusal> {
+    let held = all_held(&replica, &caller, &key, body)?;
+    let visits = enter_all(&replica, &held).await?;
+    let mut bound_here = Vec::with_capacity(held.len());
+    for held in &held {
+        bound_here.push(renewing(&replica, &held.claim, received).is_ok());
+    }
+    let engine = Arc::clone(&replica.engine);
+    let call = Renewer::renew_many(engine, held.clone(), visits);
+    let renewals = match held.is_empty() {
+        true => Vec::new(),
+        false => replica.carry(call).await?,
+    };
+    let claims = held.iter().zip(renewals).zip(bound_here);
+    let claims = claims.map(|((held, renewal), here)| {
+        let renewal = if here { renewal } else { Renewal::Lost };
+        answer(&replica, held, renewal, received)
+    });
+    let claims = claims.collect();
+    Ok(json(StatusCode::OK, &RenewedMany { claims }))
+}
+
+/// Takes the turns of all claims, each of which is there once; in the order of `held`.
+async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Result<Vec<Visit>, Refusal> {
+    let mut order: Vec<(ClaimId, usize)> = Vec::with_capacity(held.len());
+    order.extend(
+        held.iter()
+            .enumerate()
+            .map(|(at, held)| (held.claim.id, at)),
+    );
+    order.sort_unstable();
+    if let Some(twice) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let detail = format!("the claim {} is there more than once", twice[0].0);
+        return Err(Refusal::invalid(detail));
+    }
+    // By id, so that two requests never wait for each other.
+    let mut visits = Vec::with_capacity(held.len());
+    for (id, at) in order {
+        let mut visit = replica.known.enter(id);
+        visit.take_turn().await;
+        visits.push((at, visit));
+    }
+    visits.sort_unstable_by_key(|(at, _)| *at);
+    Ok(visits.into_iter().map(|(_, visit)| visit).collect())
+}
+
+fn all_held(
+    replica: &Replica,
+    caller: &Caller,
+    key: &Key,
+    body: RenewMany,
+) -> Result<Vec<HeldClaim>, Refusal> {
+    let count = body.claims.len();
+    if count > MOST_RENEWALS {
+        let detail =
+            format!("{count} claims are too many for one request; {MOST_RENEWALS} are allowed");
+        return Err(Refusal::invalid(detail));
+    }
+    let held = body.claims.into_iter().map(|one| {
+        key.check(&one.claim)?;
+        let (id, token) = (one.claim, token(one.token)?);
+        Ok(HeldClaim::new(
+            Asked::from(one).claim(id, replica, caller)?,
+            token,
+        ))
+    });
+    held.collect()
+}
+
+fn answer(
+    replica: &Replica,
+    held: &HeldClaim,
+    renewal: Renewal,
+    received: BootInstant,
+) -> RenewedOne {
+    let claim = held.claim.id;
+    match renewal {
+        Renewal::Kept {
+            counted_from,
+            lease,
+            asked,
+            ..
+        } => RenewedOne::Held {
+            claim,
+            token: held.token,
+            lease_ms_since_sent: told(replica, counted_from, lease, held.claim.ttl, received),
+            full_ttl: lease >= held.claim.ttl,
+            release_requested: asked || must_go(replica),
+        },
+        Renewal::Unknown(error) => {
+            let detail = error.to_string();
+            replica.hear(&Err::<(), _>(error));
+            RenewedOne::Unknown { claim, detail }
+        }
+        _ => {
+            end(replica, claim);
+            RenewedOne::Lost { claim }
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! What a request says: its claim and key, its query, its body. Whatever cannot be used is a problem.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use fencelock_core::{BootInstant, ClaimId};
+use fencelock_wire::{ClaimKey, KEY, Kind, REPLICA};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use percent_encoding::percent_decode_str;
+use serde::de::DeserializeOwned;
+
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+use crate::reply::JSON;
+
+/// When the request was received. The client sent it before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received(pub(crate) BootInstant);
+
+impl FromRequestParts<Arc<Replica>> for Received {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Refusal> {
+        // Later is the safe side: the client counts less.
+        let received = parts.extensions.get::<Self>().copied();
+        Ok(received.unwrap_or_else(|| Self(replica.clock.now())))
+    }
+}
+
+/// The key of the request's claims.
+#[derive(Debug)]
+pub(crate) struct Key(ClaimKey);
+
+impl Key {
+    /// Refuses a claim of another key.
+    pub(crate) fn check(&self, claim: &ClaimId) -> Result<(), Refusal> {
+        match self.0.speaks_for(claim) {
+            true => Ok(()),
+            false => {
+                let detail = format!(
+                    "the claim {claim} is not one of this key: its id must begin with the first 20 hex digits of the \
+                     SHA-256 of the key"
+                );
+                Err(Refusal::new(Kind::WrongKey, detail))
+            }
+        }
+    }
+}
+
+impl FromRequestParts<Arc<Replica>> for Key {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Refusal> {
+        check_replica(parts, replica)?;
+        let Some(value) = only_header(&parts.headers, KEY)? else {
+            let detail = "the header Fencelock-Key is missing: it has the key of the claim";
+            return Err(Refusal::new(Kind::WrongKey, detail));
+        };
+        let key = value.to_str().ok().and_then(|text| text.parse().ok());
+        let bad = || {
+            Refusal::invalid(format!(
+                "the header Fencelock-Key: {}",
+                fencelock_wire::BadKey
+            ))
+        };
+        key.map(Self).ok_or_else(bad)
+    }
+}
+
+/// Refuses a request for another replica, on a store that is bound to replicas.
+fn check_replica(parts: &Parts, replica: &Replica) -> Result<(), Refusal> {
+    if replica.bound.is_none() {
+        return Ok(());
+    }
+    let Some(named) = only_header(&parts.headers, REPLICA)? else {
+        let detail = "a claim on this store belongs to the replica that placed it; name the replica that is meant in the \
+                      header Fencelock-Replica (its id is in GET /v1/store)";
+        return Err(Refusal::new(Kind::NameTheReplica, detail));
+    };
+    if named.as_bytes() == replica.id.as_bytes() {
+        return Ok(());
+    }
+    let detail = "the claim is another replica's, which may have ended; take a new claim at this one or at that one";
+    let advertise = replica.config.advertise.as_deref();
+    Err(Refusal::new(Kind::OtherReplica, detail).replica(&replica.id, advertise))
+}
+
+/// The claim in the path, for which the request's key speaks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Speaks(pub(crate) ClaimId);
+
+impl FromRequestParts<Arc<Replica>> for Speaks {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Refusal> {
+        let path = Path::<String>::from_request_parts(parts, replica).await;
+        let Path(text) =
+            path.map_err(|_| Refusal::invalid("the claim id in the path cannot be read"))?;
+        let claim: ClaimId = text
+            .parse()
+            .map_err(|error: fencelock_core::Error| Refusal::of(&error))?;
+        let key = Key::from_request_parts(parts, replica).await?;
+        key.check(&claim)?;
+        Ok(Self(claim))
+    }
+}
+
+/// A header that may be there once.
+pub(crate) fn only_header<'a>(
+    headers: &'a HeaderMap,
+    name: &str,
+) -> Result<Option<&'a HeaderValue>, Refusal> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next();
+    match values.next() {
+        Some(_) => Err(Refusal::invalid(format!(
+            "the header {name} is there more than once"
+        ))),
+        None => Ok(first),
+    }
+}
+
+/// A body of JSON. Members that are not known are refused by its type.
+#[derive(Debug)]
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, Refusal> {
+        let limit = replica.config.limits.body;
+        Ok(Self(read_json(request, replica, limit).await?))
+    }
+}
+
+/// A body of JSON of `POST /v1/renewals`, which may be longer.
+#[derive(Debug)]
+pub(crate) struct LongJson<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for LongJson<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, Refusal> {
+        let limit = replica.config.limits.renewals_body;
+        Ok(Self(read_json(request, replica, limit).await?))
+    }
+}
+
+async fn read_json<T: DeserializeOwned>(
+    request: Request,
+    replica: &Replica,
+    limit: usize,
+) -> Result<T, Refusal> {
+    let media = only_header(request.headers(), header::CONTENT_TYPE.as_str())?;
+    if !media.is_some_and(is_json) {
+        let detail = "the body must be JSON, with the header Content-Type: application/json";
+        return Err(Refusal::new(Kind::NotJson, detail));
+    }
+    let body = read(request.into_body(), replica, limit).await?;
+    // Else an array with the members in order would do.
+    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+        return Err(Refusal::invalid("the body must be a JSON object"));
+    }
+    serde_json::from_slice(&body).map_err(|error| {
+        let text: String = error.to_string().chars().take(300).collect();
+        Refusal::invalid(format!("the body: {text}"))
+    })
+}
+
+/// Whether it is JSON, with or without parameters such as `charset=utf-8`.
+fn is_json(media: &HeaderValue) -> bool {
+    let media = media.to_str().unwrap_or_default();
+    let essence = media.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case(JSON)
+}
+
+async fn read(body: Body, replica: &Replica, limit: usize) -> Result<bytes::Bytes, Refusal> {
+    let time = replica.config.limits.body_timeout;
+    let read = tokio::time::timeout(time, Limited::new(body, limit).collect()).await;
+    match read {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let detail = format!("the body is longer than {limit} bytes");
+            Err(Refusal::new(Kind::TooLarge, detail).close())
+        }
+        Ok(Err(error)) => {
+            Err(Refusal::invalid(format!("the body could not be read: {error}")).close())
+        }
+        Err(_) => {
+            let seconds = time.as_secs_f64();
+            let detail = format!("the body did not arrive within {seconds} s");
+            Err(Refusal::invalid(detail).close())
+        }
+    }
+}
+
+/// The parameters of a query, decoded once.
+#[derive(Debug)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads a query that may have these parameters, each once.
+    pub(crate) fn read(query: Option<&str>, known: &[&str]) -> Result<Self, Refusal> {
+        let mut found: Vec<(String, String)> = Vec::new();
+        for pair in query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+        {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (name, value) = (decode(name)?, decode(value)?);
+            if !known.contains(&name.as_str()) {
+                let known = known.join(", ");
+                let detail = format!("the parameter {name:?} is unknown; there are {known}");
+                return Err(Refusal::invalid(detail));
+            }
+            if found.iter().any(|(before, _)| *before == name) {
+                let detail = format!("the parameter {name:?} is there more than once");
+                return Err(Refusal::invalid(detail));
+            }
+            found.push((name, value));
+        }
+        Ok(Self(found))
+    }
+
+    /// A parameter, if it is there.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let mut found = self.0.iter();
+        let found = found.find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// A number, if it is there.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Refusal> {
+        let Some(text) = self.get(name) else {
+            return Ok(None);
+        };
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| digits);
+        let bad = || {
+            Refusal::invalid(format!(
+                "the parameter {name} must be a whole number, not {text:?}"
+            ))
+        };
+        number.map(Some).ok_or_else(bad)
+    }
+}
+
+fn decode(text: &str) -> Result<String, Refusal> {
+    let hex = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !text.split('%').skip(1).all(hex) {
+        return Err(Refusal::invalid("the query has a % without two hex digits"));
+    }
+    let text = text.replace('+', " ");
+    let decoded = percent_decode_str(&text).decode_utf8();
+    let decoded = decoded.map_err(|_| Refusal::invalid("the query is not UTF-8"))?;
+    Ok(decoded.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_decoded_once() {
+        let query = Query::read(Some("name=a%2Fb%2525+c&wait_ms=5"), &["name", "wait_ms"]).unwrap();
+        assert_eq!(query.get("name"), Some("a/b%25 c"));
+        assert_eq!(query.number("wait_ms").unwrap(), Some(5));
+        assert_eq!(query.get("seen"), None);
+    }
+
+    #[test]
+    fn what_is_no_query() {
+        for bad in [
+            "name=%zz",
+            "name=%f",
+            "name=%ff",
+            "other=1",
+            "name=a&name=b",
+        ] {
+            assert!(Query::read(Some(bad), &["name"]).is_err(), "{bad}");
+        }
+        for bad in ["", "-1", "+1", "1.5", "x", "99999999999999999999"] {
+            let query = Query(vec![("n".to_owned(), bad.to_owned())]);
+            assert!(query.number("n").is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The claims of which something is going on in this replica: whose turn it is to speak to the store about a claim, which
+//! request of a claim is the newest, and which waiters have not asked again.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, ClaimId, Engine};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedMutexGuard, watch};
+
+use crate::access::Waiter;
+
+const SHARDS: usize = 64;
+
+/// All of them.
+pub(crate) struct Known {
+    engine: Arc<dyn Engine>,
+    /// The store keeps a waiter for so long after it was heard of last.
+    window: Duration,
+    shards: Vec<Mutex<HashMap<ClaimId, Claim>>>,
+    stamps: AtomicU64,
+    left: Mutex<Left>,
+}
+
+struct Claim {
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// The stamp of the newest request.
+    newest: watch::Sender<u64>,
+    /// How many requests are here.
+    visits: usize,
+    /// The stamp of the last request, if the claim may wait in the queue and none is here.
+    left: Option<u64>,
+    /// Whether it was placed here.
+    placed: bool,
+    /// It counts as a waiter of its principal.
+    waiter: Option<Waiter>,
+}
+
+/// Claims that may be waiting and of which no request is here, the first to be forgotten first.
+#[derive(Default)]
+struct Left {
+    claims: VecDeque<(BootInstant, ClaimId, u64)>,
+    /// Whether a task looks after them.
+    swept: bool,
+}
+
+impl Known {
+    pub(crate) fn new(engine: Arc<dyn Engine>, window: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            engine,
+            window,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            stamps: AtomicU64::new(1),
+            left: Mutex::default(),
+        })
+    }
+
+    fn shard(&self, id: &ClaimId) -> &Mutex<HashMap<ClaimId, Claim>> {
+        // The last byte counts the claims of one client.
+        &self.shards[usize::from(id.as_bytes()[15] ^ id.as_bytes()[0]) % SHARDS]
+    }
+
+    /// A request for a claim has come. An open poll of the claim ends.
+    pub(crate) fn enter(self: &Arc<Self>, id: ClaimId) -> Visit {
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+        let mut claims = self.shard(&id).lock();
+        let claim = claims.entry(id).or_insert_with(|| Claim {
+            turn: Arc::default(),
+            newest: watch::Sender::new(stamp),
+            visits: 0,
+            left: None,
+            placed: false,
+            waiter: None,
+        });
+        claim.visits += 1;
+        claim.left = None;
+        claim.newest.send_replace(stamp);
+        Visit {
+            known: Arc::clone(self),
+            id,
+            stamp,
+            newest: claim.newest.subscribe(),
+            turn: Arc::clone(&claim.turn),
+            mine: None,
+            may_wait: true,
+        }
+    }
+
+    /// Whether this claim was placed here lately, and may wait in the queue.
+    pub(crate) fn has_placed(&self, id: &ClaimId) -> bool {
+        let claims = self.shard(id).lock();
+        claims.get(id).is_some_and(|claim| claim.placed)
+    }
+
+    /// How many claims are known.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    fn leave(self: &Arc<Self>, visit: &Visit) {
+        let mut claims = self.shard(&visit.id).lock();
+        let Entry::Occupied(mut claim) = claims.entry(visit.id) else {
+            return;
+        };
+        claim.get_mut().visits -= 1;
+        if claim.get().visits > 0 {
+            return;
+        }
+        if !visit.may_wait {
+            claim.remove();
+            return;
+        }
+        claim.get_mut().left = Some(visit.stamp);
+        drop(claims);
+        self.sweep_later(visit.id, visit.stamp);
+    }
+
+    fn sweep_later(self: &Arc<Self>, id: ClaimId, stamp: u64) {
+        let until = self.engine.clock().now() + self.window;
+        let mut left = self.left.lock();
+        left.claims.push_back((until, id, stamp));
+        // Without a runtime the process is about to end.
+        if let Ok(runtime) = Handle::try_current()
+            && !std::mem::replace(&mut left.swept, true)
+        {
+            runtime.spawn(sweep(Arc::downgrade(self)));
+        }
+    }
+
+    /// Forgets what is due; when to look again.
+    fn forget_due(&self) -> Option<BootInstant> {
+        loop {
+            let (id, stamp) = {
+                let now = self.engine.clock().now();
+                let mut left = self.left.lock();
+                match left.claims.front() {
+                    Some((until, ..)) if *until > now => return Some(*until),
+                    Some(_) => {}
+                    None => {
+                        left.swept = false;
+                        left.claims.shrink_to_fit();
+                        return None;
+                    }
+                }
+                let Some((_, id, stamp)) = left.claims.pop_front() else {
+                    continue;
+                };
+                (id, stamp)
+            };
+            let mut claims = self.shard(&id).lock();
+            if claims
+                .get(&id)
+                .is_some_and(|claim| claim.left == Some(stamp))
+            {
+                claims.remove(&id);
+                // No request can come between, since it would need this lock first.
+                self.engine.forget(&id);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Known({} claims)", self.len())
+    }
+}
+
+/// Forgets the waiters that have not asked again, until there are none.
+async fn sweep(known: Weak<Known>) {
+    loop {
+        let Some(now) = known.upgrade() else { return };
+        let Some(until) = now.forget_due() else {
+            return;
+        };
+        let clock = now.engine.clock();
+        drop(now);
+        clock.sleep_until(until).await;
+    }
+}
+
+/// A request that is here. Whoever speaks to the store about the claim has it, so that it lasts as long as the call.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    known: Arc<Known>,
+    id: ClaimId,
+    stamp: u64,
+    newest: watch::Receiver<u64>,
+    turn: Arc<tokio::sync::Mutex<()>>,
+    mine: Option<OwnedMutexGuard<()>>,
+    may_wait: bool,
+}
+
+impl Visit {
+    /// The claim is about to be placed, and counts as a waiter from now on.
+    pub(crate) fn placing(&self, waiter: Option<Waiter>) {
+        let mut claims = self.known.shard(&self.id).lock();
+        if let Some(claim) = claims.get_mut(&self.id) {
+            claim.placed = true;
+            if waiter.is_some() {
+                claim.waiter = waiter;
+            }
+        }
+    }
+
+    /// Waits for the turn: calls of one claim come one at a time.
+    pub(crate) async fn take_turn(&mut self) {
+        self.mine = Some(Arc::clone(&self.turn).lock_owned().await);
+    }
+
+    /// Returns once a newer request of the claim has come.
+    pub(crate) async fn superseded(&mut self) {
+        let stamp = self.stamp;
+        // The sender lives as long as a visit.
+        let _ = self.newest.wait_for(|newest| *newest != stamp).await;
+    }
+
+    /// Whether a newer request of the claim has come.
+    pub(crate) fn is_superseded(&self) -> bool {
+        *self.newest.borrow() != self.stamp
+    }
+
+    /// The claim may wait in the queue, or come to.
+    pub(crate) fn may_wait(&mut self) {
+        self.may_wait = true;
+    }
+
+    /// The claim does not wait, for sure: it holds, or the store has nothing of it.
+    pub(crate) fn waits_no_more(&mut self) {
+        self.may_wait = false;
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.mine = None;
+        let known = Arc::clone(&self.known);
+        known.leave(self);
+    }
+}

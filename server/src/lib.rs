@@ -1,0 +1,56 @@
+//! The lock service: one HTTP API over every store, for programs in any language.
+//!
+//! A replica translates between HTTP and one [`Engine`]. It decides nothing that the store does not decide, and believes in
+//! nothing: the client believes, the store keeps, the replica forwards. So any number of replicas may serve one store, any
+//! of them serves any request of any claim, and the end of one costs a repeated request.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//!
+//! use fencelock_core::Memory;
+//! use fencelock_server::{Config, Server, Service};
+//!
+//! let service = Service::new(Arc::new(Memory::new()), Config::default())?;
+//! let server = Server::start("127.0.0.1:0".parse()?, service).await?;
+//! println!("http://{}", server.address());
+//! server.drain(std::time::Duration::from_secs(1)).await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod about;
+mod access;
+mod asked;
+mod audit;
+mod bound;
+mod boundary;
+mod caller;
+mod config;
+mod go_on;
+mod incoming;
+mod known;
+mod locks;
+mod principal;
+mod refusal;
+mod renewer;
+mod replica;
+mod reply;
+mod router;
+mod server;
+mod service;
+mod settings;
+mod simple;
+mod take;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
+
+pub use config::{AuditLog, Config, Limits, TlsFiles};
+pub use principal::{BadToken, BearerToken, Grant, Principal, Right, Sha256Text, TokenHash};
+pub use server::Server;
+pub use service::Service;
+pub use settings::Settings;

@@ -1,0 +1,201 @@
+//! What others see of locks, and what they can do about them: `lock`, `locks`, `attest`, `check`, `evict`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use fencelock_core::engine::{Cursor, Evict as EngineEvict, LockView};
+use fencelock_core::{LeaseKind, LockName, Sequencer, Token};
+use fencelock_wire::{
+    Attest, Attested, Check, Checked, Evict, EvictHow, Evicted, Holder, Lock, Locks,
+};
+use http::StatusCode;
+
+use crate::asked::{since_sent, token};
+use crate::audit::{Deed, Line};
+use crate::caller::Caller;
+use crate::incoming::{Json, Query, Received};
+use crate::principal::Right;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+use crate::reply::json;
+
+/// The longest wait for a change of a lock.
+const LONGEST_WATCH: Duration = Duration::from_secs(60);
+
+/// How many locks a page has, unless the request says otherwise, and at most.
+const PAGE: (u64, u64) = (100, 1000);
+
+/// One lock as it is now, or once its highest token is another one.
+pub(crate) async fn lock(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    let query = Query::read(query.as_deref(), &["name", "seen", "wait_ms"])?;
+    let Some(name) = query.get("name") else {
+        let detail = "the parameter name is missing: which lock?";
+        return Err(Refusal::invalid(detail));
+    };
+    let name = LockName::new(name).map_err(|error| Refusal::of(&error))?;
+    caller.must(Right::Look, &name)?;
+    let seen = match query.get("seen") {
+        None => None,
+        Some("none") => Some(None),
+        Some(_) => {
+            let number = query.number("seen")?.unwrap_or_default();
+            Some(Some(token(Token(number))?))
+        }
+    };
+    let wait = Duration::from_millis(query.number("wait_ms")?.unwrap_or_default());
+    let wait = wait.min(LONGEST_WATCH);
+    let view = match seen {
+        None if !wait.is_zero() => {
+            let detail = "wait_ms needs seen: the token of the lock as it was seen last, or none";
+            return Err(Refusal::invalid(detail).name(&name));
+        }
+        Some(seen) if !wait.is_zero() => watch(&replica, &name, seen, wait).await,
+        _ => look(&replica, &name).await,
+    };
+    let view = view.map_err(|refusal| refusal.name(&name))?;
+    Ok(json(StatusCode::OK, &Lock::from(view)))
+}
+
+async fn look(replica: &Arc<Replica>, name: &LockName) -> Result<LockView, Refusal> {
+    let view = replica.engine.inspect().look(name).await;
+    replica.hear(&view);
+    view.map_err(|error| Refusal::of(&error))
+}
+
+async fn watch(
+    replica: &Arc<Replica>,
+    name: &LockName,
+    seen: Option<Token>,
+    wait: Duration,
+) -> Result<LockView, Refusal> {
+    let _poll = replica.open_poll(false)?;
+    let watched = tokio::select! {
+        biased;
+        view = replica.engine.inspect().watch(name, seen) => Some(view),
+        () = replica.draining.cancelled() => None,
+        () = tokio::time::sleep(wait) => None,
+    };
+    match watched {
+        Some(view) => view.map_err(|error| Refusal::of(&error)),
+        None => look(replica, name).await,
+    }
+}
+
+/// A part of the locks that are held.
+pub(crate) async fn locks(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    caller.must_be_somebody()?;
+    let query = Query::read(query.as_deref(), &["prefix", "cursor", "limit"])?;
+    let prefix = query.get("prefix").unwrap_or_default().to_owned();
+    if !prefix.is_empty() {
+        // What no name can begin with is not searched for.
+        LockName::new(&prefix).map_err(|error| Refusal::invalid(format!("the prefix: {error}")))?;
+    }
+    let limit = query.number("limit")?.unwrap_or(PAGE.0);
+    if !(1..=PAGE.1).contains(&limit) {
+        return Err(Refusal::invalid(format!("limit is 1 to {}", PAGE.1)));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let at = query.get("cursor").map(|at| Cursor(at.to_owned()));
+    let asked = Arc::clone(&replica);
+    let call = async move { asked.engine.inspect().list(&prefix, at, limit).await };
+    let page = replica.carry(call).await?;
+    replica.hear(&page);
+    let page = page.map_err(|error| Refusal::of(&error))?;
+    let shown = page.items.into_iter();
+    let shown = shown.filter(|view| caller.may(Right::Look, &view.name));
+    let body = Locks {
+        locks: shown.map(Lock::from).collect(),
+        next: page.next.map(|next| next.0),
+    };
+    Ok(json(StatusCode::OK, &body))
+}
+
+/// What a process may believe that joins the hold of an owner.
+pub(crate) async fn attest(
+    State(replica): State<Arc<Replica>>,
+    Received(received): Received,
+    caller: Caller,
+    Json(body): Json<Attest>,
+) -> Result<Response, Refusal> {
+    let Attest { name, owner } = body;
+    caller.must(Right::Look, &name)?;
+    let attested = replica.engine.inspect().attest(&name, &owner).await;
+    replica.hear(&attested);
+    let attested = attested.map_err(|error| Refusal::of(&error).name(&name))?;
+    let body = match attested {
+        Some((holder, grant)) => Attested {
+            holder: Some(Holder::from(holder)),
+            lease_ms_since_sent: since_sent(grant.counted_from, grant.lease, received),
+        },
+        None => Attested {
+            holder: None,
+            lease_ms_since_sent: 0,
+        },
+    };
+    Ok(json(StatusCode::OK, &body))
+}
+
+/// Whether the grant of a sequencer is still held.
+pub(crate) async fn check(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+    Json(body): Json<Check>,
+) -> Result<Response, Refusal> {
+    let sequencer: Sequencer = body
+        .sequencer
+        .parse()
+        .map_err(|error: fencelock_core::Error| Refusal::of(&error))?;
+    caller.must(Right::Look, &sequencer.name)?;
+    let view = look(&replica, &sequencer.name).await;
+    let view = view.map_err(|refusal| refusal.name(&sequencer.name))?;
+    // What is left of a session is not what is left of a lease.
+    let leases = replica.promises().lease == LeaseKind::Lease;
+    let held = view.holders.iter().any(|holder| {
+        holder.claim == Some(sequencer.claim)
+            && holder.token == Some(sequencer.token)
+            && holder.mode.letter() == sequencer.mode.letter()
+            && (!leases || holder.ttl_left.is_none_or(|left| left > holder.lock_delay))
+    });
+    Ok(json(StatusCode::OK, &Checked { held }))
+}
+
+/// Takes a lock from the holder with a token, or asks that holder for it.
+pub(crate) async fn evict(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+    Json(body): Json<Evict>,
+) -> Result<Response, Refusal> {
+    let (name, token) = (body.name, token(body.token)?);
+    caller.must(Right::Evict, &name)?;
+    let (how, deed) = match body.how {
+        EvictHow::Release => (EngineEvict::Release, Deed::Evict),
+        EvictHow::Ask => (EngineEvict::Ask, Deed::RequestRelease),
+    };
+    let line = |line: Line| line.name(name.as_str()).token(token);
+    caller.confirm(line, deed).await?;
+    let (asked, lock) = (Arc::clone(&replica), name.clone());
+    let call = async move { asked.engine.inspect().evict(&lock, token, how).await };
+    let evicted = replica.carry(call).await?;
+    replica.hear(&evicted);
+    let outcome = match &evicted {
+        Ok(true) => "done".to_owned(),
+        Ok(false) => "no such holder".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    caller.note(
+        |line| line.name(name.as_str()).token(token).outcome(outcome),
+        deed,
+    );
+    let done = evicted.map_err(|error| Refusal::of(&error).name(&name))?;
+    Ok(json(StatusCode::OK, &Evicted { done }))
+}

@@ -1,0 +1,28 @@
+//! What there is without the cargo feature `tls`: an error.
+
+use std::io;
+use std::sync::Arc;
+
+use fencelock_core::{Error, Result};
+use tokio::net::TcpStream;
+
+use crate::config::TlsFiles;
+
+/// It cannot be made.
+#[derive(Debug)]
+pub(crate) enum Tls {}
+
+impl Tls {
+    pub(crate) fn open(_: &TlsFiles) -> Result<Self> {
+        let why = "this build has no TLS; build with the cargo feature tls";
+        Err(Error::config("[serve.tls]", why))
+    }
+
+    pub(crate) fn reload(&self) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) async fn accept(&self, _: TcpStream) -> io::Result<(TcpStream, Option<Arc<str>>)> {
+        match *self {}
+    }
+}

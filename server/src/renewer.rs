@@ -1,0 +1,109 @@
+//! Renewals in batches: those that arrive while a batch is out form the next one. They never wait behind takes.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use fencelock_core::engine::{HeldClaim, Renewal};
+use fencelock_core::support::Mutex;
+use fencelock_core::{Engine, Error};
+use fencelock_wire::MOST_RENEWALS;
+use tokio::sync::oneshot;
+
+use crate::known::Visit;
+
+/// What collects them.
+pub(crate) struct Renewer {
+    engine: Arc<dyn Engine>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Item>,
+    /// Whether a batch is out.
+    out: bool,
+}
+
+struct Item {
+    held: HeldClaim,
+    visit: Visit,
+    answer: oneshot::Sender<Renewal>,
+}
+
+impl Renewer {
+    pub(crate) fn new(engine: Arc<dyn Engine>) -> Arc<Self> {
+        let state = Mutex::default();
+        Arc::new(Self { engine, state })
+    }
+
+    /// Renews one hold, whose turn the visit has. The renewal goes on if this is dropped.
+    pub(crate) async fn renew(self: &Arc<Self>, held: HeldClaim, visit: Visit) -> Renewal {
+        let (answer, answered) = oneshot::channel();
+        let begin = {
+            let mut state = self.state.lock();
+            state.waiting.push_back(Item {
+                held,
+                visit,
+                answer,
+            });
+            !std::mem::replace(&mut state.out, true)
+        };
+        if begin {
+            tokio::spawn(Arc::clone(self).run());
+        }
+        answered.await.unwrap_or_else(|_| self.no_answer())
+    }
+
+    /// Renews many holds at once. The visits, in the same order, have their turns.
+    pub(crate) async fn renew_many(
+        engine: Arc<dyn Engine>,
+        held: Vec<HeldClaim>,
+        mut visits: Vec<Visit>,
+    ) -> Vec<Renewal> {
+        let renewals = engine.renew(&held).await;
+        for (visit, renewal) in visits.iter_mut().zip(&renewals) {
+            settle(visit, renewal);
+        }
+        renewals
+    }
+
+    async fn run(self: Arc<Self>) {
+        loop {
+            let batch: Vec<Item> = {
+                let mut state = self.state.lock();
+                let count = state.waiting.len().min(MOST_RENEWALS);
+                if count == 0 {
+                    state.out = false;
+                    return;
+                }
+                state.waiting.drain(..count).collect()
+            };
+            let held: Vec<HeldClaim> = batch.iter().map(|item| item.held.clone()).collect();
+            let mut renewals = self.engine.renew(&held).await.into_iter();
+            for mut item in batch {
+                let renewal = renewals.next().unwrap_or_else(|| self.no_answer());
+                settle(&mut item.visit, &renewal);
+                // The request may have gone away.
+                let _ = item.answer.send(renewal);
+            }
+        }
+    }
+
+    fn no_answer(&self) -> Renewal {
+        Renewal::Unknown(Error::internal(&self.engine, "a renewal had no answer"))
+    }
+}
+
+/// A claim that holds does not wait. One that does not may have been no hold in the first place.
+fn settle(visit: &mut Visit, renewal: &Renewal) {
+    if matches!(renewal, Renewal::Kept { .. }) {
+        visit.waits_no_more();
+    }
+}
+
+impl fmt::Debug for Renewer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Renewer({})", self.engine)
+    }
+}

@@ -1,0 +1,223 @@
+//! What a replica is: one engine, and what it must remember for as long as a request lasts.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{
+    BootInstant, CancellationToken, Clock, Engine, Error, LeaseKind, Promises, Result,
+};
+use fencelock_wire::{Binding, Kind};
+
+use crate::access::Access;
+use crate::audit::{Audit, Deed, Line};
+use crate::bound::Bound;
+use crate::config::Config;
+use crate::known::Known;
+use crate::principal::{Grant, Principal};
+use crate::refusal::Refusal;
+use crate::renewer::Renewer;
+
+/// A first grant is never longer than this, and a poll never longer than half of it, whatever the store promises.
+const LONGEST_WINDOW: Duration = Duration::from_secs(10);
+
+/// No lease is shorter: there is a way there and back.
+const SHORTEST_TTL: Duration = Duration::from_millis(100);
+
+/// One replica, shared by all of its requests.
+pub(crate) struct Replica {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) clock: Clock,
+    pub(crate) config: Config,
+    /// 16 hex digits, drawn at its start.
+    pub(crate) id: String,
+    pub(crate) binding: Binding,
+    /// The length of a first grant, and of a place in the queue.
+    pub(crate) window: Duration,
+    pub(crate) known: Arc<Known>,
+    /// What this replica holds, on a store that is bound to replicas.
+    pub(crate) bound: Option<Arc<Bound>>,
+    pub(crate) renewer: Arc<Renewer>,
+    /// The replica is about to end.
+    pub(crate) draining: CancellationToken,
+    pub(crate) audit: Option<Audit>,
+    access: Mutex<Arc<Access>>,
+    polls: AtomicUsize,
+    answers: Mutex<Answers>,
+}
+
+/// What the store answered lately.
+struct Answers {
+    last: Option<BootInstant>,
+    failing_since: Option<(BootInstant, String)>,
+}
+
+impl Replica {
+    pub(crate) fn new(engine: Arc<dyn Engine>, config: Config) -> Result<Self> {
+        let promises = engine.promises();
+        if promises.lease == LeaseKind::Connection {
+            let why = "its locks hang on a connection to the database, and cannot be served over HTTP; use the strategy \
+                       with leases";
+            return Err(Error::config(&engine, why));
+        }
+        let access = Access::new(&config.principals, &config.anonymous, None)?;
+        let audit = config.audit.as_ref().map(|log| {
+            let opened = Audit::open(&log.file, log.grants);
+            let file = log.file.display().to_string();
+            opened.map_err(|error| Error::invalid("audit log", file, error.to_string()))
+        });
+        let window = promises.claim_window.min(LONGEST_WINDOW);
+        let known = Known::new(Arc::clone(&engine), window);
+        let bound =
+            (!promises.portable).then(|| Bound::new(Arc::clone(&engine), Arc::clone(&known)));
+        Ok(Self {
+            clock: engine.clock(),
+            id: draw_id(&engine)?,
+            binding: match bound {
+                Some(_) => Binding::Replica,
+                None => Binding::Store,
+            },
+            window,
+            known,
+            bound,
+            renewer: Renewer::new(Arc::clone(&engine)),
+            draining: CancellationToken::new(),
+            audit: audit.transpose()?,
+            access: Mutex::new(Arc::new(access)),
+            polls: AtomicUsize::new(0),
+            answers: Mutex::new(Answers {
+                last: None,
+                failing_since: None,
+            }),
+            engine,
+            config,
+        })
+    }
+
+    /// Who may do what, now.
+    pub(crate) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.lock())
+    }
+
+    /// Takes up other principals and rights. Nothing changes if they cannot be used.
+    pub(crate) fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
+        let mut access = self.access.lock();
+        *access = Arc::new(Access::new(principals, anonymous, Some(&access))?);
+        if let Some(audit) = &self.audit {
+            audit.reopen();
+            audit.note(&Line::new(&self.id, "operator", None, Deed::Reload));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn promises(&self) -> &Promises {
+        self.engine.promises()
+    }
+
+    /// The longest that a request waits.
+    pub(crate) fn poll(&self) -> Duration {
+        self.window / 2
+    }
+
+    pub(crate) fn min_ttl(&self) -> Duration {
+        self.promises().min_ttl.max(SHORTEST_TTL)
+    }
+
+    pub(crate) fn max_ttl(&self) -> Duration {
+        self.promises().max_ttl.min(self.config.limits.max_ttl)
+    }
+
+    /// The lease of a first grant. What comes late or twice leaves no more than that.
+    pub(crate) fn first_ttl(&self, ttl: Duration) -> Duration {
+        if self.bound.is_some() && self.promises().lease == LeaseKind::Session {
+            // The session is chosen once, for the whole lease; this replica withdraws what is not renewed.
+            return ttl;
+        }
+        self.window.max(self.min_ttl()).min(ttl)
+    }
+
+    /// A request that waits; none if too many do and this one must not.
+    pub(crate) fn open_poll(self: &Arc<Self>, in_queue: bool) -> Result<Poll, Refusal> {
+        let polls = self.polls.fetch_add(1, Ordering::Relaxed);
+        let poll = Poll(Arc::clone(self));
+        if polls >= self.config.limits.polls && !in_queue {
+            let detail =
+                format!("{polls} requests wait at this replica; ask again later, or another one");
+            return Err(Refusal::new(Kind::Quota, detail));
+        }
+        Ok(poll)
+    }
+
+    /// How many requests wait.
+    pub(crate) fn polls(&self) -> usize {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Runs a call of the engine to its end in a task of its own, even if the request goes away.
+    pub(crate) async fn carry<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let done = tokio::spawn(call).await;
+        done.map_err(|error| {
+            tracing::error!(%error, "a call of the store ended early");
+            Refusal::new(
+                Kind::Internal,
+                "a call of the store ended early; the outcome is unknown",
+            )
+        })
+    }
+
+    /// Takes note of an answer of the store, for `/readyz`.
+    pub(crate) fn hear<T>(&self, answer: &Result<T>) {
+        let now = self.clock.now();
+        let mut answers = self.answers.lock();
+        match answer {
+            Err(error @ (Error::Unavailable { .. } | Error::Refused { .. })) => {
+                answers
+                    .failing_since
+                    .get_or_insert_with(|| (now, error.to_string()));
+            }
+            _ => answers.failing_since = None,
+        }
+        answers.last = Some(now);
+    }
+
+    /// Whether the store answered, or failed, within this time.
+    pub(crate) fn heard_within(&self, time: Duration) -> bool {
+        let last = self.answers.lock().last;
+        last.is_some_and(|last| self.clock.now().since(last) < time)
+    }
+
+    /// For how long the store has failed every call, and how it failed first.
+    pub(crate) fn failing(&self) -> Option<(Duration, String)> {
+        let answers = self.answers.lock();
+        let (since, why) = answers.failing_since.as_ref()?;
+        Some((self.clock.now().since(*since), why.clone()))
+    }
+}
+
+impl fmt::Debug for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Replica({}, {})", self.id, self.engine)
+    }
+}
+
+/// A request that waits, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Poll(Arc<Replica>);
+
+impl Drop for Poll {
+    fn drop(&mut self) {
+        self.0.polls.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn draw_id(engine: &Arc<dyn Engine>) -> Result<String> {
+    let mut bytes = [0; 8];
+    let drawn = getrandom::fill(&mut bytes);
+    drawn.map_err(|error| Error::internal(engine, format!("no random numbers: {error}")))?;
+    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
+}

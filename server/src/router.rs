@@ -1,0 +1,50 @@
+//! Which path does what.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post, put};
+use fencelock_wire::Kind;
+use http::Uri;
+
+use crate::boundary::boundary;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+use crate::{about, go_on, locks, simple, take};
+
+pub(crate) fn router(replica: Arc<Replica>) -> Router {
+    Router::new()
+        .route("/v1/store", get(about::store))
+        .route("/v1/store/findings", get(about::findings))
+        .route("/v1/claims", post(simple::take))
+        .route("/v1/claims/{id}", put(take::take))
+        .route("/v1/claims/{id}/renew", post(go_on::renew))
+        .route("/v1/claims/{id}/release", post(go_on::release))
+        .route("/v1/renewals", post(go_on::renew_many))
+        .route("/v1/lock", get(locks::lock))
+        .route("/v1/locks", get(locks::locks))
+        .route("/v1/attest", post(locks::attest))
+        .route("/v1/check", post(locks::check))
+        .route("/v1/evict", post(locks::evict))
+        .route("/healthz", get(about::healthz))
+        .route("/readyz", get(about::readyz))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&replica), boundary))
+        .with_state(replica)
+}
+
+async fn not_found(uri: Uri) -> Refusal {
+    Refusal::new(Kind::NotFound, format!("there is no {}", shown(&uri)))
+}
+
+async fn method_not_allowed(method: http::Method, uri: Uri) -> Refusal {
+    let detail = format!("{} does not know the method {method}", shown(&uri));
+    Refusal::new(Kind::MethodNotAllowed, detail)
+}
+
+/// The beginning of a path.
+fn shown(uri: &Uri) -> String {
+    uri.path().chars().take(100).collect()
+}

@@ -1,0 +1,302 @@
+//! The listener: connections, their limits, and their end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use fencelock_core::CancellationToken;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinHandle;
+use tower_service::Service as _;
+
+use crate::boundary::Local;
+use crate::caller::{CertificateName, Peer};
+use crate::config::Limits;
+use crate::service::Service;
+use crate::tls::Tls;
+
+/// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. What is longer than the limits but not
+/// than this is refused with a problem.
+const READ_AHEAD: usize = 64 << 10;
+
+/// What HTTP/1 reads of headers at most. More than the limits, for the same reason.
+const MOST_HEADERS: usize = 256;
+
+/// How many requests one HTTP/2 connection has open at most.
+const STREAMS: u32 = 256;
+
+/// The pause after an error of `accept`, such as too many open files.
+const AFTER_ERROR: Duration = Duration::from_millis(50);
+
+/// A replica on a socket. Dropping it ends the listener and every connection at once, as a crash would.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    service: Service,
+    /// Connections end now.
+    killed: CancellationToken,
+    /// How many connections are open.
+    open: watch::Receiver<usize>,
+    accepting: JoinHandle<()>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Server {
+    /// Listens on an address; port 0 means a free one.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on.
+    pub async fn start(address: SocketAddr, service: Service) -> io::Result<Self> {
+        Self::start_on(TcpListener::bind(address).await?, service)
+    }
+
+    /// Serves on a listener.
+    ///
+    /// # Errors
+    /// If the listener has no address, or the files of TLS cannot be used.
+    pub fn start_on(listener: TcpListener, service: Service) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let tls = service.tls().map(Tls::open).transpose();
+        let tls = tls.map_err(io::Error::other)?.map(Arc::new);
+        let limits = service.limits();
+        let killed = CancellationToken::new();
+        let (count, open) = watch::channel(0);
+        let listening = Listening {
+            router: service.router(),
+            http: http(limits),
+            permits: Arc::new(Semaphore::new(
+                limits.connections.min(Semaphore::MAX_PERMITS),
+            )),
+            draining: service.draining(),
+            killed: killed.clone(),
+            open: count,
+            tls: tls.clone(),
+        };
+        let accepting = tokio::spawn(listening.run(listener));
+        Ok(Self {
+            address,
+            service,
+            killed,
+            open,
+            accepting,
+            tls,
+        })
+    }
+
+    /// Reads the files of TLS again, for connections from now on.
+    ///
+    /// # Errors
+    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then those of before stay.
+    pub fn reload_tls(&self) -> fencelock_core::Result<()> {
+        self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
+    }
+
+    /// The address on which it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The replica.
+    #[must_use]
+    pub const fn service(&self) -> &Service {
+        &self.service
+    }
+
+    /// How many connections are open.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        *self.open.borrow()
+    }
+
+    /// Ends in good order: new claims are refused and open polls answered at once. Every connection ends after its answer,
+    /// and renewals and releases over new ones are served until no connection is left or the time is over. On a store that
+    /// is bound to replicas, also until no claim is left; those that are left are withdrawn then. Returns how many holds
+    /// that ended.
+    pub async fn drain(mut self, time: Duration) -> usize {
+        self.service.refuse_new();
+        let none = async {
+            self.service.no_claim_left().await;
+            let _ = self.open.wait_for(|open| *open == 0).await;
+        };
+        let _ = tokio::time::timeout(time, none).await;
+        self.service.end_claims().await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.killed.cancel();
+    }
+}
+
+/// The settings of connections.
+fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_buf_size(READ_AHEAD)
+        .max_headers(MOST_HEADERS);
+    http.http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(READ_AHEAD as u32)
+        .keep_alive_interval(limits.header_timeout / 2);
+    http
+}
+
+/// What accepts connections.
+struct Listening {
+    router: Router,
+    http: auto::Builder<TokioExecutor>,
+    permits: Arc<Semaphore>,
+    draining: CancellationToken,
+    killed: CancellationToken,
+    open: watch::Sender<usize>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Listening {
+    async fn run(mut self, listener: TcpListener) {
+        loop {
+            // Those beyond the limit wait here, and then in the operating system.
+            let (stream, peer, permit) = match listener.accept().await {
+                Ok((stream, peer)) => (
+                    stream,
+                    peer,
+                    Arc::clone(&self.permits).acquire_owned().await,
+                ),
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    tokio::time::sleep(AFTER_ERROR).await;
+                    continue;
+                }
+            };
+            let Ok(permit) = permit else { return };
+            if self.draining.is_cancelled() {
+                self.http.http1().keep_alive(false);
+            }
+            self.serve(stream, peer, permit);
+        }
+    }
+
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
+        // A hand-off is one small answer; waiting for more to send would delay it.
+        let _ = stream.set_nodelay(true);
+        let connection = Connection {
+            router: self.router.clone(),
+            http: self.http.clone(),
+            local: stream.local_addr().ok(),
+            peer,
+            // One that comes while draining has one request left.
+            drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
+        };
+        let (tls, killed) = (self.tls.clone(), self.killed.clone());
+        let open = Open::new(&self.open, permit);
+        tokio::spawn(async move {
+            let _open = open;
+            let served = async {
+                match tls {
+                    None => connection.serve(stream, None).await,
+                    Some(tls) => match tls.accept(stream).await {
+                        Ok((stream, name)) => connection.serve(stream, name).await,
+                        Err(error) => tracing::debug!(%error, "a handshake failed"),
+                    },
+                }
+            };
+            tokio::select! {
+                () = killed.cancelled() => {}
+                () = served => {}
+            }
+        });
+    }
+}
+
+/// One connection.
+struct Connection {
+    router: Router,
+    http: auto::Builder<TokioExecutor>,
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    /// When this is cancelled, the connection ends after its answers.
+    drains: Option<CancellationToken>,
+}
+
+impl Connection {
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        name: Option<Arc<str>>,
+    ) {
+        let (router, local, peer) = (self.router, self.local, self.peer);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let mut request = request.map(Body::new);
+            let extensions = request.extensions_mut();
+            extensions.insert(Peer(peer));
+            if let Some(local) = local {
+                extensions.insert(Local(local));
+            }
+            if let Some(name) = &name {
+                extensions.insert(CertificateName(Arc::clone(name)));
+            }
+            router.clone().call(request)
+        });
+        let connection = self.http.serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let mut drains = self.drains;
+        loop {
+            let draining = async {
+                match &drains {
+                    Some(draining) => draining.cancelled().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = draining => {
+                    drains = None;
+                    connection.as_mut().graceful_shutdown();
+                    continue;
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended");
+            }
+            return;
+        }
+    }
+}
+
+/// An open connection, counted until it is dropped.
+struct Open {
+    count: watch::Sender<usize>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Open {
+    fn new(count: &watch::Sender<usize>, permit: OwnedSemaphorePermit) -> Self {
+        count.send_modify(|open| *open += 1);
+        Self {
+            count: count.clone(),
+            _permit: permit,
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.count.send_modify(|open| *open -= 1);
+    }
+}

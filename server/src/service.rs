@@ -1,0 +1,107 @@
+//! A replica as its users see it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use fencelock_core::{CancellationToken, Engine, Result};
+
+use crate::audit::Audit;
+use crate::config::{Config, Limits, TlsFiles};
+use crate::principal::{Grant, Principal};
+use crate::replica::Replica;
+use crate::router;
+
+/// How long the last withdrawals may take. What is left then ends with the session.
+const LAST_WITHDRAWALS: Duration = Duration::from_secs(2);
+
+/// One replica, without a socket yet. Cheap to clone: all clones are one replica.
+#[derive(Clone, Debug)]
+pub struct Service(Arc<Replica>);
+
+impl Service {
+    /// Serves the store of this engine. Needs a tokio runtime from its first request on.
+    ///
+    /// # Errors
+    /// [`Error::Config`](fencelock_core::Error::Config) if the store cannot be served,
+    /// [`Error::Internal`](fencelock_core::Error::Internal) if the operating system has no random numbers.
+    pub fn new(engine: Arc<dyn Engine>, config: Config) -> Result<Self> {
+        Ok(Self(Arc::new(Replica::new(engine, config)?)))
+    }
+
+    /// What serves requests, for a listener of one's own. [`Server`] limits connections, too.
+    pub fn router(&self) -> Router {
+        router::router(Arc::clone(&self.0))
+    }
+
+    /// The replica's id: 16 hex digits, drawn at its start, and in every answer's `Fencelock-Replica`.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// How many requests wait for a lock or for a change of one.
+    #[must_use]
+    pub fn polls(&self) -> usize {
+        self.0.polls()
+    }
+
+    /// How many claims are known here: those with a request under way, and waiters that may ask again.
+    #[must_use]
+    pub fn claims(&self) -> usize {
+        self.0.known.len()
+    }
+
+    /// Takes up other principals and rights, and opens the audit log again. Requests that are being served are not touched.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](fencelock_core::Error::Invalid) if they cannot be used; then nothing changes.
+    pub fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
+        self.0.reload(principals, anonymous)
+    }
+
+    /// How many lines the audit log has lost since it could not be written fast enough.
+    #[must_use]
+    pub fn audit_dropped(&self) -> u64 {
+        self.0.audit.as_ref().map_or(0, Audit::dropped)
+    }
+
+    /// From now on, new claims are refused and nobody waits here any more; everything else is served.
+    pub fn refuse_new(&self) {
+        self.0.draining.cancel();
+    }
+
+    /// How many claims hang on this replica; none on a store that is not bound to replicas.
+    #[must_use]
+    pub fn bound_claims(&self) -> usize {
+        self.0.bound.as_ref().map_or(0, |bound| bound.len())
+    }
+
+    pub(crate) async fn no_claim_left(&self) {
+        if let Some(bound) = &self.0.bound {
+            bound.none_left().await;
+        }
+    }
+
+    /// Withdraws what hangs on this replica, and returns how many holds that ended.
+    pub(crate) async fn end_claims(&self) -> usize {
+        let Some(bound) = &self.0.bound else {
+            return 0;
+        };
+        let ended = bound.end_all();
+        let _ = tokio::time::timeout(LAST_WITHDRAWALS, bound.none_left()).await;
+        ended
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.config.limits
+    }
+
+    pub(crate) fn tls(&self) -> Option<&TlsFiles> {
+        self.0.config.tls.as_ref()
+    }
+
+    pub(crate) fn draining(&self) -> CancellationToken {
+        self.0.draining.clone()
+    }
+}

@@ -1,0 +1,333 @@
+//! The simple mode: `POST /v1/claims`. One request takes, waiting included. The replica draws the claim and its key, places
+//! again while the request is open, and confirms what was granted, so that the answer has the whole lease.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
+use fencelock_core::support::Backoff;
+use fencelock_core::{BootInstant, CancellationToken, ClaimId, ClaimIds, Sequencer, Token};
+use fencelock_wire::{ClaimKey, Kind, SimpleGrant, SimpleTake, millis};
+use http::StatusCode;
+use http_body::{Frame, SizeHint};
+
+use crate::asked::{Asked, since_sent};
+use crate::audit::Deed;
+use crate::caller::Caller;
+use crate::incoming::{Json, Received};
+use crate::known::Visit;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+use crate::reply::json;
+
+/// The longest wait of one request.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The shortest and the longest pause after an error of the store.
+const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+pub(crate) async fn take(
+    State(replica): State<Arc<Replica>>,
+    Received(received): Received,
+    caller: Caller,
+    Json(body): Json<SimpleTake>,
+) -> Result<Response, Refusal> {
+    let wait = Duration::from_millis(body.wait_ms);
+    if wait > LONGEST_WAIT {
+        let detail = format!("wait_ms is at most {}", millis(LONGEST_WAIT));
+        return Err(Refusal::invalid(detail));
+    }
+    let no_random = |_| Refusal::new(Kind::Internal, "the system has no random numbers");
+    let key = ClaimKey::draw().map_err(no_random)?;
+    let id = ClaimIds::with(key.claim_ids()).next();
+    let claim = Asked::from(body).claim(id, &replica, &caller)?;
+    let (name, mode, ttl) = (claim.name.clone(), claim.mode, claim.ttl);
+    if replica.draining.is_cancelled() {
+        let detail =
+            "this replica is about to end, and nothing was asked of the store; use another one";
+        return Err(Refusal::new(Kind::Draining, detail).name(&name).close());
+    }
+    let waiting = match wait.is_zero() {
+        true => None,
+        false => Some((caller.count_waiter(&name)?, replica.open_poll(false)?)),
+    };
+    caller.count_take(&name)?;
+    let undo = Undo {
+        replica: Arc::clone(&replica),
+        claim: Some(claim.clone()),
+        ended: CancellationToken::new(),
+    };
+    let taking = Taking {
+        claim: claim.ttl(replica.first_ttl(ttl)).wait(!wait.is_zero()),
+        ttl,
+        received,
+        until: received + wait,
+        gone: undo.ended.clone(),
+        replica: Arc::clone(&replica),
+    };
+    let visit = replica.known.enter(id);
+    // In a task of its own, so that whatever was granted is known when the client is found to be gone.
+    let taken = replica.carry(taking.run(visit)).await?;
+    drop(waiting);
+    let (token, lease_ms_since_sent) = match taken {
+        Ok(taken) => taken,
+        Err(refusal) => {
+            undo.was_undone();
+            return Err(refusal.name(&name));
+        }
+    };
+    caller.note_if_grants(
+        |line| line.name(name.as_str()).claim(id).token(token),
+        Deed::Grant,
+    );
+    let sequencer = Sequencer::new(name.clone(), mode, token, id);
+    let body = SimpleGrant {
+        claim: id,
+        key: key.secret().to_owned(),
+        name,
+        token,
+        sequencer: sequencer.to_string(),
+        lease_ms_since_sent,
+        ttl_ms: millis(ttl),
+        advertise: replica
+            .bound
+            .is_some()
+            .then(|| replica.config.advertise.clone())
+            .flatten(),
+    };
+    let response = json(StatusCode::CREATED, &body);
+    Ok(response.map(|body| {
+        Body::new(Answer {
+            body,
+            undo: Some(undo),
+        })
+    }))
+}
+
+/// One request of the simple mode.
+struct Taking {
+    replica: Arc<Replica>,
+    /// With the lease of a first grant.
+    claim: Claim,
+    ttl: Duration,
+    received: BootInstant,
+    until: BootInstant,
+    /// The client is gone.
+    gone: CancellationToken,
+}
+
+impl Taking {
+    /// Takes and confirms. On any other end nothing of the claim is left, or is being withdrawn.
+    async fn run(self, mut visit: Visit) -> Result<(Token, u64), Refusal> {
+        visit.take_turn().await;
+        let granted = match self.wait(&mut visit).await {
+            Ok(Some(token)) => self.confirm(token, visit).await,
+            Ok(None) => {
+                visit.waits_no_more();
+                return Err(self.held());
+            }
+            Err(refusal) => {
+                drop(visit);
+                Err(refusal)
+            }
+        };
+        // Whoever has gone away has it withdrawn itself.
+        if granted.is_err() && !self.gone.is_cancelled() {
+            self.withdraw().await;
+        }
+        granted
+    }
+
+    /// Waits until the claim holds. None: the store keeps nothing of it, since it was not to wait.
+    async fn wait(&self, visit: &mut Visit) -> Result<Option<Token>, Refusal> {
+        let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
+        let replica = &self.replica;
+        loop {
+            if let Some(bound) = &replica.bound {
+                let placing = bound.placing(&self.claim, replica.clock.now() + replica.window);
+                placing.map_err(|_| self.held())?;
+            }
+            let standing = replica.engine.place(&self.claim).await;
+            replica.hear(&standing);
+            let place = match standing.map_err(|error| Refusal::of(&error))? {
+                Standing::Held(grant) => {
+                    visit.waits_no_more();
+                    return Ok(Some(grant.tokens.first));
+                }
+                Standing::Waiting(place) => place,
+                _ => {
+                    if let Some(bound) = &replica.bound {
+                        bound.is_not_there(self.claim.id);
+                    }
+                    return Ok(None);
+                }
+            };
+            // A place in the queue lasts one window.
+            let again = place.recheck.min(replica.clock.now() + replica.poll());
+            tokio::select! {
+                biased;
+                () = self.gone.cancelled() => return Err(self.held()),
+                () = replica.draining.cancelled() => return Err(self.held()),
+                () = replica.clock.sleep_until(self.until) => return Err(self.held()),
+                woken = replica.engine.wait(&self.claim, &place) => if let Err(error) = woken {
+                    tracing::debug!(name = %self.claim.name, %error, "waiting failed; asking again");
+                    tokio::time::sleep(errors.next_pause()).await;
+                },
+                () = replica.clock.sleep_until(again) => {}
+            }
+        }
+    }
+
+    /// The first renewal, which brings the whole lease.
+    async fn confirm(&self, token: Token, visit: Visit) -> Result<(Token, u64), Refusal> {
+        let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
+        if let Some(bound) = &self.replica.bound {
+            let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
+            let here = bound.holds(self.claim.id).is_some()
+                && bound.renewing(self.claim.id, until).is_ok();
+            if !here {
+                let detail = "the grant ended before it could be confirmed; ask again";
+                return Err(Refusal::new(Kind::Unavailable, detail));
+            }
+        }
+        match self.replica.renewer.renew(held, visit).await {
+            Renewal::Kept {
+                counted_from,
+                lease,
+                ..
+            } => Ok((token, since_sent(counted_from, lease, self.received))),
+            Renewal::Unknown(error) => {
+                let refusal = Refusal::of(&error);
+                self.replica.hear(&Err::<(), _>(error));
+                Err(refusal)
+            }
+            _ => {
+                let detail = "the grant ended before it could be confirmed; ask again";
+                Err(Refusal::new(Kind::Unavailable, detail))
+            }
+        }
+    }
+
+    fn held(&self) -> Refusal {
+        let name = &self.claim.name;
+        let waited = self.until > self.received;
+        let detail = match waited {
+            _ if self.replica.draining.is_cancelled() => {
+                let detail =
+                    "this replica is about to end; nothing of the claim is left; use another one";
+                return Refusal::new(Kind::Draining, detail).close();
+            }
+            true => format!("lock {name} is still held by another after the time to wait"),
+            false => format!("lock {name} is held by another"),
+        };
+        Refusal::new(Kind::Held, detail)
+    }
+
+    /// Withdraws once before the answer, and goes on in the background if that was not final.
+    async fn withdraw(&self) {
+        let claim = self.claim.clone().ttl(self.ttl);
+        let mut visit = self.replica.known.enter(claim.id);
+        visit.take_turn().await;
+        match self.replica.engine.withdraw(&claim, Leave::Release).await {
+            Ok(_) => {
+                visit.waits_no_more();
+                withdrawn(&self.replica, claim.id);
+            }
+            Err(_) => withdraw_in_background(&self.replica, claim),
+        }
+    }
+}
+
+fn withdrawn(replica: &Replica, id: ClaimId) {
+    if let Some(bound) = &replica.bound {
+        bound.ended(id);
+    }
+}
+
+/// Withdraws a claim of which nobody else knows the id, until that is final or its lease is over.
+fn withdraw_in_background(replica: &Arc<Replica>, claim: Claim) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        return;
+    };
+    let replica = Arc::clone(replica);
+    runtime.spawn(async move {
+        let ends = replica.clock.now() + claim.ttl + claim.lock_delay;
+        let mut pauses = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
+        let mut visit = replica.known.enter(claim.id);
+        visit.take_turn().await;
+        loop {
+            match replica.engine.withdraw(&claim, Leave::Release).await {
+                Ok(_) => {
+                    withdrawn(&replica, claim.id);
+                    break visit.waits_no_more();
+                }
+                Err(error) if !error.is_retryable() || replica.clock.now() >= ends => {
+                    let name = &claim.name;
+                    tracing::warn!(%name, %error, "a claim could not be withdrawn; its lease ends it");
+                    break;
+                }
+                Err(_) => tokio::time::sleep(pauses.next_pause()).await,
+            }
+        }
+    });
+}
+
+/// Gives the lock back if it is dropped before a byte of the answer was written.
+struct Undo {
+    replica: Arc<Replica>,
+    /// None once the answer is on its way, or nothing is left to be undone.
+    claim: Option<Claim>,
+    ended: CancellationToken,
+}
+
+impl Undo {
+    fn was_undone(mut self) {
+        self.claim = None;
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let Some(claim) = self.claim.take() else {
+            return;
+        };
+        // If the request is still being served, its task ends soon, and then it is this one's turn.
+        self.ended.cancel();
+        withdraw_in_background(&self.replica, claim);
+    }
+}
+
+/// The body of the answer: once it is asked for, the answer is being written.
+struct Answer {
+    body: Body,
+    undo: Option<Undo>,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Some(undo) = self.undo.take() {
+            undo.was_undone();
+        }
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

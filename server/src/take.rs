@@ -1,0 +1,238 @@
+//! `PUT /v1/claims/{id}`: take, stand in the queue, or poll.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use fencelock_core::engine::{Claim, Grant, Standing};
+use fencelock_core::support::Backoff;
+use fencelock_core::{BootInstant, Error, Sequencer};
+use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, WordHeld, WordWaiting, millis};
+use http::header::CONNECTION;
+use http::{HeaderValue, StatusCode};
+
+use crate::asked::{Asked, since_sent};
+use crate::audit::{Deed, Line};
+use crate::caller::Caller;
+use crate::incoming::{Json, Received, Speaks};
+use crate::known::Visit;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+use crate::reply::json;
+
+/// What a grant that the store pushed must have left to be answered as it is: the way back takes time.
+const TO_SPARE: Duration = Duration::from_millis(50);
+
+/// The shortest and the longest pause after an error while waiting.
+const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+
+pub(crate) async fn take(
+    State(replica): State<Arc<Replica>>,
+    Received(received): Received,
+    caller: Caller,
+    Speaks(id): Speaks,
+    Json(body): Json<Take>,
+) -> Result<Response, Refusal> {
+    let wait = Duration::from_millis(body.wait_ms).min(replica.poll());
+    let queue = body.queue;
+    let claim = Asked::from(body).claim(id, &replica, &caller)?;
+    let in_queue = replica.known.has_placed(&id);
+    if replica.draining.is_cancelled() && !in_queue {
+        let detail =
+            "this replica is about to end, and nothing was asked of the store; use another one";
+        return Err(Refusal::new(Kind::Draining, detail)
+            .name(&claim.name)
+            .close());
+    }
+    let waiter = match (in_queue, queue) {
+        (true, _) => None,
+        (false, true) => {
+            let waiter = caller.count_waiter(&claim.name)?;
+            caller.count_take(&claim.name)?;
+            Some(waiter)
+        }
+        (false, false) => {
+            caller.count_take(&claim.name)?;
+            None
+        }
+    };
+    let _poll = match queue {
+        true => Some(replica.open_poll(in_queue)?),
+        false => None,
+    };
+    let ttl = claim.ttl;
+    let asking = Asking {
+        claim: claim.ttl(replica.first_ttl(ttl)).wait(queue),
+        ttl,
+        received,
+        until: received + wait,
+        replica: Arc::clone(&replica),
+    };
+    let name = asking.claim.name.clone();
+    let visit = replica.known.enter(id);
+    visit.placing(waiter);
+    let taken = asking.run(visit, &caller).await;
+    taken.map_err(|refusal| refusal.name(&name))
+}
+
+/// One request to take a lock.
+struct Asking {
+    replica: Arc<Replica>,
+    /// With the lease of a first grant.
+    claim: Claim,
+    /// The whole lease.
+    ttl: Duration,
+    received: BootInstant,
+    until: BootInstant,
+}
+
+/// What ended a wait.
+enum Woken {
+    Granted(Grant),
+    /// The claim should be placed again.
+    Again,
+    /// The request is to be answered.
+    Over,
+}
+
+impl Asking {
+    async fn run(self, mut visit: Visit, caller: &Caller) -> Result<Response, Refusal> {
+        let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
+        visit.take_turn().await;
+        if let Some(bound) = &self.replica.bound {
+            let placing = bound.placing(&self.claim, self.received + self.replica.window);
+            placing.map_err(|_| self.ended())?;
+        }
+        loop {
+            let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
+            visit = back;
+            let place = match standing {
+                Ok(Standing::Held(grant)) => return self.granted(&grant, caller),
+                Ok(Standing::Waiting(place)) => place,
+                Ok(_) => return Err(self.held()),
+                Err(error) => return Err(Refusal::of(&error)),
+            };
+            let replica = &self.replica;
+            let woken = tokio::select! {
+                biased;
+                () = visit.superseded() => Woken::Over,
+                () = replica.draining.cancelled() => Woken::Over,
+                () = replica.clock.sleep_until(self.until) => Woken::Over,
+                woken = replica.engine.wait(&self.claim, &place) => self.judge(woken, &mut errors).await,
+                () = replica.clock.sleep_until(place.recheck) => Woken::Again,
+            };
+            match woken {
+                Woken::Granted(grant) => {
+                    visit.waits_no_more();
+                    return self.granted(&grant, caller);
+                }
+                Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
+                Woken::Again | Woken::Over => return Ok(self.waiting(place.ahead)),
+            }
+        }
+    }
+
+    async fn judge(&self, woken: Result<Option<Grant>, Error>, errors: &mut Backoff) -> Woken {
+        match woken {
+            Ok(Some(grant)) if self.is_believable(&grant) => Woken::Granted(grant),
+            Ok(_) => Woken::Again,
+            Err(error) => {
+                tracing::debug!(name = %self.claim.name, %error, "waiting failed; asking again");
+                tokio::time::sleep(errors.next_pause()).await;
+                Woken::Again
+            }
+        }
+    }
+
+    /// Whether the client could still believe it when it has the answer.
+    fn is_believable(&self, grant: &Grant) -> bool {
+        let drift = grant.lease / 100 + Duration::from_millis(2);
+        let spare = TO_SPARE.min(grant.lease / 4);
+        let until = grant.counted_from + grant.lease.saturating_sub(drift + spare);
+        self.replica.clock.now() < until
+    }
+
+    /// Whether a first grant is as long as the lease that was asked for.
+    fn is_whole(&self) -> bool {
+        self.replica.bound.is_none() || self.replica.window >= self.ttl
+    }
+
+    fn ended(&self) -> Refusal {
+        let id = self.claim.id;
+        let detail = format!("the claim {id} has ended at this replica; take a new id");
+        Refusal::new(Kind::Ended, detail)
+    }
+
+    fn granted(&self, grant: &Grant, caller: &Caller) -> Result<Response, Refusal> {
+        let claim = &self.claim;
+        let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
+        if let Some(bound) = &self.replica.bound {
+            // No longer than this replica keeps it.
+            let until = bound.holds(claim.id).ok_or_else(|| self.ended())?;
+            lease = lease.min(millis(until.since(self.received)));
+        }
+        let token = grant.tokens.first;
+        let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
+        caller.note_if_grants(line, Deed::Grant);
+        let sequencer = Sequencer::new(claim.name.clone(), claim.mode, token, claim.id);
+        let body = Granted {
+            state: WordHeld::Held,
+            claim: claim.id,
+            token,
+            sequencer: sequencer.to_string(),
+            mode: ModeWord::of(claim.mode).0,
+            lease_ms_since_sent: lease,
+            full_ttl: grant.lease >= self.ttl && self.is_whole(),
+            release_requested: false,
+        };
+        Ok(json(StatusCode::OK, &body))
+    }
+
+    fn waiting(&self, ahead: Option<u64>) -> Response {
+        let body = Waiting {
+            state: WordWaiting::Waiting,
+            ahead,
+            poll_within_ms: millis(self.replica.window),
+        };
+        let mut response = json(StatusCode::ACCEPTED, &body);
+        if self.replica.draining.is_cancelled() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+        }
+        response
+    }
+
+    fn held(&self) -> Refusal {
+        let name = self.claim.name.clone();
+        Refusal::new(Kind::Held, format!("lock {name} is held by another"))
+    }
+}
+
+/// Asks the store, to the end. The visit has the turn, and knows afterwards whether the claim may wait.
+async fn place(
+    replica: &Arc<Replica>,
+    claim: Claim,
+    mut visit: Visit,
+) -> Result<(Result<Standing, Error>, Visit), Refusal> {
+    let asked = Arc::clone(replica);
+    let call = async move {
+        let standing = asked.engine.place(&claim).await;
+        asked.hear(&standing);
+        if let Some(bound) = &asked.bound {
+            match &standing {
+                // Its client may be gone; then it ends when it is due.
+                Ok(Standing::Held(_)) => drop(bound.holds(claim.id)),
+                Ok(Standing::Busy) => bound.is_not_there(claim.id),
+                _ => {}
+            }
+        }
+        match &standing {
+            Ok(Standing::Held(_) | Standing::Busy) => visit.waits_no_more(),
+            Err(error) if !error.is_retryable() => visit.waits_no_more(),
+            _ => visit.may_wait(),
+        }
+        (standing, visit)
+    };
+    replica.carry(call).await
+}

@@ -1,0 +1,315 @@
+//! Stores on which a claim belongs to the replica that placed it: etcd, ZooKeeper and Redlock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Engine, Promises};
+use fencelock_core::layers::{Fault, FaultHandle, Layer, Trouble};
+use fencelock_core::{ClaimId, Memory};
+use fencelock_server::Server;
+use fencelock_testbed::{Etcd, Redlock, ZooKeeper};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::client::{Answer, Client, ask, is_free, look, raw, replica, request, until, waiters};
+
+/// Says which replica is meant, as a client of a bound store must.
+async fn send(at: &Server, client: &Client, method: &str, path: &str, body: &Value) -> Answer {
+    let headers = [
+        ("Fencelock-Key", client.key.secret()),
+        ("Fencelock-Replica", at.service().id()),
+    ];
+    raw(
+        at.address(),
+        &request(method, path, &headers, &body.to_string()),
+    )
+    .await
+}
+
+async fn put(at: &Server, client: &Client, id: ClaimId, body: Value) -> Answer {
+    send(at, client, "PUT", &format!("/v1/claims/{id}"), &body).await
+}
+
+async fn renew(at: &Server, client: &Client, id: ClaimId, token: &Value, ttl: u64) -> Answer {
+    let body = json!({"name": "a", "token": token, "ttl_ms": ttl});
+    send(at, client, "POST", &format!("/v1/claims/{id}/renew"), &body).await
+}
+
+async fn release(at: &Server, client: &Client, id: ClaimId) -> Answer {
+    let body = json!({"name": "a"});
+    send(
+        at,
+        client,
+        "POST",
+        &format!("/v1/claims/{id}/release"),
+        &body,
+    )
+    .await
+}
+
+/// Memory that promises no more than a store whose claims belong to one process.
+#[derive(Debug)]
+struct Bound {
+    below: Arc<dyn Engine>,
+    promises: Promises,
+}
+
+impl Layer for Bound {
+    fn below(&self) -> &dyn Engine {
+        &*self.below
+    }
+
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.below.fmt(f)
+    }
+}
+
+async fn memory() -> (Server, FaultHandle) {
+    let (fault, handle) = Fault::new(Arc::new(Memory::new()));
+    let promises = fault.below().promises().clone().portable(false);
+    let below = Arc::new(fault);
+    (replica(Arc::new(Bound { below, promises })).await, handle)
+}
+
+#[tokio::test]
+async fn a_request_must_name_this_replica() {
+    let ((at, _), (other, _)) = (memory().await, memory().await);
+    let client = Client::new();
+    let id = client.claim();
+    client
+        .put(&at, id, json!({"name": "a"}))
+        .await
+        .is_problem(428, "name-the-replica");
+    let path = format!("/v1/claims/{id}");
+    let headers = [
+        ("Fencelock-Key", client.key.secret()),
+        ("Fencelock-Replica", other.service().id()),
+    ];
+    for (method, path) in [
+        ("PUT", path.clone()),
+        ("POST", format!("{path}/renew")),
+        ("POST", format!("{path}/release")),
+        ("POST", "/v1/renewals".to_owned()),
+    ] {
+        let refused = raw(at.address(), &request(method, &path, &headers, "{}")).await;
+        refused.is_problem(421, "other-replica");
+        assert_eq!(refused.get("replica"), at.service().id());
+    }
+    assert_eq!(
+        ask(&at, "GET", "/v1/store", "").await.is(200)["binding"],
+        "replica"
+    );
+    assert_eq!(at.service().bound_claims(), 0);
+}
+
+#[tokio::test]
+async fn what_is_not_renewed_is_withdrawn_and_its_id_is_over() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let begun = Instant::now();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    assert_eq!(taken["full_ttl"], false);
+    let token = &taken["token"];
+    assert_eq!(
+        renew(&at, &client, id, token, 3000).await.is(200)["full_ttl"],
+        true
+    );
+    until(&at, "a", "free", is_free).await;
+    assert!(
+        begun.elapsed() >= Duration::from_millis(2900),
+        "{:?}",
+        begun.elapsed()
+    );
+    while at.service().bound_claims() > 0 {
+        tokio::task::yield_now().await;
+    }
+    renew(&at, &client, id, token, 3000)
+        .await
+        .is_problem(410, "lost");
+    put(&at, &client, id, json!({"name": "a"}))
+        .await
+        .is_problem(410, "ended");
+    assert_eq!(
+        release(&at, &client, id).await.is(200)["released"],
+        "already-expired"
+    );
+}
+
+#[tokio::test]
+async fn a_waiter_that_does_not_ask_again_leaves_the_queue() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let (holds, waits) = (client.claim(), client.claim());
+    let taken = put(&at, &client, holds, json!({"name": "a"})).await.is(200);
+    renew(&at, &client, holds, &taken["token"], 30_000)
+        .await
+        .is(200);
+    let wait = json!({"name": "a", "queue": true});
+    put(&at, &client, waits, wait.clone()).await.is(202);
+    until(&at, "a", "left", |lock| waiters(lock) == 0).await;
+    while at.service().bound_claims() > 1 {
+        tokio::task::yield_now().await;
+    }
+    put(&at, &client, waits, wait)
+        .await
+        .is_problem(410, "ended");
+    assert_eq!(look(&at, "a").await["token"], taken["token"]);
+}
+
+#[tokio::test]
+async fn a_withdrawal_is_repeated_until_the_store_confirms_it() {
+    let ((at, handle), client) = (memory().await, Client::new());
+    let id = client.claim();
+    put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    handle.next([
+        Trouble::LoseRequest,
+        Trouble::LoseRequest,
+        Trouble::LoseRequest,
+    ]);
+    release(&at, &client, id)
+        .await
+        .is_problem(503, "unavailable");
+    // The replica goes on by itself, and takes the claim up no more.
+    put(&at, &client, id, json!({"name": "a"}))
+        .await
+        .is_problem(410, "ended");
+    let begun = Instant::now();
+    until(&at, "a", "free", is_free).await;
+    while at.service().bound_claims() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_withdrawn_beside_a_call_under_way() {
+    let ((at, handle), client) = (memory().await, Client::new());
+    let id = client.claim();
+    handle.next([Trouble::Hold]);
+    let late = put(&at, &client, id, json!({"name": "a"}));
+    let open = async {
+        // Longer than a window: the claim is due while its take is held up at the store.
+        tokio::time::sleep(Duration::from_millis(2300)).await;
+        assert_eq!(at.service().bound_claims(), 1);
+        handle.open(1);
+    };
+    let (answer, ()) = tokio::join!(late, open);
+    // Whatever it says, it can be believed for no time, and the key is withdrawn after the take.
+    if answer.status == 200 {
+        assert_eq!(answer.number("lease_ms_since_sent"), 2000);
+    } else {
+        answer.is_problem(410, "ended");
+    }
+    until(&at, "a", "free", is_free).await;
+}
+
+#[tokio::test]
+async fn draining_asks_holders_to_go_and_ends_what_is_left() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let taken = put(&at, &client, id, json!({"name": "a"})).await.is(200);
+    at.service().refuse_new();
+    let renewed = renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is(200);
+    assert_eq!(renewed["release_requested"], true);
+    let service = at.service().clone();
+    assert_eq!(at.drain(Duration::from_millis(300)).await, 1);
+    assert_eq!(service.bound_claims(), 0);
+}
+
+/// Two clients of one replica. Their holds hang on the same session, which one of them keeps alive; that of the other,
+/// which is silent, ends all the same.
+async fn a_silent_client_loses_alone(at: &Server, ttl: u64) {
+    let (alive, silent) = (Client::new(), Client::new());
+    let (a, b) = (alive.claim(), silent.claim());
+    let body = |name: &str| json!({"name": name, "ttl_ms": ttl});
+    let taken = put(at, &alive, a, body("a")).await.is(200);
+    renew(at, &alive, a, &taken["token"], ttl).await.is(200);
+    let lost = put(at, &silent, b, body("b")).await.is(200);
+    let path = format!("/v1/claims/{b}/renew");
+    let renewal = json!({"name": "b", "token": lost["token"], "ttl_ms": ttl});
+    let renewed = send(at, &silent, "POST", &path, &renewal).await.is(200);
+    assert!(renewed["lease_ms_since_sent"].as_u64().unwrap() <= ttl);
+    let waiter = Client::new();
+    let next = waiter.claim();
+    let begun = Instant::now();
+    let mut granted = None;
+    while granted.is_none() {
+        assert!(
+            begun.elapsed() < Duration::from_millis(4 * ttl),
+            "nobody ended the silent client's hold"
+        );
+        renew(at, &alive, a, &taken["token"], ttl).await.is(200);
+        let wait = json!({"name": "b", "ttl_ms": ttl, "queue": true, "wait_ms": 500});
+        let answer = put(at, &waiter, next, wait).await;
+        granted = (answer.status == 200).then(|| answer.number("token"));
+    }
+    assert!(
+        begun.elapsed() >= Duration::from_millis(ttl * 9 / 10),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(granted > lost["token"].as_u64());
+    renew(at, &alive, a, &taken["token"], ttl).await.is(200);
+    send(at, &silent, "POST", &path, &renewal)
+        .await
+        .is_problem(410, "lost");
+    assert_eq!(release(at, &alive, a).await.is(200)["released"], "released");
+    assert!(is_free(&look(at, "a").await));
+}
+
+#[tokio::test]
+async fn etcd_a_silent_client_loses_alone() {
+    let etcd = Etcd::start().unwrap();
+    let at = replica(fencelock::open_engine(etcd.url()).await.unwrap()).await;
+    a_silent_client_loses_alone(&at, 6000).await;
+}
+
+#[tokio::test]
+async fn zookeeper_a_silent_client_loses_alone() {
+    let zookeeper = ZooKeeper::start().unwrap();
+    let at = replica(fencelock::open_engine(zookeeper.url()).await.unwrap()).await;
+    a_silent_client_loses_alone(&at, 6000).await;
+}
+
+#[tokio::test]
+async fn redlock_a_silent_client_loses_alone() {
+    let redlock = Redlock::start(3).unwrap();
+    let at = replica(fencelock::open_engine(redlock.url()).await.unwrap()).await;
+    assert_eq!(
+        ask(&at, "GET", "/v1/store", "").await.is(200)["binding"],
+        "replica"
+    );
+    a_silent_client_loses_alone(&at, 3000).await;
+}
+
+#[tokio::test]
+async fn etcd_one_request_takes_and_another_releases() {
+    let etcd = Etcd::start().unwrap();
+    let at = replica(fencelock::open_engine(etcd.url()).await.unwrap()).await;
+    let taken = ask(&at, "POST", "/v1/claims", r#"{"name":"a","ttl_ms":10000}"#)
+        .await
+        .is(201);
+    ask(&at, "POST", "/v1/claims", r#"{"name":"a"}"#)
+        .await
+        .is_problem(409, "held");
+    let path = format!("/v1/claims/{}/release", taken["claim"].as_str().unwrap());
+    let headers = [
+        ("Fencelock-Key", taken["key"].as_str().unwrap()),
+        ("Fencelock-Replica", at.service().id()),
+    ];
+    let released = raw(
+        at.address(),
+        &request("POST", &path, &headers, r#"{"name":"a"}"#),
+    )
+    .await;
+    assert_eq!(released.is(200)["released"], "released");
+    assert_eq!(at.service().bound_claims(), 0);
+}

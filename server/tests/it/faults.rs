@@ -1,0 +1,132 @@
+//! A store that does not answer, and clients that are gone while it does not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::Memory;
+use fencelock_core::layers::{Fault, FaultHandle, Trouble};
+use fencelock_server::Server;
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::client::{Client, ask, is_free, look, replica, until};
+
+async fn faulty() -> (Server, FaultHandle) {
+    let (fault, handle) = Fault::new(Arc::new(Memory::new()));
+    (replica(Arc::new(fault)).await, handle)
+}
+
+#[tokio::test]
+async fn no_answer_is_unavailable_and_says_when_to_ask_again() {
+    let ((at, handle), client) = (faulty().await, Client::new());
+    let id = client.claim();
+    handle.next([Trouble::LoseReply]);
+    let unknown = client.put(&at, id, json!({"name": "a"})).await;
+    unknown.is_problem(503, "unavailable");
+    assert_eq!(unknown.header("retry-after"), Some("1"));
+    // It took effect; asking again finds it.
+    let token = client.take(&at, id, "a").await;
+    handle.next([Trouble::LoseReply]);
+    client
+        .renew(&at, id, "a", token)
+        .await
+        .is_problem(503, "unavailable");
+    client.renew(&at, id, "a", token).await.is(200);
+    handle.next([Trouble::LoseRequest, Trouble::LoseReply]);
+    client
+        .release(&at, id, "a")
+        .await
+        .is_problem(503, "unavailable");
+    assert!(!is_free(&look(&at, "a").await));
+    client
+        .release(&at, id, "a")
+        .await
+        .is_problem(503, "unavailable");
+    assert!(is_free(&look(&at, "a").await));
+    assert_eq!(
+        client.release(&at, id, "a").await.is(200)["released"],
+        "already-expired"
+    );
+}
+
+#[tokio::test]
+async fn renewals_that_have_no_answer_are_unknown() {
+    let ((at, handle), client) = (faulty().await, Client::new());
+    let id = client.claim();
+    let token = client.take(&at, id, "a").await;
+    handle.next([Trouble::LoseRequest]);
+    let body = json!({"claims": [{"claim": id, "name": "a", "token": token}]});
+    let renewed = client.ask(&at, "POST", "/v1/renewals", &body).await.is(200);
+    let claim = &renewed["claims"][0];
+    assert_eq!(
+        (&claim["state"], &claim["claim"]),
+        (&json!("unknown"), &json!(id.to_string()))
+    );
+    assert!(!claim["detail"].as_str().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_call_goes_on_when_its_client_is_gone_and_the_next_one_waits_for_it() {
+    let ((at, handle), client) = (faulty().await, Client::new());
+    let id = client.claim();
+    handle.next([Trouble::Hold]);
+    let mut stream = TcpStream::connect(at.address()).await.unwrap();
+    let path = format!("/v1/claims/{id}");
+    stream
+        .write_all(&client.bytes("PUT", &path, &json!({"name": "a"})))
+        .await
+        .unwrap();
+    while at.service().claims() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(stream);
+    while at.connections() > 0 {
+        tokio::task::yield_now().await;
+    }
+    // The release must come after the take that is held up.
+    let release = client.release(&at, id, "a");
+    let open = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        handle.open(1);
+    };
+    let (released, ()) = tokio::join!(release, open);
+    assert_eq!(released.is(200)["released"], "released");
+    assert!(is_free(&look(&at, "a").await));
+}
+
+#[tokio::test]
+async fn a_take_that_is_late_at_the_store_leaves_one_window_at_most() {
+    let ((at, handle), client) = (faulty().await, Client::new());
+    let id = client.claim();
+    handle.next([Trouble::ArriveAfterError(Duration::from_millis(300))]);
+    let body = json!({"name": "a", "ttl_ms": 3_600_000});
+    client
+        .put(&at, id, body)
+        .await
+        .is_problem(503, "unavailable");
+    client.release(&at, id, "a").await.is(200);
+    until(&at, "a", "taken by the late request", |lock| !is_free(lock)).await;
+    until(&at, "a", "free", is_free).await;
+}
+
+#[tokio::test]
+async fn a_store_that_stays_away_makes_the_replica_unready_but_not_dead() {
+    let ((at, handle), client) = (faulty().await, Client::new());
+    handle.by_chance(|_| Trouble::LoseRequest);
+    let begun = tokio::time::Instant::now();
+    while begun.elapsed() < Duration::from_millis(5200) {
+        client
+            .put(&at, client.claim(), json!({"name": "a"}))
+            .await
+            .is_problem(503, "unavailable");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    ask(&at, "GET", "/readyz", "")
+        .await
+        .is_problem(503, "unavailable");
+    ask(&at, "GET", "/healthz", "").await.is(200);
+    handle.by_chance(|_| Trouble::None);
+    client.take(&at, client.claim(), "a").await;
+    ask(&at, "GET", "/readyz", "").await.is(200);
+}

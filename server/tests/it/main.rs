@@ -1,0 +1,17 @@
+//! The service over real sockets.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod bound;
+mod boundary;
+mod client;
+#[cfg(feature = "tls")]
+mod encrypted;
+mod faults;
+mod inputs;
+mod many;
+mod redis;
+mod rights;
+mod simple;
+mod status;
+mod waiting;

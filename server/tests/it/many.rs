@@ -1,0 +1,100 @@
+//! Renewals of many holds at once, and in batches.
+
+use std::sync::Arc;
+
+use fencelock_core::Memory;
+use fencelock_core::layers::{Fault, Meter, Trouble};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::client::{Client, one, replica};
+
+#[tokio::test]
+async fn many_holds_are_renewed_with_one_call_and_answered_in_order() {
+    let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
+    let (at, client) = (replica(Arc::clone(&meter) as _).await, Client::new());
+    let mut claims = Vec::new();
+    for number in 0..500 {
+        let (id, name) = (client.claim(), format!("lock/{number}"));
+        let token = client.take(&at, id, &name).await;
+        claims.push(json!({"claim": id, "name": name, "token": token}));
+    }
+    claims.reverse();
+    claims[7]["token"] = json!(1_000_000);
+    let renewed = client
+        .ask(&at, "POST", "/v1/renewals", &json!({"claims": claims}))
+        .await;
+    let answers = renewed.is(200)["claims"].as_array().unwrap().clone();
+    assert_eq!(answers.len(), 500);
+    for (at, (claim, answer)) in claims.iter().zip(&answers).enumerate() {
+        assert_eq!(claim["claim"], answer["claim"]);
+        assert_eq!(answer["state"], if at == 7 { "lost" } else { "held" });
+        if at != 7 {
+            assert_eq!(claim["token"], answer["token"]);
+            assert_eq!(answer["full_ttl"], true);
+        }
+    }
+    assert_eq!(meter.counts().renew_calls, 1);
+}
+
+#[tokio::test]
+async fn single_renewals_that_come_while_a_batch_is_out_form_the_next_one() {
+    let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
+    let (fault, handle) = Fault::new(Arc::clone(&meter) as _);
+    let (at, client) = (
+        Arc::new(replica(Arc::new(fault)).await),
+        Arc::new(Client::new()),
+    );
+    let mut holds = Vec::new();
+    for number in 0..50 {
+        let (id, name) = (client.claim(), format!("lock/{number}"));
+        holds.push((id, client.take(&at, id, &name).await, name));
+    }
+    handle.next([Trouble::Hold]);
+    let mut renewals = JoinSet::new();
+    for (id, token, name) in holds {
+        let (at, client) = (Arc::clone(&at), Arc::clone(&client));
+        renewals.spawn(async move { client.renew(&at, id, &name, token).await.is(200) });
+    }
+    while at.service().claims() < 50 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    // All are here; all but the first wait for their turn to be sent.
+    handle.open(1);
+    assert_eq!(renewals.join_all().await.len(), 50);
+    assert!(meter.counts().renew_calls < 10, "{:?}", meter.counts());
+    assert_eq!(meter.counts().renewed, 50);
+}
+
+#[tokio::test]
+async fn what_cannot_be_renewed_together_is_refused() {
+    let (at, client) = (one().await, Client::new());
+    let other = Client::new();
+    let one = |client: &Client| json!({"claim": client.claim(), "name": "a", "token": 1});
+    let mine = one(&client);
+    let many: Vec<Value> = (0..501).map(|_| one(&client)).collect();
+    for (claims, status, kind) in [
+        (json!([mine, mine]), 400, "invalid"),
+        (json!(many), 400, "invalid"),
+        (json!([mine, one(&other)]), 403, "wrong-key"),
+        (
+            json!([{"claim": "x", "name": "a", "token": 1}]),
+            400,
+            "invalid",
+        ),
+        (
+            json!([{"claim": client.claim(), "name": "a"}]),
+            400,
+            "invalid",
+        ),
+    ] {
+        let refused = client
+            .ask(&at, "POST", "/v1/renewals", &json!({"claims": claims}))
+            .await;
+        refused.is_problem(status, kind);
+    }
+    let none = client
+        .ask(&at, "POST", "/v1/renewals", &json!({"claims": []}))
+        .await;
+    assert_eq!(none.is(200), json!({"claims": []}));
+}

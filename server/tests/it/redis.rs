@@ -1,0 +1,139 @@
+//! The same over a real server.
+
+use std::time::Duration;
+
+use fencelock_server::Server;
+use fencelock_testbed::{Flow, Proxy, Redis};
+use serde_json::json;
+
+use crate::client::{Client, ask, is_free, look, replica, until, waiters};
+
+async fn on(url: &str) -> Server {
+    replica(fencelock::open_engine(url).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn a_claim_goes_on_at_any_replica() {
+    let redis = Redis::start().unwrap();
+    let (one, other) = (on(&redis.url()).await, on(&redis.url()).await);
+    let client = Client::new();
+    let (holds, waits) = (client.claim(), client.claim());
+    let token = client.take(&one, holds, "a").await;
+    client.renew(&other, holds, "a", token).await.is(200);
+    client.poll(&one, waits, "a", 0).await.is(202);
+    client.poll(&one, client.claim(), "a", 0).await.is(202);
+    assert_eq!(client.poll(&other, waits, "a", 0).await.is(202)["ahead"], 0);
+    let wait = async {
+        loop {
+            let polled = client.poll(&other, waits, "a", 60_000).await;
+            if polled.status != 202 {
+                return polled;
+            }
+        }
+    };
+    let release = async { client.release(&one, holds, "a").await.is(200) };
+    let (held, released) = tokio::join!(wait, release);
+    assert_eq!(released["released"], "released");
+    let next = held.is(200)["token"].as_u64().unwrap();
+    assert!(next > token);
+    client.renew(&one, waits, "a", next).await.is(200);
+    client
+        .renew(&other, holds, "a", token)
+        .await
+        .is_problem(410, "lost");
+    assert_eq!(
+        client.release(&one, waits, "a").await.is(200)["released"],
+        "released"
+    );
+}
+
+#[tokio::test]
+async fn a_grant_reaches_the_replica_to_which_the_waiter_moved() {
+    let redis = Redis::start().unwrap();
+    let (dies, lives) = (on(&redis.url()).await, on(&redis.url()).await);
+    let client = Client::new();
+    let (holds, waits) = (client.claim(), client.claim());
+    let token = client.take(&lives, holds, "a").await;
+    client.renew(&lives, holds, "a", token).await.is(200);
+    client.poll(&dies, waits, "a", 0).await.is(202);
+    drop(dies);
+    let begun = tokio::time::Instant::now();
+    let wait = client.poll(&lives, waits, "a", 60_000);
+    let release = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        client.release(&lives, holds, "a").await.is(200);
+    };
+    let (held, ()) = tokio::join!(wait, release);
+    held.is(200);
+    assert!(
+        begun.elapsed() < Duration::from_millis(900),
+        "that was the end of the poll"
+    );
+}
+
+#[tokio::test]
+async fn one_request_takes_and_a_client_that_is_gone_holds_nothing() {
+    let redis = Redis::start().unwrap();
+    let at = on(&redis.url()).await;
+    let client = Client::new();
+    let taken = ask(&at, "POST", "/v1/claims", r#"{"name":"a","ttl_ms":60000}"#).await;
+    assert!(taken.is(201)["lease_ms_since_sent"].as_u64().unwrap() > 58_000);
+    let body = r#"{"name":"a","wait_ms":60000}"#;
+    let gone = tokio::time::timeout(
+        Duration::from_millis(300),
+        ask(&at, "POST", "/v1/claims", body),
+    );
+    assert!(gone.await.is_err());
+    until(&at, "a", "left", |lock| waiters(lock) == 0).await;
+    let token = taken.number("token");
+    let body = json!({"name": "a", "token": token, "how": "release"}).to_string();
+    assert_eq!(
+        ask(&at, "POST", "/v1/evict", &body).await.is(200)["done"],
+        true
+    );
+    assert!(is_free(&look(&at, "a").await));
+    assert!(client.take(&at, client.claim(), "a").await > token);
+}
+
+#[tokio::test]
+async fn a_store_that_is_cut_off_is_unavailable_and_comes_back() {
+    let redis = Redis::start().unwrap();
+    let proxy = Proxy::start(redis.port()).unwrap();
+    let url = format!("{}?response-timeout=300ms", redis.url_at(proxy.port()));
+    let at = on(&url).await;
+    let client = Client::new();
+    let id = client.claim();
+    let token = client.take(&at, id, "a").await;
+    client.renew(&at, id, "a", token).await.is(200);
+    proxy.requests(Flow::Lose);
+    client
+        .renew(&at, id, "a", token)
+        .await
+        .is_problem(503, "unavailable");
+    let refused = client.put(&at, client.claim(), json!({"name": "b"})).await;
+    refused.is_problem(503, "unavailable");
+    proxy.requests(Flow::Pass);
+    proxy.reset();
+    let renewed = async {
+        while client.renew(&at, id, "a", token).await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), renewed)
+        .await
+        .expect("it stays away");
+}
+
+#[tokio::test]
+async fn what_is_no_lock_is_left_alone() {
+    let redis = Redis::start().unwrap();
+    let at = on(&redis.url()).await;
+    assert!(is_free(&look(&at, "a").await));
+    let store = ask(&at, "GET", "/v1/store", "").await.is(200);
+    assert_eq!(
+        (&store["engine"], &store["binding"]),
+        (&json!("redis"), &json!("store"))
+    );
+    let findings = ask(&at, "GET", "/v1/store/findings", "").await.is(200);
+    assert!(findings["findings"].is_array());
+}

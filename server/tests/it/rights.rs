@@ -1,0 +1,485 @@
+//! Principals: tokens, rights, quotas, and what the audit log says of them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::Memory;
+use fencelock_server::{AuditLog, BearerToken, Config, Grant, Principal, Right, Server, TokenHash};
+use fencelock_testbed::Dir;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::client::{Answer, Client, raw, replica_with, request};
+
+/// A principal with a token, and the header that it sends.
+struct User {
+    principal: Principal,
+    header: String,
+}
+
+fn user(name: &str, rights: &[(&str, &[Right])]) -> User {
+    let token = BearerToken::draw().unwrap();
+    let mut principal = Principal::new(name);
+    principal.tokens = vec![TokenHash {
+        id: token.id().to_owned(),
+        sha256: token.sha256(),
+        not_after: None,
+    }];
+    let grant = |(prefix, rights): &(&str, &[Right])| Grant {
+        prefix: (*prefix).to_owned(),
+        rights: rights.to_vec(),
+    };
+    principal.rights = rights.iter().map(grant).collect();
+    let header = format!("Bearer {}", token.secret());
+    User { principal, header }
+}
+
+async fn serve(users: &[&User], change: impl FnOnce(&mut Config)) -> Server {
+    let mut config = Config::default();
+    config.principals = users.iter().map(|user| user.principal.clone()).collect();
+    config.anonymous = Vec::new();
+    change(&mut config);
+    replica_with(Arc::new(Memory::new()), config).await
+}
+
+impl User {
+    async fn ask(&self, at: &Server, method: &str, path: &str, body: &Value) -> Answer {
+        let headers = [("Authorization", self.header.as_str())];
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        raw(at.address(), &request(method, path, &headers, &body)).await
+    }
+
+    async fn put(&self, at: &Server, client: &Client, body: &Value) -> Answer {
+        let path = format!("/v1/claims/{}", client.claim());
+        self.put_at(at, client, &path, body).await
+    }
+
+    async fn put_at(&self, at: &Server, client: &Client, path: &str, body: &Value) -> Answer {
+        let headers = [
+            ("Authorization", self.header.as_str()),
+            ("Fencelock-Key", client.key.secret()),
+        ];
+        raw(
+            at.address(),
+            &request("PUT", path, &headers, &body.to_string()),
+        )
+        .await
+    }
+}
+
+#[tokio::test]
+async fn rights_are_by_prefix() {
+    let billing = user("billing", &[("billing/", &[Right::Take, Right::Look])]);
+    let watch = user("watch", &[("", &[Right::Look]), ("secret/", &[])]);
+    let boss = user("boss", &[("", Right::ALL)]);
+    let (at, client) = (
+        serve(&[&billing, &watch, &boss], |_| {}).await,
+        Client::new(),
+    );
+    let take = |name: &str| json!({"name": name, "owner": "w1"});
+    let taken = billing.put(&at, &client, &take("billing/a")).await;
+    let token = taken.is(200)["token"].as_u64().unwrap();
+    billing
+        .put(&at, &client, &take("billing"))
+        .await
+        .is_problem(403, "forbidden");
+    watch
+        .put(&at, &client, &take("billing/b"))
+        .await
+        .is_problem(403, "forbidden");
+    watch
+        .ask(&at, "POST", "/v1/claims", &take("billing/b"))
+        .await
+        .is_problem(403, "forbidden");
+    boss.ask(&at, "POST", "/v1/claims", &take("secret/a"))
+        .await
+        .is(201);
+
+    let lock = watch
+        .ask(&at, "GET", "/v1/lock?name=billing/a", &Value::Null)
+        .await
+        .is(200);
+    assert_eq!(lock["holders"][0]["owner"], "billing/w1");
+    watch
+        .ask(&at, "GET", "/v1/lock?name=secret/a", &Value::Null)
+        .await
+        .is_problem(403, "forbidden");
+    let names = |answer: Answer| {
+        let locks = answer.is(200)["locks"].as_array().unwrap().clone();
+        let mut names: Vec<String> = locks
+            .iter()
+            .map(|lock| lock["name"].as_str().unwrap().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(
+        names(watch.ask(&at, "GET", "/v1/locks", &Value::Null).await),
+        ["billing/a"]
+    );
+    assert_eq!(
+        names(boss.ask(&at, "GET", "/v1/locks", &Value::Null).await),
+        ["billing/a", "secret/a"]
+    );
+    watch
+        .ask(&at, "GET", "/v1/store/findings", &Value::Null)
+        .await
+        .is(200);
+    billing
+        .ask(&at, "GET", "/v1/store/findings", &Value::Null)
+        .await
+        .is_problem(403, "forbidden");
+    billing
+        .ask(&at, "GET", "/v1/store", &Value::Null)
+        .await
+        .is(200);
+
+    let evict = json!({"name": "billing/a", "token": token, "how": "release"});
+    billing
+        .ask(&at, "POST", "/v1/evict", &evict)
+        .await
+        .is_problem(403, "forbidden");
+    assert_eq!(
+        boss.ask(&at, "POST", "/v1/evict", &evict).await.is(200)["done"],
+        true
+    );
+    let attest = json!({"name": "secret/a", "owner": "boss/w1"});
+    watch
+        .ask(&at, "POST", "/v1/attest", &attest)
+        .await
+        .is_problem(403, "forbidden");
+    assert!(!boss.ask(&at, "POST", "/v1/attest", &attest).await.is(200)["holder"].is_null());
+}
+
+#[tokio::test]
+async fn a_renewal_and_a_release_need_the_right_too() {
+    let (one, other) = (
+        user("one", &[("", Right::ALL)]),
+        user("other", &[("b/", Right::ALL)]),
+    );
+    let (at, client) = (serve(&[&one, &other], |_| {}).await, Client::new());
+    let id = client.claim();
+    let path = format!("/v1/claims/{id}");
+    let taken = one.put_at(&at, &client, &path, &json!({"name": "a"})).await;
+    let body = json!({"name": "a", "token": taken.is(200)["token"]});
+    let headers = [
+        ("Authorization", other.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    for (path, body) in [
+        (format!("{path}/renew"), body),
+        (format!("{path}/release"), json!({"name": "a"})),
+        (
+            "/v1/renewals".to_owned(),
+            json!({"claims": [{"claim": id, "name": "a", "token": 1}]}),
+        ),
+    ] {
+        let refused = raw(
+            at.address(),
+            &request("POST", &path, &headers, &body.to_string()),
+        )
+        .await;
+        refused.is_problem(403, "forbidden");
+    }
+}
+
+#[tokio::test]
+async fn bad_credentials_are_no_credentials() {
+    let good = user("good", &[("", Right::ALL)]);
+    let mut old = user("old", &[("", Right::ALL)]);
+    old.principal.tokens[0].not_after = Some(1);
+    let at = serve(&[&good, &old], |config| {
+        config.anonymous = vec![Grant::on_all(&[Right::Look])];
+    })
+    .await;
+    let other = BearerToken::draw().unwrap().secret();
+    let id = &good.header[11..19];
+    let stolen = format!("Bearer flk_{id}_{}", "A".repeat(43));
+    for header in [
+        old.header.as_str(),
+        &format!("Bearer {other}"),
+        &stolen,
+        "Bearer x",
+        "Basic eDp5",
+        "",
+    ] {
+        let headers = [("Authorization", header)];
+        let refused = raw(at.address(), &request("GET", "/v1/store", &headers, "")).await;
+        refused.is_problem(401, "unauthorized");
+        assert!(
+            refused
+                .header("www-authenticate")
+                .unwrap()
+                .starts_with("Bearer")
+        );
+        assert!(!refused.text.contains("flk_"));
+    }
+    let twice = [
+        ("Authorization", good.header.as_str()),
+        ("Authorization", good.header.as_str()),
+    ];
+    raw(at.address(), &request("GET", "/v1/store", &twice, ""))
+        .await
+        .is_problem(400, "invalid");
+    // Nobody in particular may look, and is asked for credentials to take.
+    let headers: [(&str, &str); 0] = [];
+    raw(
+        at.address(),
+        &request("GET", "/v1/lock?name=a", &headers, ""),
+    )
+    .await
+    .is(200);
+    let take = request("POST", "/v1/claims", &headers, r#"{"name":"a"}"#);
+    raw(at.address(), &take)
+        .await
+        .is_problem(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn who_may_do_nothing_is_told_nothing() {
+    let at = serve(&[], |_| {}).await;
+    let headers: [(&str, &str); 0] = [];
+    for path in [
+        "/v1/store",
+        "/v1/store/findings",
+        "/v1/locks",
+        "/v1/lock?name=a",
+    ] {
+        raw(at.address(), &request("GET", path, &headers, ""))
+            .await
+            .is_problem(401, "unauthorized");
+    }
+    raw(at.address(), &request("GET", "/healthz", &headers, ""))
+        .await
+        .is(200);
+}
+
+#[tokio::test]
+async fn rights_are_reloaded_and_a_bad_file_changes_nothing() {
+    let (one, two) = (
+        user("one", &[("", Right::ALL)]),
+        user("two", &[("", Right::ALL)]),
+    );
+    let at = serve(&[&one], |_| {}).await;
+    let ask = async |user: &User| user.ask(&at, "GET", "/v1/store", &Value::Null).await.status;
+    assert_eq!((ask(&one).await, ask(&two).await), (200, 401));
+    let bad = Principal::new("a/b");
+    assert!(at.service().reload(&[bad], &[]).is_err());
+    assert_eq!((ask(&one).await, ask(&two).await), (200, 401));
+    at.service()
+        .reload(std::slice::from_ref(&two.principal), &[])
+        .unwrap();
+    assert_eq!((ask(&one).await, ask(&two).await), (401, 200));
+}
+
+#[tokio::test]
+async fn takes_are_limited_and_renewals_and_releases_never() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.takes_per_s = Some(2);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    let id = client.claim();
+    let path = format!("/v1/claims/{id}");
+    let begun = Instant::now();
+    let taken = busy
+        .put_at(&at, &client, &path, &json!({"name": "a"}))
+        .await;
+    let token = taken.is(200)["token"].clone();
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
+        .await
+        .is(201);
+    let refused = busy
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
+        .await;
+    refused.is_problem(429, "quota");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    busy.put(&at, &client, &json!({"name": "c"}))
+        .await
+        .is_problem(429, "quota");
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    for _ in 0..10 {
+        let body = json!({"name": "a", "token": token}).to_string();
+        raw(
+            at.address(),
+            &request("POST", &format!("{path}/renew"), &headers, &body),
+        )
+        .await
+        .is(200);
+        let body = json!({"claims": [{"claim": id, "name": "a", "token": token}]}).to_string();
+        raw(
+            at.address(),
+            &request("POST", "/v1/renewals", &headers, &body),
+        )
+        .await
+        .is(200);
+    }
+    let body = json!({"name": "a"}).to_string();
+    raw(
+        at.address(),
+        &request("POST", &format!("{path}/release"), &headers, &body),
+    )
+    .await
+    .is(200);
+    // The bucket fills with time.
+    while busy
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "c"}))
+        .await
+        .status
+        != 201
+    {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(490));
+}
+
+#[tokio::test]
+async fn a_claim_in_the_queue_is_never_refused_for_quota() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.waiting = Some(1);
+    busy.principal.takes_per_s = Some(4);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await
+        .is(201);
+    let wait = json!({"name": "a", "queue": true});
+    let path = format!("/v1/claims/{}", client.claim());
+    for _ in 0..10 {
+        busy.put_at(&at, &client, &path, &wait).await.is(202);
+    }
+    busy.put(&at, &client, &wait).await.is_problem(429, "quota");
+    let simple = busy
+        .ask(
+            &at,
+            "POST",
+            "/v1/claims",
+            &json!({"name": "a", "wait_ms": 10}),
+        )
+        .await;
+    simple.is_problem(429, "quota");
+    // Who does not wait is not counted, and whoever leaves makes room.
+    busy.ask(&at, "POST", "/v1/claims", &json!({"name": "b"}))
+        .await
+        .is(201);
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let leave = request(
+        "POST",
+        &format!("{path}/release"),
+        &headers,
+        r#"{"name":"a"}"#,
+    );
+    raw(at.address(), &leave).await.is(200);
+    busy.put(&at, &client, &wait).await.is(202);
+}
+
+async fn lines(file: &Path, count: usize) -> Vec<Value> {
+    let read = async {
+        loop {
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            if text.lines().count() >= count && text.ends_with('\n') {
+                return text
+                    .lines()
+                    .map(|line| serde_json::from_str(line).unwrap())
+                    .collect();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), read)
+        .await
+        .expect("lines are missing")
+}
+
+#[tokio::test]
+async fn the_audit_log_names_who_did_what_and_no_secret() {
+    let dir = Dir::new("audit").unwrap();
+    let file = dir.path().join("audit.jsonl");
+    let (boss, other) = (user("boss", &[("", Right::ALL)]), user("other", &[]));
+    let at = serve(&[&boss, &other], |config| {
+        let mut log = AuditLog::new(&file);
+        log.grants = true;
+        config.audit = Some(log);
+    })
+    .await;
+    let taken = boss
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await
+        .is(201);
+    other
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await
+        .is_problem(403, "forbidden");
+    let evict = json!({"name": "a", "token": taken["token"], "how": "release"});
+    boss.ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+    let lines = lines(&file, 4).await;
+    let all: Vec<(&str, &str)> = lines
+        .iter()
+        .map(|line| {
+            (
+                line["do"].as_str().unwrap(),
+                line["principal"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        all,
+        [
+            ("grant", "boss"),
+            ("refused", "other"),
+            ("evict", "boss"),
+            ("evict", "boss")
+        ]
+    );
+    assert_eq!(
+        (&lines[0]["claim"], &lines[0]["token"]),
+        (&taken["claim"], &taken["token"])
+    );
+    assert_eq!(
+        (&lines[2]["outcome"], &lines[3]["outcome"]),
+        (&Value::Null, &json!("done"))
+    );
+    let address: std::net::SocketAddr = lines[0]["peer"].as_str().unwrap().parse().unwrap();
+    assert!(address.ip().is_loopback());
+    assert_eq!(lines[0]["replica"], at.service().id());
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(!text.contains(taken["key"].as_str().unwrap()) && !text.contains("flk_"));
+
+    // A file that was moved away is made anew.
+    std::fs::rename(&file, dir.path().join("old")).unwrap();
+    at.service()
+        .reload(std::slice::from_ref(&boss.principal), &[])
+        .unwrap();
+    assert_eq!(crate::rights::lines(&file, 1).await[0]["do"], "reload");
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_if_that_cannot_be_written() {
+    let boss = user("boss", &[("", Right::ALL)]);
+    let at = serve(&[&boss], |config| {
+        config.audit = Some(AuditLog::new("/dev/full"))
+    })
+    .await;
+    let taken = boss
+        .ask(&at, "POST", "/v1/claims", &json!({"name": "a"}))
+        .await
+        .is(201);
+    let evict = json!({"name": "a", "token": taken["token"], "how": "release"});
+    boss.ask(&at, "POST", "/v1/evict", &evict)
+        .await
+        .is_problem(503, "unavailable");
+    let lock = boss
+        .ask(&at, "GET", "/v1/lock?name=a", &Value::Null)
+        .await
+        .is(200);
+    assert_eq!(lock["token"], taken["token"]);
+}
