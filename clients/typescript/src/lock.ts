@@ -104,8 +104,10 @@ export class Lock {
     }
   }
 
-  /** For `await using`: releases. What cannot be confirmed goes on in the background. */
+  /** For `await using`: releases. What cannot be confirmed goes on in the background; after a loss nothing is waited for. */
   async [Symbol.asyncDispose](): Promise<void> {
+    if (this.state === "held" && !this.isValid()) this.lose(TOO_LATE);
+    if (this.state === "lost") return;
     await this.release().catch((error) => {
       if (!(error instanceof FencelockError)) throw error;
     });

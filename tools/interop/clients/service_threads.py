@@ -47,12 +47,12 @@ class Program:
         say(str(self.held.is_valid()).lower())
 
     def block(self, ms):
-        # The thread that renews; this one only waits for it.
-        blocked = threading.Event()
-        self.client._loop.call_soon_threadsafe(lambda: (time.sleep(int(ms) / 1000), blocked.set()))
+        # The thread that renews and tells of losses; this one only waits.
+        said = threading.Event()
+        self.client._loop.call_soon_threadsafe(said.wait)
         time.sleep(int(ms) / 1000)
         self.valid()
-        blocked.wait()
+        said.set()
 
     def loop(self, seconds, ttl):
         end = time.monotonic() + float(seconds)

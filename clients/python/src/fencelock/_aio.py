@@ -103,7 +103,12 @@ class AsyncLock:
         return left.result()
 
     async def _leave(self) -> None:
-        """Releases; what cannot be confirmed goes on in the background."""
+        """Releases; what cannot be confirmed goes on in the background. After a loss nothing is waited for: who has lost the
+        lock must know it at once."""
+        if not self._released and not self.is_valid():
+            self._lose(TOO_LATE)
+        if self._loss:
+            return
         try:
             await self.release()
         except FencelockError:

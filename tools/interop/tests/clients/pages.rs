@@ -51,7 +51,10 @@ fn the_commands_of_the_page_on_http_run() {
         .args(["-euo", "pipefail", "-c", &script])
         .current_dir(dir.path())
         .env_remove("FENCELOCK_OWNER")
-        .env("FENCELOCK_STORE", format!("sqlite:{}", dir.join("locks.db")))
+        .env(
+            "FENCELOCK_STORE",
+            format!("sqlite:{}", dir.join("locks.db")),
+        )
         .env("PATH", format!("{bin}:{path}"));
     assert_runs(command, &script);
 }
@@ -106,7 +109,11 @@ fn the_types_of_the_typescript_client_are_found() {
     command.args("--noEmit --strict --target es2022 --lib es2022,dom --module nodenext module.mts common.cts".split(' '));
     command.current_dir(dir.path());
     let out = command.output().expect("tsc");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stdout)
+    );
 }
 
 #[test]
@@ -114,7 +121,10 @@ fn the_examples_of_the_python_client_run() {
     let service = Service::start();
     let examples = blocks(PYTHON, "python", service.replicas[0].port());
     assert_eq!(examples.len(), 2);
-    for (example, says) in examples.iter().zip(["write under token ", "done under token "]) {
+    for (example, says) in examples
+        .iter()
+        .zip(["write under token ", "done under token "])
+    {
         let mut command = python();
         command.args(["-X", "dev", "-c", example]);
         let out = assert_runs(command, example);

@@ -46,7 +46,10 @@ impl Hold {
     pub(crate) fn parse(line: &str) -> Self {
         let numbers: Vec<u64> = line
             .split(' ')
-            .map(|word| word.parse().unwrap_or_else(|_| panic!("no number in {line:?}")))
+            .map(|word| {
+                word.parse()
+                    .unwrap_or_else(|_| panic!("no number in {line:?}"))
+            })
             .collect();
         let &[entered, left, token] = &numbers[..] else {
             panic!("not three numbers: {line:?}");
@@ -63,7 +66,10 @@ impl Hold {
 pub(crate) fn installed() -> PathBuf {
     // target/<profile>/interop-client
     let binary = Path::new(env!("CARGO_BIN_EXE_interop-client"));
-    let target = binary.ancestors().nth(2).expect("it lies in the target directory");
+    let target = binary
+        .ancestors()
+        .nth(2)
+        .expect("it lies in the target directory");
     let installed = target.join("interop/service");
     assert!(
         installed.is_dir(),
@@ -142,7 +148,9 @@ impl Program {
     /// The token of a lock that was asked for before.
     pub(crate) async fn granted(&mut self) -> u64 {
         let line = self.line("a grant").await;
-        let token = line.strip_prefix("held ").and_then(|token| token.parse().ok());
+        let token = line
+            .strip_prefix("held ")
+            .and_then(|token| token.parse().ok());
         token.unwrap_or_else(|| panic!("{:?} says {line:?} instead of a grant", self.language))
     }
 
@@ -174,7 +182,10 @@ impl Program {
     pub(crate) async fn line(&mut self, what: &str) -> String {
         match tokio::time::timeout(PATIENCE, self.worker.line()).await {
             Ok(Some(line)) => line,
-            Ok(None) => panic!("{:?} ended at {what:?}; what it said is on stderr", self.language),
+            Ok(None) => panic!(
+                "{:?} ended at {what:?}; what it said is on stderr",
+                self.language
+            ),
             Err(_) => panic!("{:?} does not answer {what:?}", self.language),
         }
     }

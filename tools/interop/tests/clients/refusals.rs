@@ -34,7 +34,11 @@ async fn an_unavailable_store_is_asked_again(language: Language) {
     let mut program = Program::start(language, &urls([port.number()]), "unavailable").await;
     let begun = Instant::now();
     program.held("lock 5000 3000").await;
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
     assert_eq!(program.ask("release").await, "released");
     fronts.set(|_| Act::Answer(problem(503, "unavailable", "", "Retry-After: 1\r\n")));
     assert_eq!(program.ask("lock 5000 300").await, "unavailable");
@@ -111,7 +115,9 @@ async fn a_bound_claim_that_has_ended_begins_anew(language: Language) {
     assert_ne!(puts[0].claim(), puts[1].claim());
     // Whatever is about a claim names the replica.
     let about = fronts.requests().into_iter();
-    let about: Vec<Request> = about.filter(|request| !request.claim().is_empty()).collect();
+    let about: Vec<Request> = about
+        .filter(|request| !request.claim().is_empty())
+        .collect();
     assert!(about.iter().any(Request::is_renewal) && about.iter().any(Request::is_release));
     for request in about {
         assert!(names(&request, 'a'), "{request:?}");
@@ -126,16 +132,18 @@ async fn a_bound_claim_goes_where_it_is_sent(language: Language) {
         ports.push(fronts.before(replica.port()).await);
     }
     let (first, second) = (ports[0].number(), ports[1].number());
-    fronts.set(move |request| match request.is_put() && request.port == first {
-        true => {
-            let more = format!(
-                r#","replica":"{}","advertise":"http://127.0.0.1:{second}""#,
-                "b".repeat(16)
-            );
-            Act::Answer(problem(421, "other-replica", &more, ""))
-        }
-        false => bound(request, 'a'),
-    });
+    fronts.set(
+        move |request| match request.is_put() && request.port == first {
+            true => {
+                let more = format!(
+                    r#","replica":"{}","advertise":"http://127.0.0.1:{second}""#,
+                    "b".repeat(16)
+                );
+                Act::Answer(problem(421, "other-replica", &more, ""))
+            }
+            false => bound(request, 'a'),
+        },
+    );
     let mut program = Program::start(language, &urls([first]), "sent").await;
     program.held("lock 5000 -").await;
     assert_eq!(program.ask("release").await, "released");

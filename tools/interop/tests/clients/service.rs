@@ -71,7 +71,10 @@ impl Replica {
                 self.process.ended().is_none(),
                 "fencelock serve ended; what it said is on stderr"
             );
-            assert!(begun.elapsed() < PATIENCE, "fencelock serve does not listen");
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "fencelock serve does not listen"
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -80,7 +83,14 @@ impl Replica {
 fn serve(store: &str, port: u16) -> Process {
     let mut command = Command::new(fencelock());
     command
-        .args(["serve", "--store", store, "--listen"])
+        .args([
+            "serve",
+            "--purpose",
+            "efficiency",
+            "--store",
+            store,
+            "--listen",
+        ])
         .arg(format!("127.0.0.1:{port}"));
     let streams = Streams {
         stdin: Stdio::null(),
