@@ -24,9 +24,9 @@ async fn the_queue_is_served_in_order(language: Language) {
         programs.push(Program::start(language, &service.urls(), "queue").await);
     }
     let mut token = programs[0].held("lock 5000 -").await;
-    for waiters in 1..4 {
-        programs[waiters].tell("lock 5000 -");
-        await_waiters(&library, "queue", waiters).await;
+    for (before, program) in programs[1..].iter().enumerate() {
+        program.tell("lock 5000 -");
+        await_waiters(&library, "queue", before + 1).await;
     }
     let mut other = Program::start(language, &service.urls(), "queue").await;
     assert_eq!(other.ask("lock 5000 0").await, "busy");
