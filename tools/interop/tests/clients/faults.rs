@@ -3,17 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fencelock_testbed::Etcd;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
 use crate::for_each_client;
 use crate::front::{Act, Fronts, Request, forward};
 use crate::program::{Language, Program};
-use crate::service::{PATIENCE, Service, assert_nothing_left, await_waiters, urls};
+use crate::service::{PATIENCE, Replica, Service, assert_nothing_left, await_waiters, urls};
 
 for_each_client!(
     a_holder_goes_on_at_another_replica,
     a_waiter_goes_on_at_another_replica,
+    a_replica_that_is_about_to_end_is_left,
+    a_bound_replica_that_dies_takes_its_claims_along,
     a_loss_is_told_before_the_next_grant,
     an_answer_that_is_lost_is_asked_for_again,
     a_renewal_that_is_lost_is_asked_for_again,
@@ -70,6 +73,51 @@ async fn a_waiter_goes_on_at_another_replica(language: Language) {
     let token = first.granted().await;
     assert_eq!(first.ask("release").await, "released");
     assert!(second.granted().await > token, "they kept their places");
+}
+
+async fn a_replica_that_is_about_to_end_is_left(language: Language) {
+    let mut service = Service::start();
+    let library = service.library().await;
+    let mut holder = Program::start(language, &service.urls(), "drained").await;
+    let token = holder.held("lock 1500 -").await;
+    let mut waiter = Program::start(language, &service.urls(), "drained").await;
+    waiter.tell("lock 1500 -");
+    await_waiters(&library, "drained", 1).await;
+    for replica in 0..2 {
+        let process = service.replicas[replica].process();
+        process.terminate().expect("it runs");
+        // A quarter of the time that it may take.
+        let ended = tokio::task::block_in_place(|| process.wait_for(Duration::from_secs(5)));
+        assert!(ended.is_some(), "clients keep it from its end");
+        service.replicas[replica].restart();
+    }
+    assert_eq!(holder.ask("valid").await, "true");
+    await_waiters(&library, "drained", 1).await;
+    assert_eq!(holder.ask("release").await, "released");
+    assert!(waiter.granted().await > token);
+}
+
+async fn a_bound_replica_that_dies_takes_its_claims_along(language: Language) {
+    let etcd = Etcd::start().expect("etcd");
+    let mut replicas = [Replica::start(etcd.url()), Replica::start(etcd.url())];
+    let library = fencelock::connect(etcd.url()).await.expect("connects");
+    // One address each, so that it is known which replica has the claim.
+    let both = [urls([replicas[0].port()]), urls([replicas[1].port()])];
+    let mut holder = Program::start(language, &both[0], "bound").await;
+    let token = holder.held("lock 2000 -").await;
+    let mut waiter = Program::start(language, &both[1], "bound").await;
+    waiter.tell("lock 2000 -");
+    await_waiters(&library, "bound", 1).await;
+    replicas[0].process().kill9();
+    holder.lost().await;
+    let next = waiter.granted().await;
+    assert!(next > token);
+    // Another replica at the same address knows nothing of it, and the hold ends with the first one's.
+    replicas[1].restart();
+    waiter.lost().await;
+    assert_eq!(waiter.ask("valid").await, "false");
+    assert!(waiter.held("lock 2000 -").await > next);
+    assert_eq!(waiter.ask("release").await, "released");
 }
 
 async fn a_loss_is_told_before_the_next_grant(language: Language) {

@@ -23,7 +23,7 @@ macro_rules! for_each_client {
         mod $module {
             use crate::program::Language;
             $(
-                #[tokio::test]
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $test() {
                     super::$test(Language::$language).await;
                 }

@@ -1,4 +1,4 @@
-//! The lock service: replicas of `fencelock serve` before one redis-server.
+//! The lock service: replicas of `fencelock serve` before one server.
 
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub(crate) fn fencelock() -> PathBuf {
 }
 
 impl Replica {
-    fn start(store: String) -> Self {
+    pub(crate) fn start(store: String) -> Self {
         let port = Port::free().expect("a port");
         let process = serve(&store, port.number());
         let this = Self {
