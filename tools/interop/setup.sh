@@ -77,6 +77,7 @@ if [ "$(sources)" != "$(cat "$into/service/sources" 2>/dev/null)" ]; then
             "@types/node@$(node -p "require('$clients/typescript/package.json').devDependencies['@types/node']")")
     python3 -m venv "$into/service/build"
     "$into/service/build/bin/pip" install --quiet --disable-pip-version-check build mypy
+    (cd "$clients/python" && "$into/service/build/bin/mypy" --cache-dir=/dev/null)
     # The source distribution, and the wheel from that.
     "$into/service/build/bin/python" -m build --outdir "$into/service" "$clients/python"
     python3 -m venv "$into/service/python"

@@ -131,3 +131,33 @@ fn the_examples_of_the_python_client_run() {
         assert!(out.contains(says), "{out}");
     }
 }
+
+/// Nothing is sent: there is no such host, and the client says so before it looks for one.
+#[test]
+fn a_token_is_not_sent_over_plain_http() {
+    let dir = node_dir();
+    let mut node = Command::new("node");
+    node.current_dir(dir.path()).args([
+        "-e",
+        "const { connect } = require('fencelock');
+         for (const host of ['127.0.0.1', '[::1]', 'localhost']) connect(`http://${host}:1`, { token: 'flk_x' });
+         connect('https://locks.example', { token: 'flk_x' });
+         try { connect('http://locks.example', { token: 'flk_x' }); } catch (error) { console.log(error.message); }",
+    ]);
+    let mut python = python();
+    python.args([
+        "-c",
+        "import fencelock
+for host in ['127.0.0.1', '[::1]', 'localhost']:
+    fencelock.AsyncClient(f'http://{host}:1', token='flk_x')
+fencelock.AsyncClient('https://locks.example', token='flk_x')
+try:
+    fencelock.Client('http://locks.example', token='flk_x')
+except ValueError as error:
+    print(error)",
+    ]);
+    for command in [node, python] {
+        let out = assert_runs(command, "a token and plain http");
+        assert!(out.contains("over plain http; use https"), "{out}");
+    }
+}
