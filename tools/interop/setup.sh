@@ -1,9 +1,10 @@
 #!/bin/sh
 # Installs the foreign clients that the interoperability tests run against, each from its own registry, into target/interop
-# (or the directory given). Does nothing where that is done already.
+# (or the directory given), and our own thin clients from the packages that it builds of them. Does nothing where that is done
+# already.
 #
-# Needs python3 with venv, node with npm, a JDK, and Debian's package of Curator; on Debian they are installed if they are
-# missing.
+# Needs python3 with venv, node with npm, curl, jq, a JDK, and Debian's package of Curator; on Debian they are installed if they
+# are missing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,6 +18,8 @@ missing=
 python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing="$missing python3 python3-venv"
 have node || missing="$missing nodejs"
 have npm || missing="$missing npm"
+have curl || missing="$missing curl"
+have jq || missing="$missing jq"
 have javac || missing="$missing default-jdk-headless"
 [ -e /usr/share/java/curator-recipes.jar ] || missing="$missing libcurator-recipes-java"
 if [ -n "$missing" ]; then
@@ -54,4 +57,30 @@ if ! cmp -s "$here/clients/Curator.java" "$into/java/Curator.java"; then
     mkdir -p "$into/java"
     javac -cp "$jars:/usr/share/java/zookeeper.jar" -d "$into/java" "$here/clients/Curator.java"
     cp "$here/clients/Curator.java" "$into/java/Curator.java"
+fi
+
+# Our clients of the lock service, as they are published: built, and installed from what was built.
+clients=$here/../../clients
+sources() {
+    (cd "$clients" && find . \( -name node_modules -o -name dist -o -name __pycache__ \) -prune -o -type f -print | LC_ALL=C sort |
+        xargs cksum)
+}
+if [ "$(sources)" != "$(cat "$into/service/sources" 2>/dev/null)" ]; then
+    rm -rf "$into/service"
+    mkdir -p "$into/service/typescript"
+    (cd "$clients/typescript" && npm ci --no-audit --no-fund --loglevel=error &&
+        npm pack --loglevel=error --pack-destination "$into/service")
+    # With the compiler, which tests the types as a user's compiler sees them.
+    (cd "$into/service/typescript" && echo '{"private":true}' >package.json &&
+        npm install --no-package-lock --no-audit --no-fund --loglevel=error "$into/service"/fencelock-*.tgz \
+            "typescript@$(node -p "require('$clients/typescript/package.json').devDependencies.typescript")" \
+            "@types/node@$(node -p "require('$clients/typescript/package.json').devDependencies['@types/node']")")
+    python3 -m venv "$into/service/build"
+    "$into/service/build/bin/pip" install --quiet --disable-pip-version-check build mypy
+    (cd "$clients/python" && "$into/service/build/bin/mypy" --cache-dir=/dev/null)
+    # The source distribution, and the wheel from that.
+    "$into/service/build/bin/python" -m build --outdir "$into/service" "$clients/python"
+    python3 -m venv "$into/service/python"
+    "$into/service/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$into/service"/fencelock-*.whl
+    sources >"$into/service/sources"
 fi

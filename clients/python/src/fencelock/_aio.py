@@ -1,0 +1,375 @@
+"""The client for asyncio: how a lock is taken, held, lost and released.
+
+Every request may be repeated, at any replica, under the same id: no answer leaves more doubt than a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import sys
+from types import TracebackType
+from typing import Any, Callable, Generator, List, Optional, Sequence, Set, Type, Union
+
+from ._errors import FencelockError, LockHeld, LockLost, LockTimeout, Unavailable
+from ._http import Answer, NoAnswer, now
+from ._service import Claim, Pauses, Service, Terms, refusal
+
+#: How long `try_lock` asks again where nothing answers.
+TRY_S = 5.0
+#: Beyond the wait that a request asked for, its answer may take so long.
+GRACE_S = 0.5
+#: The way back of an answer that comes when the caller's time is over.
+WAY_BACK_S = 0.05
+#: The shortest time from one poll to the next.
+LEAST_POLL_S = 0.01
+#: A grant must be valid for so long to be handed out.
+LEAST_VALID_S = 0.01
+MOST_LATE_GRANTS = 5
+#: How long `release` waits for its confirmation before it leaves the rest to the background.
+FOREGROUND_S = 5.0
+
+TOO_LATE = "its lease ended before a renewal was confirmed"
+
+
+def valid_until(sent: float, lease_ms: int) -> float:
+    """The end of what may be believed of a lease that counts from `sent`: less 1 % for drifting clocks, and 2 ms."""
+    lease = lease_ms / 1000
+    return sent + lease - (lease / 100 + 0.002)
+
+
+class AsyncLock:
+    """A lock that is held. It is renewed until it is released or lost."""
+
+    def __init__(self, claim: Claim, answer: Answer, sent: float, until: float) -> None:
+        #: The lock's name.
+        self.name = claim.terms.name
+        #: The fencing token: higher than that of each earlier grant. Hand it to what the lock protects.
+        self.token: int = answer.body["token"]
+        #: The grant as a text, for `fencelock check`.
+        self.sequencer: str = answer.body["sequencer"]
+        self.mode: str = answer.body["mode"]
+        #: Somebody asked for the lock. It is yours until you release it.
+        self.release_requested: bool = answer.body["release_requested"]
+        self._claim = claim
+        self._sent = sent
+        self._until = until
+        self._released = False
+        self._loss: Optional[LockLost] = None
+        self._at_end: List[Callable[[], None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._arm()
+        self._renewals = self._loop.create_task(self._keep())
+
+    def is_valid(self) -> bool:
+        """Whether the lock is held, by the clock at this moment. It is right even where the event loop was blocked for so
+        long that the loss could not be told. Ask before each step that must not be done twice."""
+        return not self._released and self._loss is None and now() < self._until
+
+    def valid_for(self) -> float:
+        """For how many seconds the lock is valid without another renewal; 0 if it is not."""
+        return max(self._until - now(), 0.0) if self.is_valid() else 0.0
+
+    def check(self) -> None:
+        """Raises LockLost if the lock is not held any more."""
+        if not self.is_valid():
+            raise self._loss or LockLost(f"lock {self.name} " + ("was released" if self._released else f"was lost: {TOO_LATE}"))
+
+    async def wait_lost(self) -> LockLost:
+        """Returns when the lock is lost: before anybody else can be granted it. Never, if it is released."""
+        if self._loss is None:
+            lost = asyncio.Event()
+            self._when_lost(lost.set)
+            await lost.wait()
+        assert self._loss
+        return self._loss
+
+    async def release(self) -> str:
+        """Releases the lock: "released", "already-expired" or "not-owner". From this call on it is not held. If no replica
+        confirms it within 5 s, it raises Unavailable; the client goes on in the background until the lease is over."""
+        valid = self.is_valid()
+        if not valid and not self._released:
+            self._lose(TOO_LATE)
+        if self._loss is None and not self._released:
+            self._released = True
+            self._end()
+        left = self._claim.leave("release", valid)
+        await asyncio.wait({left}, timeout=FOREGROUND_S)
+        if not left.done():
+            raise Unavailable(f"the release of {self.name} is not confirmed yet")
+        return left.result()
+
+    async def _leave(self) -> None:
+        """Releases; what cannot be confirmed goes on in the background. After a loss nothing is waited for: who has lost the
+        lock must know it at once."""
+        if not self._released and not self.is_valid():
+            self._lose(TOO_LATE)
+        if self._loss:
+            return
+        try:
+            await self.release()
+        except FencelockError:
+            pass
+
+    def _when_lost(self, then: Callable[[], Any]) -> None:
+        self._at_end.append(lambda: then() if self._loss else None)
+
+    def _end(self) -> None:
+        """Neither renewed nor believed from now on."""
+        if self._timer:
+            self._timer.cancel()
+        self._renewals.cancel()
+        for then in self._at_end:
+            then()
+        self._at_end.clear()
+
+    def _lose(self, why: str) -> None:
+        if self._loss is None and not self._released:
+            self._loss = LockLost(f"lock {self.name} (token {self.token}) was lost: {why}")
+            self._end()
+            self._claim.leave("abandon")
+
+    def _arm(self) -> None:
+        """A timer of its own declares the loss, whatever renewals are doing."""
+        if self._timer:
+            self._timer.cancel()
+        left = self._until - now()
+        self._timer = self._loop.call_later(max(left, 0.0), self._due)
+
+    def _due(self) -> None:
+        if now() >= self._until:
+            self._lose(TOO_LATE)
+        else:
+            self._arm()
+
+    async def _keep(self) -> None:
+        ttl = self._claim.terms.ttl
+        due = self._sent + (self._until - self._sent) / 3
+        while True:
+            await asyncio.sleep(max(due - now(), 0.0))
+            sent = now()
+            if sent >= self._until:
+                return self._lose(TOO_LATE)
+            confirmed = False
+            try:
+                answer = await self._claim.renew(self.token, min(ttl / 3, self._until - sent))
+                if answer.status == 410:
+                    return self._lose(answer.detail)
+                confirmed = answer.status == 200 and answer.body.get("token") == self.token
+                if confirmed and self.is_valid():
+                    self.release_requested |= bool(answer.body.get("release_requested"))
+                    self._sent = sent
+                    self._until = max(self._until, valid_until(sent, answer.body["lease_ms_since_sent"]))
+                    self._arm()
+            except NoAnswer:
+                pass  # another replica is asked next
+            left = self._until - now()
+            if confirmed:
+                due = self._sent + (self._until - self._sent) / 3
+            else:
+                due = now() + max(min(left / 4, ttl / 10), 0.01)
+
+
+class _Acquire:
+    """`await` it for a lock to release by hand, or `async with` it: then a loss cancels the body and raises LockLost."""
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self._take = take
+        self._lock: Optional[AsyncLock] = None
+        self._cancelled = False
+
+    def __await__(self) -> Generator[Any, None, AsyncLock]:
+        lock: AsyncLock = yield from self._take().__await__()
+        return lock
+
+    async def __aenter__(self) -> AsyncLock:
+        lock = await self
+        task = asyncio.current_task()
+        assert task
+        self._lock, self._task = lock, task
+
+        def cancel() -> None:
+            if task is not asyncio.current_task():
+                self._cancelled = task.cancel()
+
+        lock._when_lost(cancel)
+        return lock
+
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        lock = self._lock
+        assert lock
+        valid = lock.is_valid()
+        cancelled = self._cancelled
+        if cancelled and sys.version_info >= (3, 11):
+            # Another cancellation beside ours must go on.
+            cancelled = self._task.uncancel() == 0
+        released = lock._released
+        await lock._leave()
+        if not valid and not released and (error is None or (cancelled and isinstance(error, asyncio.CancelledError))):
+            assert lock._loss
+            raise lock._loss from error
+
+
+class AsyncClient:
+    """A client of the lock service in one event loop. Nothing is sent before it is needed.
+
+    `urls` are the replicas; any of them will do. `tls` is for an authority of your own, or a client's certificate. `owner` says
+    who claims, for people who look at the lock; the host and the process id by default."""
+
+    def __init__(
+        self,
+        urls: Union[str, Sequence[str]],
+        *,
+        token: Optional[str] = None,
+        tls: Optional[ssl.SSLContext] = None,
+        owner: Optional[str] = None,
+    ) -> None:
+        self._service = Service(urls.split(",") if isinstance(urls, str) else list(urls), token, tls)
+        self._owner = owner if owner is not None else f"{socket.gethostname()}:{os.getpid()}"
+        self._held: List[AsyncLock] = []
+        self._takes: Set[asyncio.Task[AsyncLock]] = set()
+        self._closed = False
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        timeout: Optional[float] = None,
+        mode: str = "exclusive",
+        permit_count: Optional[int] = None,
+        lock_delay: float = 0.0,
+        label: Optional[str] = None,
+    ) -> _Acquire:
+        """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`.
+
+        `ttl` is the lease, which is renewed while the lock is held. `mode` is exclusive, shared, or permit, then with
+        `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
+        vanished. `label` is a note for people."""
+        terms = Terms(name, mode, permit_count, ttl, lock_delay, self._owner, label)
+        patience = float("inf") if timeout is None else timeout
+        return _Acquire(lambda: self._acquire(terms, patience > 0, now() + (patience if patience > 0 else TRY_S)))
+
+    def try_lock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        mode: str = "exclusive",
+        permit_count: Optional[int] = None,
+        lock_delay: float = 0.0,
+        label: Optional[str] = None,
+    ) -> _Acquire:
+        """Takes the lock if it is free, else raises LockHeld. The options are those of `lock`."""
+        return self.lock(
+            name, ttl=ttl, timeout=0, mode=mode, permit_count=permit_count, lock_delay=lock_delay, label=label
+        )
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends all waiting, releases what is held, and waits until releases are confirmed."""
+        self._closed = True
+        for take in self._takes:
+            take.cancel()
+        for lock in list(self._held):
+            await lock._leave()
+        while left := self._takes | self._service.background:
+            await asyncio.wait(left)
+        self._service.http.close()
+
+    async def _acquire(self, terms: Terms, queue: bool, deadline: float) -> AsyncLock:
+        if self._closed:
+            raise FencelockError("the client was closed")
+        # A task of its own, which `close` can cancel.
+        take = asyncio.get_running_loop().create_task(self._take(terms, queue, deadline))
+        self._takes.add(take)
+        take.add_done_callback(self._takes.discard)
+        try:
+            await asyncio.wait({take})
+        except asyncio.CancelledError:
+            take.cancel()
+            if take.done() and not take.cancelled() and not take.exception():
+                self._service.run(take.result()._leave())
+            raise
+        if take.cancelled():
+            raise FencelockError("the client was closed")
+        return take.result()
+
+    def _hold(self, claim: Claim, answer: Answer, sent: float, until: float) -> AsyncLock:
+        lock = AsyncLock(claim, answer, sent, until)
+        self._held.append(lock)
+        lock._at_end.append(lambda: self._held.remove(lock))
+        return lock
+
+    async def _take(self, terms: Terms, queue: bool, deadline: float) -> AsyncLock:
+        claim = await self._service.claim(terms, deadline)
+
+        def leave() -> None:
+            if claim.unsure or claim.placed:
+                claim.leave("release")
+
+        pauses = Pauses()
+        heard: FencelockError = LockTimeout(f"lock {terms.name} did not come in time")
+        failures = late = 0
+        try:
+            while True:
+                left = deadline - now()
+                if left <= 0:
+                    raise heard
+                wait = min(claim.store.poll, left) if queue else 0.0
+                sent = now()
+                try:
+                    answer = await claim.put(queue, wait, min(wait + GRACE_S, left + WAY_BACK_S))
+                except NoAnswer as error:
+                    # A poll that the end of the patience cut short says nothing about the service.
+                    if now() < deadline:
+                        heard = Unavailable(f"lock {terms.name}: {error}")
+                    failures += 1
+                    # A claim that is bound to a replica ends with it: begin anew elsewhere.
+                    if claim.bound and failures > 1:
+                        leave()
+                        claim = await self._service.claim(terms, deadline)
+                    await asyncio.sleep(max(min(pauses.next(), deadline - now()), 0.0))
+                    continue
+                failures = 0
+                if answer.problem in ("ended", "other-replica"):
+                    claim.placed = claim.unsure = False
+                    claim = await self._service.claim(terms, deadline, claim.named(answer))
+                    await asyncio.sleep(max(min(pauses.next(), deadline - now()), 0.0))
+                    continue
+                pauses.reset()
+                if answer.status == 200:
+                    claim.placed = True
+                    until = valid_until(sent, answer.body["lease_ms_since_sent"])
+                    if now() < until - LEAST_VALID_S:
+                        return self._hold(claim, answer, sent, until)
+                    late += 1
+                    heard = Unavailable(f"lock {terms.name}: its grants come too late to be used")
+                    if late > MOST_LATE_GRANTS:
+                        raise heard
+                elif answer.status == 202:
+                    claim.placed = True
+                    heard = LockTimeout(f"lock {terms.name} did not come in time")
+                    # A replica that is about to end answers at once; do not ask it in a busy loop.
+                    await asyncio.sleep(max(sent + LEAST_POLL_S - now(), 0.0))
+                elif answer.problem == "held":
+                    claim.placed = False
+                    raise LockHeld(answer.detail)
+                elif answer.status == 429:
+                    heard = Unavailable(f"lock {terms.name}: {answer.detail}")
+                    await asyncio.sleep(max(min(answer.retry_after, deadline - now()), 0.0))
+                else:
+                    raise refusal(answer)
+        except BaseException:
+            leave()
+            raise

@@ -1,0 +1,191 @@
+"""The client for threads: the client for asyncio, in a thread of its own, which also renews and tells of losses."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ssl
+import threading
+from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar, Union
+
+from ._aio import AsyncClient, AsyncLock
+from ._errors import FencelockError
+
+T = TypeVar("T")
+
+
+class Lock:
+    """A lock that is held. It is renewed until it is released or lost. A context manager that releases it; it raises
+    LockLost at its end if the lock was lost before. Its methods may be called in any thread."""
+
+    def __init__(self, client: Client, lock: AsyncLock, lost: threading.Event) -> None:
+        self._client = client
+        self._lock = lock
+        #: The lock's name.
+        self.name = lock.name
+        #: The fencing token: higher than that of each earlier grant. Hand it to what the lock protects.
+        self.token = lock.token
+        #: The grant as a text, for `fencelock check`.
+        self.sequencer = lock.sequencer
+        self.mode = lock.mode
+        #: Is set when the lock is lost: before anybody else can be granted it.
+        self.lost = lost
+
+    @property
+    def release_requested(self) -> bool:
+        """Somebody asked for the lock. It is yours until you release it."""
+        return self._lock.release_requested
+
+    def is_valid(self) -> bool:
+        """Whether the lock is held, by the clock at this moment. Ask before each step that must not be done twice."""
+        return self._lock.is_valid()
+
+    def valid_for(self) -> float:
+        """For how many seconds the lock is valid without another renewal; 0 if it is not."""
+        return self._lock.valid_for()
+
+    def check(self) -> None:
+        """Raises LockLost if the lock is not held any more."""
+        self._lock.check()
+
+    def release(self) -> str:
+        """Releases the lock: "released", "already-expired" or "not-owner". From this call on it is not held. If no replica
+        confirms it within 5 s, it raises Unavailable; the client goes on in the background until the lease is over."""
+        return self._client._run(self._lock.release())
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        valid, released = self._lock.is_valid(), self._lock._released
+        self._client._run(self._lock._leave())
+        if not valid and not released and error is None:
+            raise self._lock._loss or FencelockError("the lock was lost")
+
+
+class Client:
+    """A client of the lock service for threads. Nothing is sent before it is needed. A process that forks needs one of its
+    own in each child.
+
+    `urls` are the replicas; any of them will do. `tls` is for an authority of your own, or a client's certificate. `owner` says
+    who claims, for people who look at the lock; the host and the process id by default."""
+
+    def __init__(
+        self,
+        urls: Union[str, Sequence[str]],
+        *,
+        token: Optional[str] = None,
+        tls: Optional[ssl.SSLContext] = None,
+        owner: Optional[str] = None,
+    ) -> None:
+        self._client = AsyncClient(urls, token=token, tls=tls, owner=owner)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fencelock", daemon=True)
+        self._thread.start()
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        timeout: Optional[float] = None,
+        mode: str = "exclusive",
+        permit_count: Optional[int] = None,
+        lock_delay: float = 0.0,
+        label: Optional[str] = None,
+    ) -> Lock:
+        """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`. An
+        exception in the waiting thread, such as KeyboardInterrupt, gives up the place.
+
+        `ttl` is the lease, which is renewed while the lock is held. `mode` is exclusive, shared, or permit, then with
+        `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
+        vanished. `label` is a note for people."""
+
+        async def take() -> Lock:
+            lock = await self._client.lock(
+                name,
+                ttl=ttl,
+                timeout=timeout,
+                mode=mode,
+                permit_count=permit_count,
+                lock_delay=lock_delay,
+                label=label,
+            )
+            lost = threading.Event()
+            lock._when_lost(lost.set)
+            return Lock(self, lock, lost)
+
+        return self._run(take(), lambda lock: self._client._service.run(lock._lock._leave()))
+
+    def try_lock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        mode: str = "exclusive",
+        permit_count: Optional[int] = None,
+        lock_delay: float = 0.0,
+        label: Optional[str] = None,
+    ) -> Lock:
+        """Takes the lock if it is free, else raises LockHeld. The options are those of `lock`."""
+        return self.lock(
+            name, ttl=ttl, timeout=0, mode=mode, permit_count=permit_count, lock_delay=lock_delay, label=label
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all waiting, releases what is held, and waits until releases are confirmed."""
+        if self._loop.is_closed():
+            return
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T], undo: Optional[Callable[[T], Any]] = None) -> T:
+        """Runs `work` in the thread of the loop. If the wait for it is interrupted, it is cancelled; if it is done already,
+        its result is undone."""
+        if self._loop.is_closed():
+            work.close()
+            raise FencelockError("the client was closed")
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        task: Optional[asyncio.Task[T]] = None
+        interrupted = False
+
+        def done(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                answer.set_exception(FencelockError("the client was closed"))
+            elif error := task.exception():
+                answer.set_exception(error)
+            else:
+                if interrupted and undo:
+                    undo(task.result())
+                answer.set_result(task.result())
+
+        def start() -> None:
+            nonlocal task
+            task = self._loop.create_task(work)
+            task.add_done_callback(done)
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            interrupted = True
+            assert task
+            if answer.done():
+                if undo and answer.exception() is None:
+                    undo(answer.result())
+            elif undo:
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return answer.result()
+        except BaseException:
+            if not answer.done() or undo:
+                self._loop.call_soon_threadsafe(interrupt)
+            raise

@@ -1,0 +1,201 @@
+/// <reference lib="esnext.disposable" preserve="true" />
+// How a lock is taken. The algorithm is the service's: every request may be repeated, at any replica, under the same id.
+
+import { hostname } from "node:os";
+import { FencelockError, LockHeld, LockTimeout, Unavailable } from "./errors";
+import { NoAnswer, now, sleep, type Answer, type TransportOptions } from "./http";
+import { Lock, validUntil } from "./lock";
+import { Pauses, Service, refusal, type Claim, type Mode, type Terms } from "./service";
+
+/** How long `tryLock` asks again where nothing answers. */
+const TRY_MS = 5000;
+/** Beyond the wait that a request asked for, its answer may take so long. */
+const GRACE_MS = 500;
+/** A grant must be valid for so long to be handed out. */
+const LEAST_VALID_MS = 10;
+/** The way back of an answer that comes when the caller's time is over. */
+const WAY_BACK_MS = 50;
+/** The shortest time from one poll to the next. */
+const LEAST_POLL_MS = 10;
+const MOST_LATE_GRANTS = 5;
+
+export interface ClientOptions extends TransportOptions {
+  /** Who claims, for people who look at the lock; the host and the process id by default. */
+  owner?: string;
+}
+
+export interface LockOptions {
+  /** The lease, which is renewed while the lock is held; 30000 by default. */
+  ttlMs?: number;
+  /** How long to wait for the lock; for ever by default; 0 as `tryLock`. */
+  timeoutMs?: number;
+  /** Cancels the waiting. It has no effect once the lock is held. */
+  signal?: AbortSignal;
+  /** exclusive (the default), shared, or permit, then with `permitCount`. */
+  mode?: Mode;
+  /** How many may hold the lock together, in mode permit. */
+  permitCount?: number;
+  /** How much longer the store keeps the lock when its holder vanished; 0 by default. */
+  lockDelayMs?: number;
+  /** A note for people. */
+  label?: string;
+}
+
+/** Connects to the replicas of a lock service. Nothing is sent before it is needed. */
+export function connect(urls: string | string[], options: ClientOptions = {}): Client {
+  return new Client(urls, options);
+}
+
+/** A client of the lock service. */
+export class Client {
+  private readonly service: Service;
+  private readonly owner: string;
+  private readonly held = new Set<Lock>();
+  private readonly closed = new AbortController();
+
+  constructor(urls: string | string[], options: ClientOptions = {}) {
+    this.service = new Service(typeof urls === "string" ? urls.split(",") : urls, options);
+    this.owner = options.owner ?? `${hostname()}:${process.pid}`;
+  }
+
+  /** Waits in the queue until the lock is held. */
+  async lock(name: string, options: LockOptions = {}): Promise<Lock> {
+    const { timeoutMs = Infinity } = options;
+    return this.take(this.terms(name, options), timeoutMs > 0, now() + (timeoutMs || TRY_MS), options.signal);
+  }
+
+  /** Takes the lock if it is free, else throws LockHeld. */
+  async tryLock(name: string, options: Omit<LockOptions, "timeoutMs"> = {}): Promise<Lock> {
+    return this.lock(name, { ...options, timeoutMs: 0 });
+  }
+
+  /**
+   * Runs `body` while the lock is held. If the lock is lost, `lock.signal` aborts, and the result is LockLost whatever `body`
+   * returns.
+   */
+  async withLock<T>(name: string, options: LockOptions, body: (lock: Lock) => Promise<T> | T): Promise<T> {
+    const lock = await this.lock(name, options);
+    try {
+      const result = await body(lock);
+      lock.check();
+      return result;
+    } finally {
+      await lock[Symbol.asyncDispose]();
+    }
+  }
+
+  /** Ends all waiting, releases what is held, and waits until releases are confirmed. */
+  async close(): Promise<void> {
+    this.closed.abort(new FencelockError("the client was closed"));
+    await Promise.all([...this.held].map((lock) => lock[Symbol.asyncDispose]()));
+    while (this.service.background.size > 0) await Promise.all(this.service.background);
+    this.service.transport.close();
+  }
+
+  /** For `await using`. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  private terms(name: string, options: LockOptions): Terms {
+    return {
+      name,
+      mode: options.mode ?? "exclusive",
+      ttl_ms: Math.ceil(options.ttlMs ?? 30_000),
+      lock_delay_ms: Math.ceil(options.lockDelayMs ?? 0),
+      owner: this.owner,
+      ...(options.permitCount === undefined ? {} : { permit_count: options.permitCount }),
+      ...(options.label === undefined ? {} : { label: options.label }),
+    };
+  }
+
+  private async take(terms: Terms, queue: boolean, deadline: number, cancel?: AbortSignal): Promise<Lock> {
+    const stop = new AbortController();
+    const sources = cancel ? [cancel, this.closed.signal] : [this.closed.signal];
+    const abort = (): void => stop.abort(sources.find((source) => source.aborted)?.reason);
+    if (sources.some((source) => source.aborted)) abort();
+    sources.forEach((source) => source.addEventListener("abort", abort));
+    try {
+      return await this.wait(terms, queue, deadline, stop.signal);
+    } finally {
+      sources.forEach((source) => source.removeEventListener("abort", abort));
+    }
+  }
+
+  private async wait(terms: Terms, queue: boolean, deadline: number, signal: AbortSignal): Promise<Lock> {
+    signal.throwIfAborted();
+    let claim = await this.service.claim(terms, deadline, signal);
+    /** A new id, since the replica of this one is gone, or does not know it. */
+    const anew = async (named?: Answer["body"]): Promise<void> => {
+      if (claim.unsure || claim.placed) this.leave(claim);
+      claim = await this.service.claim(terms, deadline, signal, claim.named(named));
+    };
+    const pauses = new Pauses();
+    let heard: FencelockError = new LockTimeout(`lock ${terms.name} did not come in time`);
+    let failures = 0;
+    let late = 0;
+    try {
+      for (;;) {
+        signal.throwIfAborted();
+        const left = deadline - now();
+        if (left <= 0) throw heard;
+        const waitMs = queue ? Math.floor(Math.min(claim.store.poll_ms, left)) : 0;
+        const sent = now();
+        let answer: Answer;
+        try {
+          answer = await claim.put(queue, waitMs, Math.min(waitMs + GRACE_MS, left + WAY_BACK_MS), signal);
+        } catch (error) {
+          if (!(error instanceof NoAnswer)) throw error;
+          signal.throwIfAborted();
+          // A poll that the end of the patience cut short says nothing about the service.
+          if (now() < deadline) heard = new Unavailable(`lock ${terms.name}: ${error.message}`);
+          failures += 1;
+          // A claim that is bound to a replica ends with it: begin anew elsewhere.
+          if (claim.isBound && failures > 1) await anew();
+          await sleep(Math.min(pauses.next(), deadline - now()), signal);
+          continue;
+        }
+        failures = 0;
+        pauses.reset();
+        if (answer.status === 200) {
+          claim.placed = true;
+          const until = validUntil(sent, answer.body.lease_ms_since_sent);
+          if (now() < until - LEAST_VALID_MS) return this.hold(claim, answer, sent, until);
+          late += 1;
+          heard = new Unavailable(`lock ${terms.name}: its grants come too late to be used`);
+          if (late > MOST_LATE_GRANTS) throw heard;
+        } else if (answer.status === 202) {
+          claim.placed = true;
+          heard = new LockTimeout(`lock ${terms.name} did not come in time`);
+          // A replica that is about to end answers at once; do not ask it in a busy loop.
+          await sleep(sent + LEAST_POLL_MS - now(), signal);
+        } else if (answer.problem === "held") {
+          claim.placed = false;
+          throw new LockHeld(answer.detail);
+        } else if (answer.problem === "ended" || answer.problem === "other-replica") {
+          claim.placed = claim.unsure = false;
+          await anew(answer.body);
+          await sleep(Math.min(pauses.next(), deadline - now()), signal);
+        } else if (answer.status === 429) {
+          heard = new Unavailable(`lock ${terms.name}: ${answer.detail}`);
+          await sleep(Math.min(answer.retryAfterMs, deadline - now()), signal);
+        } else {
+          throw refusal(answer);
+        }
+      }
+    } catch (error) {
+      if (claim.unsure || claim.placed) this.leave(claim);
+      throw error;
+    }
+  }
+
+  private leave(claim: Claim): void {
+    claim.leave("release", false).catch(() => undefined);
+  }
+
+  private hold(claim: Claim, answer: Answer, sent: number, until: number): Lock {
+    const lock = new Lock(claim, answer.body, sent, until, (ended) => this.held.delete(ended));
+    this.held.add(lock);
+    return lock;
+  }
+}

@@ -1,0 +1,163 @@
+/// <reference lib="esnext.disposable" preserve="true" />
+// A hold: what the client believes, and until when.
+
+import { FencelockError, LockLost, Unavailable } from "./errors";
+import { at, now, sleep } from "./http";
+import type { Claim, Mode, Outcome } from "./service";
+
+/** The end of what may be believed of a lease that counts from `sent`: less 1 % for drifting clocks, and 2 ms. */
+export const validUntil = (sent: number, lease: number): number => sent + lease - (lease / 100 + 2);
+
+/** How long `release` waits for its confirmation before it leaves the rest to the background. */
+const FOREGROUND_MS = 5000;
+
+const TOO_LATE = "its lease ended before a renewal was confirmed";
+
+/** What a grant says. */
+export interface Grant {
+  token: number;
+  sequencer: string;
+  mode: Mode;
+  release_requested: boolean;
+}
+
+/** A lock that is held. It is renewed until it is released or lost. */
+export class Lock {
+  /** The lock's name. */
+  readonly name: string;
+  /** The fencing token: higher than that of each earlier grant. Hand it to what the lock protects. */
+  readonly token: number;
+  /** The grant as a text, for `fencelock check`. */
+  readonly sequencer: string;
+  readonly mode: Mode;
+  /** Somebody asked for the lock. It is yours until you release it. */
+  releaseRequested: boolean;
+  private state: "held" | "lost" | "released" = "held";
+  private readonly loss = new AbortController();
+  private readonly over = new AbortController();
+  private cancelTimer: () => void = () => undefined;
+
+  /** @internal */
+  constructor(
+    private readonly claim: Claim,
+    grant: Grant,
+    private sent: number,
+    private until: number,
+    private readonly ended: (lock: Lock) => void,
+  ) {
+    this.name = claim.terms.name;
+    this.token = grant.token;
+    this.sequencer = grant.sequencer;
+    this.mode = grant.mode;
+    this.releaseRequested = grant.release_requested;
+    this.arm();
+    void this.keep();
+  }
+
+  /** Aborts when the lock is lost, with a LockLost as its reason: before anybody else can be granted it. */
+  get signal(): AbortSignal {
+    return this.loss.signal;
+  }
+
+  /**
+   * Whether the lock is held, by the clock at this moment. It is right even where the event loop was blocked for so long that
+   * `signal` could not tell. Ask before each step that must not be done twice.
+   */
+  isValid(): boolean {
+    return this.state === "held" && now() < this.until;
+  }
+
+  /** For how many milliseconds the lock is valid without another renewal; 0 if it is not. */
+  validForMs(): number {
+    return this.isValid() ? this.until - now() : 0;
+  }
+
+  /** Throws LockLost if the lock is not held any more. */
+  check(): void {
+    if (this.isValid()) return;
+    if (this.state === "released") throw new LockLost(`lock ${this.name} was released`);
+    this.lose(TOO_LATE);
+    throw this.loss.signal.reason;
+  }
+
+  /**
+   * Releases the lock. From this call on it is not held. If no replica confirms it within 5 s, it throws Unavailable; the
+   * client goes on in the background until the lease is over.
+   */
+  async release(): Promise<Outcome> {
+    const valid = this.isValid();
+    if (this.state === "held" && !valid) this.lose(TOO_LATE);
+    if (this.state === "held") {
+      this.state = "released";
+      this.end();
+    }
+    const left = this.claim.leave("release", valid);
+    const timer = new AbortController();
+    const late = sleep(FOREGROUND_MS, timer.signal).then(() => {
+      throw new Unavailable(`the release of ${this.name} is not confirmed yet`);
+    });
+    try {
+      return await Promise.race([left, late]);
+    } finally {
+      late.catch(() => undefined);
+      timer.abort();
+    }
+  }
+
+  /** For `await using`: releases. What cannot be confirmed goes on in the background; after a loss nothing is waited for. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.state === "held" && !this.isValid()) this.lose(TOO_LATE);
+    if (this.state === "lost") return;
+    await this.release().catch((error) => {
+      if (!(error instanceof FencelockError)) throw error;
+    });
+  }
+
+  /** Neither renewed nor believed from now on. */
+  private end(): void {
+    this.over.abort();
+    this.cancelTimer();
+    this.ended(this);
+  }
+
+  private lose(why: string): void {
+    if (this.state !== "held") return;
+    this.state = "lost";
+    this.end();
+    this.loss.abort(new LockLost(`lock ${this.name} (token ${this.token}) was lost: ${why}`));
+    this.claim.leave("abandon", false).catch(() => undefined);
+  }
+
+  /** A timer of its own declares the loss, whatever renewals are doing. */
+  private arm(): void {
+    this.cancelTimer();
+    this.cancelTimer = at(this.until, () => this.lose(TOO_LATE));
+  }
+
+  private async keep(): Promise<void> {
+    const { ttl_ms: ttl } = this.claim.terms;
+    let due = this.sent + (this.until - this.sent) / 3;
+    while (this.state === "held") {
+      await sleep(due - now(), this.over.signal);
+      if (this.state !== "held") return;
+      const sent = now();
+      if (sent >= this.until) return this.lose(TOO_LATE);
+      let confirmed = false;
+      try {
+        const answer = await this.claim.renew(this.token, Math.min(ttl / 3, this.until - sent), this.over.signal);
+        if (answer.status === 410) return this.lose(answer.detail);
+        confirmed = answer.status === 200 && answer.body.token === this.token;
+        if (confirmed && this.isValid()) {
+          this.releaseRequested ||= answer.body.release_requested === true;
+          this.sent = sent;
+          this.until = Math.max(this.until, validUntil(sent, answer.body.lease_ms_since_sent));
+          this.arm();
+        }
+      } catch {
+        // No answer: another replica is asked next.
+      }
+      const left = this.until - now();
+      due = confirmed ? this.sent + (this.until - this.sent) / 3 : now() + Math.max(Math.min(left / 4, ttl / 10), 10);
+    }
+  }
+}

@@ -1,0 +1,270 @@
+// The replicas, what the store behind them promises, and one claim as the service knows it.
+
+import { createHash, randomBytes } from "node:crypto";
+import { FencelockError, Refused, Unavailable } from "./errors";
+import { Answer, NoAnswer, Transport, now, replicaUrl, sleep, type TransportOptions } from "./http";
+
+const RESPONSE_MS = 2000;
+
+/** How a release went. */
+export type Outcome = "released" | "left-queue" | "already-expired" | "not-owner";
+
+/** How a lock is held. */
+export type Mode = "exclusive" | "shared" | "permit";
+
+/** What is wanted of a lock. The wire's words for it. */
+export interface Terms {
+  name: string;
+  mode: Mode;
+  permit_count?: number;
+  ttl_ms: number;
+  lock_delay_ms: number;
+  owner: string;
+  label?: string;
+}
+
+/** The part of `GET /v1/store` that the client needs. */
+interface Store {
+  binding: "store" | "replica";
+  claim_window_ms: number;
+  poll_ms: number;
+  replica: string;
+  advertise?: string | null;
+}
+
+/** The store, as the replica at this URL described it. */
+interface Known {
+  store: Store;
+  url: URL;
+}
+
+/** Where to send a request: a URL, and on a store that is bound to replicas the id of the one that is meant. */
+interface Replica {
+  url: URL;
+  id?: string;
+}
+
+/** Why an answer is none that counts: the request may have taken effect, and another replica may know better. */
+export function isTransient(answer: Answer): boolean {
+  const understood = answer.status < 300 && typeof answer.body === "object" && answer.body !== null;
+  return ["unavailable", "draining"].includes(answer.problem) || (!understood && !answer.problem);
+}
+
+export const refusal = (answer: Answer): Refused => new Refused(answer.detail, answer.status, answer.problem);
+
+/** Pauses between tries: none before the first, then more and more, up to a second. */
+export class Pauses {
+  private tries = 0;
+  reset(): void {
+    this.tries = 0;
+  }
+  next(): number {
+    this.tries += 1;
+    if (this.tries === 1) return 0;
+    return 20 + Math.random() * Math.min(20 * 2 ** Math.min(this.tries, 10) - 20, 980);
+  }
+}
+
+/** The service: a list of replicas, any of which will do. */
+export class Service {
+  readonly transport: Transport;
+  /** What still runs when nobody waits for it: releases. */
+  readonly background = new Set<Promise<unknown>>();
+  private readonly urls: URL[];
+  private current: number;
+  private readonly key = randomBytes(32).toString("base64url");
+  private readonly idsBegin = createHash("sha256").update(this.key).digest("hex").slice(0, 20);
+  private count = 0;
+  private known: Known | undefined;
+
+  constructor(urls: string[], readonly options: TransportOptions) {
+    if (urls.length === 0) throw new TypeError("name at least one replica");
+    this.urls = urls.map((url) => replicaUrl(url, options));
+    // So that the clients of a program that runs many times do not all begin with the same replica.
+    this.current = Math.floor(Math.random() * urls.length);
+    this.transport = new Transport(options);
+  }
+
+  /** The replica that worked last. */
+  any(): URL {
+    return this.urls[this.current]!;
+  }
+
+  /** From now on another replica than this one, unless somebody else has moved on already. */
+  other(than: URL): URL {
+    if (this.any() === than) this.current = (this.current + 1) % this.urls.length;
+    return this.any();
+  }
+
+  nextId(): string {
+    this.count += 1;
+    return this.idsBegin + this.count.toString(16).padStart(12, "0");
+  }
+
+  run(work: Promise<unknown>): void {
+    const settled = work.catch(() => undefined).finally(() => this.background.delete(settled));
+    this.background.add(settled);
+  }
+
+  /** A new claim, at any replica; where the store is bound to replicas, at one that answers now. */
+  async claim(terms: Terms, deadline: number, signal: AbortSignal, named?: Known): Promise<Claim> {
+    if (named) this.known = named;
+    else if (!this.known || this.known.store.binding === "replica") this.known = await this.ask(deadline, signal);
+    const { store, url } = this.known;
+    if (store.binding === "store") return new Claim(this, terms, store, undefined);
+    const at = store.advertise ? replicaUrl(store.advertise, this.options) : url;
+    return new Claim(this, terms, store, { url: at, id: store.replica });
+  }
+
+  private async ask(deadline: number, signal: AbortSignal): Promise<Known> {
+    const pauses = new Pauses();
+    for (;;) {
+      const url = this.any();
+      let why: string;
+      try {
+        const answer = await this.send({ url }, ["GET", "/v1/store"], undefined, RESPONSE_MS, signal);
+        if (answer.status === 200 && answer.body?.poll_ms > 0) return { store: answer.body, url };
+        if (!isTransient(answer)) throw refusal(answer);
+        why = answer.detail;
+      } catch (error) {
+        if (!(error instanceof NoAnswer)) throw error;
+        why = error.message;
+      }
+      signal.throwIfAborted();
+      this.other(url);
+      const pause = pauses.next();
+      if (now() + pause >= deadline) throw new Unavailable(`the lock service does not answer: ${why}`);
+      await sleep(pause, signal);
+    }
+  }
+
+  send(
+    replica: Replica,
+    request: [string, string],
+    body: unknown,
+    timeoutMs: number,
+    signal?: AbortSignal,
+  ): Promise<Answer> {
+    const headers: Record<string, string> = body === undefined ? {} : { "Fencelock-Key": this.key };
+    if (replica.id) headers["Fencelock-Replica"] = replica.id;
+    return this.transport.send(replica.url, request, headers, body, timeoutMs, signal);
+  }
+}
+
+/** One claim: an id that is used once, and the requests about it. */
+export class Claim {
+  readonly id: string;
+  /** Whether a request had no answer, so that it may take effect late. */
+  unsure = false;
+  /** Whether the store may have something of it. */
+  placed = false;
+  private left: Promise<Outcome> | undefined;
+
+  constructor(
+    readonly service: Service,
+    readonly terms: Terms,
+    readonly store: Store,
+    private readonly bound: Replica | undefined,
+  ) {
+    this.id = service.nextId();
+  }
+
+  get isBound(): boolean {
+    return this.bound !== undefined;
+  }
+
+  /** The replica that a problem names, if it names one. */
+  named(problem?: { replica?: string; advertise?: string }): Known | undefined {
+    if (!this.bound || !problem?.replica) return undefined;
+    const store = { ...this.store, replica: problem.replica, advertise: problem.advertise ?? null };
+    return { store, url: this.bound.url };
+  }
+
+  /** Another replica is asked from now on. (That of a bound claim stays.) */
+  private moveOn(from: Replica): void {
+    if (!this.bound) this.service.other(from.url);
+  }
+
+  /** Sends one request. An answer that does not count is a NoAnswer, too. */
+  private async send(request: [string, string], body: object, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
+    const replica = this.bound ?? { url: this.service.any() };
+    try {
+      const answer = await this.service.send(replica, request, body, timeoutMs, signal);
+      if (isTransient(answer)) throw new NoAnswer(answer.detail);
+      if (answer.closing) this.moveOn(replica);
+      // Between proxies that mix up answers, at least no other claim's grant is believed.
+      if (answer.body.claim !== undefined && answer.body.claim !== this.id) throw new NoAnswer("an answer about another claim");
+      return answer;
+    } catch (error) {
+      if (!signal?.aborted) this.moveOn(replica);
+      throw error;
+    }
+  }
+
+  private async sendUnsure(...request: Parameters<Claim["send"]>): Promise<Answer> {
+    try {
+      return await this.send(...request);
+    } catch (error) {
+      this.unsure = true;
+      throw error;
+    }
+  }
+
+  /** Takes the lock, joins the queue, or goes on waiting. */
+  put(queue: boolean, waitMs: number, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
+    const body = { ...this.terms, queue, wait_ms: waitMs };
+    return this.sendUnsure(["PUT", `/v1/claims/${this.id}`], body, timeoutMs, signal);
+  }
+
+  renew(token: number, timeoutMs: number, signal: AbortSignal): Promise<Answer> {
+    return this.sendUnsure(["POST", `/v1/claims/${this.id}/renew`], { ...this.terms, token }, timeoutMs, signal);
+  }
+
+  /**
+   * Ends the claim in the background: until the service has confirmed it, or for ttl and lock-delay, at one replica after the
+   * other. Nothing may be believed any more when this is called.
+   */
+  leave(how: "release" | "abandon", valid: boolean): Promise<Outcome> {
+    if (!this.left) {
+      this.left = this.insist(how, valid);
+      const left = this.left;
+      this.service.run(left);
+      this.service.run(this.onceMore(how, left));
+    }
+    return this.left;
+  }
+
+  private release(how: string): Promise<Answer> {
+    const { owner: _owner, label: _label, ...terms } = this.terms;
+    return this.send(["POST", `/v1/claims/${this.id}/release`], { ...terms, how }, RESPONSE_MS);
+  }
+
+  private async insist(how: string, valid: boolean): Promise<Outcome> {
+    const until = now() + this.terms.ttl_ms + this.terms.lock_delay_ms;
+    const pauses = new Pauses();
+    for (let tries = 1; ; tries += 1) {
+      let error: FencelockError;
+      try {
+        const answer = await this.release(how);
+        // An earlier try may have been the one that released, though its answer was lost.
+        if (answer.status === 200) return valid && tries > 1 ? "released" : answer.body.released;
+        // The replica to which the claim was bound is gone, and the claim with it.
+        if (answer.status === 410 || answer.status === 421) return "not-owner";
+        error = refusal(answer);
+      } catch (cause) {
+        error = new Unavailable(`the release of ${this.terms.name} was not confirmed: ${(cause as Error).message}`);
+      }
+      const pause = pauses.next();
+      if (now() + pause >= until) throw error;
+      await sleep(pause);
+    }
+  }
+
+  /** What had no answer may have taken effect after the release. */
+  private async onceMore(how: string, left: Promise<Outcome>): Promise<void> {
+    await left.catch(() => undefined);
+    if (!this.unsure) return;
+    await sleep(this.store.claim_window_ms);
+    await this.release(how);
+  }
+}

@@ -1,0 +1,15 @@
+"""What the programs with the Python clients of the lock service say."""
+
+import fencelock
+
+WORDS = {fencelock.LockHeld: "busy", fencelock.LockTimeout: "timeout", fencelock.Unavailable: "unavailable"}
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def word(error):
+    if isinstance(error, fencelock.Refused):
+        return f"refused {error.status} {error.problem}"
+    return WORDS[type(error)]

@@ -1,0 +1,34 @@
+//! The thin clients of the lock service in TypeScript and Python, as they are published: built, installed from what was built
+//! (tools/interop/setup.sh does both), in processes of their own, with real replicas before a real server.
+
+#![allow(clippy::expect_used)]
+
+mod exclusion;
+mod faults;
+mod front;
+mod pages;
+mod program;
+mod refusals;
+mod service;
+mod waiting;
+
+/// The tests, for each client.
+macro_rules! for_each_client {
+    ($($test:ident),* $(,)?) => {
+        crate::for_each_client!(@ typescript TypeScript; $($test),*);
+        crate::for_each_client!(@ asyncio Asyncio; $($test),*);
+        crate::for_each_client!(@ threads Threads; $($test),*);
+    };
+    (@ $module:ident $language:ident; $($test:ident),*) => {
+        mod $module {
+            use crate::program::Language;
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $test() {
+                    super::$test(Language::$language).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use for_each_client;

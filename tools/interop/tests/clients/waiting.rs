@@ -1,0 +1,104 @@
+//! Holds and queues, as long as nothing fails.
+
+use std::time::{Duration, Instant};
+
+use fencelock::Client;
+
+use crate::for_each_client;
+use crate::program::{Language, Program};
+use crate::service::{Service, assert_nothing_left, await_waiters};
+
+for_each_client!(
+    the_queue_is_served_in_order,
+    a_hold_lasts_longer_than_its_lease,
+    waiting_that_is_cancelled_leaves_nothing,
+    waiting_that_runs_out_leaves_nothing,
+    closing_releases_and_ends_waiting,
+);
+
+async fn the_queue_is_served_in_order(language: Language) {
+    let service = Service::start();
+    let library = service.library().await;
+    let mut programs = Vec::new();
+    for _ in 0..4 {
+        programs.push(Program::start(language, &service.urls(), "queue").await);
+    }
+    let mut token = programs[0].held("lock 5000 -").await;
+    for (before, program) in programs[1..].iter().enumerate() {
+        program.tell("lock 5000 -");
+        await_waiters(&library, "queue", before + 1).await;
+    }
+    let mut other = Program::start(language, &service.urls(), "queue").await;
+    assert_eq!(other.ask("lock 5000 0").await, "busy");
+    for holder in 1..4 {
+        assert_eq!(programs[holder - 1].ask("release").await, "released");
+        let next = programs[holder].granted().await;
+        assert!(next > token, "{next} after {token}");
+        token = next;
+        let seen = library.look("queue").await.expect("a view").token();
+        assert_eq!(seen.map(fencelock::Token::get), Some(token));
+    }
+    assert_eq!(programs[3].ask("release").await, "released");
+    assert!(other.held("lock 5000 0").await > token);
+    assert_eq!(other.ask("release").await, "released");
+    assert_nothing_left(&library, "queue").await;
+}
+
+async fn a_hold_lasts_longer_than_its_lease(language: Language) {
+    let service = Service::start();
+    let library = service.library().await;
+    let mut program = Program::start(language, &service.urls(), "long").await;
+    let token = program.held("lock 600 -").await;
+    // Four leases, in which nobody else gets the lock.
+    let waiting = library.lock("long");
+    let early = tokio::time::timeout(Duration::from_millis(2400), waiting.into_future()).await;
+    assert!(early.is_err(), "{early:?}");
+    assert_eq!(program.ask("valid").await, "true");
+    assert_eq!(program.ask("release").await, "released");
+    let guard = library.lock("long").await.expect("granted");
+    assert!(guard.token().get() > token);
+}
+
+async fn waiting_that_is_cancelled_leaves_nothing(language: Language) {
+    let service = Service::start();
+    let library = service.library().await;
+    let guard = library.lock("cancelled").await.expect("granted");
+    let mut program = Program::start(language, &service.urls(), "cancelled").await;
+    program.tell("lock 5000 -");
+    await_waiters(&library, "cancelled", 1).await;
+    assert_eq!(program.ask("cancel").await, "cancelled");
+    await_left(&library, "cancelled").await;
+    guard.release().await.expect("released");
+    assert_nothing_left(&library, "cancelled").await;
+    program.held("lock 5000 0").await;
+}
+
+async fn waiting_that_runs_out_leaves_nothing(language: Language) {
+    let service = Service::start();
+    let library = service.library().await;
+    let guard = library.lock("late").await.expect("granted");
+    let mut program = Program::start(language, &service.urls(), "late").await;
+    // More than one poll.
+    assert_eq!(program.ask("lock 5000 1300").await, "timeout");
+    await_left(&library, "late").await;
+    guard.release().await.expect("released");
+    assert_nothing_left(&library, "late").await;
+}
+
+/// Waits until nobody waits, for less time than a place would last that nobody has given up.
+async fn await_left(client: &Client, name: &str) {
+    let begun = Instant::now();
+    await_waiters(client, name, 0).await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(500), "{took:?}");
+}
+
+async fn closing_releases_and_ends_waiting(language: Language) {
+    let service = Service::start();
+    let library = service.library().await;
+    let mut program = Program::start(language, &service.urls(), "closed").await;
+    program.held("lock 5000 -").await;
+    assert_eq!(program.ask("close").await, "closed");
+    assert_nothing_left(&library, "closed").await;
+    assert_eq!(program.ask("valid").await, "false");
+}
