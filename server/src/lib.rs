@@ -1,6 +1,6 @@
 //! The lock service: one HTTP API over every store, for programs in any language.
 //!
-//! A replica translates between HTTP and one [`Engine`]. It decides nothing that the store does not decide, and believes in
+//! A replica translates between HTTP and one [`Engine`](fencelock_core::Engine). It decides nothing that the store does not decide, and believes in
 //! nothing: the client believes, the store keeps, the replica forwards. So any number of replicas may serve one store, any
 //! of them serves any request of any claim, and the end of one costs a repeated request.
 //!

@@ -29,7 +29,7 @@ impl Service {
         Ok(Self(Arc::new(Replica::new(engine, config)?)))
     }
 
-    /// What serves requests, for a listener of one's own. [`Server`] limits connections, too.
+    /// What serves requests, for a listener of one's own. [`Server`](crate::Server) limits connections, too.
     pub fn router(&self) -> Router {
         router::router(Arc::clone(&self.0))
     }
