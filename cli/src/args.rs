@@ -238,7 +238,7 @@ pub(crate) struct Serve {
     #[command(subcommand)]
     pub(crate) command: Option<ServeCommand>,
 
-    /// The configuration file, with [serve] and [[principal]]; read again on SIGHUP [default: $FENCELOCK_SERVE_CONFIG]
+    /// The configuration file, with `[serve]` and `[[principal]]`; read again on SIGHUP [default: $FENCELOCK_SERVE_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<std::path::PathBuf>,
 

@@ -1,5 +1,6 @@
 //! Many tasks of one process on one name, and the end of a client.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -62,11 +63,14 @@ async fn tokens_increase_over_hand_off_in_process(ctx: Ctx) {
 async fn others_have_their_turn(ctx: Ctx) {
     let (crowd, single, name) = (ctx.client().await, ctx.client().await, ctx.name());
     let grants: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let over = Arc::new(AtomicBool::new(false));
     let mut tasks = Vec::new();
     for _ in 0..40 {
         let (crowd, name, grants) = (crowd.clone(), name.clone(), Arc::clone(&grants));
+        let over = Arc::clone(&over);
         tasks.push(tokio::spawn(async move {
-            loop {
+            // Not ended by an abort: on a store in memory the last of them never waits, and would run on for ever.
+            while !over.load(Ordering::Relaxed) {
                 let guard = crowd.lock(&name).await.unwrap();
                 grants.lock().unwrap().push(false);
                 guard.release().await.unwrap();
@@ -93,8 +97,9 @@ async fn others_have_their_turn(ctx: Ctx) {
         waits.push(standing.map_or(0, |standing| granted - standing));
         guard.release().await.unwrap();
     }
-    for task in &tasks {
-        task.abort();
+    over.store(true, Ordering::Relaxed);
+    for task in tasks {
+        soon("every task has ended", task).await.unwrap();
     }
     // At most the batch of the holder, that of one claim before it in the queue, and those that were counted late.
     let worst = waits.iter().max().unwrap();
