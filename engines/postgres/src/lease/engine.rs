@@ -6,10 +6,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, HeldClaim, LockView};
 use fencelock_core::{Finding, LockName, Promises, Result, Token, Tokens};
-use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::mode_text;
+use fencelock_sql::lease::{CLAIM_WINDOW, Waiter};
 use fencelock_sql::server::{
-    Dialect, Failure, HANDOFF_WINDOW, Message, Queued, Snapshot, Write, Written, first_version,
+    DbInstant, Dialect, Failure, HANDOFF_WINDOW, Message, Queued, Snapshot, Write, Written,
+    first_version,
 };
 
 use super::connection::Leases;
@@ -142,6 +143,10 @@ impl Dialect for Leases {
         self.write_change(session, write).await
     }
 
+    fn hears(&self, waiter: &Waiter<DbInstant>) -> bool {
+        waiter.address.as_deref() == Some(self.channel.as_bytes())
+    }
+
     async fn keep_place(
         &self,
         session: &mut Session,
@@ -149,7 +154,13 @@ impl Dialect for Leases {
         ticket: i64,
         time: Duration,
     ) -> Tried<bool> {
-        let values: Values<'_> = &[&claim.name.as_str(), &ticket, &id(claim), &length(time)];
+        let values: Values<'_> = &[
+            &claim.name.as_str(),
+            &ticket,
+            &id(claim),
+            &length(time),
+            &self.channel,
+        ];
         let rows = self
             .query(session, "keep a place in the queue", KEEP_PLACE, values)
             .await?;

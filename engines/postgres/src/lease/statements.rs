@@ -20,7 +20,7 @@ pub(super) const LOOK: &str = "\
 pub(super) const LIST: &str = "\
     SELECT DISTINCT name FROM fencelock_holders WHERE name >= $1 AND name > $2 AND expiry > fencelock_now() ORDER BY name LIMIT $3";
 pub(super) const KEEP_PLACE: &str = "\
-    UPDATE fencelock_waiters SET expiry = fencelock_now() + $4 \
+    UPDATE fencelock_waiters SET expiry = fencelock_now() + $4, bell = $5 \
     WHERE name = $1 AND ticket = $2 AND claim = $3 AND expiry > fencelock_now() RETURNING 1";
 pub(super) const RENEW: &str = "\
     UPDATE fencelock_holders AS h SET expiry = fencelock_now() + v.lease, lock_delay = v.delay, token = v.token, \

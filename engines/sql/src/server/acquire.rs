@@ -220,8 +220,9 @@ async fn keep_place<D: Dialect>(
     if left.is_zero() {
         return Ok(false);
     }
-    // While half of the window is left, there is nothing to write.
-    if left > CLAIM_WINDOW / 2 && mine.is_some_and(|mine| mine.mode == claim.mode) {
+    // While half of the window is left, there is nothing to write, unless the claim has come here from another process.
+    let same = mine.is_some_and(|mine| mine.mode == claim.mode && dialect.hears(mine));
+    if left > CLAIM_WINDOW / 2 && same {
         return Ok(true);
     }
     dialect

@@ -10,7 +10,8 @@ use fencelock_core::{ClaimId, Error, Finding, LockName, Promises, Token, Tokens}
 use super::change::{Write, Written};
 use super::error::Failure;
 use super::message::Message;
-use super::stored::{Queued, Snapshot};
+use super::stored::{DbInstant, Queued, Snapshot};
+use crate::lease::Waiter;
 
 /// One kind of database server. `Display` names the store.
 #[async_trait]
@@ -91,7 +92,13 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
         write: &Write<'_>,
     ) -> Result<Written, Failure>;
 
-    /// Keeps a live waiter's place for `time` from now. Returns whether it was there.
+    /// Whether messages for this waiter reach this process. Another process may have stood in the queue for it before.
+    fn hears(&self, waiter: &Waiter<DbInstant>) -> bool {
+        let _ = waiter;
+        true
+    }
+
+    /// Keeps a live waiter's place for `time` from now; messages for it go to this process. Returns whether it was there.
     async fn keep_place(
         &self,
         session: &mut Self::Session,
