@@ -15,6 +15,8 @@ pub(super) static CASES: &[Case] = &[
     case!(another_client_goes_on_with_a_claim).promised(|promises| promises.portable),
     case!(a_claim_that_one_process_forgets_goes_on_in_another)
         .promised(|promises| promises.portable),
+    case!(the_process_that_asked_last_hears_of_the_turn)
+        .promised(|promises| promises.portable && promises.wake == Wake::Push),
     // A claim of Redlock belongs to one client, but its own requests may be late, too.
     case!(a_late_place_does_not_shorten)
         .promised(|promises| promises.portable || promises.engine == "redlock"),
@@ -211,6 +213,28 @@ async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
             taken(&*one, &claim).await;
             release(&*one, &claim).await;
         }
+    }
+    ctx.await_nothing_left().await;
+}
+
+/// A claim waits through one process and then through another. The turn is told to the second one: without that, a waiter
+/// would learn of it when it asks again, which takes 2 s and more.
+async fn the_process_that_asked_last_hears_of_the_turn(ctx: Ctx) {
+    let (one, two, three) = (ctx.engine().await, ctx.engine().await, ctx.engine().await);
+    for mode in modes(ctx.promises()) {
+        let name = format!("{}/{}", ctx.name(), mode.as_str());
+        let before = claim(&ctx, &name, against(mode), false);
+        held(&*one, &before).await;
+        let moved = claim(&ctx, &name, mode, true);
+        waits(&*two, &moved).await;
+        two.forget(&moved.id);
+        let place = waits(&*three, &moved).await;
+        release(&*one, &before).await;
+        let released = Instant::now();
+        granted(&*three, &moved, place).await;
+        let took = released.elapsed();
+        assert!(took < Duration::from_millis(1500), "{mode:?}: {took:?}");
+        release(&*three, &moved).await;
     }
     ctx.await_nothing_left().await;
 }
