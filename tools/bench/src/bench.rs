@@ -83,6 +83,11 @@ impl Bench<'_> {
             let bare = crate::bare::postgres::BarePostgres::open(self.url).await?;
             return Ok(median(&bare.round_trips(2000).await?));
         }
+        #[cfg(feature = "http")]
+        if engine(self.url)? == "http" {
+            let bare = crate::bare::http::BareHttp::open(self.url)?;
+            return Ok(median(&bare.round_trips(2000).await?));
+        }
         Ok(None)
     }
 

@@ -97,6 +97,8 @@ pub(crate) enum Contender {
     BareZooKeeper(crate::bare::zookeeper::BareZooKeeper),
     #[cfg(feature = "etcd")]
     BareEtcd(Box<crate::bare::etcd::BareEtcd>),
+    #[cfg(feature = "http")]
+    BareHttp(crate::bare::http::BareHttp),
     #[cfg(feature = "mysql")]
     BareMySql(crate::bare::mysql::BareMySql),
     #[cfg(feature = "postgres")]
@@ -145,6 +147,8 @@ impl Contender {
                     let bare = crate::bare::etcd::BareEtcd::open(url).await?;
                     Ok(Self::BareEtcd(Box::new(bare)))
                 }
+                #[cfg(feature = "http")]
+                "http" => Ok(Self::BareHttp(crate::bare::http::BareHttp::open(url)?)),
                 #[cfg(feature = "mysql")]
                 "mysql" => {
                     let bare = crate::bare::mysql::BareMySql::open(url).await?;
@@ -229,6 +233,8 @@ impl Contender {
             Self::BareZooKeeper(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "etcd")]
             Self::BareEtcd(bare) => bare.pairs(names, until).await,
+            #[cfg(feature = "http")]
+            Self::BareHttp(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "mysql")]
             Self::BareMySql(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "postgres")]
@@ -260,6 +266,7 @@ impl Contender {
             #[cfg(any(
                 feature = "redis",
                 feature = "sqlite",
+                feature = "http",
                 feature = "mysql",
                 feature = "etcd",
                 feature = "postgres",
@@ -286,6 +293,7 @@ impl Contender {
             #[cfg(any(
                 feature = "redis",
                 feature = "sqlite",
+                feature = "http",
                 feature = "mysql",
                 feature = "postgres",
                 feature = "zookeeper"
@@ -333,6 +341,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
         "etcd" => "etcd",
         "mysql" | "mariadb" => "mysql",
         "postgres" | "postgresql" => "postgres",
+        "fencelock+http" | "fencelock+https" => "http",
         "memory" => "memory",
         _ => "this engine",
     })
