@@ -84,8 +84,10 @@ pub struct Limits {
     pub header_bytes: usize,
     /// The most headers.
     pub headers: usize,
-    /// How long a request's headers may take to arrive, and a connection may idle before them.
+    /// How long the headers of a connection's first request may take to arrive.
     pub header_timeout: Duration,
+    /// How long a connection may be idle before the headers of its next request have arrived.
+    pub idle_timeout: Duration,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
     /// The most open connections.
@@ -118,7 +120,8 @@ impl Default for Limits {
             url: 4 << 10,
             header_bytes: 16 << 10,
             headers: 64,
-            header_timeout: Duration::from_secs(60),
+            header_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(10),
             connections: 25_000,
             polls: 20_000,

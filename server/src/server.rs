@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
@@ -81,6 +81,7 @@ impl Server {
             killed: killed.clone(),
             open: count,
             tls: tls.clone(),
+            first_within: limits.header_timeout,
         };
         let accepting = tokio::spawn(listening.run(listener));
         Ok(Self {
@@ -146,14 +147,15 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
+        // Of the first request, `Connection::serve` takes care.
+        .header_read_timeout(limits.idle_timeout)
         .max_buf_size(READ_AHEAD)
         .max_headers(MOST_HEADERS);
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(READ_AHEAD as u32)
-        .keep_alive_interval(limits.header_timeout / 2);
+        .keep_alive_interval(limits.idle_timeout / 2);
     http
 }
 
@@ -166,6 +168,7 @@ struct Listening {
     killed: CancellationToken,
     open: watch::Sender<usize>,
     tls: Option<Arc<Tls>>,
+    first_within: Duration,
 }
 
 impl Listening {
@@ -200,6 +203,7 @@ impl Listening {
             http: self.http.clone(),
             local: stream.local_addr().ok(),
             peer,
+            first_within: self.first_within,
             // One that comes while draining has one request left.
             drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
         };
@@ -232,6 +236,8 @@ struct Connection {
     peer: SocketAddr,
     /// When this is cancelled, the connection ends after its answers.
     drains: Option<CancellationToken>,
+    /// How long the head of the first request may take to arrive.
+    first_within: Duration,
 }
 
 impl Connection {
@@ -241,7 +247,10 @@ impl Connection {
         name: Option<Arc<str>>,
     ) {
         let (router, local, peer) = (self.router, self.local, self.peer);
+        let asked = Arc::new(Notify::new());
+        let asks = Arc::clone(&asked);
         let service = service_fn(move |request: Request<Incoming>| {
+            asks.notify_one();
             let mut request = request.map(Body::new);
             let extensions = request.extensions_mut();
             extensions.insert(Peer(peer));
@@ -256,6 +265,9 @@ impl Connection {
         let connection = self.http.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
         let mut drains = self.drains;
+        let first = tokio::time::timeout(self.first_within, asked.notified());
+        tokio::pin!(first);
+        let mut silent = true;
         loop {
             let draining = async {
                 match &drains {
@@ -265,6 +277,16 @@ impl Connection {
             };
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
+                asked = first.as_mut(), if silent => match asked {
+                    Ok(()) => {
+                        silent = false;
+                        continue;
+                    }
+                    Err(_) => {
+                        tracing::debug!(%peer, "a connection without a request is closed");
+                        return;
+                    }
+                },
                 () = draining => {
                     drains = None;
                     connection.as_mut().graceful_shutdown();
