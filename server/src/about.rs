@@ -19,6 +19,9 @@ use crate::reply::json;
 /// What this version can do beyond the basics.
 const FEATURES: [&str; 2] = ["simple", "renewals"];
 
+/// What it can do beside that if it hears what the store reports.
+const EVENTS: &str = "events";
+
 /// A store that has failed every call for so long is not ready.
 const UNREADY_AFTER: Duration = Duration::from_secs(5);
 
@@ -34,6 +37,11 @@ pub(crate) async fn store(
     caller: Caller,
 ) -> Result<Response, Refusal> {
     caller.must_be_somebody()?;
+    replica.start();
+    let mut features = FEATURES.map(str::to_owned).to_vec();
+    if replica.events.are_heard() {
+        features.push(EVENTS.to_owned());
+    }
     let promises = replica.promises();
     let body = Store {
         engine: promises.engine.to_owned(),
@@ -53,7 +61,7 @@ pub(crate) async fn store(
         max_ttl_ms: millis(replica.max_ttl()),
         limits: promises.limits.iter().map(Finding::from).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        features: FEATURES.map(str::to_owned).to_vec(),
+        features,
         replica: replica.id.clone(),
         advertise: replica.config.advertise.clone(),
     };
@@ -86,8 +94,14 @@ struct Health {
 }
 
 /// The process serves requests.
-pub(crate) async fn healthz() -> Response {
-    json(StatusCode::OK, &Health { status: "ok" })
+pub(crate) async fn healthz(State(replica): State<Arc<Replica>>) -> Result<Response, Refusal> {
+    match replica.pulse.is_well() {
+        true => Ok(json(StatusCode::OK, &Health { status: "ok" })),
+        false => {
+            let detail = "the event loop of this replica is more than 2 s late";
+            Err(Refusal::new(Kind::Unavailable, detail))
+        }
+    }
 }
 
 /// The replica may be sent requests: it is not about to end, and its store answers.

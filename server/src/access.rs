@@ -13,6 +13,9 @@ use crate::principal::{BearerToken, Grant, Principal, Right, TokenHash};
 /// The most bytes of a principal's name: an owner has room for it.
 const MOST_NAME_BYTES: usize = 50;
 
+/// How many streams of events a principal may have open if nothing is said.
+const STREAMS: usize = 1000;
+
 /// All principals, as they are configured now.
 #[derive(Debug)]
 pub(crate) struct Access {
@@ -35,6 +38,7 @@ pub(crate) struct Known {
 struct Used {
     bucket: Mutex<Bucket>,
     waiting: AtomicUsize,
+    streams: AtomicUsize,
 }
 
 /// A bucket of takes, which fills with time.
@@ -155,6 +159,7 @@ impl Known {
                     at: Clock::Boot.now(),
                 }),
                 waiting: AtomicUsize::new(0),
+                streams: AtomicUsize::new(0),
             })
         });
         Ok(Arc::new(Self {
@@ -201,12 +206,29 @@ impl Known {
         Ok(())
     }
 
+    /// Counts a stream until it is dropped; none if there are too many.
+    pub(crate) fn count_stream(&self) -> Option<Streams> {
+        let open = self.used.streams.fetch_add(1, Ordering::Relaxed);
+        let stream = Streams(Arc::clone(&self.used));
+        (open < self.principal.streams.unwrap_or(STREAMS)).then_some(stream)
+    }
+
     /// Counts a waiter until it is dropped; none if there are too many.
     pub(crate) fn count_waiter(&self) -> Option<Waiter> {
         let waiting = self.used.waiting.fetch_add(1, Ordering::Relaxed);
         let waiter = Waiter(Arc::clone(&self.used));
         let room = self.principal.waiting.is_none_or(|most| waiting < most);
         room.then_some(waiter)
+    }
+}
+
+/// A stream of events of a principal, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Streams(Arc<Used>);
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

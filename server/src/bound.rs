@@ -160,6 +160,24 @@ impl Bound {
         *self.count.borrow()
     }
 
+    /// How many claims are in each state.
+    pub(crate) fn states(&self) -> [(&'static str, usize); 3] {
+        let table = self.table.lock();
+        let (mut waiting, mut holding, mut ending) = (0, 0, 0);
+        for entry in table.claims.values() {
+            match (entry.ending, entry.holds) {
+                (true, _) => ending += 1,
+                (false, true) => holding += 1,
+                (false, false) => waiting += 1,
+            }
+        }
+        [
+            ("waiting", waiting),
+            ("holding", holding),
+            ("ending", ending),
+        ]
+    }
+
     /// Ends all of them, and returns how many held.
     pub(crate) fn end_all(&self) -> usize {
         let table = self.table.lock();

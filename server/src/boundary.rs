@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use fencelock_wire::{Kind, REPLICA};
@@ -29,6 +29,9 @@ pub(crate) async fn boundary(
 ) -> Response {
     let received = Received(replica.clock.now());
     request.extensions_mut().insert(received);
+    let route = request.extensions().get::<MatchedPath>();
+    let route = route.map(|path| path.as_str().to_owned());
+    let method = request.method().clone();
     let mut response = match check(&replica, &request) {
         Ok(()) => serve(request, next).await,
         Err(refusal) => refusal.into_response(),
@@ -38,6 +41,12 @@ pub(crate) async fn boundary(
         headers.insert(HeaderName::from_static(REPLICA), id);
     }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(kind) = response.extensions().get::<Kind>() {
+        replica.metrics.refused(*kind);
+    }
+    let took = replica.clock.now().since(received.0);
+    let metrics = &replica.metrics;
+    metrics.request(route, &method, response.status(), took);
     response
 }
 

@@ -1,20 +1,24 @@
 //! The caller of a request: who it is by its credentials, and what it may do.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use fencelock_core::LockName;
 use fencelock_wire::Kind;
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 
-use crate::access::{Known, Waiter};
+use crate::access::{Known, Streams, Waiter};
 use crate::audit::{Deed, Line};
 use crate::incoming::only_header;
 use crate::principal::{BearerToken, Right};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
+
+/// In whose name a proxy asks.
+const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// The address from which a connection came.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,8 @@ pub(crate) struct CertificateName(pub(crate) Arc<str>);
 pub(crate) struct Caller {
     known: Arc<Known>,
     peer: Option<SocketAddr>,
+    /// For whom the peer says that it asks, if it is one of the configured proxies. For the audit log alone.
+    forwarded_for: Option<IpAddr>,
     replica: Arc<Replica>,
 }
 
@@ -41,6 +47,7 @@ impl FromRequestParts<Arc<Replica>> for Caller {
     ) -> Result<Self, Refusal> {
         let access = replica.access();
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        let forwarded_for = forwarded_for(replica, peer, &parts.headers);
         let bearer = only_header(&parts.headers, AUTHORIZATION.as_str())?;
         let certificate = parts.extensions.get::<CertificateName>();
         let known = match (bearer, certificate) {
@@ -63,12 +70,14 @@ impl FromRequestParts<Arc<Replica>> for Caller {
             Some(known) => Ok(Self {
                 known,
                 peer,
+                forwarded_for,
                 replica: Arc::clone(replica),
             }),
             None => {
                 let caller = Self {
                     known: access.anonymous(),
                     peer,
+                    forwarded_for,
                     replica: Arc::clone(replica),
                 };
                 caller.note(|line| line.outcome("bad token"), Deed::Refused);
@@ -77,6 +86,30 @@ impl FromRequestParts<Arc<Replica>> for Caller {
             }
         }
     }
+}
+
+/// The last address in `X-Forwarded-For` that is no configured proxy. What stands before it may be anybody's invention.
+fn forwarded_for(
+    replica: &Replica,
+    peer: Option<SocketAddr>,
+    headers: &HeaderMap,
+) -> Option<IpAddr> {
+    let proxies = &replica.config.proxies;
+    let peer = peer?.ip().to_canonical();
+    if !proxies.contains(&peer) {
+        return None;
+    }
+    let mut found = None;
+    for value in headers.get_all(FORWARDED_FOR).iter().rev() {
+        for text in value.to_str().ok()?.rsplit(',') {
+            let address: IpAddr = text.trim().parse().ok()?;
+            found = Some(address);
+            if !proxies.contains(&address) {
+                return found;
+            }
+        }
+    }
+    found
 }
 
 fn bearer_token(text: &str) -> Option<BearerToken> {
@@ -170,6 +203,24 @@ impl Caller {
         })
     }
 
+    /// Counts a stream of events.
+    pub(crate) fn count_stream(&self) -> Result<Streams, Refusal> {
+        self.known.count_stream().ok_or_else(|| {
+            let detail = format!(
+                "{} has too many streams of events open at this replica (streams)",
+                self.known.shown()
+            );
+            Refusal::new(Kind::Quota, detail)
+        })
+    }
+
+    /// The caller has renewed: its next connections are let in also when there are too many.
+    pub(crate) fn note_renewal(&self) {
+        if let Some(peer) = self.peer {
+            self.replica.renewers.note(peer.ip());
+        }
+    }
+
     /// Writes a line of the audit log, if there is one.
     pub(crate) fn note(&self, line: impl FnOnce(Line) -> Line, deed: Deed) {
         if let Some(audit) = &self.replica.audit {
@@ -206,7 +257,10 @@ impl Caller {
     }
 
     fn line(&self, deed: Deed) -> Line {
-        let peer = self.peer.map(|peer| peer.to_string());
+        let peer = match self.forwarded_for {
+            Some(client) => Some(client.to_string()),
+            None => self.peer.map(|peer| peer.to_string()),
+        };
         Line::new(&self.replica.id, self.known.shown(), peer, deed)
     }
 }

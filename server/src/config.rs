@@ -1,5 +1,6 @@
 //! The settings of a replica.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +23,12 @@ pub struct Config {
     pub audit: Option<AuditLog>,
     /// The files of TLS; without them the service speaks plain HTTP.
     pub tls: Option<TlsFiles>,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served; with everything else by default.
+    pub admin: Option<SocketAddr>,
+    /// The proxies whose `X-Forwarded-For` the audit log believes.
+    pub proxies: Vec<IpAddr>,
+    /// The lock names that may be labels of metrics: names, and prefixes that end in `*`. All others are `other`.
+    pub metrics: Vec<String>,
     /// What is limited.
     pub limits: Limits,
 }
@@ -84,11 +91,15 @@ pub struct Limits {
     pub header_bytes: usize,
     /// The most headers.
     pub headers: usize,
-    /// How long a request's headers may take to arrive, and a connection may idle before them.
+    /// How long the headers of a connection's first request may take to arrive.
     pub header_timeout: Duration,
+    /// How long a connection may be idle before the headers of its next request have arrived.
+    pub idle_timeout: Duration,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
-    /// The most open connections.
+    /// How often the files of TLS are read again.
+    pub tls_reload: Duration,
+    /// The most open connections. A tenth of them is for peers that have renewed within the last minute.
     pub connections: usize,
     /// The most requests that wait at a time. A claim that is in the queue already is not counted.
     pub polls: usize,
@@ -105,6 +116,9 @@ impl Default for Config {
             anonymous: vec![Grant::on_all(&[Right::Take, Right::Look])],
             audit: None,
             tls: None,
+            admin: None,
+            proxies: Vec::new(),
+            metrics: Vec::new(),
             limits: Limits::default(),
         }
     }
@@ -118,8 +132,10 @@ impl Default for Limits {
             url: 4 << 10,
             header_bytes: 16 << 10,
             headers: 64,
-            header_timeout: Duration::from_secs(60),
+            header_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(10),
+            tls_reload: Duration::from_secs(3600),
             connections: 25_000,
             polls: 20_000,
             max_ttl: Duration::MAX,

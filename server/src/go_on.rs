@@ -37,6 +37,8 @@ pub(crate) async fn renew(
     let (name, ttl) = (claim.name.clone(), claim.ttl);
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
+    replica.check_fresh(received)?;
+    caller.note_renewal();
     renewing(&replica, &claim, received).map_err(|_| lost(&name, id, token))?;
     let renewal = replica
         .renewer
@@ -50,6 +52,7 @@ pub(crate) async fn renew(
             ..
         } => {
             replica.hear(&Ok(()));
+            kept(&replica, id, &name, token, counted_from + lease);
             let body = Renewed {
                 state: WordHeld::Held,
                 token,
@@ -60,6 +63,7 @@ pub(crate) async fn renew(
             Ok(json(StatusCode::OK, &body))
         }
         Renewal::Unknown(error) => {
+            replica.metrics.renewed("unknown");
             let error = Err::<(), _>(error);
             replica.hear(&error);
             let refusal = error.err().as_ref().map(Refusal::of);
@@ -81,8 +85,18 @@ fn renewing(replica: &Replica, claim: &Claim, received: BootInstant) -> Result<(
     bound.map_or(Ok(()), |bound| bound.renewing(claim.id, until))
 }
 
+/// The claim goes on.
+fn kept(replica: &Replica, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
+    replica.metrics.renewed("kept");
+    replica.events.holds(id, name, token, until);
+}
+
 /// The claim does not hold any more.
 fn end(replica: &Replica, id: ClaimId) {
+    replica.metrics.renewed("lost");
+    if replica.events.ended(id) {
+        replica.metrics.lost("renewal");
+    }
     if let Some(bound) = &replica.bound {
         bound.end(id);
     }
@@ -118,6 +132,7 @@ fn lost(name: &LockName, id: ClaimId, token: Token) -> Refusal {
 /// Releases, leaves the queue, or undoes a request whose answer was lost.
 pub(crate) async fn release(
     State(replica): State<Arc<Replica>>,
+    Received(received): Received,
     caller: Caller,
     Speaks(id): Speaks,
     Json(body): Json<Release>,
@@ -130,6 +145,7 @@ pub(crate) async fn release(
     let name = claim.name.clone();
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
+    replica.check_fresh(received)?;
     let asked = Arc::clone(&replica);
     let call = async move {
         let withdrawn = asked.engine.withdraw(&claim, how).await;
@@ -148,7 +164,18 @@ pub(crate) async fn release(
         withdrawn
     };
     let withdrawn = replica.carry(call).await?;
-    let withdrawn = withdrawn.map_err(|error| Refusal::of(&error).name(&name))?;
+    let withdrawn = withdrawn.map_err(|error| {
+        replica.metrics.released("unknown");
+        Refusal::of(&error).name(&name)
+    })?;
+    replica.events.ended(id);
+    let word = match withdrawn {
+        Withdrawn::Released => "released",
+        Withdrawn::LeftQueue => "left_queue",
+        Withdrawn::Expired => "already_expired",
+        _ => "not_owner",
+    };
+    replica.metrics.released(word);
     let released = match withdrawn {
         Withdrawn::Released => Outcome::Released,
         Withdrawn::LeftQueue => Outcome::LeftQueue,
@@ -171,6 +198,10 @@ pub(crate) async fn renew_many(
 ) -> Result<Response, Refusal> {
     let held = all_held(&replica, &caller, &key, body)?;
     let visits = enter_all(&replica, &held).await?;
+    replica.check_fresh(received)?;
+    if !held.is_empty() {
+        caller.note_renewal();
+    }
     let mut bound_here = Vec::with_capacity(held.len());
     for held in &held {
         bound_here.push(renewing(&replica, &held.claim, received).is_ok());
@@ -250,14 +281,19 @@ fn answer(
             lease,
             asked,
             ..
-        } => RenewedOne::Held {
-            claim,
-            token: held.token,
-            lease_ms_since_sent: told(replica, counted_from, lease, held.claim.ttl, received),
-            full_ttl: lease >= held.claim.ttl,
-            release_requested: asked || must_go(replica),
-        },
+        } => {
+            let until = counted_from + lease;
+            kept(replica, claim, &held.claim.name, held.token, until);
+            RenewedOne::Held {
+                claim,
+                token: held.token,
+                lease_ms_since_sent: told(replica, counted_from, lease, held.claim.ttl, received),
+                full_ttl: lease >= held.claim.ttl,
+                release_requested: asked || must_go(replica),
+            }
+        }
         Renewal::Unknown(error) => {
+            replica.metrics.renewed("unknown");
             let detail = error.to_string();
             replica.hear(&Err::<(), _>(error));
             RenewedOne::Unknown { claim, detail }

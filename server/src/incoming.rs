@@ -61,19 +61,27 @@ impl FromRequestParts<Arc<Replica>> for Key {
         replica: &Arc<Replica>,
     ) -> Result<Self, Refusal> {
         check_replica(parts, replica)?;
-        let Some(value) = only_header(&parts.headers, KEY)? else {
+        let missing = || {
             let detail = "the header Fencelock-Key is missing: it has the key of the claim";
-            return Err(Refusal::new(Kind::WrongKey, detail));
+            Refusal::new(Kind::WrongKey, detail)
         };
-        let key = value.to_str().ok().and_then(|text| text.parse().ok());
-        let bad = || {
-            Refusal::invalid(format!(
-                "the header Fencelock-Key: {}",
-                fencelock_wire::BadKey
-            ))
-        };
-        key.map(Self).ok_or_else(bad)
+        claim_key(&parts.headers)?.map(Self).ok_or_else(missing)
     }
+}
+
+/// The key in the headers, if there is one.
+pub(crate) fn claim_key(headers: &HeaderMap) -> Result<Option<ClaimKey>, Refusal> {
+    let Some(value) = only_header(headers, KEY)? else {
+        return Ok(None);
+    };
+    let key = value.to_str().ok().and_then(|text| text.parse().ok());
+    let bad = || {
+        Refusal::invalid(format!(
+            "the header Fencelock-Key: {}",
+            fencelock_wire::BadKey
+        ))
+    };
+    key.map(Some).ok_or_else(bad)
 }
 
 /// Refuses a request for another replica, on a store that is bound to replicas.

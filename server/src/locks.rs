@@ -180,6 +180,7 @@ pub(crate) async fn check(
 /// Takes a lock from the holder with a token, or asks that holder for it.
 pub(crate) async fn evict(
     State(replica): State<Arc<Replica>>,
+    Received(received): Received,
     caller: Caller,
     Json(body): Json<Evict>,
 ) -> Result<Response, Refusal> {
@@ -191,10 +192,21 @@ pub(crate) async fn evict(
     };
     let line = |line: Line| line.name(name.as_str()).token(token);
     caller.confirm(line, deed).await?;
+    replica.check_fresh(received)?;
     let (asked, lock) = (Arc::clone(&replica), name.clone());
     let call = async move { asked.engine.inspect().evict(&lock, token, how).await };
     let evicted = replica.carry(call).await?;
     replica.hear(&evicted);
+    let word = match &evicted {
+        Ok(true) => "done",
+        Ok(false) => "no_such_holder",
+        Err(_) => "unknown",
+    };
+    let verb = match body.how {
+        EvictHow::Release => "release",
+        EvictHow::Ask => "ask",
+    };
+    replica.metrics.evicted(verb, word);
     let outcome = match &evicted {
         Ok(true) => "done".to_owned(),
         Ok(false) => "no such holder".to_owned(),

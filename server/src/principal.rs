@@ -35,6 +35,8 @@ pub struct Principal {
     pub takes_per_s: Option<u32>,
     /// How many of its claims may wait at one replica; without end by default.
     pub waiting: Option<usize>,
+    /// How many streams of events it may have open at one replica; 1000 by default.
+    pub streams: Option<usize>,
 }
 
 impl Principal {
@@ -48,6 +50,7 @@ impl Principal {
             rights: Vec::new(),
             takes_per_s: None,
             waiting: None,
+            streams: None,
         }
     }
 

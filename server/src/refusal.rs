@@ -80,6 +80,10 @@ impl IntoResponse for Refusal {
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let kind = self.kind();
         let mut response = json_as(CONTENT_TYPE, status, &self.problem);
+        if let Some(kind) = kind {
+            // For the metrics.
+            response.extensions_mut().insert(kind);
+        }
         let headers = response.headers_mut();
         let set = HeaderValue::from_static;
         if let Some(seconds) = self.retry_after {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
@@ -15,10 +15,15 @@ use crate::access::Access;
 use crate::audit::{Audit, Deed, Line};
 use crate::bound::Bound;
 use crate::config::Config;
+use crate::events::Events;
 use crate::known::Known;
+use crate::measured::Measured;
+use crate::metrics::Metrics;
 use crate::principal::{Grant, Principal};
+use crate::pulse::Pulse;
 use crate::refusal::Refusal;
 use crate::renewer::Renewer;
+use crate::reserve::Renewers;
 
 /// A first grant is never longer than this, and a poll never longer than half of it, whatever the store promises.
 const LONGEST_WINDOW: Duration = Duration::from_secs(10);
@@ -43,6 +48,12 @@ pub(crate) struct Replica {
     /// The replica is about to end.
     pub(crate) draining: CancellationToken,
     pub(crate) audit: Option<Audit>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Events,
+    /// Whether this process stands still at times.
+    pub(crate) pulse: Pulse,
+    started: AtomicBool,
+    pub(crate) renewers: Renewers,
     access: Mutex<Arc<Access>>,
     polls: AtomicUsize,
     answers: Mutex<Answers>,
@@ -62,6 +73,10 @@ impl Replica {
                        with leases";
             return Err(Error::config(&engine, why));
         }
+        let metrics = Metrics::new(&config.metrics);
+        let measured = Measured::new(engine, Arc::clone(&metrics));
+        let engine: Arc<dyn Engine> = Arc::new(measured);
+        let promises = engine.promises();
         let access = Access::new(&config.principals, &config.anonymous, None)?;
         let audit = config.audit.as_ref().map(|log| {
             let opened = Audit::open(&log.file, log.grants);
@@ -85,6 +100,11 @@ impl Replica {
             renewer: Renewer::new(Arc::clone(&engine)),
             draining: CancellationToken::new(),
             audit: audit.transpose()?,
+            metrics,
+            events: Events::new(engine.clock()),
+            pulse: Pulse::new(engine.clock(), window),
+            started: AtomicBool::new(false),
+            renewers: Renewers::default(),
             access: Mutex::new(Arc::new(access)),
             polls: AtomicUsize::new(0),
             answers: Mutex::new(Answers {
@@ -94,6 +114,25 @@ impl Replica {
             engine,
             config,
         })
+    }
+
+    /// Begins what goes on beside requests, once. Needs a runtime.
+    pub(crate) fn start(self: &Arc<Self>) {
+        if !self.started.swap(true, Ordering::AcqRel) {
+            self.pulse.start(self);
+            self.events.start(self);
+        }
+    }
+
+    /// Refuses a request that was read before this process stood still: its client has given it up by now.
+    pub(crate) fn check_fresh(&self, received: BootInstant) -> Result<(), Refusal> {
+        match self.pulse.stood_still_since(received) {
+            false => Ok(()),
+            true => {
+                let detail = "this replica stood still after it had read the request; nothing was asked of the store";
+                Err(Refusal::new(Kind::Unavailable, detail))
+            }
+        }
     }
 
     /// Who may do what, now.

@@ -11,10 +11,14 @@ use http::Uri;
 use crate::boundary::boundary;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
-use crate::{about, go_on, locks, simple, take};
+use crate::{about, events, go_on, locks, metrics, simple, take};
 
 pub(crate) fn router(replica: Arc<Replica>) -> Router {
-    Router::new()
+    let mut router = Router::new();
+    if replica.config.admin.is_none() {
+        router = for_operators();
+    }
+    let router = router
         .route("/v1/store", get(about::store))
         .route("/v1/store/findings", get(about::findings))
         .route("/v1/claims", post(simple::take))
@@ -27,8 +31,24 @@ pub(crate) fn router(replica: Arc<Replica>) -> Router {
         .route("/v1/attest", post(locks::attest))
         .route("/v1/check", post(locks::check))
         .route("/v1/evict", post(locks::evict))
+        .route("/v1/events", get(events::events));
+    finish(router, replica)
+}
+
+/// What the listener for operators serves.
+pub(crate) fn admin(replica: Arc<Replica>) -> Router {
+    finish(for_operators(), replica)
+}
+
+fn for_operators() -> Router<Arc<Replica>> {
+    Router::new()
+        .route("/metrics", get(metrics::metrics))
         .route("/healthz", get(about::healthz))
         .route("/readyz", get(about::readyz))
+}
+
+fn finish(router: Router<Arc<Replica>>, replica: Arc<Replica>) -> Router {
+    router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(Arc::clone(&replica), boundary))

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,13 +15,15 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
 use crate::boundary::Local;
 use crate::caller::{CertificateName, Peer};
 use crate::config::Limits;
+use crate::replica::Replica;
+use crate::reserve::{Room, Seat};
 use crate::service::Service;
 use crate::tls::Tls;
 
@@ -68,29 +70,61 @@ impl Server {
         let address = listener.local_addr()?;
         let tls = service.tls().map(Tls::open).transpose();
         let tls = tls.map_err(io::Error::other)?.map(Arc::new);
+        Ok(Self::serve(
+            listener,
+            address,
+            service.router(),
+            service,
+            tls,
+        ))
+    }
+
+    /// Listens for operators: `/metrics`, `/healthz` and `/readyz`, in plain HTTP, for whoever reaches the address.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on.
+    pub async fn start_admin(address: SocketAddr, service: Service) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let router = service.admin_router();
+        Ok(Self::serve(listener, address, router, service, None))
+    }
+
+    fn serve(
+        listener: TcpListener,
+        address: SocketAddr,
+        router: Router,
+        service: Service,
+        tls: Option<Arc<Tls>>,
+    ) -> Self {
+        service.start();
         let limits = service.limits();
         let killed = CancellationToken::new();
         let (count, open) = watch::channel(0);
         let listening = Listening {
-            router: service.router(),
+            router,
+            replica: Arc::clone(service.replica()),
             http: http(limits),
-            permits: Arc::new(Semaphore::new(
-                limits.connections.min(Semaphore::MAX_PERMITS),
-            )),
+            room: Room::new(limits.connections),
             draining: service.draining(),
             killed: killed.clone(),
             open: count,
             tls: tls.clone(),
+            first_within: limits.header_timeout,
         };
+        if let Some(tls) = &tls {
+            let reading = read_again(Arc::downgrade(tls), limits.tls_reload);
+            tokio::spawn(reading);
+        }
         let accepting = tokio::spawn(listening.run(listener));
-        Ok(Self {
+        Self {
             address,
             service,
             killed,
             open,
             accepting,
             tls,
-        })
+        }
     }
 
     /// Reads the files of TLS again, for connections from now on.
@@ -146,53 +180,64 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
+        // Of the first request, `Connection::serve` takes care.
+        .header_read_timeout(limits.idle_timeout)
         .max_buf_size(READ_AHEAD)
         .max_headers(MOST_HEADERS);
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(READ_AHEAD as u32)
-        .keep_alive_interval(limits.header_timeout / 2);
+        .keep_alive_interval(limits.idle_timeout / 2);
     http
+}
+
+/// Reads the files of TLS again and again: certificates are renewed without a word to this process.
+async fn read_again(tls: Weak<Tls>, period: Duration) {
+    loop {
+        tokio::time::sleep(period).await;
+        let Some(tls) = tls.upgrade() else { return };
+        if let Err(error) = tls.reload() {
+            tracing::error!(%error, "the files of TLS cannot be used; those of before stay");
+        }
+    }
 }
 
 /// What accepts connections.
 struct Listening {
     router: Router,
     http: auto::Builder<TokioExecutor>,
-    permits: Arc<Semaphore>,
+    replica: Arc<Replica>,
+    room: Room,
     draining: CancellationToken,
     killed: CancellationToken,
     open: watch::Sender<usize>,
     tls: Option<Arc<Tls>>,
+    first_within: Duration,
 }
 
 impl Listening {
     async fn run(mut self, listener: TcpListener) {
         loop {
-            // Those beyond the limit wait here, and then in the operating system.
-            let (stream, peer, permit) = match listener.accept().await {
-                Ok((stream, peer)) => (
-                    stream,
-                    peer,
-                    Arc::clone(&self.permits).acquire_owned().await,
-                ),
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection failed");
                     tokio::time::sleep(AFTER_ERROR).await;
                     continue;
                 }
             };
-            let Ok(permit) = permit else { return };
             if self.draining.is_cancelled() {
                 self.http.http1().keep_alive(false);
             }
-            self.serve(stream, peer, permit);
+            match self.room.seat(peer.ip(), &self.replica.renewers) {
+                Seat::None => tracing::debug!(%peer, "too many connections; one is closed"),
+                seat => self.serve(stream, peer, seat),
+            }
         }
     }
 
-    fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, seat: Seat) {
         // A hand-off is one small answer; waiting for more to send would delay it.
         let _ = stream.set_nodelay(true);
         let connection = Connection {
@@ -200,14 +245,21 @@ impl Listening {
             http: self.http.clone(),
             local: stream.local_addr().ok(),
             peer,
+            first_within: self.first_within,
             // One that comes while draining has one request left.
             drains: (!self.draining.is_cancelled()).then(|| self.draining.clone()),
         };
         let (tls, killed) = (self.tls.clone(), self.killed.clone());
-        let open = Open::new(&self.open, permit);
+        let count = self.open.clone();
         tokio::spawn(async move {
-            let _open = open;
             let served = async {
+                let permit = match seat {
+                    Seat::Taken(permit) => Ok(permit),
+                    Seat::Later(_waiting, room) => room.acquire_owned().await,
+                    Seat::None => return,
+                };
+                let Ok(permit) = permit else { return };
+                let _open = Open::new(&count, permit);
                 match tls {
                     None => connection.serve(stream, None).await,
                     Some(tls) => match tls.accept(stream).await {
@@ -232,6 +284,8 @@ struct Connection {
     peer: SocketAddr,
     /// When this is cancelled, the connection ends after its answers.
     drains: Option<CancellationToken>,
+    /// How long the head of the first request may take to arrive.
+    first_within: Duration,
 }
 
 impl Connection {
@@ -241,7 +295,10 @@ impl Connection {
         name: Option<Arc<str>>,
     ) {
         let (router, local, peer) = (self.router, self.local, self.peer);
+        let asked = Arc::new(Notify::new());
+        let asks = Arc::clone(&asked);
         let service = service_fn(move |request: Request<Incoming>| {
+            asks.notify_one();
             let mut request = request.map(Body::new);
             let extensions = request.extensions_mut();
             extensions.insert(Peer(peer));
@@ -256,6 +313,9 @@ impl Connection {
         let connection = self.http.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
         let mut drains = self.drains;
+        let first = tokio::time::timeout(self.first_within, asked.notified());
+        tokio::pin!(first);
+        let mut silent = true;
         loop {
             let draining = async {
                 match &drains {
@@ -265,6 +325,16 @@ impl Connection {
             };
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
+                asked = first.as_mut(), if silent => match asked {
+                    Ok(()) => {
+                        silent = false;
+                        continue;
+                    }
+                    Err(_) => {
+                        tracing::debug!(%peer, "a connection without a request is closed");
+                        return;
+                    }
+                },
                 () = draining => {
                     drains = None;
                     connection.as_mut().graceful_shutdown();

@@ -34,6 +34,20 @@ impl Service {
         router::router(Arc::clone(&self.0))
     }
 
+    /// What serves `/metrics`, `/healthz` and `/readyz` where [`Config::admin`] is set, for a listener of one's own.
+    pub fn admin_router(&self) -> Router {
+        router::admin(Arc::clone(&self.0))
+    }
+
+    /// Begins what goes on beside requests.
+    pub(crate) fn start(&self) {
+        self.0.start();
+    }
+
+    pub(crate) fn replica(&self) -> &Arc<Replica> {
+        &self.0
+    }
+
     /// The replica's id: 16 hex digits, drawn at its start, and in every answer's `Fencelock-Replica`.
     #[must_use]
     pub fn id(&self) -> &str {

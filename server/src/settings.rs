@@ -1,6 +1,6 @@
 //! The configuration file: `[serve]` and `[[principal]]`, in TOML. What is not known is an error.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,6 +41,9 @@ struct File {
 #[serde(deny_unknown_fields, default)]
 struct Serve {
     listen: Vec<SocketAddr>,
+    admin: Option<SocketAddr>,
+    proxies: Vec<IpAddr>,
+    metrics: Metrics,
     advertise: Option<String>,
     hosts: Vec<String>,
     store: Option<String>,
@@ -77,6 +80,12 @@ struct Limits {
     max_ttl: Option<String>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Metrics {
+    names: Vec<String>,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Audit {
@@ -108,6 +117,9 @@ impl Settings {
         let mut config = Config {
             advertise: serve.advertise,
             hosts: serve.hosts,
+            admin: serve.admin,
+            proxies: serve.proxies,
+            metrics: serve.metrics.names,
             ..Config::default()
         };
         let named = !read.principal.is_empty();
@@ -170,6 +182,8 @@ mod tests {
             [serve]
             listen = ["0.0.0.0:7420", "[::1]:7420"]
             advertise = "https://gw-1.internal:7420"
+            admin = "127.0.0.1:7421"
+            proxies = ["10.0.0.9"]
             store = "redis://cache:6379"
             purpose = "correctness"
             drain = "20s"
@@ -184,8 +198,11 @@ mod tests {
             max_ttl = "1d"
             [serve.audit]
             file = "stdout"
+            [serve.metrics]
+            names = ["orders/*"]
             [[principal]]
             name = "billing"
+            streams = 5
             tokens = [{ id = "a1b2c3d4", sha256 = "0000000000000000000000000000000000000000000000000000000000000000" }]
             certificates = ["spiffe://corp/billing"]
             rights = [{ prefix = "billing/", rights = ["take", "look"] }]
@@ -197,6 +214,9 @@ mod tests {
         assert_eq!(settings.drain, Some(Duration::from_secs(20)));
         let config = settings.config;
         assert_eq!(config.limits.max_ttl, Duration::from_secs(86_400));
+        assert_eq!(config.admin.map(|at| at.port()), Some(7421));
+        assert_eq!((config.proxies.len(), config.metrics.len()), (1, 1));
+        assert_eq!(config.principals[0].streams, Some(5));
         assert_eq!(config.principals[0].takes_per_s, Some(200));
         assert!(config.anonymous.is_empty() && config.audit.is_some() && config.tls.is_some());
     }
@@ -217,6 +237,8 @@ mod tests {
             "[serve]\ndrain = \"soon\"",
             "[serve]\npurpose = \"fun\"",
             "[serve.limits]\nx = 1",
+            "[serve.metrics]\nx = 1",
+            "[serve]\nproxies = [\"all\"]",
             "[serve.tls]\ncert = \"c\"",
             "[serve.tls]\ncert = \"c\"\nkey = \"k\"\nclient_cert = \"required\"",
             "[[principal]]\nrights = []",

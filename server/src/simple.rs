@@ -75,7 +75,7 @@ pub(crate) async fn take(
     // In a task of its own, so that whatever was granted is known when the client is found to be gone.
     let taken = replica.carry(taking.run(visit)).await?;
     drop(waiting);
-    let (token, lease_ms_since_sent) = match taken {
+    let (token, lease_ms_since_sent, waited) = match taken {
         Ok(taken) => taken,
         Err(refusal) => {
             undo.was_undone();
@@ -86,6 +86,9 @@ pub(crate) async fn take(
         |line| line.name(name.as_str()).claim(id).token(token),
         Deed::Grant,
     );
+    replica.metrics.granted(&name, mode, waited);
+    let until = received + Duration::from_millis(lease_ms_since_sent);
+    replica.events.granted(id, &name, token, until);
     let sequencer = Sequencer::new(name.clone(), mode, token, id);
     let body = SimpleGrant {
         claim: id,
@@ -124,10 +127,13 @@ struct Taking {
 
 impl Taking {
     /// Takes and confirms. On any other end nothing of the claim is left, or is being withdrawn.
-    async fn run(self, mut visit: Visit) -> Result<(Token, u64), Refusal> {
+    async fn run(self, mut visit: Visit) -> Result<(Token, u64, bool), Refusal> {
         visit.take_turn().await;
         let granted = match self.wait(&mut visit).await {
-            Ok(Some(token)) => self.confirm(token, visit).await,
+            Ok(Some((token, waited))) => {
+                let confirmed = self.confirm(token, visit).await;
+                confirmed.map(|lease| (token, lease, waited))
+            }
             Ok(None) => {
                 visit.waits_no_more();
                 return Err(self.held());
@@ -144,11 +150,13 @@ impl Taking {
         granted
     }
 
-    /// Waits until the claim holds. None: the store keeps nothing of it, since it was not to wait.
-    async fn wait(&self, visit: &mut Visit) -> Result<Option<Token>, Refusal> {
+    /// Waits until the claim holds, and says whether that took a wait. None: the store keeps nothing of it, since it was not to wait.
+    async fn wait(&self, visit: &mut Visit) -> Result<Option<(Token, bool)>, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         let replica = &self.replica;
+        let mut waited = false;
         loop {
+            replica.check_fresh(self.received)?;
             if let Some(bound) = &replica.bound {
                 let placing = bound.placing(&self.claim, replica.clock.now() + replica.window);
                 placing.map_err(|_| self.held())?;
@@ -158,7 +166,7 @@ impl Taking {
             let place = match standing.map_err(|error| Refusal::of(&error))? {
                 Standing::Held(grant) => {
                     visit.waits_no_more();
-                    return Ok(Some(grant.tokens.first));
+                    return Ok(Some((grant.tokens.first, waited)));
                 }
                 Standing::Waiting(place) => place,
                 _ => {
@@ -168,6 +176,7 @@ impl Taking {
                     return Ok(None);
                 }
             };
+            waited = true;
             // A place in the queue lasts one window.
             let again = place.recheck.min(replica.clock.now() + replica.poll());
             tokio::select! {
@@ -185,7 +194,7 @@ impl Taking {
     }
 
     /// The first renewal, which brings the whole lease.
-    async fn confirm(&self, token: Token, visit: Visit) -> Result<(Token, u64), Refusal> {
+    async fn confirm(&self, token: Token, visit: Visit) -> Result<u64, Refusal> {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
             let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
@@ -201,7 +210,7 @@ impl Taking {
                 counted_from,
                 lease,
                 ..
-            } => Ok((token, since_sent(counted_from, lease, self.received))),
+            } => Ok(since_sent(counted_from, lease, self.received)),
             Renewal::Unknown(error) => {
                 let refusal = Refusal::of(&error);
                 self.replica.hear(&Err::<(), _>(error));

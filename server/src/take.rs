@@ -72,7 +72,7 @@ pub(crate) async fn take(
     let name = asking.claim.name.clone();
     let visit = replica.known.enter(id);
     visit.placing(waiter);
-    let taken = asking.run(visit, &caller).await;
+    let taken = asking.run(visit, &caller, in_queue).await;
     taken.map_err(|refusal| refusal.name(&name))
 }
 
@@ -97,22 +97,30 @@ enum Woken {
 }
 
 impl Asking {
-    async fn run(self, mut visit: Visit, caller: &Caller) -> Result<Response, Refusal> {
+    async fn run(
+        self,
+        mut visit: Visit,
+        caller: &Caller,
+        in_queue: bool,
+    ) -> Result<Response, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         visit.take_turn().await;
         if let Some(bound) = &self.replica.bound {
             let placing = bound.placing(&self.claim, self.received + self.replica.window);
             placing.map_err(|_| self.ended())?;
         }
+        let mut waited = in_queue;
         loop {
+            self.replica.check_fresh(self.received)?;
             let (standing, back) = place(&self.replica, self.claim.clone(), visit).await?;
             visit = back;
             let place = match standing {
-                Ok(Standing::Held(grant)) => return self.granted(&grant, caller),
+                Ok(Standing::Held(grant)) => return self.granted(&grant, caller, waited),
                 Ok(Standing::Waiting(place)) => place,
                 Ok(_) => return Err(self.held()),
                 Err(error) => return Err(Refusal::of(&error)),
             };
+            waited = true;
             let replica = &self.replica;
             let woken = tokio::select! {
                 biased;
@@ -125,7 +133,7 @@ impl Asking {
             match woken {
                 Woken::Granted(grant) => {
                     visit.waits_no_more();
-                    return self.granted(&grant, caller);
+                    return self.granted(&grant, caller, true);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
                 Woken::Again | Woken::Over => return Ok(self.waiting(place.ahead)),
@@ -164,7 +172,7 @@ impl Asking {
         Refusal::new(Kind::Ended, detail)
     }
 
-    fn granted(&self, grant: &Grant, caller: &Caller) -> Result<Response, Refusal> {
+    fn granted(&self, grant: &Grant, caller: &Caller, waited: bool) -> Result<Response, Refusal> {
         let claim = &self.claim;
         let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
         if let Some(bound) = &self.replica.bound {
@@ -175,6 +183,10 @@ impl Asking {
         let token = grant.tokens.first;
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
         caller.note_if_grants(line, Deed::Grant);
+        let replica = &self.replica;
+        replica.metrics.granted(&claim.name, claim.mode, waited);
+        let until = grant.counted_from + grant.lease;
+        replica.events.granted(claim.id, &claim.name, token, until);
         let sequencer = Sequencer::new(claim.name.clone(), claim.mode, token, claim.id);
         let body = Granted {
             state: WordHeld::Held,

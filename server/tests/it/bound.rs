@@ -27,7 +27,7 @@ async fn send(at: &Server, client: &Client, method: &str, path: &str, body: &Val
     .await
 }
 
-async fn put(at: &Server, client: &Client, id: ClaimId, body: Value) -> Answer {
+pub(crate) async fn put(at: &Server, client: &Client, id: ClaimId, body: Value) -> Answer {
     send(at, client, "PUT", &format!("/v1/claims/{id}"), &body).await
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Bound {
     }
 }
 
-async fn memory() -> (Server, FaultHandle) {
+pub(crate) async fn memory() -> (Server, FaultHandle) {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
     let promises = fault.below().promises().clone().portable(false);
     let below = Arc::new(fault);

@@ -176,3 +176,23 @@ async fn a_certificate_can_be_required() {
     }
     assert_eq!(authority.take(&at, Some("stranger")).await, None);
 }
+
+#[tokio::test]
+async fn certificates_are_read_again_by_themselves() {
+    let authority = authority();
+    let mut config = Config::trusting();
+    config.tls = Some(authority.files(false));
+    config.limits.tls_reload = std::time::Duration::from_millis(50);
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    assert_eq!(authority.take(&at, None).await, Some(201));
+    // The new certificate is for another name, so that clients refuse it.
+    let other = SanType::DnsName("other.example".try_into().unwrap());
+    authority.sign("server", other);
+    let refused = async {
+        while authority.take(&at, None).await.is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    let refused = tokio::time::timeout(std::time::Duration::from_secs(20), refused).await;
+    refused.expect("the old certificate is still served");
+}

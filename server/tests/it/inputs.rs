@@ -368,6 +368,30 @@ async fn a_slow_body_or_head_ends_the_connection() {
 }
 
 #[tokio::test]
+async fn a_connection_that_says_nothing_is_closed_and_an_idle_one_stays() {
+    let mut config = Config::default();
+    config.limits.header_timeout = Duration::from_millis(300);
+    let memory = std::sync::Arc::new(fencelock_core::Memory::new());
+    let (at, client) = (replica_with(memory, config).await, Client::new());
+    let mut idle = TcpStream::connect(at.address()).await.unwrap();
+    let take = |id| {
+        let path = format!("/v1/claims/{id}");
+        client.bytes("PUT", &path, &json!({"name": "a"}))
+    };
+    let id = client.claim();
+    idle.write_all(&take(id)).await.unwrap();
+    answer(&mut idle).await.is(200);
+    let mut silent = TcpStream::connect(at.address()).await.unwrap();
+    let mut rest = Vec::new();
+    let end = tokio::io::AsyncReadExt::read_to_end(&mut silent, &mut rest);
+    let end = tokio::time::timeout(Duration::from_secs(20), end).await;
+    end.expect("the connection stays open").unwrap();
+    // By now the other one has been silent for longer.
+    idle.write_all(&take(id)).await.unwrap();
+    answer(&mut idle).await.is(200);
+}
+
+#[tokio::test]
 async fn what_is_no_http_hurts_nobody() {
     let (at, client) = (one().await, Client::new());
     for bytes in [

@@ -7,9 +7,12 @@ mod boundary;
 mod client;
 #[cfg(feature = "tls")]
 mod encrypted;
+mod events;
 mod faults;
 mod inputs;
 mod many;
+mod metrics;
+mod operation;
 mod redis;
 mod rights;
 mod simple;

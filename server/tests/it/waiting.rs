@@ -293,6 +293,10 @@ async fn draining_answers_polls_and_serves_renewals_and_releases() {
     crate::client::ask(&at, "GET", "/healthz", "").await.is(200);
     let refused = client.put(&at, client.claim(), json!({"name": "b"})).await;
     refused.is_problem(503, "draining");
+    // One that would wait is refused, too: it has no place here that it could lose.
+    let refused = client.poll(&at, client.claim(), "a", 60_000).await;
+    refused.is_problem(503, "draining");
+    assert_eq!(waiters(&look(&at, "a").await), 1);
     let simple = crate::client::ask(&at, "POST", "/v1/claims", r#"{"name":"b"}"#).await;
     simple.is_problem(503, "draining");
     assert!(is_free(&look(&at, "b").await));

@@ -1,0 +1,32 @@
+//! What the service tells unasked arrives: a client hears of its loss before its next renewal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock::{Engine, Evict, Memory};
+use tokio::time::Instant;
+
+use crate::{Replica, connect, soon, url};
+
+#[tokio::test]
+async fn an_eviction_is_heard_before_the_next_renewal() {
+    let memory = Arc::new(Memory::new());
+    let replica = Replica::start(Arc::clone(&memory) as _).await;
+    let replicas = [replica];
+    let client = connect(&url(&replicas)).await;
+    // Its first renewal but one is 20 seconds away.
+    let lock = client.lock("a").ttl(Duration::from_secs(60));
+    let guard = soon("taking", lock).await.unwrap();
+    // The first renewal is over by then: it comes after a third of the first window.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let evicted = Instant::now();
+    let inspect = memory.inspect();
+    let done = inspect.evict(guard.name(), guard.token(), Evict::Release);
+    assert!(done.await.unwrap());
+    soon("the loss", guard.lost()).await;
+    assert!(
+        evicted.elapsed() < Duration::from_secs(5),
+        "that was a renewal: {:?}",
+        evicted.elapsed()
+    );
+}

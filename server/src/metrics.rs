@@ -1,0 +1,306 @@
+//! What `/metrics` tells, in the text format of Prometheus. Every service has a recorder of its own. Labels are few: lock names
+//! only as the patterns of the configuration, routes as they are written in the router.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use fencelock_core::{LockName, Mode};
+use fencelock_wire::{Binding, Kind};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, StatusCode};
+use metrics::{Key, Label, Level, Metadata, Recorder, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+use crate::replica::Replica;
+
+static METADATA: Metadata<'static> =
+    Metadata::new("fencelock_server", Level::INFO, Some(module_path!()));
+
+/// The upper ends of the buckets of every histogram, in seconds.
+const BUCKETS: [f64; 16] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0,
+];
+
+/// What stands for every lock that no pattern names.
+const OTHER: &str = "other";
+
+const REQUESTS: &str = "fencelock_http_requests_total";
+const REQUEST_SECONDS: &str = "fencelock_http_request_seconds";
+const GRANTS: &str = "fencelock_served_grants_total";
+const REFUSALS: &str = "fencelock_http_refusals_total";
+const RENEWALS: &str = "fencelock_served_renewals_total";
+const RELEASES: &str = "fencelock_served_releases_total";
+const LOSSES: &str = "fencelock_served_losses_total";
+const EVICTIONS: &str = "fencelock_served_evictions_total";
+const PAUSES: &str = "fencelock_pauses_total";
+const LAG: &str = "fencelock_event_loop_lag_seconds";
+const CALLS: &str = "fencelock_store_calls_total";
+const CALL_SECONDS: &str = "fencelock_store_call_seconds";
+const POLLS: &str = "fencelock_open_polls";
+const STREAMS: &str = "fencelock_event_streams";
+const BOUND: &str = "fencelock_bound_claims";
+const DRAINING: &str = "fencelock_draining";
+const AUDIT_DROPPED: &str = "fencelock_audit_lines_dropped_total";
+const BUILD: &str = "fencelock_build_info";
+
+/// The numbers of one service.
+pub(crate) struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    /// Patterns of lock names that may be labels: a name, or a prefix and `*`.
+    names: Vec<Arc<str>>,
+}
+
+impl Metrics {
+    pub(crate) fn new(names: &[String]) -> Arc<Self> {
+        let builder = PrometheusBuilder::new();
+        // The buckets are not empty, which is the only error there is.
+        let builder = builder.set_buckets(&BUCKETS);
+        let recorder = builder
+            .unwrap_or_else(|_| PrometheusBuilder::new())
+            .build_recorder();
+        let metrics = Self {
+            handle: recorder.handle(),
+            recorder,
+            names: names.iter().map(|name| Arc::from(name.as_str())).collect(),
+        };
+        metrics.describe();
+        Arc::new(metrics)
+    }
+
+    fn describe(&self) {
+        let counters = [
+            (REQUESTS, "Requests, by route, method and status"),
+            (GRANTS, "Claims that came to hold, at once or after a wait"),
+            (
+                REFUSALS,
+                "Requests that were answered with a problem, by its kind",
+            ),
+            (RENEWALS, "Renewals of single holds, by outcome"),
+            (RELEASES, "Releases, by what they found"),
+            (
+                LOSSES,
+                "Holds that ended before their release, as far as this replica saw it",
+            ),
+            (
+                EVICTIONS,
+                "Requests to take a lock from its holder, or to ask that holder for it",
+            ),
+            (
+                PAUSES,
+                "Times that this process stood still for longer than half a claim window",
+            ),
+            (CALLS, "Calls of the store, by call and outcome"),
+            (AUDIT_DROPPED, "Lines that the audit log has lost"),
+        ];
+        for (name, what) in counters {
+            let what = what.into();
+            self.recorder
+                .describe_counter(name.into(), Some(Unit::Count), what);
+        }
+        let gauges = [
+            (
+                POLLS,
+                "Requests that wait for a lock or for a change of one",
+            ),
+            (STREAMS, "Open streams of events"),
+            (BOUND, "Claims that hang on this replica, by state"),
+            (DRAINING, "1 once this replica refuses new claims"),
+            (BUILD, "Always 1; the labels say what runs"),
+        ];
+        for (name, what) in gauges {
+            let what = what.into();
+            self.recorder
+                .describe_gauge(name.into(), Some(Unit::Count), what);
+        }
+        let histograms = [
+            (
+                REQUEST_SECONDS,
+                "How long a request took, its wait for a lock included",
+            ),
+            (CALL_SECONDS, "How long a call of the store took"),
+            (LAG, "How late the event loop was, each 100 ms"),
+        ];
+        for (name, what) in histograms {
+            let what = what.into();
+            self.recorder
+                .describe_histogram(name.into(), Some(Unit::Seconds), what);
+        }
+    }
+
+    /// The pattern that a name may be told as.
+    fn label(&self, name: &LockName) -> Label {
+        let fits = |pattern: &&Arc<str>| match pattern.strip_suffix('*') {
+            Some(prefix) => name.as_str().starts_with(prefix),
+            None => name.as_str() == &***pattern,
+        };
+        match self.names.iter().find(fits) {
+            Some(pattern) => Label::new("lock", Arc::clone(pattern)),
+            None => Label::from_static_parts("lock", OTHER),
+        }
+    }
+
+    fn count(&self, name: &'static str, labels: Vec<Label>) {
+        let key = Key::from_parts(name, labels);
+        let counter = self.recorder.register_counter(&key, &METADATA);
+        counter.increment(1);
+    }
+
+    fn time(&self, name: &'static str, labels: Vec<Label>, took: Duration) {
+        let key = Key::from_parts(name, labels);
+        let histogram = self.recorder.register_histogram(&key, &METADATA);
+        histogram.record(took.as_secs_f64());
+    }
+
+    fn set(&self, name: &'static str, labels: Vec<Label>, value: f64) {
+        let key = Key::from_parts(name, labels);
+        self.recorder.register_gauge(&key, &METADATA).set(value);
+    }
+
+    pub(crate) fn request(
+        &self,
+        route: Option<String>,
+        method: &Method,
+        status: StatusCode,
+        took: Duration,
+    ) {
+        let route = match route {
+            Some(route) => Label::new("route", route),
+            None => Label::from_static_parts("route", OTHER),
+        };
+        let method = Label::from_static_parts("method", method_word(method));
+        let status = Label::new("status", status.as_str().to_owned());
+        let timed = vec![route.clone(), method.clone()];
+        self.count(REQUESTS, vec![route, method, status]);
+        self.time(REQUEST_SECONDS, timed, took);
+    }
+
+    pub(crate) fn refused(&self, kind: Kind) {
+        self.count(REFUSALS, vec![text("reason", kind.as_str())]);
+    }
+
+    /// A claim holds: at once, or after it had waited.
+    pub(crate) fn granted(&self, name: &LockName, mode: Mode, waited: bool) {
+        let mode = match mode {
+            Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
+            _ => "permit",
+        };
+        let how = if waited { "waited" } else { "at_once" };
+        let labels = vec![self.label(name), text("mode", mode), text("how", how)];
+        self.count(GRANTS, labels);
+    }
+
+    pub(crate) fn renewed(&self, outcome: &'static str) {
+        self.count(RENEWALS, vec![text("outcome", outcome)]);
+    }
+
+    pub(crate) fn released(&self, outcome: &'static str) {
+        self.count(RELEASES, vec![text("outcome", outcome)]);
+    }
+
+    pub(crate) fn lost(&self, reason: &'static str) {
+        self.count(LOSSES, vec![text("reason", reason)]);
+    }
+
+    pub(crate) fn evicted(&self, how: &'static str, outcome: &'static str) {
+        let labels = vec![text("how", how), text("outcome", outcome)];
+        self.count(EVICTIONS, labels);
+    }
+
+    pub(crate) fn paused(&self) {
+        self.count(PAUSES, Vec::new());
+    }
+
+    pub(crate) fn lag(&self, lag: Duration) {
+        self.time(LAG, Vec::new(), lag);
+    }
+
+    pub(crate) fn store_call(
+        &self,
+        engine: &'static str,
+        call: &'static str,
+        outcome: &'static str,
+        took: Option<Duration>,
+    ) {
+        let labels = vec![text("engine", engine), text("call", call)];
+        if let Some(took) = took {
+            self.time(CALL_SECONDS, labels.clone(), took);
+        }
+        let outcome = text("outcome", outcome);
+        self.count(CALLS, [labels, vec![outcome]].concat());
+    }
+
+    /// Sorts what was timed into buckets, so that it does not pile up while nobody asks.
+    pub(crate) fn tidy(&self) {
+        self.handle.run_upkeep();
+    }
+
+    /// Everything, as it is now.
+    fn render(&self, replica: &Replica) -> String {
+        self.set(POLLS, Vec::new(), replica.polls() as f64);
+        self.set(STREAMS, Vec::new(), replica.events.streams() as f64);
+        let draining = replica.draining.is_cancelled();
+        self.set(DRAINING, Vec::new(), f64::from(u8::from(draining)));
+        if let Some(bound) = &replica.bound {
+            for (state, count) in bound.states() {
+                self.set(BOUND, vec![text("state", state)], count as f64);
+            }
+        }
+        let dropped = replica
+            .audit
+            .as_ref()
+            .map_or(0, crate::audit::Audit::dropped);
+        let key = Key::from_name(AUDIT_DROPPED);
+        let counter = self.recorder.register_counter(&key, &METADATA);
+        counter.absolute(dropped);
+        let binding = match replica.binding {
+            Binding::Store => "store",
+            Binding::Replica => "replica",
+        };
+        let build = vec![
+            text("version", env!("CARGO_PKG_VERSION")),
+            text("engine", replica.promises().engine),
+            text("binding", binding),
+            Label::new("replica", replica.id.clone()),
+        ];
+        self.set(BUILD, build, 1.0);
+        self.handle.render()
+    }
+}
+
+fn text(key: &'static str, value: &'static str) -> Label {
+    Label::from_static_parts(key, value)
+}
+
+/// Anybody may send any word as a method.
+fn method_word(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        _ => OTHER,
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+/// `GET /metrics`.
+pub(crate) async fn metrics(State(replica): State<Arc<Replica>>) -> Response {
+    let mut response = Response::new(Body::from(replica.metrics.render(&replica)));
+    let media = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, media);
+    response
+}

@@ -1,0 +1,183 @@
+//! Server-sent events, read as they come.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::Memory;
+use fencelock_server::{Config, Principal, Right, Server};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::client::{Client, ask, one, raw, replica_with, request};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An open stream.
+struct Events {
+    stream: TcpStream,
+    text: String,
+}
+
+impl Events {
+    async fn open(at: &Server, path: &str, headers: &[(&str, &str)]) -> Self {
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        let asked = request("GET", path, headers, "");
+        stream.write_all(&asked).await.unwrap();
+        let mut events = Self {
+            stream,
+            text: String::new(),
+        };
+        // From then on nothing is missed.
+        events.until("retry: 1000").await;
+        let text = &events.text;
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        assert!(text.contains("content-type: text/event-stream"), "{text}");
+        events
+    }
+
+    async fn of_key(at: &Server, client: &Client) -> Self {
+        Self::open(at, "/v1/events", &[("Fencelock-Key", client.key.secret())]).await
+    }
+
+    /// Reads more; false at the end.
+    async fn read(&mut self) -> bool {
+        let mut bytes = Vec::new();
+        let read = timeout(PATIENCE, self.stream.read_buf(&mut bytes)).await;
+        let count = read.expect("nothing comes").unwrap();
+        self.text += &String::from_utf8(bytes).unwrap();
+        count > 0
+    }
+
+    async fn until(&mut self, what: &str) {
+        while !self.text.contains(what) {
+            assert!(self.read().await, "no {what} in {}", self.text);
+        }
+    }
+
+    /// The data of the first event with this name.
+    async fn next(&mut self, event: &str) -> Value {
+        let begin = format!("event: {event}\ndata: ");
+        loop {
+            let rest = self
+                .text
+                .split_once(&begin)
+                .map(|(_, rest)| rest.to_owned());
+            if let Some((data, rest)) = rest.as_deref().and_then(|rest| rest.split_once("\n\n")) {
+                self.text = rest.to_owned();
+                return serde_json::from_str(data).unwrap();
+            }
+            assert!(self.read().await, "no {event} in {}", self.text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_hears_of_its_own_claims() {
+    let (at, client, other) = (one().await, Client::new(), Client::new());
+    assert!(features(&at).await.contains(&json!("events")));
+    let mut events = Events::of_key(&at, &client).await;
+    let mut others = Events::of_key(&at, &other).await;
+    let id = client.claim();
+    let token = client.take(&at, id, "a").await;
+    let told = json!({"claim": id, "name": "a", "token": token});
+    assert_eq!(events.next("granted").await, told);
+    for (how, event) in [("ask", "release-requested"), ("release", "lost")] {
+        let evict = json!({"name": "a", "token": token, "how": how}).to_string();
+        ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+        assert_eq!(events.next(event).await, told);
+    }
+    // What counts is the answer to the renewal.
+    client
+        .renew(&at, id, "a", token)
+        .await
+        .is_problem(410, "lost");
+    at.service().refuse_new();
+    others.until("event: draining").await;
+    assert!(!others.text.contains(&id.to_string()), "{}", others.text);
+}
+
+async fn features(at: &Server) -> Vec<Value> {
+    let store = ask(at, "GET", "/v1/store", "").await;
+    store.get("features").as_array().unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_lock_tells_who_leads() {
+    let (at, client) = (one().await, Client::new());
+    let mut both = [
+        Events::open(&at, "/v1/events?lock=a", &[]).await,
+        Events::open(&at, "/v1/events?lock=a", &[]).await,
+    ];
+    let id = client.claim();
+    let token = client.take(&at, id, "a").await;
+    let told = json!({"claim": id, "name": "a", "token": token});
+    for events in &mut both {
+        assert_eq!(events.next("leader").await, told);
+    }
+    client.release(&at, id, "a").await.is(200);
+    for events in &mut both {
+        assert!(events.next("leader").await["token"].is_null());
+    }
+}
+
+#[tokio::test]
+async fn draining_ends_the_streams() {
+    let (at, client) = (one().await, Client::new());
+    let mut events = Events::of_key(&at, &client).await;
+    let drained = tokio::spawn(at.drain(PATIENCE));
+    assert_eq!(events.next("draining").await, json!({}));
+    while events.read().await {}
+    assert_eq!(
+        timeout(Duration::from_secs(10), drained)
+            .await
+            .unwrap()
+            .unwrap(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn streams_are_limited_and_counted_until_they_end() {
+    let token = fencelock_server::BearerToken::draw().unwrap();
+    let mut principal = Principal::new("p");
+    principal.tokens = vec![fencelock_server::TokenHash {
+        id: token.id().to_owned(),
+        sha256: token.sha256(),
+        not_after: None,
+    }];
+    principal.rights = vec![fencelock_server::Grant::on_all(&[Right::Take])];
+    principal.streams = Some(1);
+    let mut config = Config::default();
+    config.principals = vec![principal];
+    config.anonymous.clear();
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let client = Client::new();
+    let bearer = format!("Bearer {}", token.secret());
+    let headers = [
+        ("Authorization", bearer.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let asked = request("GET", "/v1/events", &headers, "");
+    let events = Events::open(&at, "/v1/events", &headers).await;
+    raw(at.address(), &asked).await.is_problem(429, "quota");
+    drop(events);
+    let again = async {
+        while raw(at.address(), &asked).await.status == 429 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, again)
+        .await
+        .expect("the stream still counts");
+    // To look at a lock it has no right, and nobody has one to nothing.
+    let look = request("GET", "/v1/events?lock=a", &headers[..1], "");
+    raw(at.address(), &look).await.is_problem(403, "forbidden");
+    let nobody = request("GET", "/v1/events", &headers[1..], "");
+    raw(at.address(), &nobody)
+        .await
+        .is_problem(401, "unauthorized");
+    let nothing = request("GET", "/v1/events", &headers[..1], "");
+    raw(at.address(), &nothing).await.is_problem(400, "invalid");
+}

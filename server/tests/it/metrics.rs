@@ -1,0 +1,183 @@
+//! What `/metrics` says after real requests.
+
+use std::sync::Arc;
+
+use fencelock_core::Memory;
+use fencelock_server::{Config, Server};
+use serde_json::json;
+
+use crate::bound::memory;
+use crate::client::{Client, ask, replica_with, until, waiters};
+
+async fn scrape(at: &Server) -> String {
+    let scraped = ask(at, "GET", "/metrics", "").await;
+    assert_eq!(scraped.status, 200);
+    let media = scraped.header("content-type").unwrap();
+    assert!(media.starts_with("text/plain; version=0.0.4"), "{media}");
+    scraped.text
+}
+
+/// The value of the series with this name and these labels, which may have more.
+#[track_caller]
+fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
+    let found = text.lines().filter(|line| {
+        let rest = line.strip_prefix(name);
+        let is_it = rest.is_some_and(|rest| rest.starts_with([' ', '{']));
+        is_it && labels.iter().all(|label| line.contains(label))
+    });
+    let values = found.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+    values.sum()
+}
+
+#[tokio::test]
+async fn requests_grants_and_ends_are_counted() {
+    let mut config = Config::trusting();
+    config.metrics = vec!["orders/*".to_owned(), "nightly".to_owned()];
+    let (at, client) = (
+        replica_with(Arc::new(Memory::new()), config).await,
+        Client::new(),
+    );
+    let (holds, waits) = (client.claim(), client.claim());
+    let token = client.take(&at, holds, "orders/1").await;
+    client.renew(&at, holds, "orders/1", token).await.is(200);
+    client.take(&at, client.claim(), "secret").await;
+    let busy = client.put(&at, client.claim(), json!({"name": "orders/1"}));
+    busy.await.is_problem(409, "held");
+    let wait = async {
+        loop {
+            let answer = client.poll(&at, waits, "orders/1", 60_000).await;
+            if answer.status != 202 {
+                return answer;
+            }
+        }
+    };
+    let release = async {
+        until(&at, "orders/1", "waited for", |lock| waiters(lock) == 1).await;
+        let open = scrape(&at).await;
+        assert_eq!(value(&open, "fencelock_open_polls", &[]), 1.0);
+        client.release(&at, holds, "orders/1").await.is(200);
+    };
+    let (held, ()) = tokio::join!(wait, release);
+    let token = held.number("token");
+    let evict = json!({"name": "orders/1", "token": token, "how": "release"});
+    client.ask(&at, "POST", "/v1/evict", &evict).await.is(200);
+    let lost = client.renew(&at, waits, "orders/1", token).await;
+    lost.is_problem(410, "lost");
+    ask(&at, "GET", "/nowhere/secret", "").await.is(404);
+
+    let text = scrape(&at).await;
+    let is = |name: &str, labels: &[&str], want: f64| {
+        assert_eq!(
+            value(&text, name, labels),
+            want,
+            "{name} {labels:?}\n{text}"
+        );
+    };
+    let grants = "fencelock_served_grants_total";
+    is(
+        grants,
+        &["lock=\"orders/*\"", "how=\"at_once\"", "mode=\"exclusive\""],
+        1.0,
+    );
+    is(grants, &["lock=\"orders/*\"", "how=\"waited\""], 1.0);
+    is(grants, &["lock=\"other\""], 1.0);
+    is("fencelock_http_refusals_total", &["reason=\"held\""], 1.0);
+    is("fencelock_http_refusals_total", &["reason=\"lost\""], 1.0);
+    is(
+        "fencelock_served_renewals_total",
+        &["outcome=\"kept\""],
+        1.0,
+    );
+    is(
+        "fencelock_served_renewals_total",
+        &["outcome=\"lost\""],
+        1.0,
+    );
+    is(
+        "fencelock_served_releases_total",
+        &["outcome=\"released\""],
+        1.0,
+    );
+    is("fencelock_served_losses_total", &[], 1.0);
+    is(
+        "fencelock_served_evictions_total",
+        &["how=\"release\"", "outcome=\"done\""],
+        1.0,
+    );
+    is("fencelock_open_polls", &[], 0.0);
+    is("fencelock_draining", &[], 0.0);
+    is("fencelock_audit_lines_dropped_total", &[], 0.0);
+    is(
+        "fencelock_build_info",
+        &["engine=\"memory\"", "binding=\"store\""],
+        1.0,
+    );
+    let requests = "fencelock_http_requests_total";
+    let renew = "route=\"/v1/claims/{id}/renew\"";
+    is(requests, &[renew, "method=\"POST\"", "status=\"200\""], 1.0);
+    is(requests, &[renew, "status=\"410\""], 1.0);
+    is(requests, &["route=\"other\"", "status=\"404\""], 1.0);
+    is("fencelock_http_request_seconds_count", &[renew], 2.0);
+    is(
+        "fencelock_http_request_seconds_bucket",
+        &[renew, "le=\"+Inf\""],
+        2.0,
+    );
+    let calls = "fencelock_store_calls_total";
+    is(calls, &["call=\"renew\"", "outcome=\"ok\""], 2.0);
+    is(calls, &["call=\"withdraw\"", "outcome=\"ok\""], 1.0);
+    is(
+        "fencelock_store_call_seconds_count",
+        &["call=\"evict\""],
+        1.0,
+    );
+    assert!(!text.contains("secret"), "{text}");
+    at.service().refuse_new();
+    let text = scrape(&at).await;
+    assert_eq!(value(&text, "fencelock_draining", &[]), 1.0);
+}
+
+#[tokio::test]
+async fn two_services_in_one_process_count_apart() {
+    let (one, other) = crate::client::two().await;
+    let client = Client::new();
+    client.take(&one, client.claim(), "a").await;
+    let grants = "fencelock_served_grants_total";
+    assert_eq!(value(&scrape(&one).await, grants, &[]), 1.0);
+    assert_eq!(value(&scrape(&other).await, grants, &[]), 0.0);
+}
+
+#[tokio::test]
+async fn claims_of_a_replica_are_counted_by_state() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let first = client.claim();
+    let put = crate::bound::put(&at, &client, first, json!({"name": "a"}));
+    put.await.is(200);
+    let waits = json!({"name": "a", "queue": true});
+    crate::bound::put(&at, &client, client.claim(), waits)
+        .await
+        .is(202);
+    let text = scrape(&at).await;
+    for (state, count) in [("holding", 1.0), ("waiting", 1.0), ("ending", 0.0)] {
+        let label = format!("state=\"{state}\"");
+        let found = value(&text, "fencelock_bound_claims", &[&label]);
+        assert_eq!(found, count, "{state}\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_event_loop_is_timed() {
+    let at = crate::client::one().await;
+    let timed = async {
+        while value(
+            &scrape(&at).await,
+            "fencelock_event_loop_lag_seconds_count",
+            &[],
+        ) < 2.0
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let timed = tokio::time::timeout(std::time::Duration::from_secs(20), timed).await;
+    timed.expect("no tick");
+}

@@ -1,0 +1,166 @@
+//! What an operator relies on: health, pauses, the listener for operators, proxies, and room for those that hold.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use fencelock_core::Memory;
+use fencelock_core::layers::{Fault, Meter, Trouble};
+use fencelock_server::{AuditLog, Config, Server};
+use fencelock_testbed::Dir;
+use http::Request;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tower_service::Service as _;
+
+use crate::client::{Client, answer, ask, one, raw, replica, replica_with, request};
+
+/// The status without a chance for the event loop to turn before.
+async fn health_at_once(at: &Server) -> u16 {
+    let request = Request::get("/healthz").header("Host", "localhost");
+    let mut router = at.service().router();
+    let answered = router.call(request.body(Body::empty()).unwrap()).await;
+    answered.unwrap().status().as_u16()
+}
+
+#[tokio::test]
+async fn an_event_loop_that_stands_still_is_not_well() {
+    let at = one().await;
+    ask(&at, "GET", "/healthz", "").await.is(200);
+    // This is the thread of the event loop.
+    std::thread::sleep(Duration::from_millis(2300));
+    assert_eq!(health_at_once(&at).await, 503);
+    let well = async {
+        while health_at_once(&at).await != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let well = tokio::time::timeout(Duration::from_secs(10), well).await;
+    well.expect("it does not recover");
+}
+
+#[tokio::test]
+async fn what_was_read_before_a_pause_is_not_asked_of_the_store() {
+    let meter = Arc::new(Meter::new(Arc::new(Memory::new())));
+    let (fault, handle) = Fault::new(Arc::clone(&meter) as _);
+    let (at, client) = (replica(Arc::new(fault)).await, Client::new());
+    let id = client.claim();
+    let token = client.take(&at, id, "a").await;
+    let renewed = meter.counts().renewed;
+    // The first renewal is held up before the store, and the second one waits for its turn.
+    handle.next([Trouble::Hold]);
+    let path = format!("/v1/claims/{id}/renew");
+    let renew = client.bytes(
+        "POST",
+        &path,
+        &serde_json::json!({"name": "a", "token": token}),
+    );
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        stream.write_all(&renew).await.unwrap();
+        streams.push(stream);
+        // The server has read it.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    handle.open(1);
+    answer(&mut streams[0]).await.is(200);
+    answer(&mut streams[1]).await.is_problem(503, "unavailable");
+    assert_eq!(meter.counts().renewed, renewed + 1);
+    // What comes later is served.
+    client.renew(&at, id, "a", token).await.is(200);
+}
+
+#[tokio::test]
+async fn operators_have_a_listener_of_their_own() {
+    let mut config = Config::trusting();
+    config.admin = Some("127.0.0.1:0".parse().unwrap());
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let admin = Server::start_admin("127.0.0.1:0".parse().unwrap(), at.service().clone());
+    let admin = admin.await.unwrap();
+    for path in ["/metrics", "/healthz", "/readyz"] {
+        ask(&at, "GET", path, "").await.is_problem(404, "not-found");
+        assert_eq!(ask(&admin, "GET", path, "").await.status, 200);
+    }
+    ask(&admin, "GET", "/v1/store", "")
+        .await
+        .is_problem(404, "not-found");
+}
+
+#[tokio::test]
+async fn the_audit_log_believes_configured_proxies_alone() {
+    let dir = Dir::new("audit").unwrap();
+    let file = dir.path().join("audit");
+    for (proxies, peers) in [
+        (
+            vec!["127.0.0.1", "10.0.0.9"],
+            vec!["192.0.2.7", "192.0.2.8", "127.0.0.1:"],
+        ),
+        (vec![], vec!["127.0.0.1:", "127.0.0.1:", "127.0.0.1:"]),
+    ] {
+        let _ = std::fs::remove_file(&file);
+        let mut config = Config::trusting();
+        config.audit = Some(AuditLog::new(&file));
+        config.proxies = proxies.iter().map(|ip| ip.parse().unwrap()).collect();
+        let at = replica_with(Arc::new(Memory::new()), config).await;
+        for header in ["1.1.1.1, 192.0.2.7", "192.0.2.8, 10.0.0.9", "nonsense"] {
+            let body = r#"{"name":"a","token":1,"how":"release"}"#;
+            let evict = request("POST", "/v1/evict", &[("X-Forwarded-For", header)], body);
+            raw(at.address(), &evict).await.is(200);
+        }
+        // Each eviction is written before and after it; the first line of each was written before its answer.
+        let text = std::fs::read_to_string(&file).unwrap();
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let told: Vec<Value> = lines.filter(|line| line["outcome"].is_null()).collect();
+        assert_eq!(told.len(), 3, "{text}");
+        for (line, peer) in told.iter().zip(&peers) {
+            let found = line["peer"].as_str().unwrap();
+            assert!(found.starts_with(peer), "{found} is not {peer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tenth_of_the_connections_is_for_those_that_renew() {
+    let mut config = Config::trusting();
+    config.limits.connections = 10;
+    let at = replica_with(Arc::new(Memory::new()), config).await;
+    let client = Client::new();
+    let id = client.claim();
+    let mut others = Vec::new();
+    for _ in 0..9 {
+        let mut stream = TcpStream::connect(at.address()).await.unwrap();
+        stream
+            .write_all(&request("GET", "/healthz", &[], ""))
+            .await
+            .unwrap();
+        answer(&mut stream).await.is(200);
+        others.push(stream);
+    }
+    // One more of somebody who has not renewed waits.
+    let mut waits = TcpStream::connect(at.address()).await.unwrap();
+    let healthz = request("GET", "/healthz", &[], "");
+    waits.write_all(&healthz).await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(300), waits.readable()).await;
+    assert!(early.is_err(), "it is served");
+    // A renewal over one of the open connections makes room for its peer.
+    let take = client.bytes(
+        "PUT",
+        &format!("/v1/claims/{id}"),
+        &serde_json::json!({"name": "a"}),
+    );
+    others[0].write_all(&take).await.unwrap();
+    let token = answer(&mut others[0]).await.number("token");
+    let body = serde_json::json!({"name": "a", "token": token});
+    let renew = client.bytes("POST", &format!("/v1/claims/{id}/renew"), &body);
+    others[0].write_all(&renew).await.unwrap();
+    answer(&mut others[0]).await.is(200);
+    client.renew(&at, id, "a", token).await.is(200);
+    // The one that waits has its turn when another one ends.
+    others.pop();
+    answer(&mut waits).await.is(200);
+}
