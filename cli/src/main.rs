@@ -15,6 +15,8 @@ mod joined;
 mod json;
 mod launch;
 mod manual;
+#[cfg(feature = "serve")]
+mod notify;
 mod progress;
 mod report;
 mod run;

@@ -11,6 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Serve, ServeCommand};
 use crate::exit::{Failure, Outcome, code, print, say};
+use crate::notify::tell_manager;
 use crate::store;
 
 /// The port if none is given.
@@ -46,9 +47,11 @@ pub(crate) async fn serve(args: Serve, store: Option<String>) -> Outcome {
         () = signals.end() => return Ok(code::DONE),
     };
     let servers = start(&settings, &engine).await?;
+    tell_manager("READY=1");
     while signals.is_reload().await {
         reload(&args, file.as_ref(), &servers);
     }
+    tell_manager("STOPPING=1");
     say("draining: new claims are refused, and this ends with the last connection");
     let drain = settings.drain.unwrap_or(DRAIN);
     let mut all = tokio::task::JoinSet::new();
@@ -177,6 +180,17 @@ async fn start(settings: &Settings, engine: &Arc<dyn Engine>) -> Result<Vec<Serv
         })?;
         say(&format!("listening on {scheme}://{}", server.address()));
         servers.push(server);
+    }
+    if let Some(address) = settings.config.admin {
+        let Some(first) = servers.first() else {
+            return Ok(servers);
+        };
+        let admin = Server::start_admin(address, first.service().clone()).await;
+        let admin = admin.map_err(|error| {
+            Failure::new(code::CONFIG, format!("listening on {address}: {error}"))
+        })?;
+        say(&format!("metrics and health on http://{}", admin.address()));
+        servers.push(admin);
     }
     Ok(servers)
 }

@@ -33,6 +33,8 @@ mod redlock;
 mod run;
 #[cfg(feature = "redis")]
 mod sentinel;
+#[cfg(feature = "serve")]
+mod serve;
 mod terminal;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
