@@ -33,6 +33,10 @@ mod redlock;
 mod run;
 #[cfg(feature = "redis")]
 mod sentinel;
+#[cfg(feature = "serve")]
+mod serve;
+#[cfg(feature = "serve")]
+mod service;
 mod terminal;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
