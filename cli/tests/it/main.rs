@@ -37,6 +37,7 @@ mod sentinel;
 mod serve;
 #[cfg(feature = "serve")]
 mod service;
+mod take;
 mod terminal;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
