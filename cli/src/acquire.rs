@@ -1,6 +1,7 @@
 //! From a command line to a lock that is held.
 
 use fencelock::{Client, Guard, LockName, Owner};
+use fencelock_wire::ClaimKey;
 
 use crate::args::{AcquireOptions, Patience, Times};
 use crate::environment::outer_owner;
@@ -15,12 +16,14 @@ pub(crate) struct Held {
     pub(crate) guard: Guard,
 }
 
-/// Opens the store and acquires the lock.
+/// Opens the store and acquires the lock. With a key, the hold is to be detached from this process, and its claim is of
+/// that key.
 pub(crate) async fn acquire(
     options: &AcquireOptions,
     times: &Times,
     name: &str,
     store: Option<String>,
+    key: Option<&ClaimKey>,
     signals: &mut Signals,
 ) -> Result<Held, Failure> {
     // A bad name is reported even if the store is unavailable.
@@ -28,7 +31,7 @@ pub(crate) async fn acquire(
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Err(ended_by(signal)),
-        client = store::open(store, options.purpose, times.patience) => client?,
+        client = store::open(store, options.purpose, times.patience, key) => client?,
     };
     let acquired = tokio::select! {
         biased;

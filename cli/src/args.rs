@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -36,13 +37,19 @@ pub(crate) enum Command {
     Run(Run),
     /// Hold a lock until standard input ends or a signal arrives
     Hold(Hold),
+    /// Take a lock and leave it taken: for steps that are processes of their own
+    Take(Take),
+    /// Prolong the hold of a grant that `take` wrote, and say how long it may now be believed
+    Renew(GrantOptions),
     /// Show who holds a lock and who waits for it
     Show(Show),
     /// List the locks that are held
     Ls(Ls),
     /// Exit with 0 if the grant of a sequencer is still held, else with 1
     Check(Check),
-    /// Release a lock by force, or ask its holder to release it
+    /// Release the hold of a grant, or a lock by force, or ask its holder to release it
+    #[command(override_usage = "fencelock release --grant FILE\n       \
+                                fencelock release NAME --token N [--ask]")]
     Release(Release),
     /// Report what the store promises, what is wrong with its configuration, and what to change
     Doctor(Doctor),
@@ -82,7 +89,7 @@ pub(crate) enum Command {
     Man,
 }
 
-/// The options that `run` and `hold` share.
+/// The options that `run`, `hold` and `take` share.
 #[derive(Args, Debug)]
 pub(crate) struct AcquireOptions {
     /// Fail at once if the lock is held
@@ -113,19 +120,6 @@ pub(crate) struct AcquireOptions {
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) lock_delay: Option<String>,
 
-    /// End after holding the lock for this long
-    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
-    pub(crate) max_hold: Option<String>,
-
-    /// Others get the lock after this time at the earliest, even if it is released before: for a job that is to run once
-    /// per period
-    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
-    pub(crate) at_least: Option<String>,
-
-    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; when the lock is being lost, at most until the lease ends]
-    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
-    pub(crate) kill_after: Option<String>,
-
     /// Do not queue, but try again and again
     #[arg(long)]
     pub(crate) unfair: bool,
@@ -147,10 +141,30 @@ pub(crate) struct AcquireOptions {
     pub(crate) verbose: bool,
 }
 
+/// The options that `run` and `hold` share.
+#[derive(Args, Debug)]
+pub(crate) struct HoldOptions {
+    #[command(flatten)]
+    pub(crate) acquire: AcquireOptions,
+
+    /// End after holding the lock for this long
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) max_hold: Option<String>,
+
+    /// Others get the lock after this time at the earliest, even if it is released before: for a job that is to run once
+    /// per period
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) at_least: Option<String>,
+
+    /// The time from SIGTERM to SIGKILL when the command must end [default: 5s; when the lock is being lost, at most until the lease ends]
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) kill_after: Option<String>,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) options: AcquireOptions,
+    pub(crate) options: HoldOptions,
 
     /// The name of the lock
     pub(crate) name: String,
@@ -172,10 +186,42 @@ pub(crate) struct Run {
 #[derive(Args, Debug)]
 pub(crate) struct Hold {
     #[command(flatten)]
-    pub(crate) options: AcquireOptions,
+    pub(crate) options: HoldOptions,
 
     /// The name of the lock
     pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Take {
+    #[command(flatten)]
+    pub(crate) options: AcquireOptions,
+
+    /// Write the grant to this file, which only its user can read, and print it without its key
+    #[arg(long, value_name = "FILE")]
+    pub(crate) grant: Option<PathBuf>,
+
+    /// The name of the lock
+    pub(crate) name: String,
+}
+
+/// The options of `renew`.
+#[derive(Args, Debug)]
+pub(crate) struct GrantOptions {
+    /// The grant that `fencelock take` wrote; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) grant: PathBuf,
+
+    /// How long a store that does not answer is asked again [default: 10s]
+    #[arg(short = 'w', long, value_name = "DUR", allow_hyphen_values = true)]
+    pub(crate) wait: Option<String>,
+}
+
+impl GrantOptions {
+    /// Reads `--wait`.
+    pub(crate) fn patience(&self) -> Result<Option<Duration>, Error> {
+        duration("--wait", self.wait.as_deref())
+    }
 }
 
 #[derive(Args, Debug)]
@@ -208,16 +254,38 @@ pub(crate) struct Check {
 #[derive(Args, Debug)]
 pub(crate) struct Release {
     /// The name of the lock
-    pub(crate) name: String,
+    #[arg(required_unless_present = "grant")]
+    pub(crate) name: Option<String>,
+
+    /// Release the hold of this grant, which `fencelock take` wrote; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "token", "ask"])]
+    pub(crate) grant: Option<PathBuf>,
+
+    /// How long a store that does not answer is asked again for --grant [default: 10s]
+    #[arg(
+        short = 'w',
+        long,
+        value_name = "DUR",
+        allow_hyphen_values = true,
+        requires = "grant"
+    )]
+    pub(crate) wait: Option<String>,
 
     /// The holder's fencing token; a holder with another token keeps the lock. A grant of the library may cover several
     /// tokens, for tasks of one process that hold the lock in turn; each of these tokens stands for the whole grant
-    #[arg(long, value_name = "N")]
-    pub(crate) token: u64,
+    #[arg(long, value_name = "N", required_unless_present = "grant")]
+    pub(crate) token: Option<u64>,
 
     /// Ask the holder to release the lock instead of releasing it by force
     #[arg(long)]
     pub(crate) ask: bool,
+}
+
+impl Release {
+    /// Reads `--wait`.
+    pub(crate) fn patience(&self) -> Result<Option<Duration>, Error> {
+        duration("--wait", self.wait.as_deref())
+    }
 }
 
 #[derive(Args, Debug)]
@@ -240,7 +308,7 @@ pub(crate) struct Serve {
 
     /// The configuration file, with `[serve]` and `[[principal]]`; read again on SIGHUP [default: $FENCELOCK_SERVE_CONFIG]
     #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<std::path::PathBuf>,
+    pub(crate) config: Option<PathBuf>,
 
     /// The address and port to listen on; port 0 is a free one, which is printed; may be repeated [default:
     /// $FENCELOCK_SERVE_LISTEN, else the file's, else 127.0.0.1:7420]
@@ -313,7 +381,7 @@ pub(crate) enum Patience {
     Endless,
 }
 
-/// The durations of [`AcquireOptions`].
+/// The durations of [`AcquireOptions`] and [`HoldOptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     pub(crate) patience: Patience,
@@ -327,17 +395,30 @@ pub(crate) struct Times {
 impl AcquireOptions {
     /// Reads the durations.
     pub(crate) fn times(&self) -> Result<Times, Error> {
-        let ttl = duration("--ttl", self.ttl.as_deref())?;
-        let max_hold = duration("--max-hold", self.max_hold.as_deref())?;
-        for (what, text, value) in [
-            ("--ttl", &self.ttl, ttl),
-            ("--max-hold", &self.max_hold, max_hold),
-        ] {
-            if value == Some(Duration::ZERO) {
-                let text = text.as_deref().unwrap_or_default();
-                return Err(Error::invalid(what, text, "it must be longer than 0"));
-            }
-        }
+        let ttl = longer_than_zero("--ttl", self.ttl.as_deref())?;
+        let patience = match duration("--wait", self.wait.as_deref())? {
+            _ if self.nonblock => Patience::None,
+            Some(Duration::ZERO) => Patience::None,
+            Some(most) => Patience::Until(most),
+            None => Patience::Endless,
+        };
+        let lock_delay = duration("--lock-delay", self.lock_delay.as_deref())?;
+        Ok(Times {
+            patience,
+            ttl: ttl.unwrap_or(DEFAULT_TTL),
+            lock_delay: lock_delay.unwrap_or_default(),
+            max_hold: None,
+            at_least: None,
+            kill_after: DEFAULT_KILL_AFTER,
+        })
+    }
+}
+
+impl HoldOptions {
+    /// Reads the durations.
+    pub(crate) fn times(&self) -> Result<Times, Error> {
+        let times = self.acquire.times()?;
+        let max_hold = longer_than_zero("--max-hold", self.max_hold.as_deref())?;
         let at_least = duration("--at-least", self.at_least.as_deref())?;
         if let (Some(least), Some(most)) = (at_least, max_hold)
             && least > most
@@ -346,22 +427,24 @@ impl AcquireOptions {
             let why = "it must not be longer than --max-hold";
             return Err(Error::invalid("--at-least", text, why));
         }
-        let patience = match duration("--wait", self.wait.as_deref())? {
-            _ if self.nonblock => Patience::None,
-            Some(Duration::ZERO) => Patience::None,
-            Some(most) => Patience::Until(most),
-            None => Patience::Endless,
-        };
-        let lock_delay = duration("--lock-delay", self.lock_delay.as_deref())?;
         let kill_after = duration("--kill-after", self.kill_after.as_deref())?;
         Ok(Times {
-            patience,
-            ttl: ttl.unwrap_or(DEFAULT_TTL),
-            lock_delay: lock_delay.unwrap_or_default(),
             max_hold,
             at_least,
-            kill_after: kill_after.unwrap_or(DEFAULT_KILL_AFTER),
+            kill_after: kill_after.unwrap_or(times.kill_after),
+            ..times
         })
+    }
+}
+
+fn longer_than_zero(what: &'static str, text: Option<&str>) -> Result<Option<Duration>, Error> {
+    let value = duration(what, text)?;
+    match value {
+        Some(Duration::ZERO) => {
+            let text = text.unwrap_or_default();
+            Err(Error::invalid(what, text, "it must be longer than 0"))
+        }
+        value => Ok(value),
     }
 }
 
@@ -394,7 +477,7 @@ mod tests {
         assert_eq!(with.command, ["ls", "-l", "--store", "a"]);
         let without = run("x ls -l -n").unwrap();
         assert_eq!(without.command, ["ls", "-l", "-n"]);
-        assert!(!without.options.nonblock);
+        assert!(!without.options.acquire.nonblock);
         assert_eq!(run("x -c true").unwrap().shell, Some("true".into()));
         assert!(run("x").is_err());
         assert!(run("x -c true -- true").is_err());

@@ -24,7 +24,15 @@ enum End {
 pub(crate) async fn hold(args: Hold, store: Option<String>) -> Outcome {
     let times = args.options.times()?;
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
-    let held = acquire::acquire(&args.options, &times, &args.name, store, &mut signals).await?;
+    let held = acquire::acquire(
+        &args.options.acquire,
+        &times,
+        &args.name,
+        store,
+        None,
+        &mut signals,
+    )
+    .await?;
     let Held { client, guard } = held;
     let holding = async {
         let sequencer = guard.sequencer().await?;
@@ -59,7 +67,7 @@ pub(crate) async fn hold(args: Hold, store: Option<String>) -> Outcome {
             let text = format!("lock {}: {reason}", args.name);
             Err(Failure::new(code::LOST, text))
         }
-        Ok(Err(error)) if args.options.verbose => {
+        Ok(Err(error)) if args.options.acquire.verbose => {
             say(&format!("{error}; the lock is free when its lease ends"));
             outcome
         }

@@ -10,6 +10,7 @@ use crate::args::{Check, Ls, Patience, Purpose, Release, Show};
 use crate::exit::{Failure, Outcome, code, one_line, print};
 use crate::json;
 use crate::store;
+use crate::take;
 
 pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
     LockName::new(&args.name)?;
@@ -55,9 +56,14 @@ pub(crate) async fn check(args: Check, store: Option<String>) -> Outcome {
 }
 
 pub(crate) async fn release(args: Release, store: Option<String>) -> Outcome {
-    LockName::new(&args.name)?;
-    let client = store::open(store, Purpose::Efficiency, Patience::Endless).await?;
-    let (name, token) = (&args.name, args.token);
+    if let Some(grant) = &args.grant {
+        return take::release(grant, args.patience()?, store).await;
+    }
+    let (Some(name), Some(token)) = (&args.name, args.token) else {
+        return Err(Failure::usage("a name and --token, or --grant, are needed"));
+    };
+    LockName::new(name)?;
+    let client = store::open(store, Purpose::Efficiency, Patience::Endless, None).await?;
     let how = if args.ask { Evict::Ask } else { Evict::Release };
     if client.evict(name, Token(token), how).await? {
         return Ok(code::DONE);

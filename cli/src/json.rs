@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use fencelock::engine::{HolderView, LockView, WaiterView};
+use fencelock::engine::{HeldClaim, HolderView, LockView, WaiterView};
 use fencelock::{Guard, Sequencer};
+use fencelock_wire::ClaimKey;
 use serde_json::Value;
+
+use crate::args::Times;
 
 /// What `hold` prints when the lock is granted.
 pub(crate) fn granted(guard: &Guard, sequencer: &Sequencer, ttl: Duration) -> String {
@@ -15,6 +18,56 @@ pub(crate) fn granted(guard: &Guard, sequencer: &Sequencer, ttl: Duration) -> St
         ("sequencer", sequencer.to_string().into()),
         ("owner", guard.owner().into()),
         ("ttl_ms", millis(ttl)),
+    ])
+}
+
+/// What `take` prints and writes.
+pub(crate) struct Taken<'a> {
+    pub(crate) guard: &'a Guard,
+    pub(crate) sequencer: &'a Sequencer,
+    pub(crate) times: &'a Times,
+    pub(crate) label: Option<&'a str>,
+}
+
+impl Taken<'_> {
+    /// With the key, a secret: who has it may renew and release.
+    pub(crate) fn with_key(&self, key: &ClaimKey) -> String {
+        object(&self.members(Some(key)))
+    }
+
+    /// For everybody to read.
+    pub(crate) fn without_key(&self) -> String {
+        object(&self.members(None))
+    }
+
+    fn members(&self, key: Option<&ClaimKey>) -> Vec<(&'static str, Value)> {
+        let (guard, times) = (self.guard, self.times);
+        let mut all = vec![
+            ("name", guard.name().as_str().into()),
+            ("claim", self.sequencer.claim.to_string().into()),
+            ("token", guard.token().get().into()),
+        ];
+        all.extend(key.map(|key| ("key", key.secret().into())));
+        all.extend([
+            ("ttl_ms", millis(times.ttl)),
+            ("lock_delay_ms", millis(times.lock_delay)),
+            ("mode", guard.mode().as_str().into()),
+            ("owner", guard.owner().into()),
+            ("label", self.label.into()),
+            ("sequencer", self.sequencer.to_string().into()),
+            ("valid_ms", millis(guard.remaining())),
+        ]);
+        all
+    }
+}
+
+/// What `renew` prints: how long the holder may believe from now on.
+pub(crate) fn renewed(held: &HeldClaim, left: Duration, asked: bool) -> String {
+    object(&[
+        ("name", held.claim.name.as_str().into()),
+        ("token", held.token.get().into()),
+        ("valid_ms", millis(left)),
+        ("asked", asked.into()),
     ])
 }
 

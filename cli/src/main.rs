@@ -7,12 +7,14 @@ mod descriptor;
 mod doctor;
 mod environment;
 mod exit;
+mod grant;
 mod group;
 mod hold;
 mod inspect;
 mod job;
 mod joined;
 mod json;
+mod keyed;
 mod launch;
 mod manual;
 #[cfg(feature = "serve")]
@@ -25,6 +27,7 @@ mod serve;
 mod signals;
 mod store;
 mod supervisor;
+mod take;
 mod terminal;
 mod wire;
 
@@ -96,6 +99,8 @@ fn start() -> Outcome {
         )),
         Command::Run(args) => block_on(run::run(args, store)),
         Command::Hold(args) => block_on(hold::hold(args, store)),
+        Command::Take(args) => block_on(take::take(args, store)),
+        Command::Renew(args) => block_on(take::renew(args, store)),
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
         Command::Ls(args) => block_on(inspect::ls(args, store)),

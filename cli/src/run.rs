@@ -21,10 +21,18 @@ pub(crate) async fn run(args: Run, store: Option<String>) -> Outcome {
     let times = args.options.times()?;
     let words = command::words(&args);
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
-    let held = acquire::acquire(&args.options, &times, &args.name, store, &mut signals).await?;
+    let held = acquire::acquire(
+        &args.options.acquire,
+        &times,
+        &args.name,
+        store,
+        None,
+        &mut signals,
+    )
+    .await?;
     let Held { client, guard } = held;
     let free_at = times.at_least.map(|least| Clock::Boot.now() + least);
-    let verbose = args.options.verbose;
+    let verbose = args.options.acquire.verbose;
     if verbose {
         let how = if guard.joined() { "joined" } else { "held" };
         let (name, token) = (&args.name, guard.token());

@@ -35,6 +35,11 @@ mod run;
 mod sentinel;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(feature = "serve")]
+mod service;
+#[cfg(feature = "serve")]
+mod service_manager;
+mod take;
 mod terminal;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;

@@ -1,36 +1,150 @@
-//! The lock service as a service manager sees it.
+//! `serve`, as its operator and plain clients see it.
 
-use std::io::{BufRead, BufReader};
-use std::os::unix::net::UnixDatagram;
+use fencelock_testbed::Port;
+use rustix::process::Signal;
+use serde_json::json;
 
-use rustix::process::{Pid, Signal, kill_process};
+use crate::fixture::Fixture;
+use crate::service::Service;
 
-use crate::fixture::{Fixture, TIMEOUT};
-
-fn hear(socket: &UnixDatagram) -> String {
-    let mut bytes = [0; 100];
-    let count = socket.recv(&mut bytes).unwrap();
-    String::from_utf8(bytes[..count].to_vec()).unwrap()
+#[test]
+fn a_plain_client_takes_and_releases() {
+    let fixture = Fixture::new();
+    let service = Service::start(&fixture, &[]);
+    let store = service.ask("GET", "/v1/store", &[], "");
+    assert_eq!(
+        (store.status, &store.body["engine"]),
+        (200, &json!("sqlite"))
+    );
+    let body = r#"{"name":"nightly","owner":"web1"}"#;
+    let taken = service.ask("POST", "/v1/claims", &[], body);
+    assert_eq!(taken.status, 201, "{taken:?}");
+    // It is the same store for those who use it without the service.
+    assert_eq!(fixture.show("nightly")["token"], taken.body["token"]);
+    let second = service.ask("POST", "/v1/claims", &[], body);
+    assert_eq!(second.status, 409, "{second:?}");
+    assert!(
+        second.body["type"].as_str().unwrap().ends_with("held"),
+        "{second:?}"
+    );
+    let (claim, key) = (&taken.body["claim"], taken.body["key"].as_str().unwrap());
+    let path = format!("/v1/claims/{}/release", claim.as_str().unwrap());
+    let wrong = format!("Fencelock-Key: {}", "x".repeat(43));
+    let refused = service.ask("POST", &path, &[&wrong], r#"{"name":"nightly"}"#);
+    assert_eq!(refused.status, 403, "{refused:?}");
+    let key = format!("Fencelock-Key: {key}");
+    let released = service.ask("POST", &path, &[&key], r#"{"name":"nightly"}"#);
+    assert_eq!(
+        (released.status, &released.body["released"]),
+        (200, &json!("released"))
+    );
+    assert!(fixture.show("nightly")["token"].is_null());
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn a_signal_drains_it() {
     let fixture = Fixture::new();
-    let path = fixture.path("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    let mut command = fixture.command(&["serve", "--listen", "127.0.0.1:0"]);
-    let mut service = command.env("NOTIFY_SOCKET", &path).spawn().unwrap();
-    assert_eq!(hear(&socket), "READY=1");
-    // It listens by then.
-    let lines = BufReader::new(service.stderr.take().unwrap()).lines();
-    let said = lines.map(Result::unwrap);
-    let listens = |line: &String| line.contains("listening on http://127.0.0.1:");
-    let line = said.into_iter().find(listens).unwrap();
-    let address = line.rsplit("http://").next().unwrap();
-    std::net::TcpStream::connect(address).unwrap();
-    let pid = Pid::from_child(&service);
-    kill_process(pid, Signal::TERM).unwrap();
-    assert_eq!(hear(&socket), "STOPPING=1");
-    assert!(service.wait().unwrap().success());
+    for (name, signal) in [("term", Signal::TERM), ("int", Signal::INT)] {
+        let service = Service::start(&fixture, &["--drain", "5s"]);
+        let body = format!(r#"{{"name":"{name}"}}"#);
+        assert_eq!(service.ask("POST", "/v1/claims", &[], &body).status, 201);
+        service.running().signal(signal);
+        let ran = service.end();
+        assert_eq!(ran.code, 0, "{}", fixture.read("serve"));
+        assert!(fixture.read("serve").contains("draining"));
+        // What a client holds stays its own.
+        assert!(!fixture.show(name)["token"].is_null());
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused() {
+    let fixture = Fixture::new();
+    let taken = Port::free().unwrap();
+    let taken = format!("127.0.0.1:{}", taken.number());
+    let listener = std::net::TcpListener::bind(&taken).unwrap();
+    for (words, code, said) in [
+        (&["serve", "--listen", "nowhere"][..], 64, "nowhere"),
+        (&["serve", "--listen", "0.0.0.0:0"], 78, "--insecure"),
+        (&["serve", "--listen", &taken], 78, taken.as_str()),
+        (&["serve", "--config", "missing.toml"], 78, "missing.toml"),
+        (&["serve", "--drain", "soon"], 64, "soon"),
+    ] {
+        let ran = fixture.run(words);
+        assert_eq!(
+            (ran.code, ran.out.as_str()),
+            (code, ""),
+            "{words:?} {ran:?}"
+        );
+        assert!(ran.err.contains(said), "{words:?} {ran:?}");
+    }
+    drop(listener);
+    std::fs::write(fixture.path("bad.toml"), "[serve]\nlisten_on = 1\n").unwrap();
+    let ran = fixture.run(&["serve", "--config", "bad.toml"]);
+    assert_eq!(ran.code, 78, "{ran:?}");
+    assert!(ran.err.contains("listen_on"), "{ran:?}");
+}
+
+#[test]
+fn a_printed_token_can_be_used() {
+    let fixture = Fixture::new();
+    let printed = fixture.run(&["serve", "token", "billing"]);
+    assert_eq!(printed.code, 0, "{printed:?}");
+    let (token, config) = printed.out.split_once('\n').unwrap();
+    assert!(token.starts_with("flk_") && !config.contains(token));
+    std::fs::write(fixture.path("serve.toml"), config).unwrap();
+    let service = Service::start(&fixture, &["--config", "serve.toml"]);
+    let body = r#"{"name":"billing/run"}"#;
+    let nobody = service.ask("POST", "/v1/claims", &[], body);
+    assert_eq!(nobody.status, 401, "{nobody:?}");
+    let bearer = format!("Authorization: Bearer {token}");
+    let taken = service.ask("POST", "/v1/claims", &[&bearer], body);
+    assert_eq!(taken.status, 201, "{taken:?}");
+    assert!(!fixture.read("serve").contains(token));
+}
+
+/// The first block of the page starts the service, the others are of one client.
+#[cfg(feature = "redis")]
+#[test]
+fn the_commands_of_the_page_run() {
+    const PAGE: &str = include_str!("../../../docs/service.md");
+    let blocks = PAGE.split("```sh\n").skip(1);
+    let mut blocks = blocks.map(|block| block.split("```").next().unwrap());
+    let (build, start) = blocks.next().unwrap().split_once('\n').unwrap();
+    assert_eq!(build, "cargo build --release --features serve");
+    let redis = fencelock_testbed::Redis::start().unwrap();
+    let start = start.replace("redis://127.0.0.1:6379", &redis.url());
+    let mut words = start.split_whitespace();
+    assert_eq!(words.next(), Some("fencelock"));
+    let words: Vec<&str> = words
+        .map(|word| match word {
+            "127.0.0.1:7420" => "127.0.0.1:0",
+            word => word,
+        })
+        .collect();
+    // Another store than that of the page would do nothing.
+    let fixture = Fixture::on("memory:".to_owned());
+    let service = Service::run(&fixture, &words);
+    let shell = |block: &str, grant: &serde_json::Value| {
+        let mut command = std::process::Command::new("bash");
+        let text = |member: &str| grant[member].as_str().unwrap_or_default().to_owned();
+        command
+            .args(["-euo", "pipefail", "-c"])
+            .arg(block.replace("127.0.0.1:7420", service.address()))
+            .env("CLAIM", text("claim"))
+            .env("KEY", text("key"));
+        let ran = crate::fixture::finish(command);
+        serde_json::from_str::<serde_json::Value>(&ran.out)
+            .unwrap_or_else(|error| panic!("{block}\n{error}: {ran:?}"))
+    };
+    let taken = shell(blocks.next().unwrap(), &json!({}));
+    assert!(taken["key"].is_string(), "{taken}");
+    let released = shell(blocks.next().unwrap(), &taken);
+    assert_eq!(released["released"], "released", "{released}");
+    let shown = shell(blocks.next().unwrap(), &taken);
+    assert_eq!(
+        (&shown["name"], &shown["holders"]),
+        (&json!("nightly"), &json!([]))
+    );
+    assert_eq!(blocks.next(), None);
 }

@@ -10,12 +10,13 @@ import os
 import socket
 import ssl
 import sys
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Callable, Generator, List, Optional, Sequence, Set, Type, Union
+from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Set, Type, Union
 
 from ._errors import FencelockError, LockHeld, LockLost, LockTimeout, Unavailable
 from ._http import Answer, NoAnswer, now
-from ._service import Claim, Pauses, Service, Terms, refusal
+from ._service import Claim, Pauses, Service, Terms, ids_begin, refusal
 
 #: How long `try_lock` asks again where nothing answers.
 TRY_S = 5.0
@@ -57,6 +58,7 @@ class AsyncLock:
         self._sent = sent
         self._until = until
         self._released = False
+        self._detached = False
         self._loss: Optional[LockLost] = None
         self._at_end: List[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
@@ -90,6 +92,8 @@ class AsyncLock:
     async def release(self) -> str:
         """Releases the lock: "released", "already-expired" or "not-owner". From this call on it is not held. If no replica
         confirms it within 5 s, it raises Unavailable; the client goes on in the background until the lease is over."""
+        if self._detached:
+            raise FencelockError(f"lock {self.name} was detached; who has it now releases it")
         valid = self.is_valid()
         if not valid and not self._released:
             self._lose(TOO_LATE)
@@ -102,9 +106,43 @@ class AsyncLock:
             raise Unavailable(f"the release of {self.name} is not confirmed yet")
         return left.result()
 
+    async def detach(self) -> Dict[str, Any]:
+        """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to go on
+        with (`AsyncClient.attach`). From then on it is not held here, and nobody renews it until it is attached. The lock
+        must have been taken with `detachable=True`. The data has a secret: who has it may renew and release the lock."""
+        claim = self._claim
+        if not claim.terms.detachable:
+            raise FencelockError(f"lock {self.name} was not taken with detachable=True")
+        if claim.bound:
+            raise FencelockError(f"lock {self.name} belongs to the replica that took it, and cannot be detached from it")
+        self.check()
+        self._renewals.cancel()
+        pauses = Pauses()
+        while True:
+            sent = now()
+            self.check()
+            try:
+                answer = await claim.renew(self.token, self._until - sent)
+            except NoAnswer:
+                await asyncio.sleep(min(pauses.next(), max(self._until - now(), 0.0)))
+                continue
+            if answer.status == 410:
+                self._lose(answer.detail)
+            elif answer.status != 200:
+                self._renewals = self._loop.create_task(self._keep())
+                raise refusal(answer)
+            self.check()
+            break
+        self._detached = self._released = True
+        self._end()
+        terms = claim.terms.wire()
+        return {**terms, "claim": claim.id, "token": self.token, "key": claim.key, "sequencer": self.sequencer}
+
     async def _leave(self) -> None:
         """Releases; what cannot be confirmed goes on in the background. After a loss nothing is waited for: who has lost the
         lock must know it at once."""
+        if self._detached:
+            return
         if not self._released and not self.is_valid():
             self._lose(TOO_LATE)
         if self._loss:
@@ -215,6 +253,25 @@ class _Acquire:
             raise lock._loss from error
 
 
+def _terms(detached: Dict[str, Any]) -> Terms:
+    """What was wanted of a lock that was detached. No error repeats what is in it: it has a secret."""
+    try:
+        if not str(detached["claim"]).startswith(ids_begin(detached["key"])):
+            raise ValueError
+        return Terms(
+            detached["name"],
+            detached["mode"],
+            detached.get("permit_count"),
+            detached["ttl_ms"] / 1000,
+            detached["lock_delay_ms"] / 1000,
+            detached["owner"],
+            detached.get("label"),
+            True,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ValueError("this is no detached lock: a member is missing or wrong") from None
+
+
 class AsyncClient:
     """A client of the lock service in one event loop. Nothing is sent before it is needed.
 
@@ -245,13 +302,14 @@ class AsyncClient:
         permit_count: Optional[int] = None,
         lock_delay: float = 0.0,
         label: Optional[str] = None,
+        detachable: bool = False,
     ) -> _Acquire:
         """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`.
 
         `ttl` is the lease, which is renewed while the lock is held. `mode` is exclusive, shared, or permit, then with
         `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
-        vanished. `label` is a note for people."""
-        terms = Terms(name, mode, permit_count, ttl, lock_delay, self._owner, label)
+        vanished. `label` is a note for people. `detachable`: another process is to go on with it; see `AsyncLock.detach`."""
+        terms = Terms(name, mode, permit_count, ttl, lock_delay, self._owner, label, detachable)
         patience = float("inf") if timeout is None else timeout
         return _Acquire(lambda: self._acquire(terms, patience > 0, now() + (patience if patience > 0 else TRY_S)))
 
@@ -269,6 +327,38 @@ class AsyncClient:
         return self.lock(
             name, ttl=ttl, timeout=0, mode=mode, permit_count=permit_count, lock_delay=lock_delay, label=label
         )
+
+    async def attach(self, detached: Dict[str, Any], *, timeout: float = TRY_S) -> AsyncLock:
+        """Goes on with a lock that another process detached, or that `fencelock take` took. It is renewed first, and only
+        that answer is believed: LockLost if the lock is held no more, Unavailable if nothing answers in time."""
+        if self._closed:
+            raise FencelockError("the client was closed")
+        terms, token = _terms(detached), int(detached["token"])
+        deadline = now() + timeout
+        claim = await self._service.claim(terms, deadline)
+        if claim.bound:
+            raise FencelockError(f"lock {terms.name} belongs to the replica that took it, and cannot be attached")
+        claim.id, claim.key, claim.placed = detached["claim"], detached["key"], True
+        pauses = Pauses()
+        while True:
+            sent = now()
+            try:
+                answer = await claim.renew(token, max(deadline - sent, WAY_BACK_S))
+            except NoAnswer as error:
+                pause = pauses.next()
+                if now() + pause >= deadline:
+                    raise Unavailable(f"lock {terms.name}: {error}") from error
+                await asyncio.sleep(pause)
+                continue
+            if answer.status == 410:
+                raise LockLost(f"lock {terms.name} (token {token}) was lost: {answer.detail}")
+            if answer.status != 200 or answer.body.get("token") != token:
+                raise refusal(answer)
+            until = valid_until(sent, answer.body["lease_ms_since_sent"])
+            if now() >= until:
+                raise LockLost(f"lock {terms.name} (token {token}) was lost: {TOO_LATE}")
+            known = {"release_requested": False, "mode": terms.mode, "sequencer": detached["sequencer"]}
+            return self._hold(claim, replace(answer, body={**known, **answer.body}), sent, until)
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -45,6 +45,8 @@ class Terms:
     lock_delay: float
     owner: str
     label: Optional[str]
+    #: Whether another process is to go on with the hold: its claim has a key of its own then.
+    detachable: bool = False
 
     def wire(self) -> Dict[str, Any]:
         members = {
@@ -85,6 +87,11 @@ class Pauses:
         return random.uniform(0.02, min(0.02 * 2 ** min(self._tries, 10), 1.0))
 
 
+def ids_begin(key: str) -> str:
+    """How the ids of a key's claims begin."""
+    return hashlib.sha256(key.encode()).hexdigest()[:20]
+
+
 class Service:
     """The service: a list of replicas, any of which will do."""
 
@@ -96,8 +103,8 @@ class Service:
         # So that the clients of a program that runs many times do not all begin with the same replica.
         self._current = random.randrange(len(urls))
         self.http = Http(token, tls)
-        self._key = secrets.token_urlsafe(32)
-        self._ids_begin = hashlib.sha256(self._key.encode()).hexdigest()[:20]
+        self.key = secrets.token_urlsafe(32)
+        self._ids_begin = ids_begin(self.key)
         self._count = 0
         self._store: Optional[Store] = None
         #: What still runs when nobody waits for it: releases.
@@ -162,8 +169,10 @@ class Service:
         advertised = body.get("advertise")
         return Replica(replica_url(advertised, self._token) if advertised else url, body["replica"])
 
-    async def send(self, replica: Replica, method: str, path: str, body: Any, timeout: float) -> Answer:
-        headers = {} if body is None else {"Fencelock-Key": self._key}
+    async def send(
+        self, replica: Replica, method: str, path: str, body: Any, timeout: float, key: Optional[str] = None
+    ) -> Answer:
+        headers = {} if body is None else {"Fencelock-Key": key or self.key}
         if replica.id:
             headers["Fencelock-Replica"] = replica.id
         return await self.http.send(replica.url, method, path, headers, body, timeout)
@@ -173,7 +182,12 @@ class Claim:
     """One claim: an id that is used once, and the requests about it."""
 
     def __init__(self, service: Service, terms: Terms, store: Store, bound: Optional[Replica]) -> None:
-        self.id = service.next_id()
+        if terms.detachable:
+            self.key = secrets.token_urlsafe(32)
+            self.id = f"{ids_begin(self.key)}{1:012x}"
+        else:
+            self.key = service.key
+            self.id = service.next_id()
         self.service = service
         self.terms = terms
         self.store = store
@@ -194,7 +208,7 @@ class Claim:
         """Sends one request. An answer that does not count is a NoAnswer, too."""
         replica = self.bound or Replica(self.service.any())
         try:
-            answer = await self.service.send(replica, method, f"/v1/claims/{self.id}{path}", body, timeout)
+            answer = await self.service.send(replica, method, f"/v1/claims/{self.id}{path}", body, timeout, self.key)
             if is_transient(answer):
                 raise NoAnswer(answer.detail)
             if answer.closing and not self.bound:

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import ssl
 import threading
-from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Coroutine, Dict, Optional, Sequence, TypeVar, Union
 
 from ._aio import AsyncClient, AsyncLock
 from ._errors import FencelockError
@@ -53,6 +53,12 @@ class Lock:
         confirms it within 5 s, it raises Unavailable; the client goes on in the background until the lease is over."""
         return self._client._run(self._lock.release())
 
+    def detach(self) -> Dict[str, Any]:
+        """Renews the lock a last time, and returns it as data that can be written as JSON, for another process to go on
+        with (`Client.attach`). From then on it is not held here, and nobody renews it until it is attached. The lock must
+        have been taken with `detachable=True`. The data has a secret: who has it may renew and release the lock."""
+        return self._client._run(self._lock.detach())
+
     def __enter__(self) -> Lock:
         return self
 
@@ -93,13 +99,14 @@ class Client:
         permit_count: Optional[int] = None,
         lock_delay: float = 0.0,
         label: Optional[str] = None,
+        detachable: bool = False,
     ) -> Lock:
         """Waits in the queue until the lock is held, for `timeout` at most; without end by default. 0 is as `try_lock`. An
         exception in the waiting thread, such as KeyboardInterrupt, gives up the place.
 
         `ttl` is the lease, which is renewed while the lock is held. `mode` is exclusive, shared, or permit, then with
         `permit_count`: how many may hold it together. The store keeps the lock for `lock_delay` longer when its holder
-        vanished. `label` is a note for people."""
+        vanished. `label` is a note for people. `detachable`: another process is to go on with it; see `Lock.detach`."""
 
         async def take() -> Lock:
             lock = await self._client.lock(
@@ -110,6 +117,7 @@ class Client:
                 permit_count=permit_count,
                 lock_delay=lock_delay,
                 label=label,
+                detachable=detachable,
             )
             lost = threading.Event()
             lock._when_lost(lost.set)
@@ -131,6 +139,18 @@ class Client:
         return self.lock(
             name, ttl=ttl, timeout=0, mode=mode, permit_count=permit_count, lock_delay=lock_delay, label=label
         )
+
+    def attach(self, detached: Dict[str, Any], *, timeout: float = 5.0) -> Lock:
+        """Goes on with a lock that another process detached, or that `fencelock take` took. It is renewed first, and only
+        that answer is believed: LockLost if the lock is held no more, Unavailable if nothing answers in time."""
+
+        async def attach() -> Lock:
+            lock = await self._client.attach(detached, timeout=timeout)
+            lost = threading.Event()
+            lock._when_lost(lost.set)
+            return Lock(self, lock, lost)
+
+        return self._run(attach())
 
     def __enter__(self) -> Client:
         return self

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use fencelock_testbed::{Dir, Port};
 
-use crate::program::{node_dir, python};
+use crate::program::{installed, node_dir, python};
 use crate::service::{Service, fencelock};
 
 const HTTP: &str = include_str!("../../../../docs/http.md");
@@ -159,5 +159,30 @@ except ValueError as error:
     for command in [node, python] {
         let out = assert_runs(command, "a token and plain http");
         assert!(out.contains("over plain http; use https"), "{out}");
+    }
+}
+
+/// What is published has the texts of the licences that it names.
+#[test]
+fn the_packages_have_the_licences() {
+    let list = r#"set -eu
+        for package in fencelock-0.1.0.tgz fencelock-0.1.0.tar.gz; do
+            tar -tzf "$package"
+        done
+        python3 -m zipfile -l fencelock-0.1.0-py3-none-any.whl"#;
+    let mut command = Command::new("sh");
+    command.args(["-c", list]).current_dir(installed());
+    let listed = assert_runs(command, list);
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        assert_eq!(listed.matches(licence).count(), 3, "{licence}: {listed}");
+    }
+    // They are those of the tree.
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read(root.join(path)).expect("a file");
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        for client in ["typescript", "python"] {
+            let of_client = read(&format!("clients/{client}/{licence}"));
+            assert!(of_client == read(licence), "{client}: {licence}");
+        }
     }
 }

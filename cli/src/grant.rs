@@ -1,0 +1,188 @@
+//! A grant as a file: what a process needs to go on with a hold that another process took.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fencelock::engine::{Claim, HeldClaim};
+use fencelock::{LockName, Mode, Token};
+use fencelock_wire::ClaimKey;
+use serde_json::{Map, Value};
+
+use crate::exit::Failure;
+
+/// More than any grant has.
+const MOST_BYTES: u64 = 64 << 10;
+
+/// A hold that is detached from the process that took it.
+pub(crate) struct Detached {
+    pub(crate) held: HeldClaim,
+    /// Who has it may speak for the claim.
+    pub(crate) key: ClaimKey,
+}
+
+impl Detached {
+    /// Reads a grant from a file, or from standard input if it is `-`. No failure quotes what is in it: it has a key.
+    pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+        let name = file.display();
+        let text = if file == Path::new("-") {
+            text(io::stdin().lock())
+        } else {
+            File::open(file).and_then(text)
+        };
+        let text = text.map_err(|error| Failure::usage(format!("grant {name}: {error}")))?;
+        parse(&text).map_err(|why| {
+            Failure::usage(format!(
+                "grant {name}: {why}; it must be as `fencelock take` wrote it"
+            ))
+        })
+    }
+}
+
+fn text(from: impl Read) -> io::Result<String> {
+    let mut text = String::new();
+    from.take(MOST_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn parse(text: &str) -> Result<Detached, String> {
+    // The parser says where it is wrong, and does not repeat what is there.
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
+    let Value::Object(members) = value else {
+        return Err("no JSON object".to_owned());
+    };
+    let name = LockName::new(word(&members, "name")?)
+        .map_err(|_| "its name is none that a lock can have".to_owned())?;
+    let claim = word(&members, "claim")?
+        .parse()
+        .map_err(|_| "its claim is no claim id".to_owned())?;
+    let key: ClaimKey = word(&members, "key")?
+        .parse()
+        .map_err(|error| format!("{error}"))?;
+    if !key.speaks_for(&claim) {
+        return Err("its key is not the key of its claim".to_owned());
+    }
+    let mode = match word(&members, "mode")? {
+        "exclusive" => Mode::Exclusive,
+        "shared" => Mode::Shared,
+        _ => return Err("its mode is neither exclusive nor shared".to_owned()),
+    };
+    let mut claim = Claim::new(claim, word(&members, "owner")?, name)
+        .mode(mode)
+        .ttl(millis(&members, "ttl_ms")?)
+        .lock_delay(millis(&members, "lock_delay_ms")?)
+        .wait(false)
+        .record(true);
+    if let Some(label) = members.get("label").and_then(Value::as_str) {
+        claim = claim.label(label);
+    }
+    let token = Token(number(&members, "token")?);
+    let held = HeldClaim::new(claim, token);
+    Ok(Detached { held, key })
+}
+
+fn word<'a>(members: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
+    let member = members.get(name).and_then(Value::as_str);
+    member.ok_or_else(|| format!("it has no text {name:?}"))
+}
+
+fn number(members: &Map<String, Value>, name: &str) -> Result<u64, String> {
+    let member = members.get(name).and_then(Value::as_u64);
+    member.ok_or_else(|| format!("it has no number {name:?}"))
+}
+
+fn millis(members: &Map<String, Value>, name: &str) -> Result<Duration, String> {
+    number(members, name).map(Duration::from_millis)
+}
+
+/// A file that is to have a grant, beside its place until it has one. Removed if it is dropped before that. Only the
+/// user can read it.
+pub(crate) struct GrantFile {
+    file: File,
+    beside: PathBuf,
+    place: PathBuf,
+}
+
+impl GrantFile {
+    /// Makes the file, so that one that cannot be made is known before the lock is taken.
+    pub(crate) fn create(place: &Path) -> Result<Self, Failure> {
+        let failed = |error| Failure::usage(format!("grant {}: {error}", place.display()));
+        let Some(name) = place.file_name() else {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        };
+        if place.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        let mut beside = name.to_owned();
+        beside.push(format!(".{}.tmp", std::process::id()));
+        let beside = place.with_file_name(beside);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&beside)
+            .map_err(failed)?;
+        let place = place.to_owned();
+        Ok(Self {
+            file,
+            beside,
+            place,
+        })
+    }
+
+    /// Writes the grant, and puts the file in its place.
+    pub(crate) fn write(mut self, grant: &str) -> Result<(), Failure> {
+        let written = self
+            .file
+            .write_all(format!("{grant}\n").as_bytes())
+            .and_then(|()| self.file.sync_all())
+            .and_then(|()| fs::rename(&self.beside, &self.place));
+        written
+            .map_err(|error| Failure::internal(&format!("grant {}", self.place.display()), error))
+    }
+}
+
+impl Drop for GrantFile {
+    fn drop(&mut self) {
+        // After the renaming there is none.
+        let _ = fs::remove_file(&self.beside);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock::ClaimIds;
+
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_broken_grant_is_repeated() {
+        let key = ClaimKey::draw().unwrap();
+        let other = ClaimKey::draw().unwrap();
+        let claim = ClaimIds::with(key.claim_ids()).next();
+        let good = format!(
+            r#"{{"name":"a","claim":"{claim}","token":7,"key":"{}","ttl_ms":1000,"lock_delay_ms":0,"mode":"shared","owner":"me"}}"#,
+            key.secret()
+        );
+        let read = parse(&good).unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!((read.held.token, read.held.claim.id), (Token(7), claim));
+        assert_eq!(read.held.claim.mode, Mode::Shared);
+        let secret = key.secret();
+        for (bad, why) in [
+            (good.replace(",\"mode\"", "\"mode\""), "no JSON"),
+            (good.replace("\"key\"", "\"kee\""), "key"),
+            (good.replace(secret, &secret[1..]), "43"),
+            (good.replace(secret, other.secret()), "key"),
+            (good.replace(":7", ":\"7\""), "token"),
+            (good.replace("\"a\"", "\"\""), "name"),
+            (format!("\"{secret}\""), "object"),
+            (good[..good.len() / 2].to_owned(), "no JSON"),
+        ] {
+            let said = parse(&bad).err().unwrap_or_default();
+            assert!(said.contains(why), "{bad}: {said}");
+            assert!(!said.contains(&secret[1..]), "{said}");
+        }
+    }
+}

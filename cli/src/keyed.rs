@@ -1,0 +1,59 @@
+//! A store whose claims are of a key that this process can hand on.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock::engine::Promises;
+use fencelock::layers::Layer;
+use fencelock::{Engine, Error, Store};
+use fencelock_wire::ClaimKey;
+
+/// An engine whose claims have ids of a given key.
+#[derive(Debug)]
+pub(crate) struct Keyed {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) ids: [u8; 10],
+}
+
+#[async_trait]
+impl Layer for Keyed {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    fn claim_ids(&self) -> Option<[u8; 10]> {
+        Some(self.ids)
+    }
+}
+
+impl fmt::Display for Keyed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.engine.fmt(f)
+    }
+}
+
+/// The store of a URL, which speaks for claims of this key if it must prove that.
+pub(crate) fn with_key(url: &str, key: &ClaimKey) -> Store {
+    #[cfg(feature = "http")]
+    if let Ok(parsed) = fencelock::StoreUrl::parse(url)
+        && parsed.scheme.starts_with("fencelock+http")
+    {
+        return fencelock::http::Options::from(parsed)
+            .claim_key(key.secret())
+            .into();
+    }
+    #[cfg(not(feature = "http"))]
+    let _ = key;
+    url.into()
+}
+
+/// Refuses a store whose holds end with their process.
+pub(crate) fn detachable(promises: &Promises, store: String) -> Result<(), Error> {
+    if promises.portable && promises.engine != "memory" {
+        return Ok(());
+    }
+    let why = "a hold there ends with the process that took it (its memory, session or connection); use `fencelock run` or \
+        `fencelock hold`, which live as long as the hold, or a store with leases (docs/command.md)";
+    Err(Error::unsupported(store, "a hold without its process", why))
+}

@@ -1,0 +1,193 @@
+//! `take`, `renew` and `release --grant`: a hold that processes hand to each other as a file.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock::engine::{Leave, Renewal, Withdrawn};
+use fencelock::{BootInstant, Engine, Error, in_words};
+use fencelock_wire::ClaimKey;
+use tokio::time::Instant;
+
+use crate::acquire::{self, Held};
+use crate::args::{GrantOptions, Take};
+use crate::exit::{Failure, Outcome, code, say, write_out};
+use crate::grant::{Detached, GrantFile};
+use crate::json;
+use crate::keyed::{detachable, with_key};
+use crate::signals::Signals;
+use crate::store;
+
+/// How long a store that does not answer is asked again if `--wait` does not say.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) async fn take(args: Take, store: Option<String>) -> Outcome {
+    let times = args.options.times()?;
+    let mut file = args.grant.as_deref().map(GrantFile::create).transpose()?;
+    let key = ClaimKey::draw().map_err(|error| Failure::internal("drawing a key", error))?;
+    let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
+    let (options, name) = (&args.options, &args.name);
+    let held = acquire::acquire(options, &times, name, store, Some(&key), &mut signals).await?;
+    let Held { client, guard } = held;
+    let taken = async {
+        if guard.joined() {
+            return Err(Failure::usage(format!(
+                "lock {name} is held by the `fencelock run` around this; a part of that hold cannot be detached"
+            )));
+        }
+        // The first lease may be short, and nobody renews while no process has the grant.
+        if guard.remaining() < times.ttl / 10 * 9 {
+            guard.refresh(times.ttl).await?;
+        }
+        let sequencer = guard.sequencer().await?;
+        let grant = json::Taken {
+            guard: &guard,
+            sequencer: &sequencer,
+            times: &times,
+            label: options.label.as_deref(),
+        };
+        let whole = grant.with_key(&key);
+        match file.take() {
+            Some(file) => {
+                file.write(&whole)?;
+                print(&grant.without_key())
+            }
+            None => print(&whole),
+        }
+    };
+    match taken.await {
+        Ok(()) => {
+            if options.verbose {
+                let (token, left) = (guard.token(), in_words(guard.remaining()));
+                say(&format!("lock {name} is taken, token {token}, for {left}"));
+            }
+            // It stays: neither released nor renewed.
+            std::mem::forget(guard);
+            Ok(code::DONE)
+        }
+        Err(failure) => {
+            let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, guard.release()).await;
+            store::close(&client).await;
+            Err(failure)
+        }
+    }
+}
+
+pub(crate) async fn renew(args: GrantOptions, store: Option<String>) -> Outcome {
+    let patience = args.patience()?;
+    let detached = Detached::read(&args.grant)?;
+    let engine = open(store, &detached, patience).await?;
+    let name = &detached.held.claim.name;
+    let held = [detached.held.clone()];
+    let until = Instant::now() + patience.unwrap_or(PATIENCE);
+    let renewed = loop {
+        let renewal = engine.renew(&held).await.into_iter().next();
+        match renewal {
+            Some(Renewal::Unknown(error)) if error.is_away() && Instant::now() < until => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            Some(Renewal::Unknown(error)) => break Err(error.into()),
+            Some(Renewal::Kept {
+                counted_from,
+                lease,
+                asked,
+                ..
+            }) => {
+                let left = valid_until(counted_from, lease).since(engine.clock().now());
+                break match left.is_zero() {
+                    true => Err(lost(
+                        &detached,
+                        "the answer came after the end of its lease",
+                    )),
+                    false => Ok((left, asked)),
+                };
+            }
+            _ => break Err(lost(&detached, "the store no longer has this grant")),
+        }
+    };
+    close(&*engine).await;
+    let (left, asked) = renewed?;
+    print(&json::renewed(&detached.held, left, asked))?;
+    if asked {
+        say(&format!("lock {name}: another client asks for it"));
+    }
+    Ok(code::DONE)
+}
+
+/// Gives back what a grant holds.
+pub(crate) async fn release(
+    file: &Path,
+    patience: Option<Duration>,
+    store: Option<String>,
+) -> Outcome {
+    let detached = Detached::read(file)?;
+    let engine = open(store, &detached, patience).await?;
+    let until = Instant::now() + patience.unwrap_or(PATIENCE);
+    let withdrawn = loop {
+        match engine.withdraw(&detached.held.claim, Leave::Release).await {
+            Err(error) if error.is_away() && Instant::now() < until => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            withdrawn => break withdrawn,
+        }
+    };
+    close(&*engine).await;
+    match withdrawn? {
+        Withdrawn::Released => Ok(code::DONE),
+        Withdrawn::Expired => Err(lost(&detached, "its lease had ended before the release")),
+        _ => Err(lost(
+            &detached,
+            "it was no longer held when it was to be released",
+        )),
+    }
+}
+
+/// The engine, which speaks for the claim.
+async fn open(
+    store: Option<String>,
+    detached: &Detached,
+    patience: Option<Duration>,
+) -> Result<Arc<dyn Engine>, Failure> {
+    let url = store::store_url(store);
+    let opening = fencelock::open_engine(with_key(&url, &detached.key));
+    let engine = match patience {
+        None => opening.await?,
+        Some(most) => match tokio::time::timeout(most.max(PAUSE), opening).await {
+            Ok(engine) => engine?,
+            Err(_) => {
+                let why = "it did not answer within --wait";
+                let store = fencelock::StoreUrl::redacted(&url);
+                return Err(Error::unavailable(store, "opening the store", why).into());
+            }
+        },
+    };
+    detachable(engine.promises(), engine.to_string())?;
+    Ok(engine)
+}
+
+fn lost(detached: &Detached, why: &str) -> Failure {
+    let (name, token) = (&detached.held.claim.name, detached.held.token);
+    Failure::new(
+        code::LOST,
+        format!("lock {name} was lost (token {token}): {why}"),
+    )
+}
+
+/// How long a holder may believe: clocks may run apart by 1 %, and 2 ms are for rounding.
+fn valid_until(counted_from: BootInstant, lease: Duration) -> BootInstant {
+    let drift = lease / 100 + Duration::from_millis(2);
+    counted_from + lease.saturating_sub(drift)
+}
+
+/// A reader that is gone does not know of the grant, so that is a failure.
+fn print(line: &str) -> Result<(), Failure> {
+    write_out(&format!("{line}\n"))
+        .map_err(|error| Failure::internal("writing to standard output", error))
+}
+
+async fn close(engine: &dyn Engine) {
+    let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, engine.close()).await;
+}
