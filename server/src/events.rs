@@ -1,40 +1,23 @@
-//! `GET /v1/events`: hints, as server-sent events. Nothing may be believed from them: whoever hears one asks again.
+//! What a replica knows to tell: what its engine says of holds, and who leads. These are hints; whoever hears one asks again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{RawQuery, State};
-use axum::response::Response;
 use fencelock_core::engine::Event;
 use fencelock_core::support::{Backoff, Mutex};
-use fencelock_core::{BootInstant, ClaimId, Clock, LockName, Token};
-use fencelock_wire::{ClaimKey, Kind};
-use futures_util::stream;
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue};
+use fencelock_core::{BootInstant, ClaimId, Engine, LockName, Token};
 use serde::Serialize;
 use tokio::sync::broadcast;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::time::Instant;
 
-use crate::access::Streams;
-use crate::caller::Caller;
-use crate::incoming::{Query, claim_key};
-use crate::principal::Right;
-use crate::refusal::Refusal;
-use crate::replica::Replica;
+use crate::metrics::Metrics;
 
 /// How many events a slow reader may be behind. What comes beyond is lost for it.
 const BEHIND: usize = 1024;
 
-/// A stream says something at least this often.
-const BEAT: Duration = Duration::from_secs(10);
-
-/// A stream ends then, and its client opens another one.
-const LONGEST: Duration = Duration::from_secs(600);
+/// How long a lock is watched before it is seen whether anybody listens still.
+const LOOK_ROUND: Duration = Duration::from_secs(10);
 
 /// The shortest and the longest pause after a lock could not be watched.
 const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -42,7 +25,8 @@ const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(100), Duration:
 /// What a replica knows to tell.
 #[derive(Debug)]
 pub(crate) struct Events {
-    clock: Clock,
+    engine: Arc<dyn Engine>,
+    metrics: Arc<Metrics>,
     told: broadcast::Sender<Told>,
     holds: Mutex<Holds>,
     watched: Mutex<HashMap<LockName, broadcast::Sender<Told>>>,
@@ -69,18 +53,19 @@ struct Hold {
 
 /// One event.
 #[derive(Clone, Debug, Serialize)]
-struct Told {
+pub(crate) struct Told {
     #[serde(skip)]
-    event: &'static str,
-    claim: Option<ClaimId>,
+    pub(crate) event: &'static str,
+    pub(crate) claim: Option<ClaimId>,
     name: Option<LockName>,
     token: Option<Token>,
 }
 
 impl Events {
-    pub(crate) fn new(clock: Clock) -> Self {
+    pub(crate) fn new(engine: Arc<dyn Engine>, metrics: Arc<Metrics>) -> Self {
         Self {
-            clock,
+            engine,
+            metrics,
             told: broadcast::Sender::new(BEHIND),
             holds: Mutex::default(),
             watched: Mutex::default(),
@@ -90,22 +75,22 @@ impl Events {
     }
 
     /// Listens to the engine, whose events have one listener.
-    pub(crate) fn start(&self, replica: &Arc<Replica>) {
-        let mut events = match replica.engine.events() {
+    pub(crate) fn start(self: &Arc<Self>) {
+        let mut events = match self.engine.events() {
             Ok(events) => events,
             Err(error) => {
                 tracing::warn!(%error, "no event of the store is told");
                 return self.deaf.store(true, Ordering::Relaxed);
             }
         };
-        let replica = Arc::downgrade(replica);
+        let this = Arc::downgrade(self);
         tokio::spawn(async move {
             while let Some(event) = events.next().await {
-                let Some(replica) = replica.upgrade() else {
+                let Some(this) = this.upgrade() else {
                     return;
                 };
                 match event {
-                    Ok(event) => replica.events.hear(&replica, event),
+                    Ok(event) => this.hear(event),
                     Err(error) => tracing::debug!(%error, "listening to the store failed"),
                 }
             }
@@ -121,7 +106,22 @@ impl Events {
         self.streams.load(Ordering::Relaxed)
     }
 
-    fn hear(&self, replica: &Replica, event: Event) {
+    /// A stream has been opened.
+    pub(crate) fn opened(&self) {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A stream has ended.
+    pub(crate) fn closed(&self) {
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// All that is told of claims.
+    pub(crate) fn of_claims(&self) -> broadcast::Receiver<Told> {
+        self.told.subscribe()
+    }
+
+    fn hear(&self, event: Event) {
         let (event, claim, hold) = match event {
             Event::Lost(id) => ("lost", id, self.over(id)),
             Event::Asked(id) => {
@@ -130,7 +130,7 @@ impl Events {
             }
         };
         if event == "lost" && hold.is_some() {
-            replica.metrics.lost("taken_away");
+            self.metrics.lost("taken_away");
         }
         let (name, token) = hold.map(|hold| (hold.name, hold.token)).unzip();
         self.tell(Told {
@@ -167,7 +167,7 @@ impl Events {
         };
         holds.by_id.insert(id, hold);
         if holds.by_id.len() > holds.sweep_at {
-            let now = self.clock.now();
+            let now = self.engine.clock().now();
             holds.by_id.retain(|_, hold| hold.until > now);
             holds.sweep_at = 2 * holds.by_id.len() + BEHIND;
         }
@@ -184,9 +184,8 @@ impl Events {
     }
 
     /// The changes of one lock. It is watched once, however many listen.
-    fn of_lock(
-        &self,
-        replica: &Arc<Replica>,
+    pub(crate) fn of_lock(
+        self: &Arc<Self>,
         name: &LockName,
         seen: Option<Token>,
     ) -> broadcast::Receiver<Told> {
@@ -196,7 +195,7 @@ impl Events {
         }
         let (sender, receiver) = broadcast::channel(BEHIND);
         watched.insert(name.clone(), sender.clone());
-        let watch = watch(Arc::downgrade(replica), name.clone(), seen, sender);
+        let watch = watch(Arc::downgrade(self), name.clone(), seen, sender);
         tokio::spawn(watch);
         receiver
     }
@@ -214,27 +213,27 @@ impl Events {
 
 /// Tells who leads: each change of the highest token of a lock.
 async fn watch(
-    replica: Weak<Replica>,
+    events: Weak<Events>,
     name: LockName,
     mut seen: Option<Token>,
     sender: broadcast::Sender<Told>,
 ) {
     let mut pauses = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
     loop {
-        let Some(replica) = replica.upgrade() else {
+        let Some(events) = events.upgrade() else {
             return;
         };
-        if replica.events.leave(&name, &sender) {
+        if events.leave(&name, &sender) {
             return;
         }
-        let watch = replica.engine.inspect().watch(&name, seen);
-        let view = match tokio::time::timeout(BEAT, watch).await {
+        let watch = events.engine.inspect().watch(&name, seen);
+        let view = match tokio::time::timeout(LOOK_ROUND, watch).await {
             Ok(Ok(view)) => view,
             // To see whether anybody listens still.
             Err(_) => continue,
             Ok(Err(error)) => {
                 tracing::debug!(%name, %error, "watching a lock failed");
-                drop(replica);
+                drop(events);
                 tokio::time::sleep(pauses.next_pause()).await;
                 continue;
             }
@@ -251,127 +250,4 @@ async fn watch(
         }
         seen = token;
     }
-}
-
-/// What one client listens to.
-struct Stream {
-    replica: Arc<Replica>,
-    receiver: broadcast::Receiver<Told>,
-    /// None: everything that comes is for it.
-    ids: Option<[u8; 10]>,
-    until: Instant,
-    begun: bool,
-    over: bool,
-    _streams: Streams,
-    _open: Open,
-}
-
-/// An open stream, counted until it is dropped.
-struct Open(Arc<Replica>);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.events.streams.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Stream {
-    async fn next(&mut self) -> Option<String> {
-        if self.over {
-            return None;
-        }
-        if !std::mem::replace(&mut self.begun, true) {
-            return Some("retry: 1000\n\n".to_owned());
-        }
-        let beat = Instant::now() + BEAT;
-        loop {
-            let told = tokio::select! {
-                biased;
-                () = self.replica.draining.cancelled() => {
-                    self.over = true;
-                    return Some("event: draining\ndata: {}\n\n".to_owned());
-                }
-                told = self.receiver.recv() => told,
-                () = tokio::time::sleep_until(self.until) => return None,
-                () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
-            };
-            match told {
-                Ok(told) if self.is_for_me(&told) => {
-                    let data = serde_json::to_string(&told).unwrap_or_default();
-                    return Some(format!("event: {}\ndata: {data}\n\n", told.event));
-                }
-                Ok(_) | Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return None,
-            }
-        }
-    }
-
-    fn is_for_me(&self, told: &Told) -> bool {
-        match (&self.ids, &told.claim) {
-            (None, _) => true,
-            (Some(ids), Some(claim)) => claim.as_bytes()[..10] == *ids,
-            (Some(_), None) => false,
-        }
-    }
-}
-
-/// Tells what happens to the claims of a key, or to one lock.
-pub(crate) async fn events(
-    State(replica): State<Arc<Replica>>,
-    caller: Caller,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Refusal> {
-    replica.start();
-    let query = Query::read(query.as_deref(), &["lock"])?;
-    let (receiver, ids) = match (query.get("lock"), claim_key(&headers)?) {
-        (Some(_), Some(_)) => {
-            let detail = "a stream is about the lock of the parameter lock or about the claims of the header \
-                          Fencelock-Key, not both";
-            return Err(Refusal::invalid(detail));
-        }
-        (Some(name), None) => {
-            let name = LockName::new(name).map_err(|error| Refusal::of(&error))?;
-            caller.must(Right::Look, &name)?;
-            // What changes after the answer is told.
-            let view = replica.engine.inspect().look(&name).await;
-            let view = view.map_err(|error| Refusal::of(&error).name(&name))?;
-            (replica.events.of_lock(&replica, &name, view.token()), None)
-        }
-        (None, Some(key)) => {
-            caller.must_be_somebody()?;
-            (
-                replica.events.told.subscribe(),
-                Some(ClaimKey::claim_ids(&key)),
-            )
-        }
-        (None, None) => {
-            let detail = "which events? Send the header Fencelock-Key, or the parameter lock";
-            return Err(Refusal::invalid(detail));
-        }
-    };
-    if replica.draining.is_cancelled() {
-        let detail = "this replica is about to end; use another one";
-        return Err(Refusal::new(Kind::Draining, detail).close());
-    }
-    let streams = caller.count_stream()?;
-    replica.events.streams.fetch_add(1, Ordering::Relaxed);
-    let stream = Stream {
-        _open: Open(Arc::clone(&replica)),
-        replica,
-        receiver,
-        ids,
-        until: Instant::now() + LONGEST,
-        begun: false,
-        over: false,
-        _streams: streams,
-    };
-    let chunks = stream::unfold(stream, |mut stream| async move {
-        let text = stream.next().await?;
-        Some((Ok::<_, std::convert::Infallible>(text), stream))
-    });
-    let mut response = Response::new(Body::from_stream(chunks));
-    let media = HeaderValue::from_static("text/event-stream");
-    response.headers_mut().insert(CONTENT_TYPE, media);
-    Ok(response)
 }

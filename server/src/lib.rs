@@ -43,10 +43,12 @@ mod replica;
 mod reply;
 mod reserve;
 mod router;
+mod scrape;
 mod server;
 mod service;
 mod settings;
 mod simple;
+mod stream;
 mod take;
 #[cfg(feature = "tls")]
 mod tls;

@@ -5,17 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::State;
-use axum::response::Response;
 use fencelock_core::{LockName, Mode};
-use fencelock_wire::{Binding, Kind};
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, StatusCode};
+use fencelock_wire::Kind;
+use http::{Method, StatusCode};
 use metrics::{Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-
-use crate::replica::Replica;
 
 static METADATA: Metadata<'static> =
     Metadata::new("fencelock_server", Level::INFO, Some(module_path!()));
@@ -41,12 +35,12 @@ const PAUSES: &str = "fencelock_pauses_total";
 const LAG: &str = "fencelock_event_loop_lag_seconds";
 const CALLS: &str = "fencelock_store_calls_total";
 const CALL_SECONDS: &str = "fencelock_store_call_seconds";
-const POLLS: &str = "fencelock_open_polls";
-const STREAMS: &str = "fencelock_event_streams";
-const BOUND: &str = "fencelock_bound_claims";
-const DRAINING: &str = "fencelock_draining";
-const AUDIT_DROPPED: &str = "fencelock_audit_lines_dropped_total";
-const BUILD: &str = "fencelock_build_info";
+pub(crate) const POLLS: &str = "fencelock_open_polls";
+pub(crate) const STREAMS: &str = "fencelock_event_streams";
+pub(crate) const BOUND: &str = "fencelock_bound_claims";
+pub(crate) const DRAINING: &str = "fencelock_draining";
+pub(crate) const AUDIT_DROPPED: &str = "fencelock_audit_lines_dropped_total";
+pub(crate) const BUILD: &str = "fencelock_build_info";
 
 /// The numbers of one service.
 pub(crate) struct Metrics {
@@ -157,7 +151,7 @@ impl Metrics {
         histogram.record(took.as_secs_f64());
     }
 
-    fn set(&self, name: &'static str, labels: Vec<Label>, value: f64) {
+    pub(crate) fn set(&self, name: &'static str, labels: Vec<Label>, value: f64) {
         let key = Key::from_parts(name, labels);
         self.recorder.register_gauge(&key, &METADATA).set(value);
     }
@@ -236,45 +230,26 @@ impl Metrics {
         self.count(CALLS, [labels, vec![outcome]].concat());
     }
 
+    /// Sets a counter that another part of the service counts.
+    pub(crate) fn counted(&self, name: &'static str, count: u64) {
+        let key = Key::from_name(name);
+        self.recorder
+            .register_counter(&key, &METADATA)
+            .absolute(count);
+    }
+
+    /// Everything that was counted and set, as text.
+    pub(crate) fn text(&self) -> String {
+        self.handle.render()
+    }
+
     /// Sorts what was timed into buckets, so that it does not pile up while nobody asks.
     pub(crate) fn tidy(&self) {
         self.handle.run_upkeep();
     }
-
-    /// Everything, as it is now.
-    fn render(&self, replica: &Replica) -> String {
-        self.set(POLLS, Vec::new(), replica.polls() as f64);
-        self.set(STREAMS, Vec::new(), replica.events.streams() as f64);
-        let draining = replica.draining.is_cancelled();
-        self.set(DRAINING, Vec::new(), f64::from(u8::from(draining)));
-        if let Some(bound) = &replica.bound {
-            for (state, count) in bound.states() {
-                self.set(BOUND, vec![text("state", state)], count as f64);
-            }
-        }
-        let dropped = replica
-            .audit
-            .as_ref()
-            .map_or(0, crate::audit::Audit::dropped);
-        let key = Key::from_name(AUDIT_DROPPED);
-        let counter = self.recorder.register_counter(&key, &METADATA);
-        counter.absolute(dropped);
-        let binding = match replica.binding {
-            Binding::Store => "store",
-            Binding::Replica => "replica",
-        };
-        let build = vec![
-            text("version", env!("CARGO_PKG_VERSION")),
-            text("engine", replica.promises().engine),
-            text("binding", binding),
-            Label::new("replica", replica.id.clone()),
-        ];
-        self.set(BUILD, build, 1.0);
-        self.handle.render()
-    }
 }
 
-fn text(key: &'static str, value: &'static str) -> Label {
+pub(crate) fn text(key: &'static str, value: &'static str) -> Label {
     Label::from_static_parts(key, value)
 }
 
@@ -295,12 +270,4 @@ impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Metrics")
     }
-}
-
-/// `GET /metrics`.
-pub(crate) async fn metrics(State(replica): State<Arc<Replica>>) -> Response {
-    let mut response = Response::new(Body::from(replica.metrics.render(&replica)));
-    let media = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, media);
-    response
 }

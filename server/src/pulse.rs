@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fencelock_core::{BootInstant, Clock};
 
-use crate::replica::Replica;
+use crate::metrics::Metrics;
 
 /// How often it ticks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -45,25 +45,25 @@ impl Pulse {
     }
 
     /// Ticks for as long as the replica is there.
-    pub(crate) fn start(&self, replica: &Arc<Replica>) {
+    pub(crate) fn start(self: &Arc<Self>, metrics: Arc<Metrics>) {
         self.last.store(self.now(), Ordering::Relaxed);
-        let replica = Arc::downgrade(replica);
+        let pulse = Arc::downgrade(self);
         tokio::spawn(async move {
             let mut ticks: u32 = 0;
             loop {
                 tokio::time::sleep(PERIOD).await;
-                let Some(replica) = replica.upgrade() else {
+                let Some(pulse) = pulse.upgrade() else {
                     return;
                 };
-                let (lag, paused) = replica.pulse.tick();
-                replica.metrics.lag(lag);
+                let (lag, paused) = pulse.tick();
+                metrics.lag(lag);
                 if paused {
                     tracing::warn!(?lag, "this process stood still");
-                    replica.metrics.paused();
+                    metrics.paused();
                 }
                 ticks = ticks.wrapping_add(1);
                 if ticks.is_multiple_of(TIDY) {
-                    replica.metrics.tidy();
+                    metrics.tidy();
                 }
             }
         });

@@ -49,9 +49,9 @@ pub(crate) struct Replica {
     pub(crate) draining: CancellationToken,
     pub(crate) audit: Option<Audit>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) events: Events,
+    pub(crate) events: Arc<Events>,
     /// Whether this process stands still at times.
-    pub(crate) pulse: Pulse,
+    pub(crate) pulse: Arc<Pulse>,
     started: AtomicBool,
     pub(crate) renewers: Renewers,
     access: Mutex<Arc<Access>>,
@@ -100,9 +100,9 @@ impl Replica {
             renewer: Renewer::new(Arc::clone(&engine)),
             draining: CancellationToken::new(),
             audit: audit.transpose()?,
+            events: Arc::new(Events::new(Arc::clone(&engine), Arc::clone(&metrics))),
             metrics,
-            events: Events::new(engine.clock()),
-            pulse: Pulse::new(engine.clock(), window),
+            pulse: Arc::new(Pulse::new(engine.clock(), window)),
             started: AtomicBool::new(false),
             renewers: Renewers::default(),
             access: Mutex::new(Arc::new(access)),
@@ -119,8 +119,8 @@ impl Replica {
     /// Begins what goes on beside requests, once. Needs a runtime.
     pub(crate) fn start(self: &Arc<Self>) {
         if !self.started.swap(true, Ordering::AcqRel) {
-            self.pulse.start(self);
-            self.events.start(self);
+            self.pulse.start(Arc::clone(&self.metrics));
+            self.events.start();
         }
     }
 

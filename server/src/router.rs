@@ -11,7 +11,7 @@ use http::Uri;
 use crate::boundary::boundary;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
-use crate::{about, events, go_on, locks, metrics, simple, take};
+use crate::{about, go_on, locks, scrape, simple, stream, take};
 
 pub(crate) fn router(replica: Arc<Replica>) -> Router {
     let mut router = Router::new();
@@ -31,7 +31,7 @@ pub(crate) fn router(replica: Arc<Replica>) -> Router {
         .route("/v1/attest", post(locks::attest))
         .route("/v1/check", post(locks::check))
         .route("/v1/evict", post(locks::evict))
-        .route("/v1/events", get(events::events));
+        .route("/v1/events", get(stream::events));
     finish(router, replica)
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn admin(replica: Arc<Replica>) -> Router {
 
 fn for_operators() -> Router<Arc<Replica>> {
     Router::new()
-        .route("/metrics", get(metrics::metrics))
+        .route("/metrics", get(scrape::metrics))
         .route("/healthz", get(about::healthz))
         .route("/readyz", get(about::readyz))
 }

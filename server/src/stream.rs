@@ -1,0 +1,150 @@
+//! `GET /v1/events`: hints, as server-sent events. Nothing may be believed from them: whoever hears one asks again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use fencelock_core::LockName;
+use fencelock_wire::{ClaimKey, Kind};
+use futures_util::stream;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
+
+use crate::access::Streams;
+use crate::caller::Caller;
+use crate::events::Told;
+use crate::incoming::{Query, claim_key};
+use crate::principal::Right;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+
+/// A stream says something at least this often.
+const BEAT: Duration = Duration::from_secs(10);
+
+/// A stream ends then, and its client opens another one.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// What one client listens to.
+struct Stream {
+    replica: Arc<Replica>,
+    receiver: broadcast::Receiver<Told>,
+    /// None: everything that comes is for it.
+    ids: Option<[u8; 10]>,
+    until: Instant,
+    begun: bool,
+    over: bool,
+    _streams: Streams,
+    _open: Open,
+}
+
+/// An open stream, counted until it is dropped.
+struct Open(Arc<Replica>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.events.closed();
+    }
+}
+
+impl Stream {
+    async fn next(&mut self) -> Option<String> {
+        if self.over {
+            return None;
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            return Some("retry: 1000\n\n".to_owned());
+        }
+        let beat = Instant::now() + BEAT;
+        loop {
+            let told = tokio::select! {
+                biased;
+                () = self.replica.draining.cancelled() => {
+                    self.over = true;
+                    return Some("event: draining\ndata: {}\n\n".to_owned());
+                }
+                told = self.receiver.recv() => told,
+                () = tokio::time::sleep_until(self.until) => return None,
+                () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
+            };
+            match told {
+                Ok(told) if self.is_for_me(&told) => {
+                    let data = serde_json::to_string(&told).unwrap_or_default();
+                    return Some(format!("event: {}\ndata: {data}\n\n", told.event));
+                }
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+
+    fn is_for_me(&self, told: &Told) -> bool {
+        match (&self.ids, &told.claim) {
+            (None, _) => true,
+            (Some(ids), Some(claim)) => claim.as_bytes()[..10] == *ids,
+            (Some(_), None) => false,
+        }
+    }
+}
+
+/// Tells what happens to the claims of a key, or to one lock.
+pub(crate) async fn events(
+    State(replica): State<Arc<Replica>>,
+    caller: Caller,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    replica.start();
+    let query = Query::read(query.as_deref(), &["lock"])?;
+    let (receiver, ids) = match (query.get("lock"), claim_key(&headers)?) {
+        (Some(_), Some(_)) => {
+            let detail = "a stream is about the lock of the parameter lock or about the claims of the header \
+                          Fencelock-Key, not both";
+            return Err(Refusal::invalid(detail));
+        }
+        (Some(name), None) => {
+            let name = LockName::new(name).map_err(|error| Refusal::of(&error))?;
+            caller.must(Right::Look, &name)?;
+            // What changes after the answer is told.
+            let view = replica.engine.inspect().look(&name).await;
+            let view = view.map_err(|error| Refusal::of(&error).name(&name))?;
+            (replica.events.of_lock(&name, view.token()), None)
+        }
+        (None, Some(key)) => {
+            caller.must_be_somebody()?;
+            (replica.events.of_claims(), Some(ClaimKey::claim_ids(&key)))
+        }
+        (None, None) => {
+            let detail = "which events? Send the header Fencelock-Key, or the parameter lock";
+            return Err(Refusal::invalid(detail));
+        }
+    };
+    if replica.draining.is_cancelled() {
+        let detail = "this replica is about to end; use another one";
+        return Err(Refusal::new(Kind::Draining, detail).close());
+    }
+    let streams = caller.count_stream()?;
+    replica.events.opened();
+    let stream = Stream {
+        _open: Open(Arc::clone(&replica)),
+        replica,
+        receiver,
+        ids,
+        until: Instant::now() + LONGEST,
+        begun: false,
+        over: false,
+        _streams: streams,
+    };
+    let chunks = stream::unfold(stream, |mut stream| async move {
+        let text = stream.next().await?;
+        Some((Ok::<_, std::convert::Infallible>(text), stream))
+    });
+    let mut response = Response::new(Body::from_stream(chunks));
+    let media = HeaderValue::from_static("text/event-stream");
+    response.headers_mut().insert(CONTENT_TYPE, media);
+    Ok(response)
+}
