@@ -84,6 +84,8 @@ def read(commands):
 
 
 def main():
+    # A program that a shell starts in the background ignores the signal otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     program = Program()
     commands = queue.Queue()
     threading.Thread(target=read, args=(commands,), daemon=True).start()

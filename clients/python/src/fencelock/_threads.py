@@ -204,9 +204,6 @@ class Client:
 
         self._loop.call_soon_threadsafe(start)
         try:
-            # In slices: a signal that arrives just before the thread blocks does not wake it, and is seen after the slice.
-            while not concurrent.futures.wait([answer], timeout=0.5).done:
-                pass
             return answer.result()
         except BaseException:
             if not answer.done() or undo:
