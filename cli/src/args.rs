@@ -53,6 +53,9 @@ pub(crate) enum Command {
     Release(Release),
     /// Report what the store promises, what is wrong with its configuration, and what to change
     Doctor(Doctor),
+    /// Make a set of stores, on which the names of locks are spread
+    #[command(subcommand)]
+    Shards(Shards),
     /// Measure the store, with its plain client library for comparison
     Bench(fencelock_bench::Args),
     /// Serve locks over HTTP, for programs in any language
@@ -87,6 +90,12 @@ pub(crate) enum Command {
     },
     /// Print the manual page
     Man,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Shards {
+    /// Write the records that say which store is which shard of the set of --store: once, before its first lock is taken
+    Init,
 }
 
 /// The options that `run`, `hold` and `take` share.

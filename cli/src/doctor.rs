@@ -35,6 +35,25 @@ pub(crate) async fn doctor(args: Doctor, store: Option<String>) -> Outcome {
 
 /// What is wrong with the URL itself.
 fn url_findings(url: &StoreUrl) -> Vec<Finding> {
+    let of_shard = |(id, url): (String, String)| {
+        let findings = StoreUrl::parse(&url).map(|url| url_findings(&url));
+        let findings = findings.unwrap_or_default().into_iter();
+        findings.map(move |found| {
+            Finding::new(
+                found.purpose,
+                format!("[{id}] {}", found.what),
+                found.change,
+            )
+        })
+    };
+    let of_shards = fencelock::shard_urls(url).into_iter().flat_map(of_shard);
+    let mut findings: Vec<_> = of_shards.collect();
+    findings.extend(own_findings(url));
+    findings
+}
+
+/// The same, without those of the stores of a set.
+fn own_findings(url: &StoreUrl) -> Vec<Finding> {
     let redlock = url.scheme == "redlock" || url.scheme == "redlocks";
     let hosts: Vec<String> = if redlock {
         // Each host may have credentials of its own.
@@ -117,6 +136,10 @@ mod tests {
         assert_eq!(count("rediss://db.example:7000"), 0);
         assert_eq!(count("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"), 1);
         assert_eq!(count("redlock://a:1,b:1,c:1"), 1);
+        assert_eq!(
+            count("shards:?a=redis://127.0.0.1&b=redis://db.example:7000&set=x"),
+            1
+        );
         assert_eq!(count("redlocks://:p@a:1,:q@b:1,:r@c:1"), 0);
         assert_eq!(count("redlocks://:p@a:1,:q@b:1,:r@a:2"), 1);
         assert_eq!(count("rediss+sentinel://a:1,b:1,c:1/main"), 0);

@@ -39,7 +39,7 @@ use clap::error::{ContextValue, ErrorKind};
 use fencelock::StoreUrl;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, Shards};
 use crate::exit::{Failure, Outcome, code, print, say};
 
 fn main() {
@@ -101,6 +101,7 @@ fn start() -> Outcome {
         Command::Hold(args) => block_on(hold::hold(args, store)),
         Command::Take(args) => block_on(take::take(args, store)),
         Command::Renew(args) => block_on(take::renew(args, store)),
+        Command::Shards(Shards::Init) => block_on(init_shards(store)),
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
         Command::Ls(args) => block_on(inspect::ls(args, store)),
@@ -122,6 +123,11 @@ fn schema(kind: &str) -> Outcome {
         )));
     };
     print(&schema)?;
+    Ok(code::DONE)
+}
+
+async fn init_shards(store: Option<String>) -> Outcome {
+    fencelock::init(store::store_url(store)).await?;
     Ok(code::DONE)
 }
 

@@ -1,16 +1,18 @@
 //! A claim goes on and ends: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Withdrawn};
-use fencelock_core::{BootInstant, ClaimId, LockName, Token};
+use fencelock_core::{BootInstant, ClaimId, Error, LockName, Token};
 use fencelock_wire::{
     How, Kind, MOST_RENEWALS, Outcome, Release, Released, Renew, RenewMany, Renewed, RenewedMany,
     RenewedOne, WordHeld, millis,
 };
+use futures_util::future::join_all;
 use http::StatusCode;
 
 use crate::asked::{Asked, released, since_sent, token};
@@ -23,6 +25,9 @@ use crate::refusal::Refusal;
 use crate::renewer::Renewer;
 use crate::replica::Replica;
 use crate::reply::json;
+
+/// The shortest time that a part of the store gets for its answer, however short the leases are.
+const LEAST_PATIENCE: Duration = Duration::from_millis(25);
 
 /// Prolongs one hold.
 pub(crate) async fn renew(
@@ -188,7 +193,7 @@ pub(crate) async fn release(
     Ok(json(StatusCode::OK, &Released { released }))
 }
 
-/// Prolongs many holds of one key, with one call of the engine.
+/// Prolongs many holds of one key, with one call of the engine for each lane.
 pub(crate) async fn renew_many(
     State(replica): State<Arc<Replica>>,
     Received(received): Received,
@@ -197,44 +202,95 @@ pub(crate) async fn renew_many(
     LongJson(body): LongJson<RenewMany>,
 ) -> Result<Response, Refusal> {
     let held = all_held(&replica, &caller, &key, body)?;
-    let visits = enter_all(&replica, &held).await?;
-    replica.check_fresh(received)?;
+    check_once(&held)?;
     if !held.is_empty() {
         caller.note_renewal();
     }
-    let mut bound_here = Vec::with_capacity(held.len());
-    for held in &held {
-        bound_here.push(renewing(&replica, &held.claim, received).is_ok());
+    let mut lanes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (at, held) in held.iter().enumerate() {
+        let lane = replica.engine.lane(&held.claim.name);
+        lanes.entry(lane).or_default().push(at);
     }
-    let engine = Arc::clone(&replica.engine);
-    let call = Renewer::renew_many(engine, held.clone(), visits);
-    let renewals = match held.is_empty() {
-        true => Vec::new(),
-        false => replica.carry(call).await?,
-    };
-    let claims = held.iter().zip(renewals).zip(bound_here);
-    let claims = claims.map(|((held, renewal), here)| {
-        let renewal = if here { renewal } else { Renewal::Lost };
-        answer(&replica, held, renewal, received)
+    let patience = (lanes.len() > 1).then(|| patience(&held));
+    let parts = lanes.values().map(|places| {
+        let part: Vec<_> = places.iter().map(|at| held[*at].clone()).collect();
+        renew_lane(&replica, part, received, patience)
     });
-    let claims = claims.collect();
+    let mut renewed: Vec<(usize, RenewedOne)> = Vec::with_capacity(held.len());
+    for (places, part) in lanes.values().zip(join_all(parts).await) {
+        renewed.extend(places.iter().copied().zip(part?));
+    }
+    renewed.sort_unstable_by_key(|(at, _)| *at);
+    let claims = renewed.into_iter().map(|(_, renewed)| renewed).collect();
     Ok(json(StatusCode::OK, &RenewedMany { claims }))
 }
 
-/// Takes the turns of all claims, each of which is there once; in the order of `held`.
-async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Result<Vec<Visit>, Refusal> {
+/// How long an answer about many holds waits for a part of the store: half of what its client waits for the answer.
+fn patience(held: &[HeldClaim]) -> Duration {
+    let shortest = held.iter().map(|held| held.claim.ttl).min();
+    (shortest.unwrap_or_default() / 6).max(LEAST_PATIENCE)
+}
+
+/// Prolongs holds of one lane. After `patience` their outcome is unknown, and the call goes on.
+async fn renew_lane(
+    replica: &Arc<Replica>,
+    held: Vec<HeldClaim>,
+    received: BootInstant,
+    patience: Option<Duration>,
+) -> Result<Vec<RenewedOne>, Refusal> {
+    let asked = async {
+        let visits = enter_all(replica, &held).await;
+        replica.check_fresh(received)?;
+        let renewing = |held: &HeldClaim| renewing(replica, &held.claim, received).is_ok();
+        let here: Vec<bool> = held.iter().map(renewing).collect();
+        let engine = Arc::clone(&replica.engine);
+        let call = Renewer::renew_many(engine, held.clone(), visits);
+        let renewals = replica.carry(call).await?;
+        let renewals = renewals.into_iter().zip(here);
+        let renewals = renewals.map(|(renewal, here)| if here { renewal } else { Renewal::Lost });
+        Ok::<_, Refusal>(renewals.collect::<Vec<_>>())
+    };
+    let renewals = match patience {
+        None => asked.await?,
+        Some(patience) => match tokio::time::timeout(patience, asked).await {
+            Ok(renewals) => renewals?,
+            Err(_) => {
+                let silent = || {
+                    let cause = format!("no answer within {patience:?}");
+                    Error::unavailable(&replica.engine, "renew holds", cause)
+                };
+                held.iter().map(|_| Renewal::Unknown(silent())).collect()
+            }
+        },
+    };
+    let answers = held.iter().zip(renewals);
+    let answers = answers.map(|(held, renewal)| answer(replica, held, renewal, received));
+    Ok(answers.collect())
+}
+
+/// Refuses a claim that is there twice.
+fn check_once(held: &[HeldClaim]) -> Result<(), Refusal> {
+    let mut ids: Vec<ClaimId> = held.iter().map(|held| held.claim.id).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(twice) => {
+            let detail = format!("the claim {} is there more than once", twice[0]);
+            Err(Refusal::invalid(detail))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Takes the turns of all claims; in the order of `held`.
+async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Vec<Visit> {
     let mut order: Vec<(ClaimId, usize)> = Vec::with_capacity(held.len());
     order.extend(
         held.iter()
             .enumerate()
             .map(|(at, held)| (held.claim.id, at)),
     );
-    order.sort_unstable();
-    if let Some(twice) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        let detail = format!("the claim {} is there more than once", twice[0].0);
-        return Err(Refusal::invalid(detail));
-    }
     // By id, so that two requests never wait for each other.
+    order.sort_unstable();
     let mut visits = Vec::with_capacity(held.len());
     for (id, at) in order {
         let mut visit = replica.known.enter(id);
@@ -242,7 +298,7 @@ async fn enter_all(replica: &Replica, held: &[HeldClaim]) -> Result<Vec<Visit>, 
         visits.push((at, visit));
     }
     visits.sort_unstable_by_key(|(at, _)| *at);
-    Ok(visits.into_iter().map(|(_, visit)| visit).collect())
+    visits.into_iter().map(|(_, visit)| visit).collect()
 }
 
 fn all_held(

@@ -35,6 +35,7 @@ mod known;
 mod locks;
 mod measured;
 mod metrics;
+mod openapi;
 mod principal;
 mod pulse;
 mod refusal;

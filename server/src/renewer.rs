@@ -1,6 +1,7 @@
-//! Renewals in batches: those that arrive while a batch is out form the next one. They never wait behind takes.
+//! Renewals in batches: those that arrive while a batch is out form the next one. They never wait behind takes, nor behind
+//! renewals of another lane: one part of a store that does not answer holds up no other.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,14 +16,8 @@ use crate::known::Visit;
 /// What collects them.
 pub(crate) struct Renewer {
     engine: Arc<dyn Engine>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    waiting: VecDeque<Item>,
-    /// Whether a batch is out.
-    out: bool,
+    /// What waits while a batch of its lane is out; no entry for a lane of which none is out.
+    lanes: Mutex<HashMap<u32, VecDeque<Item>>>,
 }
 
 struct Item {
@@ -33,24 +28,26 @@ struct Item {
 
 impl Renewer {
     pub(crate) fn new(engine: Arc<dyn Engine>) -> Arc<Self> {
-        let state = Mutex::default();
-        Arc::new(Self { engine, state })
+        let lanes = Mutex::default();
+        Arc::new(Self { engine, lanes })
     }
 
     /// Renews one hold, whose turn the visit has. The renewal goes on if this is dropped.
     pub(crate) async fn renew(self: &Arc<Self>, held: HeldClaim, visit: Visit) -> Renewal {
         let (answer, answered) = oneshot::channel();
+        let lane = self.engine.lane(&held.claim.name);
         let begin = {
-            let mut state = self.state.lock();
-            state.waiting.push_back(Item {
+            let mut lanes = self.lanes.lock();
+            let begin = !lanes.contains_key(&lane);
+            lanes.entry(lane).or_default().push_back(Item {
                 held,
                 visit,
                 answer,
             });
-            !std::mem::replace(&mut state.out, true)
+            begin
         };
         if begin {
-            tokio::spawn(Arc::clone(self).run());
+            tokio::spawn(Arc::clone(self).run(lane));
         }
         answered.await.unwrap_or_else(|_| self.no_answer())
     }
@@ -68,16 +65,19 @@ impl Renewer {
         renewals
     }
 
-    async fn run(self: Arc<Self>) {
+    async fn run(self: Arc<Self>, lane: u32) {
         loop {
             let batch: Vec<Item> = {
-                let mut state = self.state.lock();
-                let count = state.waiting.len().min(MOST_RENEWALS);
+                let mut lanes = self.lanes.lock();
+                let Some(waiting) = lanes.get_mut(&lane) else {
+                    return;
+                };
+                let count = waiting.len().min(MOST_RENEWALS);
                 if count == 0 {
-                    state.out = false;
+                    lanes.remove(&lane);
                     return;
                 }
-                state.waiting.drain(..count).collect()
+                waiting.drain(..count).collect()
             };
             let held: Vec<HeldClaim> = batch.iter().map(|item| item.held.clone()).collect();
             let mut renewals = self.engine.renew(&held).await.into_iter();

@@ -1,18 +1,25 @@
-//! The shell of docs/fencing.md runs.
+//! The shell of docs/fencing.md and docs/composite.md runs.
 
 use std::process::{Command, Stdio};
 
 use crate::fixture::{Fixture, finish};
 
-const PAGE: &str = include_str!("../../../docs/fencing.md");
-
 #[test]
 fn the_examples_of_the_page_on_fencing_run() {
-    let blocks = PAGE.split("```sh\n").skip(1);
+    run(include_str!("../../../docs/fencing.md"), 5);
+}
+
+#[test]
+fn the_examples_of_the_page_on_sets_run() {
+    run(include_str!("../../../docs/composite.md"), 1);
+}
+
+fn run(page: &str, count: usize) {
+    let blocks = page.split("```sh\n").skip(1);
     let blocks: Vec<&str> = blocks
         .map(|block| block.split("```").next().unwrap())
         .collect();
-    assert_eq!(blocks.len(), 5);
+    assert_eq!(blocks.len(), count);
     for block in blocks {
         let fixture = Fixture::new();
         let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));

@@ -39,6 +39,7 @@ mod serve;
 mod service;
 #[cfg(feature = "serve")]
 mod service_manager;
+mod shards;
 mod take;
 mod terminal;
 #[cfg(feature = "zookeeper")]

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::engine::{
     Claim, Cursor, Engine, Event, EventSender, EventSource, EventStream, Evict, Grant, HeldClaim,
-    HolderView, Inspect, Leave, LockView, Page, Place, Promises, Renewal, Standing, WaiterView,
-    Wake, Withdrawn,
+    HolderView, Inspect, Leave, LockView, Page, Place, Promises, Record, RecordChange, Renewal,
+    Standing, WaiterView, Wake, Withdrawn,
 };
 use crate::support::Mutex;
 use crate::support::admission::admits;
@@ -49,6 +49,8 @@ pub struct Memory {
 struct State {
     locks: HashMap<LockName, Lock>,
     last: u64,
+    /// By their scopes.
+    records: HashMap<String, Record>,
 }
 
 #[derive(Debug, Default)]
@@ -210,6 +212,7 @@ impl Holder {
 
 fn promises() -> Promises {
     Promises::full("memory", "none: client and store share one clock")
+        .record(true)
         .wake(Wake::Push)
         .min_ttl(Duration::from_millis(10))
         .max_ttl(Duration::from_secs(365 * 86_400))
@@ -322,6 +325,15 @@ impl Engine for Memory {
         Ok(withdrawn)
     }
 
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        let mut state = self.state.lock();
+        let record = state.records.entry(scope.to_owned()).or_default();
+        if let Some(change) = change.filter(|change| change.from == record.version) {
+            *record = Record::new(change.from + 1, &change.text);
+        }
+        Ok(record.clone())
+    }
+
     fn events(&self) -> Result<EventStream> {
         self.events.take(self)
     }
@@ -365,7 +377,7 @@ impl Inspect for Memory {
     ) -> Result<Page<LockView>> {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        let State { locks, last } = &mut *state;
+        let State { locks, last, .. } = &mut *state;
         let mut items = Vec::new();
         for (name, lock) in locks.iter_mut() {
             lock.advance(last, now);

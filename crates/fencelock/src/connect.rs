@@ -7,18 +7,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::StoreOptions;
-use fencelock_core::layers::Prefix;
-use fencelock_core::{Client, Engine, Error, LockName, Observer, Purpose, Result};
-use tokio::time::{Instant, sleep, timeout_at};
+use fencelock_core::{Client, Engine, LockName, Observer, Purpose, Result};
 
 use crate::store::Store;
-
-/// For how long a store may stay away at the start, if it has no `connect-timeout`.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The first and the longest pause between two attempts to open a store.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+use crate::to_open::ToOpen;
 
 /// Opens a store, which a URL or typed options name; await the result.
 ///
@@ -39,8 +31,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
-/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`, `fencelock+http://`, `fencelock+https://`. Every store takes the option
-/// `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
+/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`, `fencelock+http://`, `fencelock+https://`, and `shards:` for a set of
+/// them. Every store takes the option `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
 pub fn connect(store: impl Into<Store>) -> Connect {
     Connect {
         store: store.into(),
@@ -75,26 +67,30 @@ pub async fn open_engine(store: impl Into<Store> + Send) -> Result<Arc<dyn Engin
     open(store.into(), false, None).await
 }
 
+/// Writes the record of each store of a [`ShardSet`](crate::ShardSet) or of a URL `shards:`, for a new set: before the first
+/// lock is taken, and again when a store promises less than it did. What was interrupted is finished by the next call. All
+/// stores must answer, and no program uses the set meanwhile.
+///
+/// # Errors
+/// [`Error::Config`](crate::Error::Config) if it is no set, or a store has the record of another shard or set;
+/// [`Error::Unsupported`](crate::Error::Unsupported) if a store
+/// keeps no record; and what opening the stores meets.
+///
+/// # Cancel safety
+/// May be dropped: some of the stores may have their records then.
+#[cfg(feature = "composite")]
+pub async fn init(store: impl Into<Store> + Send) -> Result<()> {
+    store.into().0?.init().await
+}
+
 async fn open(
     store: Store,
     inspect_only: bool,
     patience: Option<Duration>,
 ) -> Result<Arc<dyn Engine>> {
-    let mut options = store.0?;
-    let url = options.url();
-    url.inspect_only |= inspect_only;
-    let prefix = url.take("prefix");
-    if let Some(Err(Error::Invalid { input, why, .. })) = prefix.as_deref().map(LockName::new) {
-        return Err(url.refuse(format!("prefix {input:?}: {why}")));
-    }
-    let most = url.clone().take_duration("connect-timeout")?;
-    let most = most.unwrap_or(CONNECT_TIMEOUT);
-    let most = patience.map_or(most, |patience| patience.min(most));
-    let engine = patiently(&*options, most).await?;
-    Ok(match prefix {
-        Some(prefix) => Arc::new(Prefix::new(engine, &prefix)?),
-        None => engine,
-    })
+    let mut store = ToOpen::new(store.0?)?;
+    store.url().inspect_only |= inspect_only;
+    store.open(patience).await
 }
 
 type NameClass = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
@@ -104,8 +100,10 @@ type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 /// A client to be: settings, then `.await`.
 ///
 /// # Errors
-/// [`Error::Config`] for a URL or an option that cannot be used, [`Error::Unavailable`] if the store does not answer within
-/// `connect-timeout` (until then it is asked again and again), [`Error::Refused`] if it refuses this user.
+/// [`Error::Config`](crate::Error::Config) for a URL or an option that cannot be used,
+/// [`Error::Unavailable`](crate::Error::Unavailable) if the store does not answer within
+/// `connect-timeout` (until then it is asked again and again), [`Error::Refused`](crate::Error::Refused) if it
+/// refuses this user.
 ///
 /// # Cancel safety
 /// May be dropped: nothing is held yet.
@@ -235,7 +233,8 @@ impl Connect {
 
     /// Opens the store to look at it only: the client can look, list, watch, check and diagnose, also where a lock cannot
     /// be taken (a replica, a full server, a user without the right to write), and creates nothing. Taking a lock, and
-    /// releasing another's, is refused with [`Error::Unsupported`] before anything is sent.
+    /// releasing another's, is refused with
+    /// [`Error::Unsupported`](crate::Error::Unsupported) before anything is sent.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -269,7 +268,13 @@ impl Connect {
     }
 
     async fn open(self) -> Result<Client> {
-        let mut engine = open(self.store, self.inspect_only, self.patience).await?;
+        let mut store = self.store;
+        if let Ok(options) = &mut store.0 {
+            // Who asks for warnings wants them of all parts.
+            let warned = self.purpose == Purpose::Correctness || self.inspect_only;
+            options.url().as_needed = !warned;
+        }
+        let mut engine = open(store, self.inspect_only, self.patience).await?;
         if let Some(layer) = self.layer {
             engine = layer(engine);
         }
@@ -301,26 +306,4 @@ impl IntoFuture for Connect {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.open())
     }
-}
-
-/// Opens the engine, again and again while the store does not answer and the time is not over.
-async fn patiently(options: &dyn StoreOptions, most: Duration) -> Result<Arc<dyn Engine>> {
-    let until = Instant::now() + most;
-    let mut pause = PAUSES.0;
-    // The first attempt takes what time the engine gives it.
-    let mut last = match options.open().await {
-        Err(error @ Error::Unavailable { .. }) => error,
-        opened => return opened,
-    };
-    while Instant::now() + pause < until {
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
-        match timeout_at(until, options.open()).await {
-            Ok(Err(error @ Error::Unavailable { .. })) => last = error,
-            Ok(opened) => return opened,
-            // The last answer says more than that there was none.
-            Err(_) => break,
-        }
-    }
-    Err(last)
 }

@@ -44,6 +44,7 @@
 //! | `zookeeper://HOSTS` | ZooKeeper | `zookeeper` |
 //! | `etcd://HOSTS` | etcd | `etcd`, needs `protoc` to build |
 //! | `fencelock+http://HOSTS` | any of them, behind the lock service | `http` |
+//! | `shards:?a=URL&b=URL` | several of them, each with its part of the names | `composite` |
 //!
 //! Options follow after a `?`: `redis://HOST?prefix=shop:&connect-timeout=10s`. Stores promise different things;
 //! [`Client::promises`] says what this one does. What it does not is refused with [`Error::Unsupported`], never imitated.
@@ -53,6 +54,7 @@
 //! | feature | adds |
 //! | --- | --- |
 //! | those of the stores | the stores |
+//! | `composite` | sets of stores, on which names are spread; see `ShardSet` |
 //! | `tls` | TLS: `rediss://`, `redlocks://`, `etcds://`, `fencelock+https://`, and for databases by default |
 //! | `fence` | the module `fence`: the resource's side, for the stores whose features are on |
 //! | `fence-http` | a fence before an HTTP service, as a tower layer |
@@ -73,9 +75,17 @@
 pub mod blocking;
 mod connect;
 mod schema;
+#[cfg(feature = "composite")]
+mod shards;
 mod store;
+mod to_open;
 
+#[cfg(feature = "composite")]
+pub use connect::init;
 pub use connect::{Connect, connect, open_engine};
+#[cfg(feature = "composite")]
+#[doc(inline)]
+pub use fencelock_composite as composite;
 #[doc(inline)]
 pub use fencelock_core::*;
 #[cfg(feature = "etcd")]
@@ -108,4 +118,6 @@ pub use fencelock_versioned as versioned;
 #[doc(inline)]
 pub use fencelock_zookeeper as zookeeper;
 pub use schema::{schema, schemas};
+#[cfg(feature = "composite")]
+pub use shards::{ShardSet, shard_urls};
 pub use store::Store;

@@ -88,6 +88,12 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         "etcd" | "etcds" => Box::new(fencelock_etcd::Options::from(url)),
         #[cfg(feature = "http")]
         "fencelock+http" | "fencelock+https" => Box::new(fencelock_http::Options::from(url)),
+        #[cfg(feature = "composite")]
+        "shards" => Box::new(crate::shards::ShardSet::from_url(url, |url| {
+            Store::from(url).0
+        })?),
+        #[cfg(not(feature = "composite"))]
+        "shards" => return Err(not_built(&url, "composite")),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => return Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
@@ -109,7 +115,7 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
                  redis+sentinel, rediss+sentinel, redis+cluster, rediss+cluster, redlock, redlocks, mysql, mariadb, postgres, \
-                 postgresql, zookeeper, etcd, etcds, fencelock+http, fencelock+https"
+                 postgresql, zookeeper, etcd, etcds, fencelock+http, fencelock+https, shards"
             );
             return Err(url.refuse(why));
         }
@@ -123,12 +129,29 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
     feature = "postgres",
     feature = "zookeeper",
     feature = "etcd",
-    feature = "http"
+    feature = "http",
+    feature = "composite"
 )))]
 fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
     url.refuse(format!(
         "this build has no engine for it; build with the feature {feature}"
     ))
+}
+
+#[cfg(feature = "composite")]
+impl crate::shards::ShardSet {
+    /// Adds a shard: its id, its weight (a whole number from 1 to 100), and its store, which is opened when it is first
+    /// needed. What is wrong with them is said when the set is opened.
+    pub fn shard(self, id: impl Into<String>, weight: u8, store: impl Into<Store>) -> Self {
+        self.add(id.into(), weight, store.into().0)
+    }
+}
+
+#[cfg(feature = "composite")]
+impl From<crate::shards::ShardSet> for Store {
+    fn from(set: crate::shards::ShardSet) -> Self {
+        Self(Ok(Box::new(set)))
+    }
 }
 
 /// The store `memory:`.

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use fencelock_core::Result;
 use fencelock_core::engine::{
     Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Promises,
-    Renewal, Standing, Withdrawn,
+    Record, RecordChange, Renewal, Standing, Withdrawn,
 };
 
 use crate::cluster::Cluster;
@@ -71,6 +71,11 @@ impl Engine for Etcd {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.state.withdraw(claim, how).await
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        self.state.check_open()?;
+        self.state.cluster.record(scope, change).await
     }
 
     fn events(&self) -> Result<EventStream> {

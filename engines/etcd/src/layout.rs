@@ -12,6 +12,9 @@ const RELEASE_NOTICES: &str = "fencelock/released/";
 
 pub(crate) const BASE: &str = "fencelock/base";
 
+/// What the keys of the store's records begin with; their scopes follow.
+pub(crate) const RECORD: &str = "fencelock/record/";
+
 /// The most bytes that follow the lock's name in a key, and that it takes to send a key.
 const MAX_SUFFIX: usize = 64;
 

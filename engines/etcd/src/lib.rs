@@ -51,6 +51,7 @@ mod keepalive;
 mod layout;
 mod mail;
 mod options;
+mod record;
 mod release;
 mod renew;
 mod requests;

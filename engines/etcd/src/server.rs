@@ -23,6 +23,7 @@ pub(crate) fn promises(config: &Config, limits: Vec<Finding>) -> Promises {
         .permits(own)
         .lock_delay(true)
         .ranges(own)
+        .record(true)
         .lease(LeaseKind::Session)
         .wake(Wake::Push)
         .durability(Durability::Durable)

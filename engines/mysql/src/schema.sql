@@ -59,6 +59,13 @@ CREATE TABLE IF NOT EXISTS {draws} (
     zero TINYINT UNSIGNED NOT NULL
 ) ENGINE = InnoDB;
 
+-- What a set of stores says of this one, for each prefix of names.
+CREATE TABLE IF NOT EXISTS {record} (
+    scope VARBINARY(512) NOT NULL PRIMARY KEY,
+    version BIGINT UNSIGNED NOT NULL,
+    text VARBINARY(4096) NOT NULL
+) ENGINE = InnoDB;
+
 INSERT IGNORE INTO {draws} (id, zero)
     WITH RECURSIVE ids (id) AS (SELECT 0 UNION ALL SELECT id + 1 FROM ids WHERE id < 999) SELECT id, 0 FROM ids;
 

@@ -16,6 +16,7 @@ pub(crate) struct Tables {
     pub(crate) waiters: String,
     pub(crate) ears: String,
     pub(crate) draws: String,
+    pub(crate) record: String,
     pub(crate) names: String,
     pub(crate) bound: String,
     pub(crate) tokens: String,
@@ -41,6 +42,7 @@ impl Tables {
             waiters: named("waiters"),
             ears: named("ears"),
             draws: named("draws"),
+            record: named("record"),
             names: named("names"),
             bound: named("bound"),
             tokens: named("tokens"),
@@ -56,6 +58,7 @@ impl Tables {
             .replace("{waiters}", &self.waiters)
             .replace("{ears}", &self.ears)
             .replace("{draws}", &self.draws)
+            .replace("{record}", &self.record)
             .replace("{names}", &self.names)
             .replace("{bound}", &self.bound)
             .replace("{tokens}", &self.tokens)

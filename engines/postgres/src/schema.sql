@@ -71,6 +71,13 @@ ALTER TABLE fencelock_waiters
     ADD COLUMN IF NOT EXISTS reach bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS label text;
 
+-- What a set of stores says of this one, for each prefix of names.
+CREATE TABLE IF NOT EXISTS fencelock_record (
+    scope text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    text text NOT NULL
+);
+
 -- A function that changes its meaning gets a new name: clients of several versions may use one database.
 CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;

@@ -3,15 +3,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record, RecordChange,
+    Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{ClaimId, Engine, Promises, Result};
 
 use crate::config::Config;
 use crate::options::Options;
 use crate::servers::Servers;
-use crate::{acquire, release, renew, wait};
+use crate::{acquire, record, release, renew, wait};
 
 /// Locks on Redis or Valkey: one server, a master that Sentinels watch, or a cluster.
 pub struct Redis {
@@ -64,6 +64,10 @@ impl Engine for Redis {
     /// A grant that is pushed to this process later is given back.
     fn forget(&self, claim: &ClaimId) {
         self.servers.state.entries.remove(claim);
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        record::record(&self.servers, scope, change).await
     }
 
     fn events(&self) -> Result<EventStream> {

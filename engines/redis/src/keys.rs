@@ -25,6 +25,9 @@ pub(crate) const SLOTS: u16 = 16_384;
 /// The counter of tokens, except in a cluster.
 pub(crate) const COUNTER: &str = "fencelock:counter";
 
+/// The store's records, by their scopes.
+pub(crate) const RECORD: &str = "fencelock:record";
+
 /// Part of every key beside a lock.
 const QUEUE: &str = "fencelock:line";
 

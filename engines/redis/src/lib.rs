@@ -49,6 +49,7 @@ mod node;
 mod options;
 mod persistence;
 mod promises;
+mod record;
 pub mod redlock;
 mod release;
 mod renew;

@@ -29,6 +29,7 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
         }
     };
     Promises::full(engine, clock)
+        .record(true)
         .wake(Wake::Push)
         .durability(durability.unwrap_or(Durability::Volatile))
         .min_ttl(Duration::from_millis(10))

@@ -41,6 +41,7 @@ pub(crate) struct Scripts {
     pub(crate) serve: Script,
     pub(crate) evict: Script,
     pub(crate) look: Script,
+    pub(crate) record: Script,
 }
 
 impl Scripts {
@@ -57,6 +58,7 @@ impl Scripts {
             serve: script(include_str!("scripts/serve.lua")),
             evict: script(include_str!("scripts/evict.lua")),
             look: script(include_str!("scripts/look.lua")),
+            record: script(include_str!("scripts/record.lua")),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record, RecordChange,
+    Renewal, Standing, Withdrawn,
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Durability, Engine, Promises, Result, Wake};
@@ -19,6 +19,7 @@ use crate::entry::Entries;
 use crate::file::File;
 use crate::handle::{self, Handle};
 use crate::options::Options;
+use crate::record;
 use crate::release;
 use crate::renew;
 use crate::socket::Listener;
@@ -104,6 +105,7 @@ impl Sqlite {
 fn promises(file: &File, wake: Wake) -> Promises {
     let clock = "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back";
     Promises::full("sqlite", clock)
+        .record(true)
         .wake(wake)
         // A loss of power may cost the last commits. It also ends every process that held: the next boot ends all holds,
         // and lifts the counter of tokens to the time.
@@ -145,6 +147,10 @@ impl Engine for Sqlite {
     /// network namespace), the next renewal finds out.
     fn events(&self) -> Result<EventStream> {
         self.events.take(self)
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        record::record(&self.worker, scope, change).await
     }
 
     fn inspect(&self) -> &dyn Inspect {

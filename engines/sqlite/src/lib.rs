@@ -29,6 +29,7 @@ mod job;
 mod options;
 mod read_only;
 mod reap;
+mod record;
 mod release;
 mod renew;
 mod rows;

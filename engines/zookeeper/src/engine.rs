@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal,
-    Standing, Withdrawn,
+    Claim, Engine, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record,
+    RecordChange, Renewal, Standing, Withdrawn,
 };
 use fencelock_core::{Promises, Result};
 use futures_util::future::join_all;
@@ -84,6 +84,11 @@ impl Engine for ZooKeeper {
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.state.check_open()?;
         self.state.withdraw(claim, how).await
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        self.state.check_open()?;
+        self.state.record(scope, change).await
     }
 
     fn events(&self) -> Result<EventStream> {

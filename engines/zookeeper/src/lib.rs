@@ -47,6 +47,7 @@ mod open;
 mod options;
 mod queue;
 mod reap;
+mod record;
 mod release;
 mod renew;
 mod rollback_repair;

@@ -20,6 +20,11 @@ pub(crate) fn encode(name: &LockName) -> String {
     escape(name, |_, c| is_plain(c))
 }
 
+/// The node of the record of a scope. No lock's node has such a name, since `%re` encodes nothing.
+pub(crate) fn record_node(scope: &str) -> String {
+    format!("%record{}", escape(scope, |_, c| is_plain(c)))
+}
+
 fn escape(name: &str, plain: impl Fn(usize, char) -> bool) -> String {
     let mut node = String::with_capacity(name.len());
     for (at, c) in name.char_indices() {
@@ -109,6 +114,14 @@ mod tests {
     fn plain_names_are_their_own_nodes() {
         for name in ["a", "orders-2024", "größe", "名前", "a b", "_c_x", "locks"] {
             assert_eq!(encode(&LockName::new(name).unwrap()), name);
+        }
+    }
+
+    #[test]
+    fn a_record_is_no_lock() {
+        for scope in ["", "a", "shop%/x:", "%"] {
+            let node = record_node(scope);
+            assert!(!node.contains('/') && decode(&node).is_none(), "{node}");
         }
     }
 

@@ -52,6 +52,7 @@ pub(crate) fn promises(
     let clock = "the servers' monotonic clocks and this machine's run at about the same rate, to within a third of the session timeout; jumps of the wall clock do not matter";
     Promises::full("zookeeper", clock)
         .portable(false)
+        .record(true)
         .lease(LeaseKind::Session)
         .wake(Wake::Push)
         .durability(Durability::Durable)

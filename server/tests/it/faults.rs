@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::Memory;
+use fencelock_composite::Routed;
 use fencelock_core::layers::{Fault, FaultHandle, Trouble};
+use fencelock_core::{Engine, LockName, Memory};
 use fencelock_server::Server;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -64,6 +65,64 @@ async fn renewals_that_have_no_answer_are_unknown() {
         (&json!("unknown"), &json!(id.to_string()))
     );
     assert!(!claim["detail"].as_str().unwrap().is_empty());
+}
+
+/// A replica before a set of two stores, and a name on each. The second store is on a bad day.
+async fn set() -> (Server, FaultHandle, [String; 2]) {
+    let (one, other) = (Memory::new(), Memory::new());
+    let (fault, handle) = Fault::new(Arc::new(other));
+    let shards: [(&str, Arc<dyn Engine>); 2] = [("a", Arc::new(one)), ("b", Arc::new(fault))];
+    Routed::shards(shards.clone()).init().await.unwrap();
+    let set = Routed::shards(shards).open().await.unwrap();
+    let names = ["a", "b"].map(|id| {
+        let mut names = (0..).map(|number| format!("job-{number}"));
+        let on = |name: &String| set.shard_of(&LockName::new(name).unwrap()) == id;
+        names.find(on).unwrap()
+    });
+    (replica(Arc::new(set)).await, handle, names)
+}
+
+#[tokio::test]
+async fn a_part_of_the_store_that_is_silent_holds_up_no_renewal_of_another() {
+    let ((at, handle, names), client) = (set().await, Client::new());
+    let ids = [client.claim(), client.claim()];
+    let tokens = [
+        client.take(&at, ids[0], &names[0]).await,
+        client.take(&at, ids[1], &names[1]).await,
+    ];
+    // One by one.
+    handle.next([Trouble::Hold]);
+    let silent = client.renew(&at, ids[1], &names[1], tokens[1]);
+    let others = async {
+        for _ in 0..20 {
+            let renewed = client.renew(&at, ids[0], &names[0], tokens[0]).await;
+            renewed.is(200);
+        }
+        handle.open(1);
+    };
+    let (renewed, ()) = tokio::join!(silent, others);
+    renewed.is(200);
+    // Both in one request.
+    handle.next([Trouble::Hold]);
+    let claims = [1, 0].map(
+        |at| json!({"claim": ids[at], "name": names[at], "token": tokens[at], "ttl_ms": 1200}),
+    );
+    let body = json!({ "claims": claims });
+    for _ in 0..2 {
+        let begun = tokio::time::Instant::now();
+        let renewed = client.ask(&at, "POST", "/v1/renewals", &body).await.is(200);
+        // Within a third of the ttl, which is how long a client waits.
+        assert!(begun.elapsed() < Duration::from_millis(400));
+        let claims = &renewed["claims"];
+        assert_eq!(claims[0]["state"], "unknown", "{renewed}");
+        assert_eq!(claims[0]["claim"], ids[1].to_string());
+        assert_eq!(claims[1]["state"], "held", "{renewed}");
+    }
+    handle.open(1);
+    client
+        .renew(&at, ids[1], &names[1], tokens[1])
+        .await
+        .is(200);
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ mod faults;
 mod inputs;
 mod many;
 mod metrics;
+mod openapi;
 mod operation;
 mod redis;
 mod rights;

@@ -1,11 +1,13 @@
 //! The contenders: this library, the bare client of the same engine, and other lock libraries.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use fencelock::{BootInstant, Client, Clock, Guard, Result, StoreUrl};
 use tokio::task::JoinSet;
 
 use crate::bare::failed;
+use crate::bare::shards::Spread;
 
 /// The ttl of every hold that is not about leases.
 const TTL: Duration = Duration::from_secs(30);
@@ -87,6 +89,8 @@ impl Who {
 #[derive(Clone)]
 pub(crate) enum Contender {
     Fencelock(Client),
+    /// With a bare client for each shard.
+    BareShards(Spread, Vec<Contender>),
     #[cfg(feature = "redis")]
     BareRedis(Box<crate::bare::redis::BareRedis>),
     #[cfg(feature = "redis")]
@@ -159,6 +163,13 @@ impl Contender {
                     let bare = crate::bare::postgres::BarePostgres::open(url).await?;
                     Ok(Self::BarePostgres(Box::new(bare)))
                 }
+                "shards" => {
+                    let (spread, mut clients) = (Spread::of(url)?, Vec::new());
+                    for url in &spread.urls {
+                        clients.push(Box::pin(Self::open(who, url)).await?);
+                    }
+                    Ok(Self::BareShards(spread, clients))
+                }
                 other => Err(failed("the baseline", format!("there is none for {other}"))),
             },
             #[cfg(feature = "etcd")]
@@ -199,9 +210,15 @@ impl Contender {
             return node.pairs(names, until).await;
         }
         let mut tasks = JoinSet::new();
-        for names in names {
-            let this = self.clone();
-            tasks.spawn(async move { this.task(&names, until).await });
+        if let Self::BareShards(spread, clients) = self {
+            for (client, names) in clients.iter().cloned().zip(spread.split(names)) {
+                tasks.spawn(pairs_of(client, names, until));
+            }
+        } else {
+            for names in names {
+                let this = self.clone();
+                tasks.spawn(async move { this.task(&names, until).await });
+            }
         }
         let mut pairs = 0;
         while let Some(task) = tasks.join_next().await {
@@ -223,6 +240,7 @@ impl Contender {
                 }
                 Ok(pairs)
             }
+            Self::BareShards(..) => Err(failed("a set", "its tasks are those of its stores")),
             #[cfg(feature = "redis")]
             Self::BareRedis(bare) => bare.pairs(names, until).await,
             #[cfg(feature = "redis")]
@@ -263,15 +281,6 @@ impl Contender {
         match self {
             Self::Fencelock(client) => client.close().await,
             // Closed when dropped.
-            #[cfg(any(
-                feature = "redis",
-                feature = "sqlite",
-                feature = "http",
-                feature = "mysql",
-                feature = "etcd",
-                feature = "postgres",
-                feature = "zookeeper"
-            ))]
             _ => Ok(()),
         }
     }
@@ -290,17 +299,18 @@ impl Contender {
             }
             #[cfg(feature = "etcd")]
             Self::BareEtcd(bare) => Ok(Held::LockService(Box::new(bare.lock(name).await?))),
-            #[cfg(any(
-                feature = "redis",
-                feature = "sqlite",
-                feature = "http",
-                feature = "mysql",
-                feature = "postgres",
-                feature = "zookeeper"
-            ))]
             _ => Err(failed("the bare client", "it cannot wait")),
         }
     }
+}
+
+/// The pairs of a client, which may be one of several.
+fn pairs_of(
+    client: Contender,
+    names: Vec<Vec<String>>,
+    until: BootInstant,
+) -> Pin<Box<dyn Future<Output = Result<u64>> + Send>> {
+    Box::pin(async move { client.pairs(names, until).await })
 }
 
 impl Held {
@@ -342,6 +352,7 @@ pub(crate) fn engine(url: &str) -> Result<&'static str> {
         "mysql" | "mariadb" => "mysql",
         "postgres" | "postgresql" => "postgres",
         "fencelock+http" | "fencelock+https" => "http",
+        "shards" => "shards",
         "memory" => "memory",
         _ => "this engine",
     })

@@ -98,6 +98,11 @@ pub async fn run(
 /// Removes what the bare clients have stored.
 async fn remove_baseline(url: &str) -> Result<()> {
     match engine(url)? {
+        "shards" => {
+            for url in &bare::shards::Spread::of(url)?.urls {
+                Box::pin(remove_baseline(url)).await?;
+            }
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => bare::sqlite::BareSqlite::open(url)?.remove(),
         #[cfg(feature = "mysql")]

@@ -14,6 +14,7 @@ mod names;
 mod order;
 mod owners;
 mod process;
+mod record;
 mod refusal;
 mod tokens;
 mod waiting;
@@ -36,6 +37,7 @@ pub fn cases() -> Vec<&'static Case> {
         endings::CASES,
         going_on::CASES,
         inspection::CASES,
+        record::CASES,
         process::CASES,
         names::CASES,
         refusal::CASES,

@@ -9,6 +9,7 @@ mod postgres;
 mod redis;
 mod redlock;
 mod sentinel;
+mod shards;
 mod sqlite;
 mod zookeeper;
 
@@ -41,6 +42,7 @@ fn ordinary() -> Vec<&'static dyn Subject> {
     vec![
         &memory::InMemory,
         &sqlite::InFile,
+        &shards::ThreeFiles,
         &redis::OneRedis,
         &mysql::LEASE,
         &mysql::FOR_UPDATE,

@@ -7,6 +7,7 @@ mod claim;
 mod events;
 mod options;
 mod promises;
+mod record;
 mod redact;
 mod setters;
 mod store_url;
@@ -22,11 +23,12 @@ use async_trait::async_trait;
 pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
 pub use events::{EventSender, EventSource, EventStream};
 pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
+pub use record::{MAX_RECORD_BYTES, Record, RecordChange};
 pub use store_url::{Address, StoreUrl, UrlHost, host_and_port};
 pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
 
-use crate::types::{ClaimId, Clock, LockName, Result, Token};
+use crate::types::{ClaimId, Clock, Error, LockName, Result, Token};
 
 /// What a lock needs of a store. `Debug` and `Display` name the store without its password.
 ///
@@ -91,7 +93,7 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
     /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
-    /// answer may still take effect, the answer is an [`Error::Unavailable`](crate::Error::Unavailable), and the core
+    /// answer may still take effect, the answer is an [`Error::Unavailable`], and the core
     /// withdraws again.
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn>;
 
@@ -109,6 +111,27 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         None
     }
 
+    /// Claims of different lanes are renewed by different calls, so that a part of a store that does not answer holds up no
+    /// renewal of the others.
+    fn lane(&self, name: &LockName) -> u32 {
+        let _ = name;
+        0
+    }
+
+    /// The store's record: what it is after `change`, which takes effect only if the version still is
+    /// [`RecordChange::from`]. Whoever made a change compares the text, not the version: after a reply that was lost, the
+    /// change is repeated, and finds itself. Linearizable, and as durable as grants are. It is no lock: no listing shows it.
+    ///
+    /// There is one for each `scope`, which is the prefix that is before all names (`""`: none).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where a store has none, and what the request meets.
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        let _ = (scope, change);
+        let why = "this kind of store keeps none; a set of stores needs one in each of them";
+        Err(Error::unsupported(self, "a record", why))
+    }
+
     /// What the store reports unasked. One listener per engine: a second call is an error. The stream goes on after an item
     /// that is an error.
     fn events(&self) -> Result<EventStream>;
@@ -116,7 +139,7 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// The same store, for people and resources.
     fn inspect(&self) -> &dyn Inspect;
 
-    /// Ends connections. Later calls answer [`Error::Closed`](crate::Error::Closed).
+    /// Ends connections. Later calls answer [`Error::Closed`].
     async fn close(&self) -> Result<()>;
 }
 
@@ -185,6 +208,15 @@ pub trait StoreOptions: Debug + Send + Sync + 'static {
     /// Opens the store. May be called again after an error.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for options that cannot be used, and what opening meets.
+    /// [`Error::Config`] for options that cannot be used, and what opening meets.
     async fn open(&self) -> Result<Arc<dyn Engine>>;
+
+    /// Writes what must stand in a store before it is opened for the first time: the records of a set of stores.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a store that needs nothing of the kind, and what opening meets.
+    async fn init(&mut self) -> Result<()> {
+        let why = "it is one store, which needs no records; a set of stores is shards:?a=URL&b=URL";
+        Err(self.url().refuse(why))
+    }
 }

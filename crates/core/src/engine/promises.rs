@@ -128,6 +128,8 @@ pub struct Promises {
     /// Whether another process may go on with a claim that it knows by its id: it places the claim again and gets its grant
     /// or its place in the queue, renews it, and withdraws it.
     pub portable: bool,
+    /// Whether the store keeps a record, which a set of stores needs ([`Engine::record`](super::Engine::record)).
+    pub record: bool,
     /// What ends a hold whose client is gone.
     pub lease: LeaseKind,
     /// How waiters wake.
@@ -158,6 +160,7 @@ impl Promises {
             lock_delay: false,
             ranges: false,
             portable: false,
+            record: false,
             lease: LeaseKind::Lease,
             wake: Wake::Poll,
             durability: Durability::Volatile,
@@ -185,8 +188,8 @@ impl Promises {
     }
 
     setters! {
-        order: Order, shared: bool, permits: bool, lock_delay: bool, ranges: bool, portable: bool, lease: LeaseKind,
-        wake: Wake, durability: Durability, min_ttl: Duration, max_ttl: Duration, claim_window: Duration,
+        order: Order, shared: bool, permits: bool, lock_delay: bool, ranges: bool, portable: bool, record: bool,
+        lease: LeaseKind, wake: Wake, durability: Durability, min_ttl: Duration, max_ttl: Duration, claim_window: Duration,
         limits: Vec<Finding>,
     }
 }

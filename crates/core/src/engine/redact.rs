@@ -23,6 +23,9 @@ const FREE: [&str; 6] = [
     "tls-key",
 ];
 
+/// The scheme of a store whose options are the URLs of others.
+const OF_URLS: &str = "shards";
+
 /// The scheme and what comes after its colon.
 pub(crate) fn scheme(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once(':')?;
@@ -72,6 +75,12 @@ pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
 /// The URL as it may be shown, whether or not it makes sense: without options, and with `***` for all that stands before
 /// the last `@`, and for hosts that look like none (a password whose `@` was forgotten or encoded).
 pub(crate) fn redacted(text: &str) -> String {
+    // Its options are URLs, whose passwords may be encoded or not.
+    if let Some((scheme, _)) =
+        scheme(text).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(OF_URLS))
+    {
+        return format!("{scheme}:");
+    }
     let Some((hidden, after)) = text.rsplit_once('@') else {
         let text = without_options(text);
         return match scheme(text) {
@@ -134,6 +143,12 @@ mod tests {
     #[test]
     fn what_may_be_shown() {
         for (text, want) in [
+            ("shards:?a=redis%3A%2F%2Fu%3Ap%40h&b=sqlite:/x", "shards:"),
+            (
+                "shards:?a=redis://u:p@h&b=redis%3A%2F%2Fu%3Ap%40h",
+                "shards:",
+            ),
+            ("SHARDS://u:p@h", "SHARDS:"),
             ("redis://u:p@h:1/0?prefix=a@b", "redis://***@b"),
             ("redis://u:p@h:1/0?prefix=a", "redis://***@h:1/0"),
             ("redis://h:1/0?password=p", "redis://h:1/0"),
@@ -201,7 +216,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_password_is_shown(
-            scheme in "(redis|rediss|redlock|mysql|postgres|etcd|zookeeper|sqlite|memory|x)",
+            scheme in "(shards|redis|rediss|redlock|mysql|postgres|etcd|zookeeper|sqlite|memory|x)",
             slashes in "(|/|//|///)",
             user in "[a-z]{0,3}",
             begin in "[!-~]{0,6}",

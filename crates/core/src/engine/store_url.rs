@@ -43,6 +43,8 @@ pub struct StoreUrl {
     /// Whether the store is opened to look at it only: nothing is taken through this connection. Then opening writes nothing,
     /// and needs no right to write and no server that takes writes.
     pub inspect_only: bool,
+    /// Whether a store that is made of others opens only those that a call needs.
+    pub as_needed: bool,
     /// After the hosts, without the slash that begins it; without `//`, everything after the scheme. Percent-decoded.
     pub path: String,
     options: BTreeMap<String, String>,
@@ -142,6 +144,7 @@ impl StoreUrl {
             hosts,
             authority: written,
             inspect_only: false,
+            as_needed: false,
             path,
             options,
             known: Vec::new(),
@@ -163,6 +166,7 @@ impl StoreUrl {
             authority: String::new(),
             hosts: Vec::new(),
             inspect_only: false,
+            as_needed: false,
             path: path.into(),
             options: BTreeMap::new(),
             known: Vec::new(),
@@ -214,6 +218,16 @@ impl StoreUrl {
     pub fn take(&mut self, option: &str) -> Option<String> {
         self.known.push(option.to_owned());
         self.options.remove(option)
+    }
+
+    /// Takes all options but these, in the order of their names.
+    pub fn take_others(&mut self, but: &[&str]) -> Vec<(String, String)> {
+        let options = std::mem::take(&mut self.options);
+        let (kept, taken) = options
+            .into_iter()
+            .partition(|(option, _)| but.contains(&option.as_str()));
+        self.options = kept;
+        BTreeMap::into_iter(taken).collect()
     }
 
     /// Takes an option that is a duration.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::engine::{
     Claim, Cursor, Engine, EventStream, Evict, Finding, Grant, HeldClaim, HolderView, Inspect,
-    Leave, LockView, Page, Place, Promises, Renewal, Standing, Withdrawn,
+    Leave, LockView, Page, Place, Promises, Record, RecordChange, Renewal, Standing, Withdrawn,
 };
 use crate::types::{ClaimId, Clock, LockName, Result, Token};
 
@@ -64,6 +64,11 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
         self.below().claim_ids()
     }
 
+    /// See [`Engine::lane`].
+    fn lane(&self, name: &LockName) -> u32 {
+        self.below().lane(name)
+    }
+
     /// See [`Engine::events`].
     fn events(&self) -> Result<EventStream> {
         self.below().events()
@@ -87,6 +92,11 @@ pub trait Layer: Debug + Display + Send + Sync + 'static {
     /// See [`Engine::withdraw`].
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         self.below().withdraw(claim, how).await
+    }
+
+    /// See [`Engine::record`].
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        self.below().record(scope, change).await
     }
 
     /// See [`Engine::close`].
@@ -144,6 +154,10 @@ impl<L: Layer> Engine for L {
         Layer::claim_ids(self)
     }
 
+    fn lane(&self, name: &LockName) -> u32 {
+        Layer::lane(self, name)
+    }
+
     fn events(&self) -> Result<EventStream> {
         Layer::events(self)
     }
@@ -166,6 +180,10 @@ impl<L: Layer> Engine for L {
 
     async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
         Layer::withdraw(self, claim, how).await
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        Layer::record(self, scope, change).await
     }
 
     async fn close(&self) -> Result<()> {

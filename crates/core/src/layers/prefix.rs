@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::layer::Layer;
 use crate::engine::{
     Claim, Cursor, Engine, Evict, Grant, HeldClaim, HolderView, Leave, LockView, Page, Place,
-    Renewal, Standing, Withdrawn,
+    Record, RecordChange, Renewal, Standing, Withdrawn,
 };
 use crate::types::{Error, LockName, MAX_NAME_BYTES, Result, Token};
 
@@ -75,6 +75,17 @@ impl Prefix {
 impl Layer for Prefix {
     fn below(&self) -> &dyn Engine {
         &*self.engine
+    }
+
+    fn lane(&self, name: &LockName) -> u32 {
+        // A name that is too long is refused before anything of it is renewed.
+        self.outer(name).map_or(0, |name| self.engine.lane(&name))
+    }
+
+    /// The record of what has this prefix.
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        let scope = format!("{}{scope}", self.prefix);
+        self.engine.record(&scope, change).await
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {

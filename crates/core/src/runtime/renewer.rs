@@ -1,5 +1,6 @@
 //! The renewer: renews all holds of a client in batches, and tells a holder in time that its grant is lost.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub(crate) async fn run(client: Weak<State>, clock: Clock) {
             tracing::warn!(name = %hold.claim.name, "not renewed: its holder is not healthy");
             state.schedule.put_off(hold);
         }
-        for batch in renew.chunks(BATCH) {
-            let batch = state.schedule.renewing(batch.to_vec());
+        for batch in batches(&state, renew) {
+            let batch = state.schedule.renewing(batch);
             let renewing = Arc::clone(&state);
             let work = async move { renew_batch(&renewing, batch).await };
             state.background.run(work);
@@ -48,6 +49,17 @@ pub(crate) async fn run(client: Weak<State>, clock: Clock) {
             None => schedule.moved_forward().await,
         }
     }
+}
+
+/// The holds of one call each: of one lane, and not too many.
+fn batches(state: &State, holds: Vec<Arc<Hold>>) -> Vec<Vec<Arc<Hold>>> {
+    let mut lanes: BTreeMap<u32, Vec<Arc<Hold>>> = BTreeMap::new();
+    for hold in holds {
+        let lane = state.engine.lane(&hold.claim.name);
+        lanes.entry(lane).or_default().push(hold);
+    }
+    let chunked = lanes.values().flat_map(|holds| holds.chunks(BATCH));
+    chunked.map(<[_]>::to_vec).collect()
 }
 
 /// Listens to what the store reports unasked.

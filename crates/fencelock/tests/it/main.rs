@@ -44,6 +44,7 @@ examples! {
     refresh_without_renewal = "../../examples/refresh_without_renewal.rs",
     semaphore = "../../examples/semaphore.rs",
     several = "../../examples/several.rs",
+    shards = "../../examples/shards.rs",
     shared = "../../examples/shared.rs",
     try_and_timed = "../../examples/try_and_timed.rs",
     typed_options = "../../examples/typed_options.rs",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, HeldClaim, LockView};
+use fencelock_core::engine::{Claim, HeldClaim, LockView, Record, RecordChange};
 use fencelock_core::{
     ClaimId, Durability, Finding, LockName, Mode, Promises, Result, Token, Tokens, Wake,
 };
@@ -44,6 +44,7 @@ impl Dialect for Leases {
             "mysql",
             "the database's clock does not jump forward by more than is left of a lease",
         )
+        .record(true)
         .durability(info.map_or(Durability::Process, ServerInfo::durability))
         .claim_window(CLAIM_WINDOW)
         .wake(match self.ears.work() {
@@ -161,6 +162,15 @@ impl Dialect for Leases {
     async fn expired(&self, session: &mut Session) -> Tried<Vec<LockName>> {
         self.remove_lone_ears(session).await?;
         self.expired_names(session).await
+    }
+
+    async fn record(
+        &self,
+        session: &mut Session,
+        scope: &str,
+        change: Option<&RecordChange>,
+    ) -> Tried<Record> {
+        self.record_of(session, scope, change).await
     }
 
     fn await_turn(&self, claim: &Claim) {

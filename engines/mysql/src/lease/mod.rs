@@ -15,6 +15,7 @@ mod ears;
 mod engine;
 mod inspect;
 mod listen;
+mod record;
 mod release;
 mod renew;
 mod ring;

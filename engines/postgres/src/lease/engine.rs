@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, HeldClaim, LockView};
+use fencelock_core::engine::{Claim, HeldClaim, LockView, Record, RecordChange};
 use fencelock_core::{Finding, LockName, Promises, Result, Token, Tokens};
 use fencelock_sql::lease::mode_text;
 use fencelock_sql::lease::{CLAIM_WINDOW, Waiter};
@@ -230,6 +230,15 @@ impl Dialect for Leases {
             .iter()
             .filter_map(|row| LockName::new(row.get(0)).ok())
             .collect())
+    }
+
+    async fn record(
+        &self,
+        session: &mut Session,
+        scope: &str,
+        change: Option<&RecordChange>,
+    ) -> Tried<Record> {
+        self.record_of(session, scope, change).await
     }
 
     fn connection_id(&self, session: &Session) -> String {

@@ -5,6 +5,7 @@ mod connection;
 mod engine;
 mod inspect;
 mod message;
+mod record;
 mod statements;
 mod stored;
 mod write;

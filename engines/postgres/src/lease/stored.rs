@@ -14,6 +14,7 @@ pub(super) fn promises(limits: Vec<Finding>, durable: bool) -> Promises {
         "postgres",
         "the database's clock does not jump forward by more than is left of a lease",
     )
+    .record(true)
     .wake(Wake::Push)
     .durability(if durable {
         Durability::Durable

@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock_core::engine::{Claim, Event, HeldClaim, LockView};
+use fencelock_core::engine::{Claim, Event, HeldClaim, LockView, Record, RecordChange};
 use fencelock_core::{ClaimId, Error, Finding, LockName, Promises, Token, Tokens};
 
 use super::change::{Write, Written};
@@ -149,6 +149,15 @@ pub trait Dialect: Debug + Display + Send + Sync + 'static {
     /// Makes sure that a lost connection does nothing more: ends it at the server if it is still open there. `false` if
     /// that is not known (yet).
     async fn end_connection(&self, session: &mut Self::Session, id: &str) -> Result<bool, Failure>;
+
+    /// The store's record of this scope, as it is after `change`, which takes effect if its version still is that of the
+    /// change. Where its table is missing, there is none.
+    async fn record(
+        &self,
+        session: &mut Self::Session,
+        scope: &str,
+        change: Option<&RecordChange>,
+    ) -> Result<Record, Failure>;
 
     /// Tells the process of a holder what happened to it, if the database can; called after an eviction.
     async fn notify(&self, session: &mut Self::Session, event: Event) -> Result<(), Failure> {

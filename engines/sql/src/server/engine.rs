@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Renewal, Standing,
-    Withdrawn,
+    Claim, EventSource, EventStream, Grant, HeldClaim, Inspect, Leave, Place, Record, RecordChange,
+    Renewal, Standing, Withdrawn,
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Engine, Error, Promises, Result};
@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 
 use super::dialect::Dialect;
 use super::entry::Entries;
-use super::pool::Pool;
+use super::pool::{Lane, Pool, attempt};
 use super::state::State;
 use crate::Settings;
 
@@ -87,6 +87,21 @@ impl<D: Dialect> Engine for LeaseEngine<D> {
 
     fn forget(&self, claim: &ClaimId) {
         self.state.forget(*claim);
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        let action = match change {
+            None => "read the record",
+            Some(_) => {
+                self.state.check_writes("a change of the record")?;
+                "change the record"
+            }
+        };
+        let pool = &self.state.pool;
+        let mut call = pool.call(action);
+        Ok(attempt!(call, Lane::Others, |session| {
+            pool.dialect.record(session, scope, change).await
+        }))
     }
 
     /// What this engine does to a hold is reported at once; what others do, by a message of the database or with the next

@@ -105,7 +105,7 @@ fn options(strategy: &str) -> String {
 }
 
 /// The tables without permanent rows.
-const EMPTIED: &str = "table_name NOT REGEXP '_(store|counter|draws)$'";
+const EMPTIED: &str = "table_name NOT REGEXP '_(store|counter|draws|record)$'";
 
 /// The number of rows in a database, without permanent rows, whose number does not depend on the number of locks.
 fn rows(server: &MariaDb, database: &str) -> Result<u64> {

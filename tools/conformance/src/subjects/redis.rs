@@ -11,8 +11,8 @@ use crate::subject::{Passwords, Server, Store, Subject};
 const PASSWORD: &str = "hunter2-right";
 const WRONG: &str = "hunter2-wrong";
 
-/// Whether a key is permanent: the number of such keys does not depend on the number of locks.
-const COUNTER: &str = "fencelock:counter";
+/// The keys whose number does not depend on the number of locks.
+const PERMANENT: [&str; 2] = ["fencelock:counter", "fencelock:record"];
 
 pub(crate) struct OneRedis;
 
@@ -63,7 +63,10 @@ impl Store for Node {
 
     async fn leftovers(&self) -> Result<u64> {
         let keys: Vec<String> = self.redis().command(&["KEYS", "*"])?;
-        Ok(keys.iter().filter(|key| *key != COUNTER).count() as u64)
+        Ok(keys
+            .iter()
+            .filter(|key| !PERMANENT.contains(&key.as_str()))
+            .count() as u64)
     }
 
     fn server(&self) -> Option<&dyn Server> {

@@ -53,7 +53,9 @@ fn url(group: &RedisSentinel) -> String {
 
 fn leftovers(group: &RedisSentinel) -> Result<u64> {
     let keys: Vec<String> = group.servers()[0].command(&["KEYS", "*"])?;
-    let left = keys.iter().filter(|key| *key != "fencelock:counter");
+    let left = keys
+        .iter()
+        .filter(|key| *key != "fencelock:counter" && *key != "fencelock:record");
     Ok(left.count() as u64)
 }
 

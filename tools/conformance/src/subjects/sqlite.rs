@@ -32,14 +32,14 @@ impl File {
         self.0.join("locks.db")
     }
 
-    /// Every row of every table except `store`, which has one row for the whole store.
+    /// Every row of every table except `store` and `record`, which have rows for the whole store.
     fn rows(&self) -> rusqlite::Result<u64> {
         if !std::path::Path::new(&self.path()).exists() {
             return Ok(0);
         }
         let file = Connection::open_with_flags(self.path(), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         file.busy_timeout(Duration::from_secs(5))?;
-        let tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> 'store'";
+        let tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT IN ('store', 'record')";
         let mut tables = file.prepare(tables)?;
         let names = tables.query_map([], |row| row.get::<_, String>(0))?;
         let mut rows = 0;

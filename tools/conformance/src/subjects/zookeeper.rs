@@ -122,9 +122,14 @@ impl Store for Three {
     }
 
     async fn leftovers(&self) -> Result<u64> {
-        self.ensemble.server(0).count_below(&self.root, None)
+        let server = self.ensemble.server(0);
+        let records = server.count_children(&self.root, RECORDS, None)?;
+        Ok(server.count_below(&self.root, None)? - records)
     }
 }
+
+/// How the nodes of records begin.
+const RECORDS: &str = "%record";
 
 fn user(password: &str) -> String {
     format!("lock:{password}")
@@ -157,8 +162,9 @@ impl Store for Node {
     }
 
     async fn leftovers(&self) -> Result<u64> {
-        self.zookeeper()
-            .count_below(&self.root, Some(&user(PASSWORD)))
+        let (zookeeper, user) = (self.zookeeper(), Some(user(PASSWORD)));
+        let records = zookeeper.count_children(&self.root, RECORDS, user.as_deref())?;
+        Ok(zookeeper.count_below(&self.root, user.as_deref())? - records)
     }
 
     fn server(&self) -> Option<&dyn Server> {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::engine::{
-    Claim, Cursor, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Renewal, Standing,
-    WaiterView, Withdrawn,
+    Claim, Cursor, Evict, Grant, HeldClaim, Leave, LockView, Page, Place, Record, RecordChange,
+    Renewal, Standing, WaiterView, Withdrawn,
 };
 use fencelock::layers::Layer;
 use fencelock::{ClaimId, Clock, Engine, LockName, Memory, Mode, Promises, Result, Token, Tokens};
@@ -222,6 +222,16 @@ impl Layer for WrongEngine {
 
     fn promises(&self) -> &Promises {
         &self.promises
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        let mut change = change.cloned();
+        if let Some(change) = &mut change
+            && self.is(Mutant::ChangesAnyRecord)
+        {
+            change.from = self.memory.record(scope, None).await?.version;
+        }
+        self.memory.record(scope, change.as_ref()).await
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {

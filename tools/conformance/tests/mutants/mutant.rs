@@ -37,12 +37,17 @@ pub(crate) enum Mutant {
     ShortensByPlacing,
     RedrawsByPlacing,
     RenewsByIdAlone,
+    ChangesAnyRecord,
     /// No fault: it promises less.
     PromisesLittle,
 }
 
 /// Each mutant, and the cases that must fail on it.
 pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
+    (
+        Mutant::ChangesAnyRecord,
+        &["one_of_many_changes_the_record"],
+    ),
     (
         Mutant::GrantsWhatIsHeld,
         &["held_means_held", "tasks_and_clients_exclude_each_other"],

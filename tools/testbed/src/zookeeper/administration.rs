@@ -63,6 +63,24 @@ impl ZooKeeper {
         })
     }
 
+    /// How many children of `path` have names that begin so.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub fn count_children(&self, path: &str, begin: &str, auth: Option<&str>) -> Result<u64> {
+        let (path, begin) = (path.to_owned(), begin.to_owned());
+        self.administer(auth, async move |client| {
+            match client.list_children(&path).await {
+                Ok(children) => {
+                    let found = children.iter().filter(|child| child.starts_with(&begin));
+                    Ok(found.count() as u64)
+                }
+                Err(Error::NoNode) => Ok(0),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
     /// The names of the children of `path`, sorted.
     ///
     /// # Errors

@@ -1,0 +1,122 @@
+//! A set of stores by its URL.
+
+use fencelock_testbed::Dir;
+
+use crate::fixture::{Fixture, Ran};
+
+fn files(dir: &Dir, ids: &[(&str, &str)]) -> String {
+    let shards = ids
+        .iter()
+        .map(|(id, file)| format!("{id}=sqlite%3A{}", dir.join(file)));
+    format!(
+        "shards:?set=orders&{}",
+        shards.collect::<Vec<_>>().join("&")
+    )
+}
+
+fn refused(ran: &Ran, what: &str) {
+    assert_eq!((ran.code, ran.out.as_str()), (78, ""), "{}", ran.err);
+    assert!(ran.err.contains(what), "{}", ran.err);
+}
+
+#[test]
+fn a_set_is_made_and_used() {
+    let dir = Dir::new("shards").unwrap();
+    let url = files(&dir, &[("a", "1"), ("b", "2"), ("c", "3")]);
+    let fixture = Fixture::on(url.clone());
+    let early = fixture.run(&["run", "x", "--", "echo", "ran"]);
+    refused(&early, "`fencelock shards init`");
+    assert_eq!(fixture.run(&["shards", "init"]).code, 0);
+    let names: Vec<_> = (0..12).map(|number| format!("job/{number}")).collect();
+    let mut holders: Vec<_> = names
+        .iter()
+        .map(|name| fixture.start(&["hold", name]))
+        .collect();
+    for holder in &mut holders {
+        holder.line();
+    }
+    let listed = fixture.run(&["ls"]);
+    for name in &names {
+        assert!(listed.out.contains(name), "{}", listed.out);
+        let second = fixture.run(&["run", "-n", name, "--", "echo", "ran"]);
+        assert_eq!((second.code, second.out.as_str()), (1, ""));
+    }
+    let doctor = fixture.run(&["doctor"]);
+    assert!(
+        doctor.out.contains("shards:orders"),
+        "{}{}",
+        doctor.out,
+        doctor.err
+    );
+    let nested = fixture.run(&[
+        "run",
+        "x",
+        "-c",
+        "fencelock=$FENCELOCK_TOKEN; test -n \"$fencelock\"",
+    ]);
+    assert_eq!(nested.code, 0, "{}", nested.err);
+}
+
+#[test]
+fn swapped_urls_and_shards_by_themselves_are_refused() {
+    let dir = Dir::new("shards").unwrap();
+    let fixture = Fixture::on(files(&dir, &[("a", "1"), ("b", "2")]));
+    assert_eq!(fixture.run(&["shards", "init"]).code, 0);
+    let run = |url: String| Fixture::on(url).run(&["run", "x", "--", "echo", "ran"]);
+    let swapped = run(files(&dir, &[("a", "2"), ("b", "1")]));
+    refused(&swapped, "two URLs are swapped");
+    let more = run(files(&dir, &[("a", "1"), ("b", "2"), ("c", "3")]));
+    refused(&more, "all programs must name the same");
+    let alone = format!("sqlite:{}", dir.join("1"));
+    refused(&run(alone.clone()), "outside-set=yes");
+    let meant = run(format!("{alone}?outside-set=yes"));
+    assert_eq!(
+        (meant.code, meant.out.as_str()),
+        (0, "ran\n"),
+        "{}",
+        meant.err
+    );
+    refused(
+        &Fixture::on(alone).run(&["shards", "init"]),
+        "it is one store",
+    );
+}
+
+#[test]
+fn a_bad_set_is_refused_and_shows_no_password() {
+    let secret = "redis%3A%2F%2Fann%3Ahunter2%40127.0.0.1%3A1";
+    for (url, what) in [
+        (format!("shards:?a={secret}%3Fbogus=1"), "bogus"),
+        (format!("shards:?a={secret}&a.weight=0"), "weight"),
+        (format!("shards:?a={secret}&b.weight=2"), "b.weight"),
+        (format!("shards:?a={secret}&key=x"), "key"),
+        (
+            "shards:?a=shards%3A%3Fx=memory%3A".to_owned(),
+            "not of sets",
+        ),
+        (format!("shards:?a-b={secret}"), "a-b"),
+        (format!("shards:?a=ann:hunter2%40h&b={secret}"), "an @"),
+        ("shards:?a=redis://ann:hunter2@h".to_owned(), "@"),
+        ("shards:".to_owned(), "at least one"),
+    ] {
+        for words in [&["shards", "init"][..], &["run", "-n", "x", "true"]] {
+            let ran = Fixture::on(url.clone()).run(words);
+            assert!(
+                matches!(ran.code, 64 | 78),
+                "{url}: {} {}",
+                ran.code,
+                ran.err
+            );
+            assert!(ran.err.contains(what), "{url}: {}", ran.err);
+            assert!(!ran.err.contains("hunter2"), "{}", ran.err);
+        }
+    }
+    let away = Fixture::on(format!("shards:?a={secret}&connect-timeout=100ms"));
+    let ran = away.run(&["run", "-n", "x", "true"]);
+    assert_eq!(ran.code, 69, "{}", ran.err);
+    assert!(
+        ran.err.contains("shards:shards[a]") && !ran.err.contains("hunter2"),
+        "{}",
+        ran.err
+    );
+}

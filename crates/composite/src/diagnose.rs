@@ -1,0 +1,82 @@
+//! What is wrong with a set as it is now: with each of its stores, and with how the names lie on them.
+
+use fencelock_core::engine::Cursor;
+use fencelock_core::{Engine, Finding, Purpose, Result};
+use futures_util::future::join_all;
+
+use crate::engine::Routed;
+use crate::member::Member;
+use crate::open::of_shard;
+
+/// How many held locks are counted at most on one shard.
+const MOST_COUNTED: usize = 10_000;
+
+/// With fewer held locks in all, it is chance where they lie.
+const LEAST_COUNTED: usize = 200;
+
+pub(crate) async fn diagnose(set: &Routed) -> Result<Vec<Finding>> {
+    let looked = join_all(set.members().iter().map(look_at)).await;
+    let mut held = Vec::new();
+    let mut findings = Vec::new();
+    for (member, (found, count)) in set.members().iter().zip(looked) {
+        findings.extend(found.iter().map(|finding| of_shard(&member.id, finding)));
+        held.push((member, count));
+    }
+    findings.extend(uneven(set, &held));
+    Ok(findings)
+}
+
+/// What one store says, and how many locks are held there if it answers.
+async fn look_at(member: &Member) -> (Vec<Finding>, Option<usize>) {
+    let asked = async {
+        let engine = member.engine().await?;
+        let found = engine.inspect().diagnose().await?;
+        Ok::<_, fencelock_core::Error>((found, count(&**engine).await?))
+    };
+    match asked.await {
+        Ok((found, count)) => (found, Some(count)),
+        Err(error) => {
+            let what = format!("its locks cannot be taken or released now: {error}");
+            let change =
+                "see that the shard's store answers; the locks of the other shards do not need it";
+            (vec![Finding::new(Purpose::Efficiency, what, change)], None)
+        }
+    }
+}
+
+async fn count(engine: &dyn Engine) -> Result<usize> {
+    let (mut held, mut at): (usize, Option<Cursor>) = (0, None);
+    loop {
+        let page = engine.inspect().list("", at, 1000).await?;
+        held += page.items.len();
+        at = page.next;
+        if at.is_none() || held >= MOST_COUNTED {
+            return Ok(held.min(MOST_COUNTED));
+        }
+    }
+}
+
+/// A shard that has more than twice its part of what is held.
+fn uneven(set: &Routed, held: &[(&Member, Option<usize>)]) -> Option<Finding> {
+    let all: usize = held.iter().filter_map(|(_, count)| *count).sum();
+    let weights: usize = set
+        .common()
+        .map
+        .shards()
+        .map(|(_, weight)| usize::from(weight))
+        .sum();
+    let mut crowded = held.iter().filter_map(|(member, count)| {
+        let mut shards = set.common().map.shards();
+        let (_, weight) = shards.find(|(id, _)| *id == member.id)?;
+        let count = (*count)?;
+        (count * weights > 2 * usize::from(weight) * all).then_some((member, count))
+    });
+    let (member, count) = crowded.next().filter(|_| all >= LEAST_COUNTED)?;
+    let what = format!(
+        "[{}] {count} of the {all} locks that are held lie on this one of {} shards",
+        member.id,
+        held.len()
+    );
+    let change = "many names have one key (the text within {…}, or before the slash): choose keys that divide them better";
+    Some(Finding::new(Purpose::Efficiency, what, change))
+}

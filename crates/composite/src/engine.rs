@@ -1,0 +1,215 @@
+//! The engine around the stores of a set: each call goes to the store of its name.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, EventStream, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn,
+};
+use fencelock_core::support::Mutex;
+use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
+use futures_util::future::join_all;
+
+use crate::member::{Common, Member};
+
+/// Stores that are one store: each name lies on one of them.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// use fencelock_composite::Routed;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let (one, other) = (Memory::new(), Memory::new());
+/// let shards = || -> [(&str, Arc<dyn Engine>); 2] {
+///     [("a", Arc::new(one.another())), ("b", Arc::new(other.another()))]
+/// };
+/// Routed::shards(shards()).set("orders").init().await?; // once, when the set is made
+/// let engine = Routed::shards(shards()).set("orders").open().await?;
+/// let client = Client::new(Arc::new(engine))?;
+/// client.lock("report").await?.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Routed {
+    common: Arc<Common>,
+    /// In the order of their ids.
+    members: Vec<Member>,
+    promises: Promises,
+    clock: Clock,
+    events: Mutex<Option<EventStream>>,
+}
+
+impl Routed {
+    pub(crate) fn new(
+        common: Arc<Common>,
+        members: Vec<Member>,
+        promises: Promises,
+        clock: Option<Clock>,
+        events: EventStream,
+    ) -> Self {
+        Self {
+            common,
+            members,
+            promises,
+            clock: clock.unwrap_or(Clock::Boot),
+            events: Mutex::new(Some(events)),
+        }
+    }
+
+    /// The id of the shard on which a name lies.
+    #[must_use]
+    pub fn shard_of(&self, name: &LockName) -> &str {
+        self.common.map.shard_of(name.as_str())
+    }
+
+    /// The ids of the shards whose stores are open.
+    #[must_use]
+    pub fn opened(&self) -> Vec<&str> {
+        let opened = self
+            .members
+            .iter()
+            .filter(|member| member.opened().is_some());
+        opened.map(|member| member.id.as_str()).collect()
+    }
+
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    pub(crate) fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn place_of(&self, name: &LockName) -> usize {
+        let id = self.shard_of(name);
+        let place = self
+            .members
+            .binary_search_by(|member| member.id.as_str().cmp(id));
+        // The map and the members are of the same ids.
+        place.unwrap_or(0)
+    }
+
+    /// The shard of a name.
+    pub(crate) fn member(&self, name: &LockName) -> &Member {
+        &self.members[self.place_of(name)]
+    }
+}
+
+#[async_trait]
+impl Engine for Routed {
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        let member = self.member(&claim.name);
+        let placed = member.engine().await?.place(claim).await;
+        placed.map_err(|error| member.named(error))
+    }
+
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+        let member = self.member(&claim.name);
+        let waited = member.engine().await?.wait(claim, place).await;
+        waited.map_err(|error| member.named(error))
+    }
+
+    /// Splits by store. All are asked at once, so the slowest says how long it takes; the core keeps them apart by
+    /// [`lane`](Engine::lane).
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        let mut split: Vec<Vec<usize>> = self.members.iter().map(|_| Vec::new()).collect();
+        for (at, held) in held.iter().enumerate() {
+            split[self.place_of(&held.claim.name)].push(at);
+        }
+        let parts = self.members.iter().zip(&split);
+        let parts = parts.filter(|(_, places)| !places.is_empty());
+        let asked = parts.map(async |(member, places)| {
+            let part: Vec<_> = places.iter().map(|at| held[*at].clone()).collect();
+            (places, member, renew_at(member, &part).await)
+        });
+        let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
+        for (places, member, answers) in join_all(asked).await {
+            for (at, answer) in places.iter().zip(answers) {
+                renewals[*at] = Some(match answer {
+                    Renewal::Unknown(error) => Renewal::Unknown(member.named(error)),
+                    answer => answer,
+                });
+            }
+        }
+        let no_answer = || Renewal::Unknown(Error::internal(self, "a renewal had no answer"));
+        let renewals = renewals.into_iter();
+        renewals
+            .map(|renewal| renewal.unwrap_or_else(no_answer))
+            .collect()
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        let member = self.member(&claim.name);
+        let withdrawn = member.engine().await?.withdraw(claim, how).await;
+        withdrawn.map_err(|error| member.named(error))
+    }
+
+    fn forget(&self, claim: &ClaimId) {
+        for engine in self.members.iter().filter_map(Member::opened) {
+            engine.forget(claim);
+        }
+    }
+
+    fn lane(&self, name: &LockName) -> u32 {
+        u32::try_from(self.place_of(name)).unwrap_or(0)
+    }
+
+    fn events(&self) -> Result<EventStream> {
+        let events = self.events.lock().take();
+        events.ok_or_else(|| Error::internal(self, "its events have a listener already"))
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.common.joining.close();
+        let opened = self.members.iter().filter_map(|member| {
+            let engine = member.opened()?;
+            Some((member, engine))
+        });
+        let closed = opened.map(async |(member, engine)| {
+            engine.close().await.map_err(|error| member.named(error))
+        });
+        join_all(closed).await.into_iter().collect()
+    }
+}
+
+/// Renews holds of one store.
+async fn renew_at(member: &Member, held: &[HeldClaim]) -> Vec<Renewal> {
+    match member.engine().await {
+        Ok(engine) => engine.renew(held).await,
+        Err(error) => {
+            let why = error.to_string();
+            let unknown = |_| {
+                let error = Error::unavailable(member, "renew holds", why.as_str());
+                Renewal::Unknown(error)
+            };
+            held.iter().map(unknown).collect()
+        }
+    }
+}
+
+impl fmt::Display for Routed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shards:{}", self.common.set)
+    }
+}
+
+impl fmt::Debug for Routed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Routed({self}: {})", self.common.map)
+    }
+}

@@ -1,0 +1,151 @@
+//! Which shard a name lies on: the map of a set.
+
+use std::collections::BTreeMap;
+
+use fencelock_core::{Error, Result};
+
+use crate::hash::hash;
+
+/// The greatest weight of a shard.
+pub const MAX_WEIGHT: u8 = 100;
+
+/// The longest id of a shard, in bytes.
+const MAX_ID_BYTES: usize = 32;
+
+/// Which part of a name decides where it lies. Names with the same part lie on the same shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyRule {
+    /// The text within the first `{…}`, as in a Redis Cluster; the whole name without one, or if it is empty.
+    #[default]
+    Braces,
+    /// The text before the first slash; the whole name without one, or if it is empty.
+    Slash,
+}
+
+impl KeyRule {
+    /// As a URL, a file and the record have it: `{}` or `/`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Braces => "{}",
+            Self::Slash => "/",
+        }
+    }
+
+    /// From [`as_str`](Self::as_str).
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        let rules = [Self::Braces, Self::Slash];
+        rules.into_iter().find(|rule| rule.as_str() == text)
+    }
+
+    /// The part of a name that decides.
+    ///
+    /// ```
+    /// use fencelock_composite::KeyRule;
+    ///
+    /// assert_eq!(KeyRule::Braces.key("{customer-7}/invoice"), "customer-7");
+    /// assert_eq!(KeyRule::Slash.key("customer-7/invoice"), "customer-7");
+    /// ```
+    #[must_use]
+    pub fn key(self, name: &str) -> &str {
+        let part = match self {
+            Self::Braces => name.split_once('{').and_then(|(_, rest)| {
+                let (within, _) = rest.split_once('}')?;
+                Some(within)
+            }),
+            Self::Slash => name.split_once('/').map(|(before, _)| before),
+        };
+        part.filter(|part| !part.is_empty()).unwrap_or(name)
+    }
+}
+
+/// The shards of a set with their weights, and the rule that says which part of a name decides.
+///
+/// ```
+/// use fencelock_composite::{KeyRule, Map};
+///
+/// # fn main() -> fencelock_core::Result<()> {
+/// let map = Map::new([("a", 1), ("b", 1), ("c", 2)], KeyRule::Braces)?;
+/// assert_eq!(map.shard_of("{customer-7}/invoice"), map.shard_of("{customer-7}/stock"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Map {
+    weights: BTreeMap<String, u8>,
+    key: KeyRule,
+}
+
+impl Map {
+    /// A map of shards, by their ids, with weights.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is none, one is there twice, an id is not of 1 to 32 ASCII letters, digits and `_`, or a
+    /// weight is not of 1 to 100.
+    pub fn new<'a>(shards: impl IntoIterator<Item = (&'a str, u8)>, key: KeyRule) -> Result<Self> {
+        let mut weights = BTreeMap::new();
+        for (id, weight) in shards {
+            let refuse = |why: &str| Err(Error::invalid("shard", id, why));
+            let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            if id.is_empty() || id.len() > MAX_ID_BYTES || !id.chars().all(plain) {
+                return refuse("an id is of 1 to 32 ASCII letters, digits and _");
+            }
+            if !(1..=MAX_WEIGHT).contains(&weight) {
+                return refuse("its weight must be a whole number from 1 to 100");
+            }
+            if weights.insert(id.to_owned(), weight).is_some() {
+                return refuse("it is there twice");
+            }
+        }
+        if weights.is_empty() {
+            return Err(Error::invalid(
+                "shards",
+                "",
+                "there is none; name at least one",
+            ));
+        }
+        Ok(Self { weights, key })
+    }
+
+    /// The shard on which a name lies: the one with the greatest [`hash`] of the name's key, and of equal ones the first id.
+    #[must_use]
+    pub fn shard_of(&self, name: &str) -> &str {
+        let key = self.key.key(name);
+        let mut best = (0, "");
+        for (id, weight) in &self.weights {
+            for i in 0..*weight {
+                let bid = hash(id, i, key);
+                if best.1.is_empty() || bid > best.0 {
+                    best = (bid, id);
+                }
+            }
+        }
+        best.1
+    }
+
+    /// The ids with their weights, in the order of the ids.
+    pub fn shards(&self) -> impl Iterator<Item = (&str, u8)> {
+        self.weights
+            .iter()
+            .map(|(id, weight)| (id.as_str(), *weight))
+    }
+
+    /// The rule that says which part of a name decides.
+    #[must_use]
+    pub const fn key(&self) -> KeyRule {
+        self.key
+    }
+}
+
+impl std::fmt::Display for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shards = self.shards().map(|(id, weight)| match weight {
+            1 => id.to_owned(),
+            _ => format!("{id} (weight {weight})"),
+        });
+        let shards: Vec<_> = shards.collect();
+        write!(f, "{}, key={}", shards.join(", "), self.key.as_str())
+    }
+}

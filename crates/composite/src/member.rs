@@ -1,0 +1,155 @@
+//! One store of an open set: opened when it is first needed, checked against its record, and named in its errors.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
+use tokio::sync::Mutex;
+
+use crate::map::Map;
+use crate::opened_events::Joining;
+use crate::promises::Promised;
+use crate::shard::OpenStore;
+use crate::stored::Stored;
+
+/// What all stores of a set have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) set: String,
+    pub(crate) map: Map,
+    /// What the set promises, once one of its records was read.
+    pub(crate) promised: OnceLock<Promised>,
+    /// Takes the events of each store that was opened; none after the set was closed.
+    pub(crate) joining: Joining,
+}
+
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) id: String,
+    store: Arc<dyn OpenStore>,
+    common: Arc<Common>,
+    engine: OnceLock<Arc<dyn Engine>>,
+    /// One attempt at a time, and when the last one failed and how.
+    attempt: Mutex<Option<(BootInstant, Away)>>,
+}
+
+/// An attempt that failed since the store did not answer.
+#[derive(Debug)]
+struct Away {
+    action: String,
+    why: String,
+}
+
+impl Member {
+    pub(crate) fn new(id: String, store: Arc<dyn OpenStore>, common: Arc<Common>) -> Self {
+        Self {
+            id,
+            store,
+            common,
+            engine: OnceLock::new(),
+            attempt: Mutex::default(),
+        }
+    }
+
+    /// The store, if it is open.
+    pub(crate) fn opened(&self) -> Option<&Arc<dyn Engine>> {
+        self.engine.get()
+    }
+
+    /// The store, which is opened now if it is not open yet. Those who wait for an attempt that fails share its error, so that
+    /// many claims do not wait one after the other.
+    pub(crate) async fn engine(&self) -> Result<&Arc<dyn Engine>> {
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let asked = Clock::Boot.now();
+        let mut last = self.attempt.lock().await;
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        if let Some((failed, away)) = &*last
+            && *failed > asked
+        {
+            return Err(Error::unavailable(self, &away.action, away.why.as_str()));
+        }
+        match self.open().await {
+            Ok(engine) => Ok(self.engine.get_or_init(|| engine)),
+            Err(error) => {
+                if let Error::Unavailable { action, cause, .. } = &error {
+                    let (action, why) = (action.clone(), cause.to_string());
+                    *last = Some((Clock::Boot.now(), Away { action, why }));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Engine>> {
+        if self.common.joining.is_closed() {
+            return Err(Error::Closed);
+        }
+        let engine = self.store.open().await.map_err(|error| self.named(error))?;
+        let joined = match self.check(&*engine).await {
+            Ok(()) => self.common.joining.join(engine.events(), &self.to_string()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = joined {
+            // It may be of another set, and nothing was taken there.
+            let _ = engine.close().await;
+            return Err(error);
+        }
+        Ok(engine)
+    }
+
+    /// Refuses a store that is not this shard.
+    async fn check(&self, engine: &dyn Engine) -> Result<()> {
+        let Common { set, map, .. } = &*self.common;
+        let record = engine.record("", None).await;
+        let record = record.map_err(|error| self.named(error))?;
+        if record.text.is_empty() {
+            let why = format!(
+                "it has no record that says which shard of which set it is. If the set {set:?} is new, write the records with \
+                 `fencelock shards init`; if it is not, this is not its store, or its data are lost"
+            );
+            return Err(Error::config(self, why));
+        }
+        let stored = Stored::parse(&record.text).map_err(|why| Error::config(self, why))?;
+        let checked = stored.check(set, &self.id, map);
+        checked.map_err(|why| Error::config(self, why))?;
+        let promised = self.common.promised.get_or_init(|| stored.promises.clone());
+        let broken = promised.broken_by(engine.promises());
+        if !broken.is_empty() {
+            let why = format!(
+                "it does not offer {} (any more), which the set {set:?} promises; end all programs of the set and write the \
+                 records anew with `fencelock shards init`",
+                broken.join(", ")
+            );
+            return Err(Error::config(self, why));
+        }
+        if promised.is_more_than(engine.promises()) {
+            tracing::warn!(store = %self, "it remembers less, or wakes waiters worse, than the set's record says");
+        }
+        Ok(())
+    }
+
+    /// An error of the store, as one of this shard.
+    pub(crate) fn named(&self, mut error: Error) -> Error {
+        if let Error::Config { store, .. }
+        | Error::Unsupported { store, .. }
+        | Error::Unavailable { store, .. }
+        | Error::Refused { store, .. }
+        | Error::NotALock { store, .. }
+        | Error::Internal { store, .. } = &mut error
+        {
+            let Common { set, .. } = &*self.common;
+            *store = format!("shards:{set}[{}] {store}", self.id);
+        }
+        error
+    }
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shards:{}[{}] {}", self.common.set, self.id, self.store)
+    }
+}

@@ -1,0 +1,211 @@
+//! A set as a program names it: its shards, its name and its rule, and the two things to do with it: making and opening it.
+
+use std::sync::{Arc, OnceLock};
+
+use fencelock_core::engine::RecordChange;
+use fencelock_core::{Engine, Error, Result};
+use futures_util::future::join_all;
+
+use crate::engine::Routed;
+use crate::map::{KeyRule, Map};
+use crate::member::{Common, Member};
+use crate::open::{Opening, limits, open};
+use crate::opened_events::Joining;
+use crate::promises::Promised;
+use crate::shard::Shard;
+use crate::stored::Stored;
+
+/// A set of shards to be. See [`Routed::shards`].
+#[derive(Debug)]
+#[must_use = "call open or init"]
+pub struct Shards {
+    set: String,
+    shards: Vec<Shard>,
+    key: KeyRule,
+    opening: Opening,
+}
+
+/// The name of a set that has none.
+const SET: &str = "shards";
+
+impl Routed {
+    /// A set of shards, to be made or opened: a list of [`Shard`]s, or of ids with their engines.
+    pub fn shards(shards: impl IntoIterator<Item = impl Into<Shard>>) -> Shards {
+        Shards::new(shards)
+    }
+}
+
+impl Shards {
+    fn new(shards: impl IntoIterator<Item = impl Into<Shard>>) -> Self {
+        Self {
+            set: SET.to_owned(),
+            shards: shards.into_iter().map(Into::into).collect(),
+            key: KeyRule::default(),
+            opening: Opening::default(),
+        }
+    }
+
+    /// The name of the set, which the record of each store has: `shards` by default.
+    pub fn set(mut self, set: impl Into<String>) -> Self {
+        self.set = set.into();
+        self
+    }
+
+    /// Which part of a name decides where it lies. By default the text within `{…}`.
+    pub fn key(mut self, key: KeyRule) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// Which stores are opened together with the set: all, by default.
+    pub fn opening(mut self, opening: Opening) -> Self {
+        self.opening = opening;
+        self
+    }
+
+    fn map(&self) -> Result<Map> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if self.set.is_empty() || self.set.len() > 64 || !self.set.chars().all(plain) {
+            let why = "it is of 1 to 64 ASCII letters, digits and _ - .";
+            return Err(Error::invalid("name of a set", &self.set, why));
+        }
+        let shards = self.shards.iter();
+        Map::new(
+            shards.map(|shard| (shard.id.as_str(), shard.weight)),
+            self.key,
+        )
+    }
+
+    /// Opens the set: those of its stores that [`opening`](Self::opening) says.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a map that makes no sense. [`Error::Config`] if a store has no record, or one that says something
+    /// else: another shard (swapped URLs), another set, other shards. [`Error::Unavailable`] if no store answers.
+    pub async fn open(self) -> Result<Routed> {
+        let map = self.map()?;
+        let (joining, events) = Joining::channel();
+        let clock = self.shards.first().map(|shard| shard.store.clock());
+        let common = Arc::new(Common {
+            set: self.set,
+            map,
+            promised: OnceLock::new(),
+            joining,
+        });
+        let mut shards = self.shards;
+        shards.sort_by(|one, other| one.id.cmp(&other.id));
+        let member = |shard: Shard| Member::new(shard.id, shard.store, Arc::clone(&common));
+        let members: Vec<_> = shards.into_iter().map(member).collect();
+        let opened = open(&members, self.opening).await;
+        let promised = match (opened, common.promised.get()) {
+            (Ok(()), Some(promised)) => promised.promises(),
+            (Ok(()), None) => return Err(Error::Closed),
+            (Err(error), _) => {
+                let opened = members.iter().filter_map(Member::opened);
+                join_all(opened.map(|engine| engine.close())).await;
+                return Err(error);
+            }
+        };
+        let promises = promised.limits(limits(&members, self.opening));
+        Ok(Routed::new(common, members, promises, clock, events))
+    }
+
+    /// Writes the record of each store, for a new set: before the first lock is taken, and again when a store promises less
+    /// than it did. An attempt that was interrupted is finished by the next one. All stores must answer.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Error::Config`] if a store has the record of another shard, set or map, or a lock is held in a
+    /// store that has none;
+    /// [`Error::Unsupported`] if it keeps no record.
+    pub async fn init(self) -> Result<()> {
+        let map = self.map()?;
+        let mut shards = self.shards;
+        shards.sort_by(|one, other| one.id.cmp(&other.id));
+        let mut engines = Vec::new();
+        let mut result = Ok(());
+        let opened = join_all(shards.iter().map(|shard| shard.store.open())).await;
+        for (shard, opened) in shards.iter().zip(opened) {
+            match opened {
+                Ok(engine) => engines.push((shard.id.as_str(), engine)),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        if result.is_ok() {
+            result = write_records(&self.set, &map, &engines).await;
+        }
+        let closed = join_all(engines.iter().map(|(_, engine)| engine.close())).await;
+        closed.into_iter().fold(result, Result::and)
+    }
+}
+
+/// The first store in the order of the ids decides between two who do this at once.
+async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]) -> Result<()> {
+    let promises = engines
+        .iter()
+        .map(|(_, engine)| Promised::of(engine.promises()));
+    let Some(promised) = promises.reduce(|one, other| one.and(&other)) else {
+        return Ok(());
+    };
+    for (id, engine) in engines {
+        // Refused before the first record is written.
+        if !engine.promises().record {
+            engine.record("", None).await?;
+        }
+        let found = engine.record("", None).await?;
+        check_found(set, id, map, &**engine, &found.text)?;
+        if found.text.is_empty() {
+            check_unused(&**engine).await?;
+        }
+    }
+    for (id, engine) in engines {
+        write_record(
+            &Stored::first(set, id, map, promised.clone()),
+            map,
+            &**engine,
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+/// Refuses a store that is in use: who locks there looks for no lock on another store.
+async fn check_unused(engine: &dyn Engine) -> Result<()> {
+    let mut at = None;
+    loop {
+        let page = match engine.inspect().list("", at, 100).await {
+            // This user may not list locks.
+            Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
+            page => page?,
+        };
+        if let Some(view) = page.items.first() {
+            let why = format!(
+                "lock {} is held there by a program that does not use the set; end such programs first",
+                view.name
+            );
+            return Err(Error::config(engine, why));
+        }
+        at = page.next;
+        if at.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+fn check_found(set: &str, id: &str, map: &Map, engine: &dyn Engine, text: &str) -> Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let stored = Stored::parse(text);
+    let checked = stored.and_then(|stored| stored.check(set, id, map));
+    checked.map_err(|why| Error::config(engine, why))
+}
+
+async fn write_record(wanted: &Stored, map: &Map, engine: &dyn Engine) -> Result<()> {
+    let text = wanted.text()?;
+    let mut found = engine.record("", None).await?;
+    while found.text != text {
+        check_found(&wanted.set, &wanted.shard, map, engine, &found.text)?;
+        let change = RecordChange::new(found.version, &text)?;
+        found = engine.record("", Some(&change)).await?;
+    }
+    Ok(())
+}

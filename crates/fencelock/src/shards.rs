@@ -1,0 +1,257 @@
+//! Sets of stores by URL: `shards:?a=URL&b=URL`, each URL percent-encoded.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock_composite::{KeyRule, OpenStore, Opening, Routed, Shard, Shards};
+use fencelock_core::engine::StoreOptions;
+use fencelock_core::{Engine, Error, Result, StoreUrl};
+use tokio::sync::Mutex;
+
+use crate::to_open::ToOpen;
+
+/// The scheme of a set.
+pub(crate) const SCHEME: &str = "shards";
+
+/// The options of a store, or what is wrong with them.
+type Options = Result<Box<dyn StoreOptions>>;
+
+/// What follows a shard's id in the option that has its weight.
+const WEIGHT: &str = ".weight";
+
+/// Options that belong to every store, and are read when a set is opened.
+const OF_EVERY_STORE: [&str; 3] = ["prefix", "connect-timeout", "outside-set"];
+
+/// Options of a set that are no shards.
+const OF_A_SET: [&str; 2] = ["key", "set"];
+
+/// The ids of the shards of a URL `shards:` with the URLs of their stores, as written; none for another URL.
+///
+/// ```
+/// # fn main() -> fencelock::Result<()> {
+/// let url = fencelock::StoreUrl::parse("shards:?a=redis://r1&b=redis://r2&b.weight=2&set=orders")?;
+/// let shards = fencelock::shard_urls(&url);
+/// assert_eq!(shards[1], ("b".to_owned(), "redis://r2".to_owned()));
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub fn shard_urls(url: &StoreUrl) -> Vec<(String, String)> {
+    if url.scheme != SCHEME {
+        return Vec::new();
+    }
+    let others = [&OF_EVERY_STORE[..], &OF_A_SET].concat();
+    let mut shards = url.clone().take_others(&others);
+    shards.retain(|(option, _)| !option.ends_with(WEIGHT));
+    shards
+}
+
+/// A set of stores, on which the names of locks are spread, as [`connect`](crate::connect()) takes it.
+///
+/// Each store has a record that says which shard of which set it is. [`init`](crate::init) writes the records, once.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> fencelock::Result<()> {
+/// # #[cfg(feature = "sqlite")] {
+/// use fencelock::ShardSet;
+///
+/// # let dir = std::env::temp_dir().join(format!("fencelock-doc-shards-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir).unwrap();
+/// # let (one, other) = (format!("sqlite:{}/a", dir.display()), format!("sqlite:{}/b", dir.display()));
+/// let set = || ShardSet::new("orders").shard("a", 1, one.as_str()).shard("b", 1, other.as_str());
+/// fencelock::init(set()).await?; // once, when the set is made
+/// let client = fencelock::connect(set()).await?;
+/// client.lock("{customer-7}/invoice").await?.release().await?;
+/// # client.close().await?;
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "give it to connect, or to init"]
+pub struct ShardSet {
+    url: StoreUrl,
+    set: Option<String>,
+    key: KeyRule,
+    shards: Vec<(String, u8, Arc<Member>)>,
+    /// The first thing that is wrong with what was given.
+    wrong: Option<Error>,
+}
+
+/// One store of a set, still to be opened.
+struct Member {
+    store: Mutex<ToOpen>,
+    shown: String,
+}
+
+impl ShardSet {
+    /// A set with this name and no shards yet.
+    pub fn new(set: impl Into<String>) -> Self {
+        let set = set.into();
+        let mut url = StoreUrl::new(SCHEME, [""; 0], "");
+        url.set("set", &set);
+        Self {
+            url,
+            set: Some(set),
+            key: KeyRule::default(),
+            shards: Vec::new(),
+            wrong: None,
+        }
+    }
+
+    pub(crate) fn add(mut self, id: String, weight: u8, store: Options) -> Self {
+        match member(&id, store) {
+            Ok(member) => self.shards.push((id, weight, Arc::new(member))),
+            Err(error) => {
+                let error = Error::config(&self.url, format!("shard {id}: {error}"));
+                self.wrong = self.wrong.or(Some(error));
+            }
+        }
+        self
+    }
+
+    /// Which part of a name decides where it lies. By default the text within `{…}`.
+    pub fn key(mut self, key: KeyRule) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// From a URL; `read` reads those of the stores.
+    pub(crate) fn from_url(mut url: StoreUrl, read: impl Fn(&str) -> Options) -> Result<Self> {
+        if !url.path.is_empty() || !url.hosts.is_empty() {
+            return Err(url
+                .refuse("a set has no host; write shards:?a=URL&b=URL, each URL percent-encoded"));
+        }
+        let key = match url.take("key") {
+            None => KeyRule::default(),
+            Some(text) => KeyRule::from_text(&text).ok_or_else(|| {
+                url.refuse(format!("key={text:?}: it is {{}} (the text within braces) or / (before the first slash)"))
+            })?,
+        };
+        let set = url.take("set");
+        let mut shards = Self {
+            url: url.clone(),
+            set,
+            key,
+            shards: Vec::new(),
+            wrong: None,
+        };
+        let (weights, stores): (Vec<_>, Vec<_>) = shards
+            .url
+            .take_others(&OF_EVERY_STORE)
+            .into_iter()
+            .partition(|(option, _)| option.ends_with(WEIGHT));
+        let mut weights: std::collections::BTreeMap<_, _> = weights.into_iter().collect();
+        for (id, store) in stores {
+            let weight = match weights.remove(&format!("{id}{WEIGHT}")) {
+                None => 1,
+                Some(text) => text.parse().map_err(|_| {
+                    url.refuse(format!(
+                        "{id}{WEIGHT}={text:?}: a weight is a whole number from 1 to 100"
+                    ))
+                })?,
+            };
+            shards = shards.add(id, weight, read(&store));
+        }
+        match (shards.wrong.take(), weights.into_keys().next()) {
+            (Some(error), _) => Err(error),
+            (None, Some(option)) => Err(url.refuse(format!("{option} is the weight of no shard"))),
+            (None, None) => Ok(shards),
+        }
+    }
+
+    fn shards(&self, opening: Opening) -> Result<Shards> {
+        if let Some(Error::Config { store, why, .. }) = &self.wrong {
+            return Err(Error::config(store, why));
+        }
+        let shards = self.shards.iter().map(|(id, weight, member)| {
+            let store: Arc<dyn OpenStore> = Arc::new(Opener {
+                member: Arc::clone(member),
+                inspect_only: self.url.inspect_only,
+            });
+            Shard::new(id, store).weight(*weight)
+        });
+        let shards = Routed::shards(shards).key(self.key).opening(opening);
+        Ok(match &self.set {
+            Some(set) => shards.set(set),
+            None => shards,
+        })
+    }
+}
+
+fn member(id: &str, store: Options) -> Result<Member> {
+    let mut options = store?;
+    let url = options.url();
+    if url.scheme == SCHEME || url.scheme.starts_with("fencelock+http") {
+        let why = format!(
+            "it cannot be shard {id}: a set is made of stores themselves, not of sets or lock services; put the service before \
+             the set"
+        );
+        return Err(url.refuse(why));
+    }
+    let store = ToOpen::new(options)?;
+    let shown = store.to_string();
+    let store = Mutex::new(store);
+    Ok(Member { store, shown })
+}
+
+/// Opens a store with one attempt.
+struct Opener {
+    member: Arc<Member>,
+    inspect_only: bool,
+}
+
+#[async_trait]
+impl OpenStore for Opener {
+    async fn open(&self) -> Result<Arc<dyn Engine>> {
+        let mut store = self.member.store.lock().await;
+        store.url().inspect_only = self.inspect_only;
+        store.open_once().await
+    }
+}
+
+impl fmt::Display for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.member.shown)
+    }
+}
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opener({self})")
+    }
+}
+
+/// Without passwords.
+impl fmt::Debug for ShardSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ids: Vec<_> = self.shards.iter().map(|(id, ..)| id.as_str()).collect();
+        write!(
+            f,
+            "ShardSet({}: {})",
+            self.set.as_deref().unwrap_or(SCHEME),
+            ids.join(", ")
+        )
+    }
+}
+
+#[async_trait]
+impl StoreOptions for ShardSet {
+    fn url(&mut self) -> &mut StoreUrl {
+        &mut self.url
+    }
+
+    async fn init(&mut self) -> Result<()> {
+        self.shards(Opening::All)?.init().await
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Engine>> {
+        let opening = match self.url.as_needed {
+            true => Opening::AsNeeded,
+            false => Opening::All,
+        };
+        Ok(Arc::new(self.shards(opening)?.open().await?))
+    }
+}

@@ -1,0 +1,120 @@
+//! A store that is about to be opened: the options that every store has, its opening, and whether it may be used by itself.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::StoreOptions;
+use fencelock_core::layers::Prefix;
+use fencelock_core::{Engine, Error, LockName, Result, StoreUrl};
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// For how long a store may stay away at the start, if it has no `connect-timeout`.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The first and the longest pause between two attempts to open a store.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+
+/// A store whose common options were read, and which may be opened again and again.
+pub(crate) struct ToOpen {
+    options: Box<dyn StoreOptions>,
+    prefix: Option<String>,
+    /// For how long opening is tried again.
+    most: Duration,
+    /// Whether it may belong to a set, and be used beside it.
+    outside_set: bool,
+    shown: String,
+}
+
+impl ToOpen {
+    pub(crate) fn new(mut options: Box<dyn StoreOptions>) -> Result<Self> {
+        let url = options.url();
+        let prefix = url.take("prefix");
+        if let Some(Err(Error::Invalid { input, why, .. })) = prefix.as_deref().map(LockName::new) {
+            return Err(url.refuse(format!("prefix {input:?}: {why}")));
+        }
+        let outside_set = url.take_choice("outside-set", &[("no", false), ("yes", true)])?;
+        let most = url.clone().take_duration("connect-timeout")?;
+        Ok(Self {
+            prefix,
+            most: most.unwrap_or(CONNECT_TIMEOUT),
+            outside_set,
+            shown: url.to_string(),
+            options,
+        })
+    }
+
+    /// Opens it as a store by itself, again and again while it does not answer.
+    pub(crate) async fn open(mut self, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
+        let most = patience.map_or(self.most, |patience| patience.min(self.most));
+        let engine = self.prefixed(patiently(&*self.options, most).await?)?;
+        let inspect_only = self.options.url().inspect_only;
+        if !self.outside_set && !inspect_only && engine.promises().record {
+            refuse_shard(&*engine).await?;
+        }
+        Ok(engine)
+    }
+
+    /// Opens it as a part of another store, with one attempt.
+    #[cfg(feature = "composite")]
+    pub(crate) async fn open_once(&self) -> Result<Arc<dyn Engine>> {
+        self.prefixed(self.options.open().await?)
+    }
+
+    pub(crate) fn url(&mut self) -> &mut StoreUrl {
+        self.options.url()
+    }
+
+    fn prefixed(&self, engine: Arc<dyn Engine>) -> Result<Arc<dyn Engine>> {
+        Ok(match &self.prefix {
+            Some(prefix) => Arc::new(Prefix::new(engine, prefix)?),
+            None => engine,
+        })
+    }
+}
+
+/// Refuses a store that belongs to a set: who locks there by itself locks other names than the set's programs do. This costs
+/// one request at open.
+async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
+    let found = match engine.record("", None).await {
+        Ok(found) if found.text.is_empty() => return Ok(()),
+        Ok(_) => {
+            let why = "it belongs to a set of stores, whose names lie on several (docs/composite.md): open the set, \
+                       shards:?…; or say outside-set=yes if that is meant";
+            Error::config(engine, why)
+        }
+        // A user who may not read it need not.
+        Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
+        Err(error) => error,
+    };
+    let _ = engine.close().await;
+    Err(found)
+}
+
+impl fmt::Display for ToOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+/// Opens the engine, again and again while the store does not answer and the time is not over.
+async fn patiently(options: &dyn StoreOptions, most: Duration) -> Result<Arc<dyn Engine>> {
+    let until = Instant::now() + most;
+    let mut pause = PAUSES.0;
+    // The first attempt takes what time the engine gives it.
+    let mut last = match options.open().await {
+        Err(error @ Error::Unavailable { .. }) => error,
+        opened => return opened,
+    };
+    while Instant::now() + pause < until {
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
+        match timeout_at(until, options.open()).await {
+            Ok(Err(error @ Error::Unavailable { .. })) => last = error,
+            Ok(opened) => return opened,
+            // The last answer says more than that there was none.
+            Err(_) => break,
+        }
+    }
+    Err(last)
+}

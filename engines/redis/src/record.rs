@@ -1,0 +1,105 @@
+//! The store's record: a field of one hash, `VERSION:TEXT`.
+
+use fencelock_core::engine::{Record, RecordChange};
+use fencelock_core::{Error, LockName, Result};
+use redis::{Cmd, Pipeline, RedisError, Value};
+
+use crate::acquire::too_few_replicas;
+use crate::cluster::Retries;
+use crate::keys::{Keys, RECORD};
+use crate::reply::{text, unexpected};
+use crate::servers::Servers;
+use crate::writer::Use;
+
+const READING: &str = "reading the record";
+const CHANGING: &str = "changing the record";
+
+pub(crate) async fn record(
+    servers: &Servers,
+    scope: &str,
+    change: Option<&RecordChange>,
+) -> Result<Record> {
+    let state = &servers.state;
+    // No lock can have this name.
+    let name = LockName::new(RECORD)?;
+    let keys = state.keys(&name);
+    let (action, answer) = match change {
+        None => (READING, read(servers, &keys, scope).await?),
+        Some(change) => {
+            state.check_not_inspect_only(CHANGING)?;
+            (CHANGING, write(servers, &keys, scope, change).await?)
+        }
+    };
+    let failed = |answer: &Value| failed(servers, action, unexpected(answer));
+    match &answer {
+        Value::Nil => Ok(Record::default()),
+        found => parsed(found).ok_or_else(|| failed(found)),
+    }
+}
+
+fn failed(servers: &Servers, action: &str, error: RedisError) -> Error {
+    servers.state.failed(action, None, error)
+}
+
+/// Without a script, which a user who may only look need not be allowed.
+async fn read(servers: &Servers, keys: &Keys<'_>, scope: &str) -> Result<Value> {
+    let mut question = Pipeline::with_capacity(1);
+    question.cmd("HGET").arg(RECORD).arg(scope);
+    let mut answers = servers.ask(READING, keys, &question).await?;
+    Ok(answers.pop().unwrap_or(Value::Nil))
+}
+
+async fn write(
+    servers: &Servers,
+    keys: &Keys<'_>,
+    scope: &str,
+    change: &RecordChange,
+) -> Result<Value> {
+    let state = &servers.state;
+    let args = |command: &mut Cmd| {
+        command.arg(1).arg(RECORD).arg(scope);
+        command.arg(change.from).arg(&change.text);
+    };
+    let mut retries = Retries::new(&state.config);
+    loop {
+        let (node, main) = servers.connection(keys.slot).await?;
+        servers.check_master(&node)?;
+        let mut writer = node.writer(Use::Renewal, state, &main).await?;
+        let connection = writer.as_deref().unwrap_or(&main);
+        let answer = match connection.run(&state.scripts.record, args).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                if servers.should_retry(&mut retries, keys.slot, &error).await {
+                    continue;
+                }
+                if let Some(writer) = &mut writer {
+                    writer.spoil();
+                }
+                return Err(failed(servers, CHANGING, error));
+            }
+        };
+        if let Some(writer) = &mut writer {
+            let (asked, timeout) = (state.config.replicas, state.config.response_timeout / 2);
+            match writer.replicated(asked, timeout).await {
+                Ok(have) if have < asked => {
+                    return Err(too_few_replicas(state.store(), have, asked, timeout));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    writer.spoil();
+                    return Err(failed(servers, CHANGING, error));
+                }
+            }
+        }
+        return Ok(answer);
+    }
+}
+
+fn parsed(answer: &Value) -> Option<Record> {
+    let found = text(answer)?;
+    let (version, text) = found.split_once(':')?;
+    match version.parse().ok()? {
+        0 => Some(Record::default()),
+        version => Some(Record::new(version, text)),
+    }
+}

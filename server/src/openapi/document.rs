@@ -1,0 +1,157 @@
+//! The document: the table of routes in the words of OpenAPI 3.1.
+
+use std::collections::BTreeMap;
+
+use fencelock_wire::{CONTENT_TYPE, Kind};
+use serde_json::{Map, Value, json};
+use utoipa::OpenApi;
+
+use super::routes::{ALWAYS, Parameter, Place, ROUTES, Route};
+
+/// The bodies.
+#[derive(OpenApi)]
+#[openapi(components(schemas(
+    fencelock_wire::Attest,
+    fencelock_wire::Attested,
+    fencelock_wire::Check,
+    fencelock_wire::Checked,
+    fencelock_wire::Evict,
+    fencelock_wire::Evicted,
+    fencelock_wire::Findings,
+    fencelock_wire::Granted,
+    fencelock_wire::Lock,
+    fencelock_wire::Locks,
+    fencelock_wire::Problem,
+    fencelock_wire::Release,
+    fencelock_wire::Released,
+    fencelock_wire::Renew,
+    fencelock_wire::RenewMany,
+    fencelock_wire::Renewed,
+    fencelock_wire::RenewedMany,
+    fencelock_wire::SimpleGrant,
+    fencelock_wire::SimpleTake,
+    fencelock_wire::Store,
+    fencelock_wire::Take,
+    fencelock_wire::Waiting,
+)))]
+struct Bodies;
+
+pub(super) fn document() -> Value {
+    // Schemas of names and descriptions, which cannot fail to be JSON.
+    let mut document = serde_json::to_value(Bodies::openapi()).unwrap_or_default();
+    document["openapi"] = json!("3.1.0");
+    document["info"] = json!({
+        "title": "fencelock",
+        "version": env!("CARGO_PKG_VERSION"),
+        "description": "A distributed lock over HTTP. The client believes, the store keeps, a replica forwards. Durations are \
+            in milliseconds; those of answers count from when the client sent the request. Clients ignore members of answers \
+            that they do not know; unknown members of requests are refused.",
+        "license": {"name": "Apache-2.0 OR MIT"},
+    });
+    document["components"]["schemas"]["Health"] = json!({
+        "type": "object",
+        "required": ["status"],
+        "properties": {"status": {"type": "string", "description": "Always ok"}},
+    });
+    document["components"]["securitySchemes"] = json!({
+        "bearer": {"type": "http", "scheme": "bearer", "description": "Drawn by fencelock serve token NAME"},
+        "certificate": {"type": "mutualTLS"},
+    });
+    let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
+    for route in ROUTES {
+        let path = paths.entry(route.path).or_default();
+        path.insert(route.method.to_owned(), operation(route));
+    }
+    document["paths"] = json!(paths);
+    document
+}
+
+fn operation(route: &Route) -> Value {
+    let mut operation = json!({
+        "summary": route.summary,
+        "responses": responses(route),
+    });
+    if let Some(right) = route.right {
+        operation["description"] = json!(format!("Right: {right}."));
+        // Without principals the service may know its callers as anonymous.
+        operation["security"] = json!([{"bearer": []}, {"certificate": []}, {}]);
+    }
+    if !route.parameters.is_empty() {
+        let parameters: Vec<Value> = route.parameters.iter().map(parameter).collect();
+        operation["parameters"] = json!(parameters);
+    }
+    if let Some(body) = route.body {
+        operation["requestBody"] = json!({
+            "required": true,
+            "content": {"application/json": {"schema": reference(body)}},
+        });
+    }
+    operation
+}
+
+fn parameter(parameter: &Parameter) -> Value {
+    json!({
+        "name": parameter.name,
+        "in": match parameter.place {
+            Place::Path => "path",
+            Place::Query => "query",
+            Place::Header => "header",
+        },
+        "required": parameter.required,
+        "description": parameter.what,
+        "schema": {"type": parameter.kind},
+    })
+}
+
+fn responses(route: &Route) -> Value {
+    let mut responses = Map::new();
+    for answer in route.answers {
+        let schema = answer.schema.map_or_else(|| json!({}), reference);
+        let mut content = Map::new();
+        content.insert(answer.media.to_owned(), json!({"schema": schema}));
+        let what =
+            json!({"description": answer.what, "headers": headers(None), "content": content});
+        responses.insert(answer.status.to_string(), what);
+    }
+    let mut problems: BTreeMap<u16, Vec<Kind>> = BTreeMap::new();
+    for kind in ALWAYS.iter().chain(route.problems) {
+        let of_status = problems.entry(kind.status()).or_default();
+        if !of_status.contains(kind) {
+            of_status.push(*kind);
+        }
+    }
+    for (status, kinds) in problems {
+        let told: Vec<String> = kinds
+            .iter()
+            .map(|kind| format!("`{}`: {}.", kind.as_str(), kind.title()))
+            .collect();
+        let content = json!({CONTENT_TYPE: {"schema": reference("Problem")}});
+        let what = json!({
+            "description": told.join(" "),
+            "headers": headers(Some(status)),
+            "content": content,
+        });
+        responses.insert(status.to_string(), what);
+    }
+    Value::Object(responses)
+}
+
+fn headers(problem: Option<u16>) -> Value {
+    let mut headers = json!({
+        "Fencelock-Replica": {
+            "description": "The replica that answers: 16 hex digits, drawn at its start",
+            "schema": {"type": "string"},
+        },
+    });
+    if matches!(problem, Some(429 | 503)) {
+        headers["Retry-After"] = json!({
+            "description": "After how many seconds to ask again",
+            "schema": {"type": "integer"},
+        });
+    }
+    headers
+}
+
+fn reference(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}

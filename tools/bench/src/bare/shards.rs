@@ -1,0 +1,44 @@
+//! How a set spreads names over its stores, for the bare clients of these.
+
+use fencelock::composite::{KeyRule, Map};
+use fencelock::{Result, StoreUrl};
+
+/// The shards of a set, each with its URL.
+#[derive(Clone)]
+pub(crate) struct Spread {
+    map: Map,
+    /// In the order of the map.
+    pub(crate) urls: Vec<String>,
+}
+
+impl Spread {
+    /// Of a URL `shards:`. Weights and rules do not matter to a baseline.
+    pub(crate) fn of(url: &str) -> Result<Self> {
+        let shards = fencelock::shard_urls(&StoreUrl::parse(url)?);
+        let ids = shards.iter().map(|(id, _)| (id.as_str(), 1));
+        let map = Map::new(ids, KeyRule::default())?;
+        let urls = shards.into_iter().map(|(_, url)| url).collect();
+        Ok(Self { map, urls })
+    }
+
+    /// The tasks of each shard, with their names: of each task's names those of one shard, since a bare client is on one
+    /// server. Together the tasks are on all shards alike.
+    pub(crate) fn split(&self, names: Vec<Vec<String>>) -> Vec<Vec<Vec<String>>> {
+        let ids: Vec<&str> = self.map.shards().map(|(id, _)| id).collect();
+        let mut split: Vec<Vec<Vec<String>>> = ids.iter().map(|_| Vec::new()).collect();
+        for (task, names) in names.into_iter().enumerate() {
+            let on = |at: usize| {
+                let here = names
+                    .iter()
+                    .filter(|name| self.map.shard_of(name) == ids[at]);
+                here.cloned().collect::<Vec<_>>()
+            };
+            let shards = (0..ids.len()).map(|at| (at + task) % ids.len());
+            let mut found = shards.map(|at| (at, on(at)));
+            if let Some((at, names)) = found.find(|(_, names)| !names.is_empty()) {
+                split[at].push(names);
+            }
+        }
+        split
+    }
+}
