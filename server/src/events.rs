@@ -146,7 +146,7 @@ impl Events {
         let _ = self.told.send(told);
     }
 
-    /// A claim came to hold here.
+    /// A claim holds after it waited. A grant at once is told by its answer alone: that costs no write to each listener.
     pub(crate) fn granted(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
         self.holds(id, name, token, until);
         self.tell(Told {

@@ -27,6 +27,7 @@ mod audit;
 mod bound;
 mod boundary;
 mod caller;
+mod carried;
 mod config;
 mod events;
 mod go_on;

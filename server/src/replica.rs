@@ -1,6 +1,7 @@
 //! What a replica is: one engine, and what it must remember for as long as a request lasts.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,10 +11,12 @@ use fencelock_core::{
     BootInstant, CancellationToken, Clock, Engine, Error, LeaseKind, Promises, Result,
 };
 use fencelock_wire::{Binding, Kind};
+use futures_util::FutureExt;
 
 use crate::access::Access;
 use crate::audit::{Audit, Deed, Line};
 use crate::bound::Bound;
+use crate::carried::Carried;
 use crate::config::Config;
 use crate::events::Events;
 use crate::known::Known;
@@ -194,14 +197,14 @@ impl Replica {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// Runs a call of the engine to its end in a task of its own, even if the request goes away.
+    /// Runs a call of the engine to its end, even if the request goes away.
     pub(crate) async fn carry<T: Send + 'static>(
         &self,
         call: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let done = tokio::spawn(call).await;
-        done.map_err(|error| {
-            tracing::error!(%error, "a call of the store ended early");
+        let done = AssertUnwindSafe(Carried::new(call)).catch_unwind().await;
+        done.ok().flatten().ok_or_else(|| {
+            tracing::error!("a call of the store ended early");
             Refusal::new(
                 Kind::Internal,
                 "a call of the store ended early; the outcome is unknown",

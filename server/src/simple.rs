@@ -88,7 +88,8 @@ pub(crate) async fn take(
     );
     replica.metrics.granted(&name, mode, waited);
     let until = received + Duration::from_millis(lease_ms_since_sent);
-    replica.events.granted(id, &name, token, until);
+    // Nobody else knows the key yet.
+    replica.events.holds(id, &name, token, until);
     let sequencer = Sequencer::new(name.clone(), mode, token, id);
     let body = SimpleGrant {
         claim: id,

@@ -186,7 +186,10 @@ impl Asking {
         let replica = &self.replica;
         replica.metrics.granted(&claim.name, claim.mode, waited);
         let until = grant.counted_from + grant.lease;
-        replica.events.granted(claim.id, &claim.name, token, until);
+        match waited {
+            true => replica.events.granted(claim.id, &claim.name, token, until),
+            false => replica.events.holds(claim.id, &claim.name, token, until),
+        }
         let sequencer = Sequencer::new(claim.name.clone(), claim.mode, token, claim.id);
         let body = Granted {
             state: WordHeld::Held,

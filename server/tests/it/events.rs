@@ -79,10 +79,16 @@ async fn a_key_hears_of_its_own_claims() {
     assert!(features(&at).await.contains(&json!("events")));
     let mut events = Events::of_key(&at, &client).await;
     let mut others = Events::of_key(&at, &other).await;
-    let id = client.claim();
-    let token = client.take(&at, id, "a").await;
+    let (first, id) = (client.claim(), client.claim());
+    client.take(&at, first, "a").await;
+    client.poll(&at, id, "a", 0).await.is(202);
+    client.release(&at, first, "a").await.is(200);
+    let token = client.poll(&at, id, "a", 0).await.is(200)["token"].clone();
     let told = json!({"claim": id, "name": "a", "token": token});
     assert_eq!(events.next("granted").await, told);
+    // A grant at once is in its answer alone.
+    assert!(!events.text.contains(&first.to_string()), "{}", events.text);
+    let token = token.as_u64().unwrap();
     for (how, event) in [("ask", "release-requested"), ("release", "lost")] {
         let evict = json!({"name": "a", "token": token, "how": how}).to_string();
         ask(&at, "POST", "/v1/evict", &evict).await.is(200);
