@@ -6,6 +6,8 @@ use fencelock_core::{ClaimId, LockName, Token};
 use serde::{Deserialize, Serialize};
 
 use crate::mode::ModeWord;
+#[cfg(feature = "openapi")]
+use crate::schema;
 
 /// The lease of a request that names none.
 pub(crate) const fn default_ttl_ms() -> u64 {
@@ -18,14 +20,14 @@ pub(crate) const fn default_ttl_ms() -> u64 {
 #[serde(deny_unknown_fields)]
 pub struct Take {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// How it is to be held.
     #[serde(default)]
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// The lease.
     #[serde(default = "default_ttl_ms")]
@@ -41,9 +43,11 @@ pub struct Take {
     pub wait_ms: u64,
     /// Who claims, for people.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
     /// A note for people.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 255))]
     pub label: Option<String>,
 }
 
@@ -78,12 +82,13 @@ pub struct Granted {
     /// Always `held`.
     pub state: WordHeld,
     /// The claim.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
     pub claim: ClaimId,
     /// Its fencing token, below 2^53.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// The grant as a text for the protected resource.
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Sequencer))]
     pub sequencer: String,
     /// How it is held.
     pub mode: ModeWord,
@@ -113,10 +118,10 @@ pub struct Waiting {
 #[serde(deny_unknown_fields)]
 pub struct Renew {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// The token of the grant that is meant.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// The lease, as it was asked for first.
     #[serde(default = "default_ttl_ms")]
@@ -129,13 +134,15 @@ pub struct Renew {
     pub mode: ModeWord,
     /// As it was asked for first.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// As it was asked for first.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
     /// As it was asked for first.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 255))]
     pub label: Option<String>,
 }
 
@@ -146,7 +153,7 @@ pub struct Renewed {
     /// Always `held`.
     pub state: WordHeld,
     /// The token of the grant.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// How long the client may believe, from when it sent the request.
     pub lease_ms_since_sent: u64,
@@ -174,7 +181,7 @@ pub enum How {
 #[serde(deny_unknown_fields)]
 pub struct Release {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// How to leave.
     #[serde(default)]
@@ -184,7 +191,7 @@ pub struct Release {
     pub mode: ModeWord,
     /// As it was asked for.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// As it was asked for.
     #[serde(default)]

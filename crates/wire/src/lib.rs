@@ -10,6 +10,8 @@ mod lock;
 mod mode;
 mod problem;
 mod renewals;
+#[cfg(feature = "openapi")]
+pub mod schema;
 mod simple;
 mod store;
 mod time;

@@ -8,6 +8,8 @@ use fencelock_core::{ClaimId, LockName, Mode, Token};
 use serde::{Deserialize, Serialize};
 
 use crate::mode::ModeWord;
+#[cfg(feature = "openapi")]
+use crate::schema;
 use crate::time::millis;
 
 /// One lock, with the members of `fencelock show --json` and more.
@@ -15,10 +17,10 @@ use crate::time::millis;
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lock {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// The highest token of its holders; null if it is free.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::Token>))]
     pub token: Option<Token>,
     /// Who holds it.
     pub holders: Vec<Holder>,
@@ -33,12 +35,12 @@ pub struct Holder {
     /// For people.
     pub owner: String,
     /// The fencing token; null if the store does not know it yet.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::Token>))]
     pub token: Option<Token>,
     /// How it is held.
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// For how long the store keeps the lock, its lock-delay included; null if it does not know.
     pub ttl_left_ms: Option<u64>,
@@ -49,7 +51,7 @@ pub struct Holder {
     /// A note for people.
     pub label: Option<String>,
     /// The claim; null if the store does not know.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::ClaimId>))]
     pub claim: Option<ClaimId>,
 }
 
@@ -62,7 +64,7 @@ pub struct Waiter {
     /// How it is to be held.
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// A note for people.
     pub label: Option<String>,
@@ -84,7 +86,7 @@ pub struct Locks {
 #[serde(deny_unknown_fields)]
 pub struct Attest {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// The owner, as `holders` shows it.
     pub owner: String,
@@ -117,10 +119,10 @@ pub enum EvictHow {
 #[serde(deny_unknown_fields)]
 pub struct Evict {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// The token of the holder that is meant.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// How.
     pub how: EvictHow,
@@ -140,6 +142,7 @@ pub struct Evicted {
 #[serde(deny_unknown_fields)]
 pub struct Check {
     /// `fl1:…`
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Sequencer))]
     pub sequencer: String,
 }
 

@@ -6,6 +6,8 @@ use fencelock_core::{ClaimId, LockName, Token};
 use serde::{Deserialize, Serialize};
 
 use crate::mode::ModeWord;
+#[cfg(feature = "openapi")]
+use crate::schema;
 
 /// Prolongs up to [`MOST_RENEWALS`](crate::MOST_RENEWALS) holds of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +15,7 @@ use crate::mode::ModeWord;
 #[serde(deny_unknown_fields)]
 pub struct RenewMany {
     /// The holds.
+    #[cfg_attr(feature = "openapi", schema(max_items = 500))]
     pub claims: Vec<RenewOne>,
 }
 
@@ -22,13 +25,13 @@ pub struct RenewMany {
 #[serde(deny_unknown_fields)]
 pub struct RenewOne {
     /// The claim that holds.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
     pub claim: ClaimId,
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// The token of the grant that is meant.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// The lease, as it was asked for first.
     #[serde(default = "crate::claim::default_ttl_ms")]
@@ -41,13 +44,15 @@ pub struct RenewOne {
     pub mode: ModeWord,
     /// As it was asked for first.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// As it was asked for first.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
     /// As it was asked for first.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 255))]
     pub label: Option<String>,
 }
 
@@ -67,10 +72,10 @@ pub enum RenewedOne {
     /// It was prolonged.
     Held {
         /// The claim.
-        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
         claim: ClaimId,
         /// The token of the grant.
-        #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+        #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
         token: Token,
         /// How long the client may believe, from when it sent the request.
         lease_ms_since_sent: u64,
@@ -82,13 +87,13 @@ pub enum RenewedOne {
     /// The claim does not hold, or not by this grant.
     Lost {
         /// The claim.
-        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
         claim: ClaimId,
     },
     /// The store did not answer. What was believed stands.
     Unknown {
         /// The claim.
-        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
         claim: ClaimId,
         /// What happened.
         detail: String,

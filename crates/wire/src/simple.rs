@@ -6,6 +6,8 @@ use fencelock_core::{ClaimId, LockName, Token};
 use serde::{Deserialize, Serialize};
 
 use crate::mode::ModeWord;
+#[cfg(feature = "openapi")]
+use crate::schema;
 
 /// Takes a lock. The service draws the claim and its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,14 +15,14 @@ use crate::mode::ModeWord;
 #[serde(deny_unknown_fields)]
 pub struct SimpleTake {
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// How it is to be held.
     #[serde(default)]
     pub mode: ModeWord,
     /// How many permits there are; with mode permit only.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<schema::PermitCount>))]
     pub permit_count: Option<NonZeroU32>,
     /// The lease.
     #[serde(default = "crate::claim::default_ttl_ms")]
@@ -30,12 +32,15 @@ pub struct SimpleTake {
     pub lock_delay_ms: u64,
     /// How long to wait for the lock, at most 60000.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(maximum = 60_000))]
     pub wait_ms: u64,
     /// Who claims, for people.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 200))]
     pub owner: String,
     /// A note for people.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_length = 255))]
     pub label: Option<String>,
 }
 
@@ -44,17 +49,19 @@ pub struct SimpleTake {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SimpleGrant {
     /// The claim.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::ClaimId))]
     pub claim: ClaimId,
     /// Its key: a secret.
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Key))]
     pub key: String,
     /// The lock.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::LockName))]
     pub name: LockName,
     /// The fencing token, below 2^53.
-    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Token))]
     pub token: Token,
     /// The grant as a text for the protected resource.
+    #[cfg_attr(feature = "openapi", schema(value_type = schema::Sequencer))]
     pub sequencer: String,
     /// How long the client may believe, from when it sent the request.
     pub lease_ms_since_sent: u64,

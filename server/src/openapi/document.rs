@@ -33,6 +33,12 @@ use super::routes::{ALWAYS, Parameter, Place, ROUTES, Route};
     fencelock_wire::Store,
     fencelock_wire::Take,
     fencelock_wire::Waiting,
+    fencelock_wire::schema::ClaimId,
+    fencelock_wire::schema::Key,
+    fencelock_wire::schema::LockName,
+    fencelock_wire::schema::PermitCount,
+    fencelock_wire::schema::Sequencer,
+    fencelock_wire::schema::Token,
 )))]
 struct Bodies;
 
@@ -99,7 +105,8 @@ fn parameter(parameter: &Parameter) -> Value {
         },
         "required": parameter.required,
         "description": parameter.what,
-        "schema": {"type": parameter.kind},
+        // Each is JSON.
+        "schema": serde_json::from_str::<Value>(parameter.schema).unwrap_or_default(),
     })
 }
 

@@ -23,8 +23,8 @@ pub(super) struct Parameter {
     pub(super) place: Place,
     pub(super) name: &'static str,
     pub(super) required: bool,
-    /// A JSON type.
-    pub(super) kind: &'static str,
+    /// A JSON schema.
+    pub(super) schema: &'static str,
     pub(super) what: &'static str,
 }
 
@@ -61,12 +61,12 @@ const fn answer(status: u16, what: &'static str, schema: &'static str) -> Answer
     }
 }
 
-const fn query(name: &'static str, kind: &'static str, what: &'static str) -> Parameter {
+const fn query(name: &'static str, schema: &'static str, what: &'static str) -> Parameter {
     Parameter {
         place: Place::Query,
         name,
         required: false,
-        kind,
+        schema,
         what,
     }
 }
@@ -75,26 +75,30 @@ const ID: Parameter = Parameter {
     place: Place::Path,
     name: "id",
     required: true,
-    kind: "string",
+    schema: r##"{"$ref":"#/components/schemas/ClaimId"}"##,
     what: "The claim: 32 hex digits, the first 20 of the SHA-256 of the claim key and 12 of a count",
 };
 const KEY: Parameter = Parameter {
     place: Place::Header,
     name: "Fencelock-Key",
     required: true,
-    kind: "string",
+    schema: r##"{"$ref":"#/components/schemas/Key"}"##,
     what: "The claim key: 43 to 86 characters of A-Z a-z 0-9 _ -, with 256 random bits; a secret",
 };
 const REPLICA: Parameter = Parameter {
     place: Place::Header,
     name: "Fencelock-Replica",
     required: false,
-    kind: "string",
+    schema: r#"{"type":"string","pattern":"^[0-9a-f]{16}$"}"#,
     what: "The replica that is meant; required on a store that is bound to replicas",
 };
 const NAME: Parameter = Parameter {
     required: true,
-    ..query("name", "string", "The lock")
+    ..query(
+        "name",
+        r##"{"$ref":"#/components/schemas/LockName"}"##,
+        "The lock",
+    )
 };
 
 /// Problems of every route that asks the store for a caller.
@@ -243,12 +247,12 @@ pub(super) const ROUTES: &[Route] = &[
             NAME,
             query(
                 "seen",
-                "string",
+                r#"{"type":"string","pattern":"^(none|[1-9][0-9]{0,15})$"}"#,
                 "The token that was seen last, or none: the answer waits for a change",
             ),
             query(
                 "wait_ms",
-                "integer",
+                r#"{"type":"integer","minimum":0,"maximum":60000}"#,
                 "How long to wait for a change, at most 60000; needs seen",
             ),
         ],
@@ -262,11 +266,19 @@ pub(super) const ROUTES: &[Route] = &[
         summary: "What is held, by page. A page may be empty and have a next one.",
         right: Some("look"),
         parameters: &[
-            query("prefix", "string", "What the names begin with"),
-            query("cursor", "string", "The member next of the page before"),
+            query(
+                "prefix",
+                r#"{"type":"string"}"#,
+                "What the names begin with",
+            ),
+            query(
+                "cursor",
+                r#"{"type":"string"}"#,
+                "The member next of the page before",
+            ),
             query(
                 "limit",
-                "integer",
+                r#"{"type":"integer","minimum":1,"maximum":1000}"#,
                 "How many locks a page has, 1 to 1000; 100 by default",
             ),
         ],
@@ -314,7 +326,11 @@ pub(super) const ROUTES: &[Route] = &[
         summary: "Hints as server-sent events: granted, lost, release-requested, leader, draining. Read again after each.",
         right: Some("look, or a claim key"),
         parameters: &[
-            query("lock", "string", "Tell who leads this lock"),
+            query(
+                "lock",
+                r##"{"$ref":"#/components/schemas/LockName"}"##,
+                "Tell who leads this lock",
+            ),
             Parameter {
                 required: false,
                 ..KEY
