@@ -1,5 +1,6 @@
 //! The audit log: one JSON line for each thing that somebody may be asked about later. No keys, no secrets.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -7,12 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Token};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
 /// How many lines may wait to be written. What comes beyond is dropped and counted.
 const WAITING: usize = 4096;
+
+/// How many of the last lines the dashboard shows.
+const TAIL: usize = 200;
 
 /// What was done, or refused.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -24,24 +29,40 @@ pub(crate) enum Deed {
     Reload,
     Grant,
     Release,
+    Login,
+}
+
+impl Deed {
+    /// The word in the log.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Evict => "evict",
+            Self::RequestRelease => "request-release",
+            Self::Refused => "refused",
+            Self::Reload => "reload",
+            Self::Grant => "grant",
+            Self::Release => "release",
+            Self::Login => "login",
+        }
+    }
 }
 
 /// One line.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Line {
-    at: String,
+    pub(crate) at: String,
     replica: String,
-    principal: String,
-    peer: Option<String>,
-    r#do: Deed,
+    pub(crate) principal: String,
+    pub(crate) peer: Option<String>,
+    pub(crate) r#do: Deed,
     #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
+    pub(crate) name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<ClaimId>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    token: Option<Token>,
+    pub(crate) token: Option<Token>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    outcome: Option<String>,
+    pub(crate) outcome: Option<String>,
 }
 
 impl Line {
@@ -57,6 +78,11 @@ impl Line {
             token: None,
             outcome: None,
         }
+    }
+
+    pub(crate) fn principal(mut self, principal: &str) -> Self {
+        self.principal = principal.to_owned();
+        self
     }
 
     pub(crate) fn name(mut self, name: &str) -> Self {
@@ -84,6 +110,25 @@ impl Line {
         let mut text = serde_json::to_string(self).unwrap_or_default();
         text.push('\n');
         text
+    }
+}
+
+/// The last lines, for the dashboard. They are kept also where nothing is written.
+#[derive(Debug, Default)]
+pub(crate) struct Tail(Mutex<VecDeque<Line>>);
+
+impl Tail {
+    pub(crate) fn push(&self, line: Line) {
+        let mut lines = self.0.lock();
+        if lines.len() == TAIL {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    /// The newest first.
+    pub(crate) fn lines(&self) -> Vec<Line> {
+        self.0.lock().iter().rev().cloned().collect()
     }
 }
 

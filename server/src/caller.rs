@@ -46,8 +46,6 @@ impl FromRequestParts<Arc<Replica>> for Caller {
         replica: &Arc<Replica>,
     ) -> Result<Self, Refusal> {
         let access = replica.access();
-        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
-        let forwarded_for = forwarded_for(replica, peer, &parts.headers);
         let bearer = only_header(&parts.headers, AUTHORIZATION.as_str())?;
         let certificate = parts.extensions.get::<CertificateName>();
         let known = match (bearer, certificate) {
@@ -67,19 +65,9 @@ impl FromRequestParts<Arc<Replica>> for Caller {
             (None, None) => Some(access.anonymous()),
         };
         match known {
-            Some(known) => Ok(Self {
-                known,
-                peer,
-                forwarded_for,
-                replica: Arc::clone(replica),
-            }),
+            Some(known) => Ok(Self::of(known, parts, replica)),
             None => {
-                let caller = Self {
-                    known: access.anonymous(),
-                    peer,
-                    forwarded_for,
-                    replica: Arc::clone(replica),
-                };
+                let caller = Self::of(access.anonymous(), parts, replica);
                 caller.note(|line| line.outcome("bad token"), Deed::Refused);
                 let detail = "the bearer token is not one of this service, or its time is over";
                 Err(Refusal::new(Kind::Unauthorized, detail))
@@ -119,6 +107,22 @@ fn bearer_token(text: &str) -> Option<BearerToken> {
 }
 
 impl Caller {
+    /// Somebody who is known, as the author of this request.
+    pub(crate) fn of(known: Arc<Known>, parts: &Parts, replica: &Arc<Replica>) -> Self {
+        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        Self {
+            known,
+            peer,
+            forwarded_for: forwarded_for(replica, peer, &parts.headers),
+            replica: Arc::clone(replica),
+        }
+    }
+
+    /// Its name for people.
+    pub(crate) fn shown(&self) -> &str {
+        self.known.shown()
+    }
+
     /// Refuses what the caller has no right to.
     pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Refusal> {
         match self.may(right, name) {
@@ -221,11 +225,13 @@ impl Caller {
         }
     }
 
-    /// Writes a line of the audit log, if there is one.
+    /// Writes a line of the audit log, if there is one, and keeps it for the dashboard.
     pub(crate) fn note(&self, line: impl FnOnce(Line) -> Line, deed: Deed) {
+        let line = line(self.line(deed));
         if let Some(audit) = &self.replica.audit {
-            audit.note(&line(self.line(deed)));
+            audit.note(&line);
         }
+        self.replica.tail.push(line);
     }
 
     /// The same for grants and releases, which the operator may not want.

@@ -194,7 +194,12 @@ fn is_json(media: &HeaderValue) -> bool {
     essence.eq_ignore_ascii_case(JSON)
 }
 
-async fn read(body: Body, replica: &Replica, limit: usize) -> Result<bytes::Bytes, Refusal> {
+/// The whole body, if it is short enough and arrives in time.
+pub(crate) async fn read(
+    body: Body,
+    replica: &Replica,
+    limit: usize,
+) -> Result<bytes::Bytes, Refusal> {
     let time = replica.config.limits.body_timeout;
     let read = tokio::time::timeout(time, Limited::new(body, limit).collect()).await;
     match read {

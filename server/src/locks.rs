@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
-use fencelock_core::engine::{Cursor, Evict as EngineEvict, LockView};
-use fencelock_core::{LeaseKind, LockName, Sequencer, Token};
+use fencelock_core::engine::{Cursor, Evict as EngineEvict, LockView, Page};
+use fencelock_core::{BootInstant, LeaseKind, LockName, Sequencer, Token};
 use fencelock_wire::{
     Attest, Attested, Check, Checked, Evict, EvictHow, Evicted, Holder, Lock, Locks,
 };
@@ -62,7 +62,7 @@ pub(crate) async fn lock(
     Ok(json(StatusCode::OK, &Lock::from(view)))
 }
 
-async fn look(replica: &Arc<Replica>, name: &LockName) -> Result<LockView, Refusal> {
+pub(crate) async fn look(replica: &Arc<Replica>, name: &LockName) -> Result<LockView, Refusal> {
     let view = replica.engine.inspect().look(name).await;
     replica.hear(&view);
     view.map_err(|error| Refusal::of(&error))
@@ -95,22 +95,14 @@ pub(crate) async fn locks(
 ) -> Result<Response, Refusal> {
     caller.must_be_somebody()?;
     let query = Query::read(query.as_deref(), &["prefix", "cursor", "limit"])?;
-    let prefix = query.get("prefix").unwrap_or_default().to_owned();
-    if !prefix.is_empty() {
-        // What no name can begin with is not searched for.
-        LockName::new(&prefix).map_err(|error| Refusal::invalid(format!("the prefix: {error}")))?;
-    }
+    let prefix = query.get("prefix").unwrap_or_default();
     let limit = query.number("limit")?.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
         return Err(Refusal::invalid(format!("limit is 1 to {}", PAGE.1)));
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let at = query.get("cursor").map(|at| Cursor(at.to_owned()));
-    let asked = Arc::clone(&replica);
-    let call = async move { asked.engine.inspect().list(&prefix, at, limit).await };
-    let page = replica.carry(call).await?;
-    replica.hear(&page);
-    let page = page.map_err(|error| Refusal::of(&error))?;
+    let page = list(&replica, prefix, at, limit).await?;
     let shown = page.items.into_iter();
     let shown = shown.filter(|view| caller.may(Right::Look, &view.name));
     let body = Locks {
@@ -118,6 +110,24 @@ pub(crate) async fn locks(
         next: page.next.map(|next| next.0),
     };
     Ok(json(StatusCode::OK, &body))
+}
+
+/// A page of what is held.
+pub(crate) async fn list(
+    replica: &Arc<Replica>,
+    prefix: &str,
+    at: Option<Cursor>,
+    limit: usize,
+) -> Result<Page<LockView>, Refusal> {
+    if !prefix.is_empty() {
+        // What no name can begin with is not searched for.
+        LockName::new(prefix).map_err(|error| Refusal::invalid(format!("the prefix: {error}")))?;
+    }
+    let (asked, prefix) = (Arc::clone(replica), prefix.to_owned());
+    let call = async move { asked.engine.inspect().list(&prefix, at, limit).await };
+    let page = replica.carry(call).await?;
+    replica.hear(&page);
+    page.map_err(|error| Refusal::of(&error))
 }
 
 /// What a process may believe that joins the hold of an owner.
@@ -185,15 +195,28 @@ pub(crate) async fn evict(
     Json(body): Json<Evict>,
 ) -> Result<Response, Refusal> {
     let (name, token) = (body.name, token(body.token)?);
-    caller.must(Right::Evict, &name)?;
-    let (how, deed) = match body.how {
+    let done = take_away(&replica, &caller, received, &name, token, body.how).await?;
+    Ok(json(StatusCode::OK, &Evicted { done }))
+}
+
+/// Takes a lock from a holder, or asks that holder for it, if the caller may. Whether there was such a holder.
+pub(crate) async fn take_away(
+    replica: &Arc<Replica>,
+    caller: &Caller,
+    received: BootInstant,
+    name: &LockName,
+    token: Token,
+    asked_how: EvictHow,
+) -> Result<bool, Refusal> {
+    caller.must(Right::Evict, name)?;
+    let (how, deed) = match asked_how {
         EvictHow::Release => (EngineEvict::Release, Deed::Evict),
         EvictHow::Ask => (EngineEvict::Ask, Deed::RequestRelease),
     };
     let line = |line: Line| line.name(name.as_str()).token(token);
     caller.confirm(line, deed).await?;
     replica.check_fresh(received)?;
-    let (asked, lock) = (Arc::clone(&replica), name.clone());
+    let (asked, lock) = (Arc::clone(replica), name.clone());
     let call = async move { asked.engine.inspect().evict(&lock, token, how).await };
     let evicted = replica.carry(call).await?;
     replica.hear(&evicted);
@@ -202,7 +225,7 @@ pub(crate) async fn evict(
         Ok(false) => "no_such_holder",
         Err(_) => "unknown",
     };
-    let verb = match body.how {
+    let verb = match asked_how {
         EvictHow::Release => "release",
         EvictHow::Ask => "ask",
     };
@@ -216,6 +239,5 @@ pub(crate) async fn evict(
         |line| line.name(name.as_str()).token(token).outcome(outcome),
         deed,
     );
-    let done = evicted.map_err(|error| Refusal::of(&error).name(&name))?;
-    Ok(json(StatusCode::OK, &Evicted { done }))
+    evicted.map_err(|error| Refusal::of(&error).name(name))
 }

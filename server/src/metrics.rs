@@ -11,6 +11,8 @@ use http::{Method, StatusCode};
 use metrics::{Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
+use crate::hour::Hour;
+
 static METADATA: Metadata<'static> =
     Metadata::new("fencelock_server", Level::INFO, Some(module_path!()));
 
@@ -48,6 +50,8 @@ pub(crate) struct Metrics {
     handle: PrometheusHandle,
     /// Patterns of lock names that may be labels: a name, or a prefix and `*`.
     names: Vec<Arc<str>>,
+    /// For the dashboard.
+    pub(crate) hour: Hour,
 }
 
 impl Metrics {
@@ -62,6 +66,7 @@ impl Metrics {
             handle: recorder.handle(),
             recorder,
             names: names.iter().map(|name| Arc::from(name.as_str())).collect(),
+            hour: Hour::new(),
         };
         metrics.describe();
         Arc::new(metrics)
@@ -176,6 +181,9 @@ impl Metrics {
 
     pub(crate) fn refused(&self, kind: Kind) {
         self.count(REFUSALS, vec![text("reason", kind.as_str())]);
+        if kind == Kind::Held {
+            self.hour.note(|minute| minute.refused += 1);
+        }
     }
 
     /// A claim holds: at once, or after it had waited.
@@ -188,6 +196,10 @@ impl Metrics {
         let how = if waited { "waited" } else { "at_once" };
         let labels = vec![self.label(name), text("mode", mode), text("how", how)];
         self.count(GRANTS, labels);
+        self.hour.note(|minute| match waited {
+            true => minute.waited += 1,
+            false => minute.at_once += 1,
+        });
     }
 
     pub(crate) fn renewed(&self, outcome: &'static str) {
@@ -200,6 +212,7 @@ impl Metrics {
 
     pub(crate) fn lost(&self, reason: &'static str) {
         self.count(LOSSES, vec![text("reason", reason)]);
+        self.hour.note(|minute| minute.lost += 1);
     }
 
     pub(crate) fn evicted(&self, how: &'static str, outcome: &'static str) {

@@ -69,6 +69,10 @@ impl Refusal {
         self
     }
 
+    pub(crate) fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
     pub(crate) fn kind(&self) -> Option<Kind> {
         self.problem.kind()
     }

@@ -14,7 +14,7 @@ use fencelock_wire::{Binding, Kind};
 use futures_util::FutureExt;
 
 use crate::access::Access;
-use crate::audit::{Audit, Deed, Line};
+use crate::audit::{Audit, Deed, Line, Tail};
 use crate::bound::Bound;
 use crate::carried::Carried;
 use crate::config::Config;
@@ -51,6 +51,7 @@ pub(crate) struct Replica {
     /// The replica is about to end.
     pub(crate) draining: CancellationToken,
     pub(crate) audit: Option<Audit>,
+    pub(crate) tail: Tail,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
     /// Whether this process stands still at times.
@@ -103,6 +104,7 @@ impl Replica {
             renewer: Renewer::new(Arc::clone(&engine)),
             draining: CancellationToken::new(),
             audit: audit.transpose()?,
+            tail: Tail::default(),
             events: Arc::new(Events::new(Arc::clone(&engine), Arc::clone(&metrics))),
             metrics,
             pulse: Arc::new(Pulse::new(engine.clock(), window)),
@@ -147,10 +149,12 @@ impl Replica {
     pub(crate) fn reload(&self, principals: &[Principal], anonymous: &[Grant]) -> Result<()> {
         let mut access = self.access.lock();
         *access = Arc::new(Access::new(principals, anonymous, Some(&access))?);
+        let line = Line::new(&self.id, "operator", None, Deed::Reload);
         if let Some(audit) = &self.audit {
             audit.reopen();
-            audit.note(&Line::new(&self.id, "operator", None, Deed::Reload));
+            audit.note(&line);
         }
+        self.tail.push(line);
         Ok(())
     }
 

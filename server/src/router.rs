@@ -11,7 +11,7 @@ use http::Uri;
 use crate::boundary::boundary;
 use crate::refusal::Refusal;
 use crate::replica::Replica;
-use crate::{about, go_on, locks, openapi, scrape, simple, stream, take};
+use crate::{about, dashboard, go_on, locks, openapi, scrape, simple, stream, take};
 
 pub(crate) fn router(replica: Arc<Replica>) -> Router {
     let mut router = Router::new();
@@ -34,7 +34,8 @@ pub(crate) fn router(replica: Arc<Replica>) -> Router {
         .route("/v1/events", get(stream::events))
         .route("/v1/openapi.json", get(openapi::json))
         .route("/docs", get(openapi::page))
-        .route("/docs/page.css", get(openapi::style));
+        .route("/docs/page.css", get(openapi::style))
+        .merge(dashboard::routes());
     finish(router, replica)
 }
 

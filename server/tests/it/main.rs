@@ -5,6 +5,7 @@
 mod bound;
 mod boundary;
 mod client;
+mod dashboard;
 #[cfg(feature = "tls")]
 mod encrypted;
 mod events;

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use crate::client::{Answer, Client, raw, replica_with, request};
 
 /// A principal with a token, and the header that it sends.
-struct User {
+pub(crate) struct User {
     principal: Principal,
-    header: String,
+    pub(crate) header: String,
 }
 
-fn user(name: &str, rights: &[(&str, &[Right])]) -> User {
+pub(crate) fn user(name: &str, rights: &[(&str, &[Right])]) -> User {
     let token = BearerToken::draw().unwrap();
     let mut principal = Principal::new(name);
     principal.tokens = vec![TokenHash {
@@ -35,7 +35,7 @@ fn user(name: &str, rights: &[(&str, &[Right])]) -> User {
     User { principal, header }
 }
 
-async fn serve(users: &[&User], change: impl FnOnce(&mut Config)) -> Server {
+pub(crate) async fn serve(users: &[&User], change: impl FnOnce(&mut Config)) -> Server {
     let mut config = Config::default();
     config.principals = users.iter().map(|user| user.principal.clone()).collect();
     config.anonymous = Vec::new();

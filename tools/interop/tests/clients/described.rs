@@ -30,7 +30,10 @@ fn answers_as_described(change: &str, mode: &str) {
         .args(["--request-timeout", "20", "--warnings", "off"])
         .arg(format!("{url}/v1/openapi.json"))
         .env("SCHEMATHESIS_HOOKS", "described")
-        .env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))
+        .env(
+            "PYTHONPATH",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/clients"),
+        )
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("DESCRIBED", change)
         .current_dir(dir.path())

@@ -1,0 +1,115 @@
+//! Who looks at the dashboard: a caller, who may have logged in.
+
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use axum::response::{IntoResponse, Response};
+use http::header::{COOKIE, SET_COOKIE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
+
+use super::page::{Page, to_login};
+use crate::caller::Caller;
+use crate::principal::BearerToken;
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+
+/// The cookie with the bearer token. It counts here and nowhere else in the service.
+const NAME: &str = "fencelock";
+
+/// How long a browser keeps it, in seconds.
+const LIFE: u32 = 12 * 3600;
+
+/// The script asks for the changing part of a page alone.
+const PART: &str = "fencelock-part";
+
+/// Whoever looks at a page.
+pub(super) struct Visitor {
+    pub(super) caller: Caller,
+    /// With a cookie.
+    pub(super) logged_in: bool,
+    pub(super) replica: Arc<Replica>,
+    /// Only the changing part of the page is wanted.
+    part: bool,
+    /// The path and query.
+    target: String,
+}
+
+impl FromRequestParts<Arc<Replica>> for Visitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Response> {
+        let token = token(&parts.headers);
+        let known = token.and_then(|token| replica.access().of_token(&token));
+        let logged_in = known.is_some();
+        let caller = match known {
+            Some(known) => Caller::of(known, parts, replica),
+            // By a certificate, or as anybody.
+            None => Caller::from_request_parts(parts, replica)
+                .await
+                .map_err(Refusal::into_response)?,
+        };
+        Ok(Self {
+            caller,
+            logged_in,
+            replica: Arc::clone(replica),
+            part: parts.headers.contains_key(PART),
+            target: parts
+                .uri
+                .path_and_query()
+                .map_or_else(String::new, ToString::to_string),
+        })
+    }
+}
+
+impl Visitor {
+    /// The page as it is asked for; a refusal is a page, too.
+    pub(super) fn answer(&self, page: Result<Page, Refusal>) -> Response {
+        let page = page.unwrap_or_else(|refusal| Page::refusal(&refusal));
+        // Whoever is nobody yet may be somebody.
+        if page.needs_login() && !self.part {
+            return to_login(&self.target);
+        }
+        match self.part {
+            true => page.part(self),
+            false => page.whole(self),
+        }
+    }
+}
+
+fn token(headers: &HeaderMap) -> Option<BearerToken> {
+    let mut cookies = headers.get_all(COOKIE).iter();
+    cookies.find_map(|cookies| {
+        let mut pairs = cookies.to_str().ok()?.split(';');
+        let ours = |pair: &str| {
+            pair.trim()
+                .strip_prefix(NAME)?
+                .strip_prefix('=')?
+                .parse()
+                .ok()
+        };
+        pairs.find_map(ours)
+    })
+}
+
+/// Gives the browser a token to keep, or takes it away.
+pub(super) fn set_cookie(response: &mut Response, token: Option<&BearerToken>, replica: &Replica) {
+    let (value, life) = match token {
+        Some(token) => (token.secret(), LIFE),
+        None => (String::new(), 0),
+    };
+    // Behind a proxy that ends TLS, the advertised URL says so.
+    let advertised = replica.config.advertise.as_deref();
+    let tls =
+        replica.config.tls.is_some() || advertised.is_some_and(|url| url.starts_with("https:"));
+    let secure = if tls { "; Secure" } else { "" };
+    let cookie = format!(
+        "{NAME}={value}; Path=/dashboard; Max-Age={life}; HttpOnly; SameSite=Strict{secure}"
+    );
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(SET_COOKIE, cookie);
+    }
+}
