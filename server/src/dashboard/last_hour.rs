@@ -77,7 +77,7 @@ fn audit(lines: &[Line]) -> Markup {
                             td { (line.principal) }
                             td { (line.peer.as_deref().unwrap_or("-")) }
                             td { (line.r#do.as_str()) }
-                            td { (line.name.as_deref().unwrap_or("-")) }
+                            td.long { (line.name.as_deref().unwrap_or("-")) }
                             td.number { @if let Some(token) = line.token { (token) } }
                             td { (line.outcome.as_deref().unwrap_or_default()) }
                         }

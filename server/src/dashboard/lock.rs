@@ -64,7 +64,7 @@ fn holders(view: &LockView, may_evict: bool) -> Markup {
 fn row(name: &LockName, holder: &HolderView, may_evict: bool) -> Markup {
     html! {
         tr {
-            th scope="row" { (holder.owner) }
+            th.long scope="row" { (holder.owner) }
             td { (mode(holder.mode)) }
             td.number { @if let Some(token) = holder.token { (token) } @else { "-" } }
             td.number { (time(holder.held)) }
@@ -72,7 +72,7 @@ fn row(name: &LockName, holder: &HolderView, may_evict: bool) -> Markup {
                 (time(holder.ttl_left))
                 @if !holder.lock_delay.is_zero() { ", " (time(Some(holder.lock_delay))) " of it lock-delay" }
             }
-            td { @if let Some(label) = &holder.label { (label) } }
+            td.long { @if let Some(label) = &holder.label { (label) } }
             @if may_evict {
                 td.deeds {
                     @if let Some(token) = holder.token {
@@ -105,7 +105,7 @@ fn waiters(waiters: &[WaiterView]) -> Markup {
                     @for (at, waiter) in waiters.iter().enumerate() {
                         tr {
                             td.number { (at + 1) }
-                            th scope="row" { (waiter.owner) }
+                            th.long scope="row" { (waiter.owner) }
                             td { (mode(waiter.mode)) }
                             td { @if let Some(label) = &waiter.label { (label) } }
                         }

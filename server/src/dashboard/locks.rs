@@ -69,8 +69,8 @@ fn line(lock: &LockView) -> Markup {
     let more = lock.holders.len().saturating_sub(HOLDERS);
     html! {
         tr {
-            th scope="row" { a href=(lock_path(&lock.name)) { (lock.name) } }
-            td {
+            th.long scope="row" { a href=(lock_path(&lock.name)) { (lock.name) } }
+            td.long {
                 @for (at, holder) in lock.holders.iter().take(HOLDERS).enumerate() {
                     @if at > 0 { ", " }
                     (holder.owner)

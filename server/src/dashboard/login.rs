@@ -31,6 +31,8 @@ fn ask(status: StatusCode, wrong: Option<&str>, to: &str) -> Response {
         form action="/dashboard/login" method="post" {
             input type="hidden" name="to" value=(to);
             p {
+                // For password stores, which keep a name with each secret.
+                input type="text" autocomplete="username" value="fencelock" hidden;
                 label for="token" { "Bearer token" } " "
                 input #token name="token" type="password" required autocomplete="current-password" placeholder="flk_...";
                 " " button { "Log in" }

@@ -6,6 +6,9 @@ const main = document.getElementById("main");
 const lost = document.getElementById("lost");
 const pause = Number(main.dataset.live);
 
+// A replica that has not answered for so long (in ms) is away. It needs some time itself to find that its store is away.
+const patience = 10000;
+
 // Shows the new text, and leaves the focus where it was.
 function show(text) {
   if (text === shown) return;
@@ -16,7 +19,8 @@ function show(text) {
 
 async function refresh() {
   try {
-    const answer = await fetch(location.href, { headers: { "Fencelock-Part": "1" }, redirect: "error" });
+    const headers = { "Fencelock-Part": "1" };
+    const answer = await fetch(location.href, { headers, redirect: "error", signal: AbortSignal.timeout(patience) });
     if (answer.status === 401) return location.reload();
     show(await answer.text());
     lost.hidden = true;

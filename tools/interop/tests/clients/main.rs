@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used)]
 
+mod dashboard;
 mod described;
 mod detached;
 mod exclusion;

@@ -15,6 +15,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Replica {
     port: Port,
     store: String,
+    options: Vec<String>,
     process: Process,
 }
 
@@ -37,11 +38,18 @@ pub(crate) fn fencelock() -> PathBuf {
 
 impl Replica {
     pub(crate) fn start(store: String) -> Self {
+        Self::start_with(store, &[])
+    }
+
+    /// With more options.
+    pub(crate) fn start_with(store: String, options: &[&str]) -> Self {
         let port = Port::free().expect("a port");
-        let process = serve(&store, port.number());
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        let process = serve(&store, port.number(), &options);
         let this = Self {
             port,
             store,
+            options,
             process,
         };
         this.await_answer();
@@ -59,7 +67,7 @@ impl Replica {
     /// Starts it again on the same port, as another replica.
     pub(crate) fn restart(&mut self) {
         self.process.kill9();
-        self.process = serve(&self.store, self.port());
+        self.process = serve(&self.store, self.port(), &self.options);
         self.await_answer();
     }
 
@@ -80,7 +88,7 @@ impl Replica {
     }
 }
 
-fn serve(store: &str, port: u16) -> Process {
+fn serve(store: &str, port: u16, options: &[String]) -> Process {
     let mut command = Command::new(fencelock());
     command
         .args([
@@ -91,7 +99,8 @@ fn serve(store: &str, port: u16) -> Process {
             store,
             "--listen",
         ])
-        .arg(format!("127.0.0.1:{port}"));
+        .arg(format!("127.0.0.1:{port}"))
+        .args(options);
     let streams = Streams {
         stdin: Stdio::null(),
         stdout: Stdio::null(),

@@ -1,0 +1,83 @@
+// Somebody at the dashboard, in a real browser: node dashboard.mjs URL PROFILE TOKEN [THEME [PICTURES]]
+//
+// Reads orders, a line each, and answers each with a line:
+//   open PATH        goes to a page
+//   sees TEXT        waits until the changing part of the page has this text
+//   gone, back       waits until the page says that the replica does not answer, or does not say it any more
+//   misses TEXT      says whether the page has this text not
+//   follow TEXT      follows the link with this text
+//   press TEXT       presses the button whose text begins so
+//   picture FILE     takes a picture
+//   end              says what the page loaded from elsewhere and what the browser complained of: nothing, if all is well
+import { join } from "node:path";
+import readline from "node:readline";
+import puppeteer from "puppeteer-core";
+
+const [url, profile, token, theme, pictures] = process.argv.slice(2);
+const browser = await puppeteer.launch({
+  executablePath: "/usr/bin/chromium",
+  userDataDir: profile,
+  args: [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    // The browser's own sandbox needs a user without rights.
+    ...(process.getuid() === 0 ? ["--no-sandbox"] : []),
+  ],
+});
+const complaints = [];
+const page = await browser.newPage();
+await page.setViewport({ width: 1000, height: 560 });
+await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: theme ?? "light" }]);
+page.on("request", (request) => {
+  if (!request.url().startsWith(`${url}/`)) complaints.push(`asked for ${request.url()}`);
+});
+page.on("console", (message) => {
+  // That a request had no good answer is what some tests are about.
+  if (!message.text().startsWith("Failed to load resource")) complaints.push(message.text());
+});
+page.on("pageerror", (error) => complaints.push(String(error)));
+
+await page.goto(`${url}/dashboard/login`);
+if (token) {
+  await page.type("#token", token);
+  await Promise.all([page.waitForNavigation(), page.keyboard.press("Enter")]);
+}
+
+const orders = {
+  open: (path) => page.goto(url + path),
+  sees: (text) => page.waitForFunction((text) => document.getElementById("main").innerText.includes(text), { timeout: 20_000 }, text),
+  gone: () => page.waitForSelector("#lost:not([hidden])", { timeout: 20_000 }),
+  back: () => page.waitForSelector("#lost[hidden]", { timeout: 20_000 }),
+  misses: async (text) => {
+    if ((await page.content()).includes(text)) throw new Error(`the page has ${text}`);
+  },
+  follow: (text) => act(`a ::-p-text(${text})`),
+  press: (text) => act(`main button ::-p-text(${text})`),
+  picture: (file) => page.screenshot({ path: join(pictures, file), optimizeForSpeed: false }),
+  end: async () => {
+    await browser.close();
+    return complaints.join("; ");
+  },
+};
+
+// The page may bring itself up to date between finding and clicking.
+function act(selector) {
+  return Promise.all([page.waitForNavigation(), page.locator(selector).click()]);
+}
+
+console.log("ready");
+for await (const line of readline.createInterface({ input: process.stdin })) {
+  const [order, ...rest] = line.split(" ");
+  try {
+    const said = await orders[order](rest.join(" "));
+    console.log(typeof said === "string" ? `ok ${said}`.trim() : "ok");
+  } catch (error) {
+    console.log(`failed: ${String(error).split("\n")[0]}`);
+  }
+  if (order === "end") break;
+}
+process.exit(0);
