@@ -7,7 +7,7 @@ use fencelock_wire::EvictHow;
 use maud::html;
 
 use super::form::Form;
-use super::page::{Page, go_to, lock_path};
+use super::page::{Page, answer, go_to, lock_path};
 use super::visitor::Visitor;
 use crate::asked::token;
 use crate::incoming::{Query, Received};
@@ -40,7 +40,7 @@ impl Deed {
 pub(super) async fn confirm(visitor: Visitor, RawQuery(query): RawQuery) -> Response {
     let page = Query::read(query.as_deref(), &["name", "token", "how"])
         .and_then(|query| Deed::read(&query, &visitor));
-    visitor.answer(page.map(|deed| question(&deed)))
+    answer(&visitor, page.map(|deed| question(&deed)))
 }
 
 fn question(deed: &Deed) -> Page {
@@ -82,7 +82,7 @@ pub(super) async fn evict(
 ) -> Response {
     let deed = match Deed::read(&form, &visitor) {
         Ok(deed) => deed,
-        Err(refusal) => return visitor.answer(Err(refusal)),
+        Err(refusal) => return answer(&visitor, Err(refusal)),
     };
     let Deed { name, token, how } = deed;
     let (replica, caller) = (&visitor.replica, &visitor.caller);
@@ -91,7 +91,7 @@ pub(super) async fn evict(
         (Ok(true), EvictHow::Release) => "evicted",
         (Ok(true), EvictHow::Ask) => "asked",
         (Ok(false), _) => "gone",
-        (Err(refusal), _) => return visitor.answer(Err(refusal)),
+        (Err(refusal), _) => return answer(&visitor, Err(refusal)),
     };
     go_to(&format!("{}&told={told}", lock_path(&name)))
 }

@@ -3,25 +3,28 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::page::Page;
+use super::page::{Page, answer};
 use super::visitor::Visitor;
 use crate::audit::Line;
 use crate::hour::{MINUTES, Minute};
 use crate::principal::Right;
 use crate::refusal::Refusal;
 
+/// What is counted of a minute.
+type Count = fn(&Minute) -> u64;
+
 /// The height of the bars, and the width of one with its gap.
 const HEIGHT: u64 = 60;
 const WIDTH: usize = 10;
 
 pub(super) async fn last_hour(visitor: Visitor) -> Response {
-    visitor.answer(page(&visitor))
+    answer(&visitor, page(&visitor))
 }
 
 fn page(visitor: &Visitor) -> Result<Page, Refusal> {
     visitor.caller.must_on_all(Right::Look)?;
     let minutes = visitor.replica.metrics.hour.minutes();
-    let rows: [(&str, fn(&Minute) -> u64); 4] = [
+    let rows: [(&str, Count); 4] = [
         ("Granted at once", |minute| minute.at_once),
         ("Granted after a wait", |minute| minute.waited),
         ("Refused: held by others", |minute| minute.refused),
@@ -48,7 +51,7 @@ fn page(visitor: &Visitor) -> Result<Page, Refusal> {
     Ok(Page::new("Last hour", "/dashboard/hour", main).live())
 }
 
-fn bars(what: &str, minutes: &[Minute], count: fn(&Minute) -> u64) -> Markup {
+fn bars(what: &str, minutes: &[Minute], count: Count) -> Markup {
     let most = minutes.iter().map(count).max().unwrap_or_default().max(1);
     html! {
         svg viewBox=(format!("0 0 {} {HEIGHT}", MINUTES * WIDTH)) role="img" aria-label=(format!("{what}, by the minute; at most {most}")) {

@@ -6,7 +6,7 @@ use fencelock_core::engine::{HolderView, LockView, WaiterView};
 use fencelock_core::{LockName, Token};
 use maud::{Markup, html};
 
-use super::page::{Page, encoded, mode, time};
+use super::page::{Page, answer, encoded, mode, time};
 use super::visitor::Visitor;
 use crate::incoming::Query;
 use crate::locks::look;
@@ -14,7 +14,7 @@ use crate::principal::Right;
 use crate::refusal::Refusal;
 
 pub(super) async fn lock(visitor: Visitor, RawQuery(query): RawQuery) -> Response {
-    visitor.answer(page(&visitor, query.as_deref()).await)
+    answer(&visitor, page(&visitor, query.as_deref()).await)
 }
 
 async fn page(visitor: &Visitor, query: Option<&str>) -> Result<Page, Refusal> {

@@ -5,7 +5,7 @@ use axum::response::Response;
 use fencelock_core::engine::{Cursor, LockView, Page as Part};
 use maud::{Markup, html};
 
-use super::page::{Page, encoded, lock_path, time};
+use super::page::{Page, answer, encoded, lock_path, time};
 use super::visitor::Visitor;
 use crate::incoming::Query;
 use crate::locks::list;
@@ -19,7 +19,7 @@ const PAGE: usize = 100;
 const HOLDERS: usize = 3;
 
 pub(super) async fn locks(visitor: Visitor, RawQuery(query): RawQuery) -> Response {
-    visitor.answer(page(&visitor, query.as_deref()).await)
+    answer(&visitor, page(&visitor, query.as_deref()).await)
 }
 
 async fn page(visitor: &Visitor, query: Option<&str>) -> Result<Page, Refusal> {

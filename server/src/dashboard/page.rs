@@ -55,7 +55,7 @@ impl Page {
         self
     }
 
-    pub(super) fn refusal(refusal: &Refusal) -> Self {
+    fn refusal(refusal: &Refusal) -> Self {
         let problem = refusal.problem();
         let status = StatusCode::from_u16(problem.status);
         let main = html! {
@@ -70,18 +70,14 @@ impl Page {
         page
     }
 
-    pub(super) fn needs_login(&self) -> bool {
-        self.needs_login
-    }
-
     /// The changing part alone.
-    pub(super) fn part(self, visitor: &Visitor) -> Response {
+    fn part(self, visitor: &Visitor) -> Response {
         let text = html! { (state(visitor)) (self.main) };
         respond(self.status, &text)
     }
 
     /// With everything around it.
-    pub(super) fn whole(self, visitor: &Visitor) -> Response {
+    fn whole(self, visitor: &Visitor) -> Response {
         let live = self.live.then_some("2000");
         let text = html! {
             (head(&self.title))
@@ -105,6 +101,17 @@ impl Page {
             }
         };
         respond(self.status, &text)
+    }
+}
+
+/// The page as the visitor asks for it; a refusal is a page, too.
+pub(super) fn answer(visitor: &Visitor, page: Result<Page, Refusal>) -> Response {
+    let page = page.unwrap_or_else(|refusal| Page::refusal(&refusal));
+    match visitor.part {
+        // Whoever is nobody yet may be somebody.
+        false if page.needs_login => to_login(&visitor.target),
+        false => page.whole(visitor),
+        true => page.part(visitor),
     }
 }
 
@@ -194,7 +201,7 @@ pub(super) fn go_to(target: &str) -> Response {
 }
 
 /// Sends the browser to the login, and back when that is done.
-pub(super) fn to_login(back_to: &str) -> Response {
+fn to_login(back_to: &str) -> Response {
     go_to(&format!("/dashboard/login?to={}", encoded(back_to)))
 }
 

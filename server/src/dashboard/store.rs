@@ -7,13 +7,13 @@ use fencelock_core::in_words;
 use fencelock_wire::Finding;
 use maud::{Markup, html};
 
-use super::page::Page;
+use super::page::{Page, answer};
 use super::visitor::Visitor;
 use crate::principal::Right;
 use crate::refusal::Refusal;
 
 pub(super) async fn store(visitor: Visitor) -> Response {
-    visitor.answer(page(&visitor).await)
+    answer(&visitor, page(&visitor).await)
 }
 
 async fn page(visitor: &Visitor) -> Result<Page, Refusal> {

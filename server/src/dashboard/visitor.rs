@@ -8,7 +8,6 @@ use http::header::{COOKIE, SET_COOKIE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 
-use super::page::{Page, to_login};
 use crate::caller::Caller;
 use crate::principal::BearerToken;
 use crate::refusal::Refusal;
@@ -30,9 +29,9 @@ pub(super) struct Visitor {
     pub(super) logged_in: bool,
     pub(super) replica: Arc<Replica>,
     /// Only the changing part of the page is wanted.
-    part: bool,
+    pub(super) part: bool,
     /// The path and query.
-    target: String,
+    pub(super) target: String,
 }
 
 impl FromRequestParts<Arc<Replica>> for Visitor {
@@ -62,21 +61,6 @@ impl FromRequestParts<Arc<Replica>> for Visitor {
                 .path_and_query()
                 .map_or_else(String::new, ToString::to_string),
         })
-    }
-}
-
-impl Visitor {
-    /// The page as it is asked for; a refusal is a page, too.
-    pub(super) fn answer(&self, page: Result<Page, Refusal>) -> Response {
-        let page = page.unwrap_or_else(|refusal| Page::refusal(&refusal));
-        // Whoever is nobody yet may be somebody.
-        if page.needs_login() && !self.part {
-            return to_login(&self.target);
-        }
-        match self.part {
-            true => page.part(self),
-            false => page.whole(self),
-        }
     }
 }
 

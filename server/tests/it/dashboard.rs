@@ -8,7 +8,7 @@ use fencelock_server::{AuditLog, Config, Right, Server};
 use fencelock_testbed::{Dir, Redis};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client, ask, is_free, look, one, raw, replica, replica_with, request};
+use crate::client::{Answer, Client, ask, look, one, raw, replica, replica_with, request};
 use crate::rights::{User, serve, user};
 
 const SAME: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
