@@ -34,7 +34,7 @@ fi
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 
 # With all stores: by default the command has those that need nothing else to be built.
-tests=(cargo test --workspace --exclude fencelock-interop --features fencelock-cli/all)
+tests=(cargo test --workspace --features fencelock-cli/all)
 longest=("${tests[@]}" --test engines --test planted --no-fail-fast)
 if (($#)); then
     exec "${tests[@]}" "$@"
