@@ -2,10 +2,10 @@
 // How a lock is taken. The algorithm is the service's: every request may be repeated, at any replica, under the same id.
 
 import { hostname } from "node:os";
-import { FencelockError, LockHeld, LockTimeout, Unavailable } from "./errors";
+import { FencelockError, LockHeld, LockLost, LockTimeout, Unavailable } from "./errors";
 import { NoAnswer, now, sleep, type Answer, type TransportOptions } from "./http";
-import { Lock, validUntil } from "./lock";
-import { Pauses, Service, refusal, type Claim, type Mode, type Terms } from "./service";
+import { Lock, TOO_LATE, validUntil, type Detached } from "./lock";
+import { Pauses, Service, drawIdentity, idsBegin, refusal, type Claim, type Identity, type Mode, type Terms } from "./service";
 
 /** How long `tryLock` asks again where nothing answers. */
 const TRY_MS = 5000;
@@ -39,6 +39,25 @@ export interface LockOptions {
   lockDelayMs?: number;
   /** A note for people. */
   label?: string;
+  /** Another process is to go on with the lock; see `Lock.detach`. */
+  detachable?: boolean;
+}
+
+/** What is wanted of a lock, and how. */
+interface Wanted {
+  terms: Terms;
+  queue: boolean;
+  detachable: boolean;
+}
+
+/** No error repeats what is in it: it has a secret. */
+function checkDetached(detached: Detached): void {
+  const { claim, key, token, name, mode, ttl_ms, lock_delay_ms, owner } = detached;
+  const texts = [claim, key, name, mode, owner].every((text) => typeof text === "string");
+  const numbers = [token, ttl_ms, lock_delay_ms].every((number) => Number.isSafeInteger(number));
+  if (!texts || !numbers || !claim.startsWith(idsBegin(key))) {
+    throw new TypeError("this is no detached lock: a member is missing or wrong");
+  }
 }
 
 /** Connects to the replicas of a lock service. Nothing is sent before it is needed. */
@@ -61,7 +80,8 @@ export class Client {
   /** Waits in the queue until the lock is held. */
   async lock(name: string, options: LockOptions = {}): Promise<Lock> {
     const { timeoutMs = Infinity } = options;
-    return this.take(this.terms(name, options), timeoutMs > 0, now() + (timeoutMs || TRY_MS), options.signal);
+    const wanted = { terms: this.terms(name, options), queue: timeoutMs > 0, detachable: options.detachable === true };
+    return this.until(options.signal, (signal) => this.take(wanted, now() + (timeoutMs || TRY_MS), signal));
   }
 
   /** Takes the lock if it is free, else throws LockHeld. */
@@ -82,6 +102,16 @@ export class Client {
     } finally {
       await lock[Symbol.asyncDispose]();
     }
+  }
+
+  /**
+   * Goes on with a lock that another process detached, or that `fencelock take` took. It is renewed first, and only that answer is
+   * believed: LockLost if the lock is held no more, Unavailable if nothing answers in time (5 s).
+   */
+  async attach(detached: Detached, options: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<Lock> {
+    checkDetached(detached);
+    const deadline = now() + (options.timeoutMs ?? TRY_MS);
+    return this.until(options.signal, (signal) => this.goOn(detached, deadline, signal));
   }
 
   /** Ends all waiting, releases what is held, and waits until releases are confirmed. */
@@ -109,26 +139,61 @@ export class Client {
     };
   }
 
-  private async take(terms: Terms, queue: boolean, deadline: number, cancel?: AbortSignal): Promise<Lock> {
+  /** Until the caller cancels, or the client is closed. */
+  private async until(cancel: AbortSignal | undefined, work: (signal: AbortSignal) => Promise<Lock>): Promise<Lock> {
     const stop = new AbortController();
     const sources = cancel ? [cancel, this.closed.signal] : [this.closed.signal];
     const abort = (): void => stop.abort(sources.find((source) => source.aborted)?.reason);
     if (sources.some((source) => source.aborted)) abort();
     sources.forEach((source) => source.addEventListener("abort", abort));
     try {
-      return await this.wait(terms, queue, deadline, stop.signal);
+      stop.signal.throwIfAborted();
+      return await work(stop.signal);
     } finally {
       sources.forEach((source) => source.removeEventListener("abort", abort));
     }
   }
 
-  private async wait(terms: Terms, queue: boolean, deadline: number, signal: AbortSignal): Promise<Lock> {
-    signal.throwIfAborted();
-    let claim = await this.service.claim(terms, deadline, signal);
+  private async goOn(detached: Detached, deadline: number, signal: AbortSignal): Promise<Lock> {
+    const { claim: id, key, token, sequencer, name, mode, permit_count, ttl_ms, lock_delay_ms, owner, label } = detached;
+    const terms: Terms = { name, mode, ttl_ms, lock_delay_ms, owner };
+    if (permit_count != null) terms.permit_count = permit_count;
+    if (label != null) terms.label = label;
+    const claim = await this.service.claim(terms, deadline, signal, { identity: { id, key } });
+    if (claim.isBound) throw new FencelockError(`lock ${name} belongs to the replica that took it, and cannot be attached`);
+    claim.placed = true;
+    const pauses = new Pauses();
+    for (;;) {
+      const sent = now();
+      let answer: Answer;
+      try {
+        answer = await claim.renew(token, Math.max(deadline - sent, WAY_BACK_MS), signal);
+      } catch (error) {
+        if (!(error instanceof NoAnswer)) throw error;
+        signal.throwIfAborted();
+        const pause = pauses.next();
+        if (now() + pause >= deadline) throw new Unavailable(`lock ${name}: ${error.message}`);
+        await sleep(pause, signal);
+        continue;
+      }
+      const lost = (why: string): LockLost => new LockLost(`lock ${name} (token ${token}) was lost: ${why}`);
+      if (answer.status === 410) throw lost(answer.detail);
+      if (answer.status !== 200 || answer.body.token !== token) throw refusal(answer);
+      const until = validUntil(sent, answer.body.lease_ms_since_sent);
+      if (now() >= until) throw lost(TOO_LATE);
+      const body = { release_requested: false, mode, sequencer, ...answer.body };
+      return this.hold(claim, { ...answer, body }, sent, until, true);
+    }
+  }
+
+  private async take(wanted: Wanted, deadline: number, signal: AbortSignal): Promise<Lock> {
+    const { terms, queue, detachable } = wanted;
+    const identity = (): { identity?: Identity } => (detachable ? { identity: drawIdentity() } : {});
+    let claim = await this.service.claim(terms, deadline, signal, identity());
     /** A new id, since the replica of this one is gone, or does not know it. */
     const anew = async (named?: Answer["body"]): Promise<void> => {
       if (claim.unsure || claim.placed) this.leave(claim);
-      claim = await this.service.claim(terms, deadline, signal, claim.named(named));
+      claim = await this.service.claim(terms, deadline, signal, { named: claim.named(named), ...identity() });
     };
     const pauses = new Pauses();
     let heard: FencelockError = new LockTimeout(`lock ${terms.name} did not come in time`);
@@ -160,7 +225,7 @@ export class Client {
         if (answer.status === 200) {
           claim.placed = true;
           const until = validUntil(sent, answer.body.lease_ms_since_sent);
-          if (now() < until - LEAST_VALID_MS) return this.hold(claim, answer, sent, until);
+          if (now() < until - LEAST_VALID_MS) return this.hold(claim, answer, sent, until, detachable);
           late += 1;
           heard = new Unavailable(`lock ${terms.name}: its grants come too late to be used`);
           if (late > MOST_LATE_GRANTS) throw heard;
@@ -193,8 +258,8 @@ export class Client {
     claim.leave("release", false).catch(() => undefined);
   }
 
-  private hold(claim: Claim, answer: Answer, sent: number, until: number): Lock {
-    const lock = new Lock(claim, answer.body, sent, until, (ended) => this.held.delete(ended));
+  private hold(claim: Claim, answer: Answer, sent: number, until: number, detachable: boolean): Lock {
+    const lock = new Lock(claim, answer.body, sent, until, (ended) => this.held.delete(ended), detachable);
     this.held.add(lock);
     return lock;
   }

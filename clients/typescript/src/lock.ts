@@ -2,8 +2,8 @@
 // A hold: what the client believes, and until when.
 
 import { FencelockError, LockLost, Unavailable } from "./errors";
-import { at, now, sleep } from "./http";
-import type { Claim, Mode, Outcome } from "./service";
+import { NoAnswer, at, now, sleep } from "./http";
+import { Pauses, refusal, type Claim, type Mode, type Outcome, type Terms } from "./service";
 
 /** The end of what may be believed of a lease that counts from `sent`: less 1 % for drifting clocks, and 2 ms. */
 export const validUntil = (sent: number, lease: number): number => sent + lease - (lease / 100 + 2);
@@ -11,7 +11,7 @@ export const validUntil = (sent: number, lease: number): number => sent + lease 
 /** How long `release` waits for its confirmation before it leaves the rest to the background. */
 const FOREGROUND_MS = 5000;
 
-const TOO_LATE = "its lease ended before a renewal was confirmed";
+export const TOO_LATE = "its lease ended before a renewal was confirmed";
 
 /** What a grant says. */
 export interface Grant {
@@ -19,6 +19,14 @@ export interface Grant {
   sequencer: string;
   mode: Mode;
   release_requested: boolean;
+}
+
+/** A lock on its way to another process, as data for JSON. Whoever has it may renew and release the lock: it has a secret. */
+export interface Detached extends Terms {
+  claim: string;
+  token: number;
+  key: string;
+  sequencer: string;
 }
 
 /** A lock that is held. It is renewed until it is released or lost. */
@@ -32,9 +40,10 @@ export class Lock {
   readonly mode: Mode;
   /** Somebody asked for the lock. It is yours until you release it. */
   releaseRequested: boolean;
-  private state: "held" | "lost" | "released" = "held";
+  private state: "held" | "lost" | "released" | "detached" = "held";
   private readonly loss = new AbortController();
   private readonly over = new AbortController();
+  private keeping = new AbortController();
   private cancelTimer: () => void = () => undefined;
 
   /** @internal */
@@ -44,6 +53,7 @@ export class Lock {
     private sent: number,
     private until: number,
     private readonly ended: (lock: Lock) => void,
+    private readonly detachable: boolean,
   ) {
     this.name = claim.terms.name;
     this.token = grant.token;
@@ -51,7 +61,7 @@ export class Lock {
     this.mode = grant.mode;
     this.releaseRequested = grant.release_requested;
     this.arm();
-    void this.keep();
+    void this.keep(this.keeping.signal);
   }
 
   /** Aborts when the lock is lost, with a LockLost as its reason: before anybody else can be granted it. */
@@ -75,7 +85,7 @@ export class Lock {
   /** Throws LockLost if the lock is not held any more. */
   check(): void {
     if (this.isValid()) return;
-    if (this.state === "released") throw new LockLost(`lock ${this.name} was released`);
+    if (this.state === "released" || this.state === "detached") throw new LockLost(`lock ${this.name} was ${this.state}`);
     this.lose(TOO_LATE);
     throw this.loss.signal.reason;
   }
@@ -85,6 +95,9 @@ export class Lock {
    * client goes on in the background until the lease is over.
    */
   async release(): Promise<Outcome> {
+    if (this.state === "detached") {
+      throw new FencelockError(`lock ${this.name} was detached; whoever has it now releases it`);
+    }
     const valid = this.isValid();
     if (this.state === "held" && !valid) this.lose(TOO_LATE);
     if (this.state === "held") {
@@ -104,10 +117,45 @@ export class Lock {
     }
   }
 
+  /**
+   * Renews the lock a last time, and gives it away as data for another process, which goes on with it by `client.attach`. From then
+   * on it is not held here, and nobody renews it until it is attached. The lock must have been taken with `detachable: true`.
+   */
+  async detach(): Promise<Detached> {
+    if (!this.detachable) throw new FencelockError(`lock ${this.name} was not taken with detachable: true`);
+    if (this.claim.isBound) {
+      throw new FencelockError(`lock ${this.name} belongs to the replica that took it, and cannot be detached from it`);
+    }
+    this.check();
+    this.keeping.abort();
+    const pauses = new Pauses();
+    for (let confirmed = false; !confirmed; ) {
+      this.check();
+      try {
+        const answer = await this.claim.renew(this.token, this.until - now(), this.over.signal);
+        if (answer.status === 410) this.lose(answer.detail);
+        else if (answer.status !== 200) {
+          this.keeping = new AbortController();
+          void this.keep(this.keeping.signal);
+          throw refusal(answer);
+        }
+        confirmed = true;
+      } catch (error) {
+        if (!(error instanceof NoAnswer)) throw error;
+        await sleep(Math.min(pauses.next(), Math.max(this.until - now(), 0)), this.over.signal);
+      }
+    }
+    this.check();
+    this.state = "detached";
+    this.end();
+    const { id: claim, key } = this.claim.identity;
+    return { ...this.claim.terms, claim, token: this.token, key, sequencer: this.sequencer };
+  }
+
   /** For `await using`: releases. What cannot be confirmed goes on in the background; after a loss nothing is waited for. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.state === "held" && !this.isValid()) this.lose(TOO_LATE);
-    if (this.state === "lost") return;
+    if (this.state === "lost" || this.state === "detached") return;
     await this.release().catch((error) => {
       if (!(error instanceof FencelockError)) throw error;
     });
@@ -116,6 +164,7 @@ export class Lock {
   /** Neither renewed nor believed from now on. */
   private end(): void {
     this.over.abort();
+    this.keeping.abort();
     this.cancelTimer();
     this.ended(this);
   }
@@ -134,17 +183,17 @@ export class Lock {
     this.cancelTimer = at(this.until, () => this.lose(TOO_LATE));
   }
 
-  private async keep(): Promise<void> {
+  private async keep(stop: AbortSignal): Promise<void> {
     const { ttl_ms: ttl } = this.claim.terms;
     let due = this.sent + (this.until - this.sent) / 3;
     while (this.state === "held") {
-      await sleep(due - now(), this.over.signal);
-      if (this.state !== "held") return;
+      await sleep(due - now(), stop);
+      if (this.state !== "held" || stop.aborted) return;
       const sent = now();
       if (sent >= this.until) return this.lose(TOO_LATE);
       let confirmed = false;
       try {
-        const answer = await this.claim.renew(this.token, Math.min(ttl / 3, this.until - sent), this.over.signal);
+        const answer = await this.claim.renew(this.token, Math.min(ttl / 3, this.until - sent), stop);
         if (answer.status === 410) return this.lose(answer.detail);
         confirmed = answer.status === 200 && answer.body.token === this.token;
         if (confirmed && this.isValid()) {

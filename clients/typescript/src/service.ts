@@ -23,6 +23,25 @@ export interface Terms {
   label?: string;
 }
 
+/** A claim's id, and the key that speaks for it. The key is a secret. */
+export interface Identity {
+  id: string;
+  key: string;
+}
+
+const drawKey = (): string => randomBytes(32).toString("base64url");
+
+/** What the ids of a key's claims begin with. */
+export const idsBegin = (key: string): string => createHash("sha256").update(key).digest("hex").slice(0, 20);
+
+const numbered = (key: string, count: number): Identity => ({
+  id: idsBegin(key) + count.toString(16).padStart(12, "0"),
+  key,
+});
+
+/** A claim with a key of its own, which can be given away. */
+export const drawIdentity = (): Identity => numbered(drawKey(), 1);
+
 /** The part of `GET /v1/store` that the client needs. */
 interface Store {
   binding: "store" | "replica";
@@ -72,8 +91,7 @@ export class Service {
   readonly background = new Set<Promise<unknown>>();
   private readonly urls: URL[];
   private current: number;
-  private readonly key = randomBytes(32).toString("base64url");
-  private readonly idsBegin = createHash("sha256").update(this.key).digest("hex").slice(0, 20);
+  private readonly key = drawKey();
   private count = 0;
   private known: Known | undefined;
 
@@ -96,9 +114,9 @@ export class Service {
     return this.any();
   }
 
-  nextId(): string {
+  private nextIdentity(): Identity {
     this.count += 1;
-    return this.idsBegin + this.count.toString(16).padStart(12, "0");
+    return numbered(this.key, this.count);
   }
 
   run(work: Promise<unknown>): void {
@@ -107,13 +125,18 @@ export class Service {
   }
 
   /** A new claim, at any replica; where the store is bound to replicas, at one that answers now. */
-  async claim(terms: Terms, deadline: number, signal: AbortSignal, named?: Known): Promise<Claim> {
+  async claim(
+    terms: Terms,
+    deadline: number,
+    signal: AbortSignal,
+    { named, identity = this.nextIdentity() }: { named?: Known | undefined; identity?: Identity | undefined } = {},
+  ): Promise<Claim> {
     if (named) this.known = named;
     else if (!this.known || this.known.store.binding === "replica") this.known = await this.ask(deadline, signal);
     const { store, url } = this.known;
-    if (store.binding === "store") return new Claim(this, terms, store, undefined);
+    if (store.binding === "store") return new Claim(this, terms, store, identity, undefined);
     const at = store.advertise ? replicaUrl(store.advertise, this.options) : url;
-    return new Claim(this, terms, store, { url: at, id: store.replica });
+    return new Claim(this, terms, store, identity, { url: at, id: store.replica });
   }
 
   private async ask(deadline: number, signal: AbortSignal): Promise<Known> {
@@ -122,7 +145,7 @@ export class Service {
       const url = this.any();
       let why: string;
       try {
-        const answer = await this.send({ url }, ["GET", "/v1/store"], undefined, RESPONSE_MS, signal);
+        const answer = await this.send({ url }, ["GET", "/v1/store"], undefined, undefined, RESPONSE_MS, signal);
         if (answer.status === 200 && answer.body?.poll_ms > 0) return { store: answer.body, url };
         if (!isTransient(answer)) throw refusal(answer);
         why = answer.detail;
@@ -141,11 +164,12 @@ export class Service {
   send(
     replica: Replica,
     request: [string, string],
+    key: string | undefined,
     body: unknown,
     timeoutMs: number,
     signal?: AbortSignal,
   ): Promise<Answer> {
-    const headers: Record<string, string> = body === undefined ? {} : { "Fencelock-Key": this.key };
+    const headers: Record<string, string> = key === undefined ? {} : { "Fencelock-Key": key };
     if (replica.id) headers["Fencelock-Replica"] = replica.id;
     return this.transport.send(replica.url, request, headers, body, timeoutMs, signal);
   }
@@ -153,7 +177,6 @@ export class Service {
 
 /** One claim: an id that is used once, and the requests about it. */
 export class Claim {
-  readonly id: string;
   /** Whether a request had no answer, so that it may take effect late. */
   unsure = false;
   /** Whether the store may have something of it. */
@@ -164,9 +187,12 @@ export class Claim {
     readonly service: Service,
     readonly terms: Terms,
     readonly store: Store,
+    readonly identity: Identity,
     private readonly bound: Replica | undefined,
-  ) {
-    this.id = service.nextId();
+  ) {}
+
+  get id(): string {
+    return this.identity.id;
   }
 
   get isBound(): boolean {
@@ -189,7 +215,7 @@ export class Claim {
   private async send(request: [string, string], body: object, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
     const replica = this.bound ?? { url: this.service.any() };
     try {
-      const answer = await this.service.send(replica, request, body, timeoutMs, signal);
+      const answer = await this.service.send(replica, request, this.identity.key, body, timeoutMs, signal);
       if (isTransient(answer)) throw new NoAnswer(answer.detail);
       if (answer.closing) this.moveOn(replica);
       // Between proxies that mix up answers, at least no other claim's grant is believed.

@@ -1,26 +1,50 @@
-//! A hold goes from one process to another, as data.
+//! A hold goes from one process to another, as data; also from one language to another.
 
 use std::path::Path;
+use std::process::Command;
 
-use fencelock_testbed::Dir;
-
-use crate::program::python;
+use crate::program::{node_dir, python};
 use crate::service::Service;
 
-#[test]
-fn a_python_process_goes_on_with_the_lock_of_another() {
+/// Takes the lock in the one program, and goes on with it in the other.
+fn goes(from: &str, to: &str) {
     let service = Service::start();
     let url = format!("http://127.0.0.1:{}", service.replicas[0].port());
-    let dir = Dir::new("detached").expect("a directory");
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/detached.py");
-    for step in ["take", "attach"] {
-        let mut command = python();
+    let dir = node_dir();
+    for (step, program) in [("take", from), ("attach", to)] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("clients")
+            .join(program);
+        std::fs::copy(source, dir.path().join(program)).expect("copied");
+        let mut command = match program.ends_with(".py") {
+            true => python(),
+            false => Command::new("node"),
+        };
         command
-            .arg(&program)
-            .args([&url, step, "detached.json"])
+            .args([program, &url, step, "detached.json"])
             .current_dir(dir.path());
         let ran = command.output().expect("it runs");
         let said = String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{step}: {said}");
     }
+}
+
+#[test]
+fn a_python_process_goes_on_with_the_lock_of_another() {
+    goes("detached.py", "detached.py");
+}
+
+#[test]
+fn a_node_process_goes_on_with_the_lock_of_another() {
+    goes("detached.mjs", "detached.mjs");
+}
+
+#[test]
+fn a_python_process_goes_on_with_the_lock_of_a_node_process() {
+    goes("detached.mjs", "detached.py");
+}
+
+#[test]
+fn a_node_process_goes_on_with_the_lock_of_a_python_process() {
+    goes("detached.py", "detached.mjs");
 }
