@@ -49,6 +49,15 @@ struct Hold {
     token: Token,
     /// Its lease is over then.
     until: BootInstant,
+    /// It was granted here then; none if it was granted elsewhere.
+    since: Option<BootInstant>,
+}
+
+/// A hold that is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    /// None if it was granted elsewhere.
+    pub(crate) lasted: Option<Duration>,
 }
 
 /// One event.
@@ -148,7 +157,7 @@ impl Events {
 
     /// A claim holds after it waited. A grant at once is told by its answer alone: that costs no write to each listener.
     pub(crate) fn granted(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
-        self.holds(id, name, token, until);
+        self.began(id, name, token, until);
         self.tell(Told {
             event: "granted",
             claim: Some(id),
@@ -157,13 +166,32 @@ impl Events {
         });
     }
 
+    /// A claim was granted here.
+    pub(crate) fn began(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
+        let now = self.engine.clock().now();
+        self.note(id, name, token, until, Some(now));
+    }
+
     /// A claim holds for so long, as far as this replica knows.
     pub(crate) fn holds(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
+        self.note(id, name, token, until, None);
+    }
+
+    fn note(
+        &self,
+        id: ClaimId,
+        name: &LockName,
+        token: Token,
+        until: BootInstant,
+        since: Option<BootInstant>,
+    ) {
         let mut holds = self.holds.lock();
+        let before = holds.by_id.get(&id).filter(|hold| hold.token == token);
         let hold = Hold {
             name: name.clone(),
             token,
             until,
+            since: before.and_then(|hold| hold.since).or(since),
         };
         holds.by_id.insert(id, hold);
         if holds.by_id.len() > holds.sweep_at {
@@ -178,9 +206,13 @@ impl Events {
         self.holds.lock().by_id.remove(&id)
     }
 
-    /// A claim was released. Whether it was known to hold.
-    pub(crate) fn ended(&self, id: ClaimId) -> bool {
-        self.over(id).is_some()
+    /// A claim ended; none if it was not known to hold.
+    pub(crate) fn ended(&self, id: ClaimId) -> Option<Ended> {
+        let hold = self.over(id)?;
+        let now = self.engine.clock().now();
+        Some(Ended {
+            lasted: hold.since.map(|since| now.since(since)),
+        })
     }
 
     /// The changes of one lock. It is watched once, however many listen.

@@ -99,7 +99,7 @@ fn kept(replica: &Replica, id: ClaimId, name: &LockName, token: Token, until: Bo
 /// The claim does not hold any more.
 fn end(replica: &Replica, id: ClaimId) {
     replica.metrics.renewed("lost");
-    if replica.events.ended(id) {
+    if replica.events.ended(id).is_some() {
         replica.metrics.lost("renewal");
     }
     if let Some(bound) = &replica.bound {
@@ -173,7 +173,10 @@ pub(crate) async fn release(
         replica.metrics.released("unknown");
         Refusal::of(&error).name(&name)
     })?;
-    replica.events.ended(id);
+    let ended = replica.events.ended(id);
+    if let (Withdrawn::Released, Some(time)) = (&withdrawn, ended.and_then(|ended| ended.lasted)) {
+        replica.metrics.held(&name, time);
+    }
     let word = match withdrawn {
         Withdrawn::Released => "released",
         Withdrawn::LeftQueue => "left_queue",

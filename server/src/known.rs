@@ -28,6 +28,8 @@ pub(crate) struct Known {
 }
 
 struct Claim {
+    /// Its first request came then.
+    since: BootInstant,
     turn: Arc<tokio::sync::Mutex<()>>,
     /// The stamp of the newest request.
     newest: watch::Sender<u64>,
@@ -70,6 +72,7 @@ impl Known {
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
         let mut claims = self.shard(&id).lock();
         let claim = claims.entry(id).or_insert_with(|| Claim {
+            since: self.engine.clock().now(),
             turn: Arc::default(),
             newest: watch::Sender::new(stamp),
             visits: 0,
@@ -84,6 +87,7 @@ impl Known {
             known: Arc::clone(self),
             id,
             stamp,
+            since: claim.since,
             newest: claim.newest.subscribe(),
             turn: Arc::clone(&claim.turn),
             mine: None,
@@ -190,6 +194,7 @@ pub(crate) struct Visit {
     known: Arc<Known>,
     id: ClaimId,
     stamp: u64,
+    since: BootInstant,
     newest: watch::Receiver<u64>,
     turn: Arc<tokio::sync::Mutex<()>>,
     mine: Option<OwnedMutexGuard<()>>,
@@ -206,6 +211,11 @@ impl Visit {
                 claim.waiter = waiter;
             }
         }
+    }
+
+    /// When the first request of the claim came here, as far as that is known.
+    pub(crate) fn since(&self) -> BootInstant {
+        self.since
     }
 
     /// Waits for the turn: calls of one claim come one at a time.

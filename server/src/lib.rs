@@ -28,6 +28,7 @@ mod bound;
 mod boundary;
 mod caller;
 mod carried;
+mod census;
 mod config;
 mod dashboard;
 mod events;

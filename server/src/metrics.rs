@@ -35,6 +35,10 @@ const LOSSES: &str = "fencelock_served_losses_total";
 const EVICTIONS: &str = "fencelock_served_evictions_total";
 const PAUSES: &str = "fencelock_pauses_total";
 const LAG: &str = "fencelock_event_loop_lag_seconds";
+const WAIT_SECONDS: &str = "fencelock_served_wait_seconds";
+const HOLD_SECONDS: &str = "fencelock_served_hold_seconds";
+pub(crate) const HOLDING: &str = "fencelock_store_holding";
+pub(crate) const WAITING: &str = "fencelock_store_waiting";
 const CALLS: &str = "fencelock_store_calls_total";
 const CALL_SECONDS: &str = "fencelock_store_call_seconds";
 pub(crate) const POLLS: &str = "fencelock_open_polls";
@@ -109,6 +113,14 @@ impl Metrics {
             ),
             (STREAMS, "Open streams of events"),
             (BOUND, "Claims that hang on this replica, by state"),
+            (
+                HOLDING,
+                "Claims that hold, whoever serves them, as the store was read last",
+            ),
+            (
+                WAITING,
+                "Claims that wait, whoever serves them, as the store was read last",
+            ),
             (DRAINING, "1 once this replica refuses new claims"),
             (BUILD, "Always 1; the labels say what runs"),
         ];
@@ -123,6 +135,14 @@ impl Metrics {
                 "How long a request took, its wait for a lock included",
             ),
             (CALL_SECONDS, "How long a call of the store took"),
+            (
+                WAIT_SECONDS,
+                "How long granted claims had waited here; 0 if at once",
+            ),
+            (
+                HOLD_SECONDS,
+                "How long a hold that was granted and released here lasted",
+            ),
             (LAG, "How late the event loop was, each 100 ms"),
         ];
         for (name, what) in histograms {
@@ -133,12 +153,16 @@ impl Metrics {
     }
 
     /// The pattern that a name may be told as.
-    fn label(&self, name: &LockName) -> Label {
+    fn pattern(&self, name: &LockName) -> Option<&Arc<str>> {
         let fits = |pattern: &&Arc<str>| match pattern.strip_suffix('*') {
             Some(prefix) => name.as_str().starts_with(prefix),
             None => name.as_str() == &***pattern,
         };
-        match self.names.iter().find(fits) {
+        self.names.iter().find(fits)
+    }
+
+    fn label(&self, name: &LockName) -> Label {
+        match self.pattern(name) {
             Some(pattern) => Label::new("lock", Arc::clone(pattern)),
             None => Label::from_static_parts("lock", OTHER),
         }
@@ -186,20 +210,39 @@ impl Metrics {
         }
     }
 
-    /// A claim holds: at once, or after it had waited.
-    pub(crate) fn granted(&self, name: &LockName, mode: Mode, waited: bool) {
+    /// A claim holds: at once, or after it had waited for so long.
+    pub(crate) fn granted(&self, name: &LockName, mode: Mode, wait: Option<Duration>) {
         let mode = match mode {
             Mode::Exclusive => "exclusive",
             Mode::Shared => "shared",
             _ => "permit",
         };
-        let how = if waited { "waited" } else { "at_once" };
-        let labels = vec![self.label(name), text("mode", mode), text("how", how)];
-        self.count(GRANTS, labels);
-        self.hour.note(|minute| match waited {
-            true => minute.waited += 1,
-            false => minute.at_once += 1,
+        let how = match wait {
+            Some(_) => "waited",
+            None => "at_once",
+        };
+        let lock = self.label(name);
+        self.time(WAIT_SECONDS, vec![lock.clone()], wait.unwrap_or_default());
+        self.count(GRANTS, vec![lock, text("mode", mode), text("how", how)]);
+        self.hour.note(|minute| match wait {
+            Some(_) => minute.waited += 1,
+            None => minute.at_once += 1,
         });
+    }
+
+    /// A hold was released after so long.
+    pub(crate) fn held(&self, name: &LockName, time: Duration) {
+        self.time(HOLD_SECONDS, vec![self.label(name)], time);
+    }
+
+    /// The patterns of lock names that are labels.
+    pub(crate) fn patterns(&self) -> &[Arc<str>] {
+        &self.names
+    }
+
+    /// Whether a name is told as this pattern.
+    pub(crate) fn tells(&self, name: &LockName, pattern: &Arc<str>) -> bool {
+        self.pattern(name) == Some(pattern)
     }
 
     pub(crate) fn renewed(&self, outcome: &'static str) {

@@ -17,6 +17,7 @@ use crate::access::Access;
 use crate::audit::{Audit, Deed, Line, Tail};
 use crate::bound::Bound;
 use crate::carried::Carried;
+use crate::census;
 use crate::config::Config;
 use crate::events::Events;
 use crate::known::Known;
@@ -125,6 +126,7 @@ impl Replica {
     pub(crate) fn start(self: &Arc<Self>) {
         if !self.started.swap(true, Ordering::AcqRel) {
             self.pulse.start(Arc::clone(&self.metrics));
+            census::start(&self.engine, &self.metrics);
             self.events.start();
         }
     }

@@ -86,10 +86,11 @@ pub(crate) async fn take(
         |line| line.name(name.as_str()).claim(id).token(token),
         Deed::Grant,
     );
-    replica.metrics.granted(&name, mode, waited);
+    let wait = waited.then(|| replica.clock.now().since(received));
+    replica.metrics.granted(&name, mode, wait);
     let until = received + Duration::from_millis(lease_ms_since_sent);
     // Nobody else knows the key yet.
-    replica.events.holds(id, &name, token, until);
+    replica.events.began(id, &name, token, until);
     let sequencer = Sequencer::new(name.clone(), mode, token, id);
     let body = SimpleGrant {
         claim: id,

@@ -62,7 +62,10 @@ pub(crate) async fn take(
         false => None,
     };
     let ttl = claim.ttl;
+    let visit = replica.known.enter(id);
+    visit.placing(waiter);
     let asking = Asking {
+        since: visit.since(),
         claim: claim.ttl(replica.first_ttl(ttl)).wait(queue),
         ttl,
         received,
@@ -70,8 +73,6 @@ pub(crate) async fn take(
         replica: Arc::clone(&replica),
     };
     let name = asking.claim.name.clone();
-    let visit = replica.known.enter(id);
-    visit.placing(waiter);
     let taken = asking.run(visit, &caller, in_queue).await;
     taken.map_err(|refusal| refusal.name(&name))
 }
@@ -85,6 +86,8 @@ struct Asking {
     ttl: Duration,
     received: BootInstant,
     until: BootInstant,
+    /// The first request of the claim came then.
+    since: BootInstant,
 }
 
 /// What ended a wait.
@@ -184,11 +187,12 @@ impl Asking {
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);
         caller.note_if_grants(line, Deed::Grant);
         let replica = &self.replica;
-        replica.metrics.granted(&claim.name, claim.mode, waited);
+        let wait = waited.then(|| replica.clock.now().since(self.since));
+        replica.metrics.granted(&claim.name, claim.mode, wait);
         let until = grant.counted_from + grant.lease;
         match waited {
             true => replica.events.granted(claim.id, &claim.name, token, until),
-            false => replica.events.holds(claim.id, &claim.name, token, until),
+            false => replica.events.began(claim.id, &claim.name, token, until),
         }
         let sequencer = Sequencer::new(claim.name.clone(), claim.mode, token, claim.id);
         let body = Granted {

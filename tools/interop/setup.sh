@@ -3,8 +3,8 @@
 # (or the directory given), and our own thin clients from the packages that it builds of them. Does nothing where that is done
 # already.
 #
-# Needs python3 with venv, node with npm, curl, jq, a JDK, Chromium, and Debian's package of Curator; on Debian they are installed
-# if they are missing.
+# Needs python3 with venv, node with npm, curl, jq, a JDK, Chromium, Prometheus, and Debian's package of Curator; on Debian they are
+# installed if they are missing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,6 +21,7 @@ have npm || missing="$missing npm"
 have curl || missing="$missing curl"
 have jq || missing="$missing jq"
 have javac || missing="$missing default-jdk-headless"
+have promtool || missing="$missing prometheus"
 have chromium || missing="$missing chromium"
 [ -e /usr/share/java/curator-recipes.jar ] || missing="$missing libcurator-recipes-java"
 if [ -n "$missing" ]; then

@@ -1,13 +1,14 @@
 //! What `/metrics` says after real requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Memory;
 use fencelock_server::{Config, Server};
 use serde_json::json;
 
 use crate::bound::memory;
-use crate::client::{Client, ask, replica_with, until, waiters};
+use crate::client::{Client, ask, replica, replica_with, until, waiters};
 
 async fn scrape(at: &Server) -> String {
     let scraped = ask(at, "GET", "/metrics", "").await;
@@ -104,6 +105,14 @@ async fn requests_grants_and_ends_are_counted() {
         &["how=\"release\"", "outcome=\"done\""],
         1.0,
     );
+    let orders = "lock=\"orders/*\"";
+    is("fencelock_served_wait_seconds_count", &[orders], 2.0);
+    is(
+        "fencelock_served_wait_seconds_bucket",
+        &[orders, "le=\"0.0005\""],
+        1.0,
+    );
+    is("fencelock_served_hold_seconds_count", &[orders], 1.0);
     is("fencelock_open_polls", &[], 0.0);
     is("fencelock_draining", &[], 0.0);
     is("fencelock_audit_lines_dropped_total", &[], 0.0);
@@ -135,6 +144,45 @@ async fn requests_grants_and_ends_are_counted() {
     at.service().refuse_new();
     let text = scrape(&at).await;
     assert_eq!(value(&text, "fencelock_draining", &[]), 1.0);
+}
+
+#[tokio::test]
+async fn what_is_in_the_store_is_counted_by_pattern() {
+    let memory = Memory::new();
+    let before = replica(Arc::new(memory.another())).await;
+    let client = Client::new();
+    for name in ["orders/1", "orders/2", "nightly", "secret"] {
+        client.take(&before, client.claim(), name).await;
+    }
+    client
+        .poll(&before, client.claim(), "orders/1", 0)
+        .await
+        .is(202);
+    let mut config = Config::trusting();
+    let patterns = ["orders/2", "orders/*", "nightly"];
+    config.metrics = patterns.map(str::to_owned).to_vec();
+    let at = replica_with(Arc::new(memory), config).await;
+    let read = async {
+        loop {
+            let text = scrape(&at).await;
+            if text.contains("fencelock_store_waiting{lock=\"nightly\"}") {
+                return text;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let read = tokio::time::timeout(Duration::from_secs(10), read).await;
+    let text = read.expect("the store is read at the beginning");
+    let counted = |name: &str, lock: &str| value(&text, name, &[&format!("lock=\"{lock}\"")]);
+    for (lock, holding, waiting) in [
+        ("orders/2", 1.0, 0.0),
+        ("orders/*", 1.0, 1.0),
+        ("nightly", 1.0, 0.0),
+    ] {
+        assert_eq!(counted("fencelock_store_holding", lock), holding, "{lock}");
+        assert_eq!(counted("fencelock_store_waiting", lock), waiting, "{lock}");
+    }
+    assert!(!text.contains("secret"), "{text}");
 }
 
 #[tokio::test]

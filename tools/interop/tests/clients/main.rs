@@ -11,6 +11,7 @@ mod faults;
 mod front;
 mod pages;
 mod program;
+mod prometheus;
 mod refusals;
 mod service;
 mod waiting;
