@@ -16,6 +16,8 @@ import puppeteer from "puppeteer-core";
 const [url, profile, token, theme, pictures] = process.argv.slice(2);
 const browser = await puppeteer.launch({
   executablePath: "/usr/bin/chromium",
+  // So that it ends with this program, however that ends.
+  pipe: true,
   userDataDir: profile,
   args: [
     "--disable-background-networking",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use etcd_client::EventType;
 use fencelock::{Client, Clock, Error, LeaseKind, Token};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 
@@ -346,14 +347,29 @@ async fn a_late_request_of_one_that_gave_up_leaves_no_orphan() {
     slow.requests(LATE);
     let error = far.lock("a").ttl(ttl).attempts(2).await.unwrap_err();
     assert!(matches!(error, Error::Held { .. }), "{error:?}");
+    // Watched, since the key may be gone again before anybody could look.
+    let address = etcd.url().replace("etcd://", "http://");
+    let mut bare = etcd_client::Client::connect([address], None).await.unwrap();
+    let all = etcd_client::WatchOptions::new().with_prefix();
+    let mut seen = bare.watch("a/", Some(all)).await.unwrap();
     guard.release().await.unwrap();
     // The late request takes the free lock, and its key is found and deleted.
-    for count in [0, 1, 0] {
-        until("the key is there, or gone", async || {
-            etcd.keys("a/").unwrap() == count
-        })
-        .await;
-    }
+    let mut late = Vec::new();
+    soon("a key comes and goes", async {
+        loop {
+            let message = seen.message().await.unwrap().unwrap();
+            for event in message.events() {
+                let key = event.kv().unwrap().key().to_vec();
+                match event.event_type() {
+                    EventType::Put => late.push(key),
+                    EventType::Delete if late.contains(&key) => return,
+                    EventType::Delete => {}
+                }
+            }
+        }
+    })
+    .await;
+    assert_eq!(etcd.keys("a/").unwrap(), 0);
     assert!(stays.is_valid());
     let guard = soon("the lock", near.lock("a")).await.unwrap();
     guard.release().await.unwrap();
