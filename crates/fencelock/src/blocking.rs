@@ -1,4 +1,4 @@
-//! The same lock for programs without async.
+//! The same lock for programs without async. (Long by its examples.)
 //!
 //! ```
 //! # fn main() -> Result<(), fencelock::Error> {

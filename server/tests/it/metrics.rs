@@ -30,6 +30,35 @@ fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
     values.sum()
 }
 
+/// The counts after the requests of [`requests_grants_and_ends_are_counted`], with some of their labels.
+const COUNTS: &str = r#"
+fencelock_served_grants_total{lock="orders/*",how="at_once",mode="exclusive"} 1
+fencelock_served_grants_total{lock="orders/*",how="waited"} 1
+fencelock_served_grants_total{lock="other"} 1
+fencelock_http_refusals_total{reason="held"} 1
+fencelock_http_refusals_total{reason="lost"} 1
+fencelock_served_renewals_total{outcome="kept"} 1
+fencelock_served_renewals_total{outcome="lost"} 1
+fencelock_served_releases_total{outcome="released"} 1
+fencelock_served_losses_total 1
+fencelock_served_evictions_total{how="release",outcome="done"} 1
+fencelock_served_wait_seconds_count{lock="orders/*"} 2
+fencelock_served_wait_seconds_bucket{lock="orders/*",le="0.0005"} 1
+fencelock_served_hold_seconds_count{lock="orders/*"} 1
+fencelock_open_polls 0
+fencelock_draining 0
+fencelock_audit_lines_dropped_total 0
+fencelock_build_info{engine="memory",binding="store"} 1
+fencelock_http_requests_total{route="/v1/claims/{id}/renew",method="POST",status="200"} 1
+fencelock_http_requests_total{route="/v1/claims/{id}/renew",status="410"} 1
+fencelock_http_requests_total{route="other",status="404"} 1
+fencelock_http_request_seconds_count{route="/v1/claims/{id}/renew"} 2
+fencelock_http_request_seconds_bucket{route="/v1/claims/{id}/renew",le="+Inf"} 2
+fencelock_store_calls_total{call="renew",outcome="ok"} 2
+fencelock_store_calls_total{call="withdraw",outcome="ok"} 1
+fencelock_store_call_seconds_count{call="evict"} 1
+"#;
+
 #[tokio::test]
 async fn requests_grants_and_ends_are_counted() {
     let mut config = Config::trusting();
@@ -67,79 +96,16 @@ async fn requests_grants_and_ends_are_counted() {
     ask(&at, "GET", "/nowhere/secret", "").await.is(404);
 
     let text = scrape(&at).await;
-    let is = |name: &str, labels: &[&str], want: f64| {
+    for line in COUNTS.trim().lines() {
+        let (counted, want) = line.rsplit_once(' ').unwrap();
+        let (name, labels) = counted.split_once('{').unwrap_or((counted, "}"));
+        let labels: Vec<&str> = labels.trim_end_matches('}').split_terminator(',').collect();
         assert_eq!(
-            value(&text, name, labels),
-            want,
-            "{name} {labels:?}\n{text}"
+            value(&text, name, &labels),
+            want.parse::<f64>().unwrap(),
+            "{line}\n{text}"
         );
-    };
-    let grants = "fencelock_served_grants_total";
-    is(
-        grants,
-        &["lock=\"orders/*\"", "how=\"at_once\"", "mode=\"exclusive\""],
-        1.0,
-    );
-    is(grants, &["lock=\"orders/*\"", "how=\"waited\""], 1.0);
-    is(grants, &["lock=\"other\""], 1.0);
-    is("fencelock_http_refusals_total", &["reason=\"held\""], 1.0);
-    is("fencelock_http_refusals_total", &["reason=\"lost\""], 1.0);
-    is(
-        "fencelock_served_renewals_total",
-        &["outcome=\"kept\""],
-        1.0,
-    );
-    is(
-        "fencelock_served_renewals_total",
-        &["outcome=\"lost\""],
-        1.0,
-    );
-    is(
-        "fencelock_served_releases_total",
-        &["outcome=\"released\""],
-        1.0,
-    );
-    is("fencelock_served_losses_total", &[], 1.0);
-    is(
-        "fencelock_served_evictions_total",
-        &["how=\"release\"", "outcome=\"done\""],
-        1.0,
-    );
-    let orders = "lock=\"orders/*\"";
-    is("fencelock_served_wait_seconds_count", &[orders], 2.0);
-    is(
-        "fencelock_served_wait_seconds_bucket",
-        &[orders, "le=\"0.0005\""],
-        1.0,
-    );
-    is("fencelock_served_hold_seconds_count", &[orders], 1.0);
-    is("fencelock_open_polls", &[], 0.0);
-    is("fencelock_draining", &[], 0.0);
-    is("fencelock_audit_lines_dropped_total", &[], 0.0);
-    is(
-        "fencelock_build_info",
-        &["engine=\"memory\"", "binding=\"store\""],
-        1.0,
-    );
-    let requests = "fencelock_http_requests_total";
-    let renew = "route=\"/v1/claims/{id}/renew\"";
-    is(requests, &[renew, "method=\"POST\"", "status=\"200\""], 1.0);
-    is(requests, &[renew, "status=\"410\""], 1.0);
-    is(requests, &["route=\"other\"", "status=\"404\""], 1.0);
-    is("fencelock_http_request_seconds_count", &[renew], 2.0);
-    is(
-        "fencelock_http_request_seconds_bucket",
-        &[renew, "le=\"+Inf\""],
-        2.0,
-    );
-    let calls = "fencelock_store_calls_total";
-    is(calls, &["call=\"renew\"", "outcome=\"ok\""], 2.0);
-    is(calls, &["call=\"withdraw\"", "outcome=\"ok\""], 1.0);
-    is(
-        "fencelock_store_call_seconds_count",
-        &["call=\"evict\""],
-        1.0,
-    );
+    }
     assert!(!text.contains("secret"), "{text}");
     at.service().refuse_new();
     let text = scrape(&at).await;

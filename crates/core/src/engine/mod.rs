@@ -5,6 +5,7 @@
 
 mod claim;
 mod events;
+mod host;
 mod options;
 mod promises;
 mod record;
@@ -22,9 +23,10 @@ use async_trait::async_trait;
 
 pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
 pub use events::{EventSender, EventSource, EventStream};
+pub use host::{Address, UrlHost, host_and_port};
 pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 pub use record::{MAX_RECORD_BYTES, Record, RecordChange};
-pub use store_url::{Address, StoreUrl, UrlHost, host_and_port};
+pub use store_url::StoreUrl;
 pub use tls_files::{TlsFiles, TlsTexts};
 pub use view::{Cursor, Evict, HolderView, LockView, Page, WaiterView};
 
@@ -119,8 +121,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     }
 
     /// The store's record: what it is after `change`, which takes effect only if the version still is
-    /// [`RecordChange::from`]. Whoever made a change compares the text, not the version: after a reply that was lost, the
-    /// change is repeated, and finds itself. Linearizable, and as durable as grants are. It is no lock: no listing shows it.
+    /// [`RecordChange::from`]. The caller compares the text, not the version: a change that is
+    /// repeated after a lost reply finds itself. Linearizable, and as durable as grants are. It is no lock: no listing shows it.
     ///
     /// There is one for each `scope`, which is the prefix that is before all names (`""`: none).
     ///

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
+use super::host::{Address, UrlHost, credentials};
 use super::redact::{self, redacted};
 use crate::types::{Error, Result, parse_duration};
 
@@ -53,38 +54,8 @@ pub struct StoreUrl {
     shown: Option<String>,
 }
 
-/// A host's name or address without brackets, and its port.
-pub type Address = (String, u16);
-
 /// The name of the URL's own password among its secrets.
 const PASSWORD: &str = "password";
-
-/// An address as a URL has it.
-#[must_use]
-pub fn host_and_port((host, port): &Address) -> String {
-    match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
-    }
-}
-
-/// A host of a URL that may name credentials for each. `Debug` does not show the password.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UrlHost {
-    /// `host` or `host:port`, as written.
-    pub host: String,
-    /// The user, percent-decoded.
-    pub user: Option<String>,
-    /// The password, percent-decoded.
-    pub password: Option<String>,
-}
-
-impl fmt::Debug for UrlHost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UrlHost({})", self.host)
-    }
-}
 
 impl StoreUrl {
     /// Takes a URL apart.
@@ -507,19 +478,6 @@ fn quotable(named: &str, looks: impl Fn(char) -> bool) -> String {
         true => format!(" {named}"),
         false => String::new(),
     }
-}
-
-/// User and password before an `@`.
-fn credentials(
-    userinfo: &str,
-    decode: impl Fn(&str) -> Result<String>,
-) -> Result<(Option<String>, Option<String>)> {
-    let (name, secret) = match userinfo.split_once(':') {
-        Some((name, secret)) => (name, Some(secret)),
-        None => (userinfo, None),
-    };
-    let user = Some(decode(name)?).filter(|name| !name.is_empty());
-    Ok((user, secret.map(decode).transpose()?))
 }
 
 #[cfg(test)]
