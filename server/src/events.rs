@@ -1,4 +1,4 @@
-//! What a replica knows to tell: what its engine says of holds, and who leads. These are hints; whoever hears one asks again.
+//! What a replica knows to tell: what its engine says of holds, and who leads. These are hints: a client that gets one asks again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -132,7 +132,7 @@ impl Events {
 
     fn hear(&self, event: Event) {
         let (event, claim, hold) = match event {
-            Event::Lost(id) => ("lost", id, self.over(id)),
+            Event::Lost(id) | Event::Ended(id, _) => ("lost", id, self.over(id)),
             Event::Asked(id) => {
                 let hold = self.holds.lock().by_id.get(&id).cloned();
                 ("release-requested", id, hold)

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::Claim;
+use fencelock_core::engine::{Claim, Event, LeaseKind};
 use fencelock_core::{BootInstant, Clock, Result};
 
 use crate::error::RequestError;
@@ -102,7 +102,9 @@ impl State {
             // The leader answers about leases without asking the others, and may be behind: the quorum decides.
             let exists = self.cluster.exists(&hold.key, hold.revision).await?;
             if !exists && session.forget_hold(*id) {
-                self.lost(*id);
+                // The servers do not say who deleted the key.
+                let gone = Event::Ended(*id, LeaseKind::Lease);
+                self.events.tell(gone);
             }
         }
         if retired {
@@ -144,7 +146,7 @@ impl State {
     fn end(&self, session: &Arc<Session>) {
         self.sessions.remove(session);
         for id in session.end() {
-            self.lost(id);
+            self.events.tell(Event::Ended(id, LeaseKind::Session));
         }
         if session.status.lock().in_doubt {
             self.entries.lock().remove_settled();

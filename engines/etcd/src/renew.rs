@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{HeldClaim, Renewal};
+use fencelock_core::engine::{HeldClaim, LeaseKind, Renewal};
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
@@ -30,7 +30,7 @@ impl State {
         let answers = held.iter().zip(sessions).map(|(held, session)| {
             let session = match session {
                 Ok(Some(session)) => session,
-                Ok(None) => return Renewal::Lost,
+                Ok(None) => return self.not_held(held),
                 Err(error) => return Renewal::Unknown(error),
             };
             let check = checked.iter().find(|(of, _)| Arc::ptr_eq(of, &session));
@@ -110,7 +110,18 @@ impl State {
         });
         match grant {
             Some(grant) => Renewal::kept(grant.counted_from, grant.lease, false),
-            None => Renewal::Lost,
+            None => self.not_held(held),
+        }
+    }
+
+    /// The answer for a claim that does not hold: with its session, or by itself.
+    fn not_held(&self, held: &HeldClaim) -> Renewal {
+        let entries = self.entries.lock();
+        match entries.get(held.claim.id) {
+            Some(entry) if entry.holds && entry.session.has_ended() => {
+                Renewal::Ended(LeaseKind::Session)
+            }
+            _ => Renewal::Lost,
         }
     }
 }

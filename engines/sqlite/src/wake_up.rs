@@ -93,7 +93,7 @@ const ASKED: u8 = b'a';
 pub(crate) fn encode(message: &Message) -> Vec<u8> {
     let (kind, name, claim) = match message {
         Message::Turn(name, claim) => (TURN, name, claim),
-        Message::Held(name, Event::Lost(claim)) => (LOST, name, claim),
+        Message::Held(name, Event::Lost(claim) | Event::Ended(claim, _)) => (LOST, name, claim),
         Message::Held(name, Event::Asked(claim)) => (ASKED, name, claim),
     };
     let mut bytes = vec![kind];

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use fencelock_core::engine::{Claim, Event};
+use fencelock_core::engine::{Claim, Event, LeaseKind};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 use zookeeper_client::Error as Refusal;
@@ -146,7 +146,8 @@ impl State {
                 known.held && !known.ended && Arc::ptr_eq(&known.session, session)
             };
             if lost {
-                self.events.tell(Event::Lost(entry.id));
+                let ended = Event::Ended(entry.id, LeaseKind::Session);
+                self.events.tell(ended);
             }
         }
     }

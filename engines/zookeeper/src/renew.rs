@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fencelock_core::engine::{Claim, HeldClaim, Renewal};
+use fencelock_core::engine::{Claim, HeldClaim, LeaseKind, Renewal};
 use fencelock_core::{BootInstant, Clock};
 use futures_util::TryFutureExt;
 use futures_util::future::{BoxFuture, join_all};
@@ -28,10 +28,13 @@ struct Hold<'a> {
     entry: Arc<Entry>,
 }
 
+const SESSION_ENDED: Renewal = Renewal::Ended(LeaseKind::Session);
+
 type Renewals = Vec<(usize, Renewal)>;
 
 enum Step {
     Lost,
+    SessionEnded,
     /// By moving it to a session that lasts long enough.
     Move,
     /// In its present session, which has this id.
@@ -57,6 +60,7 @@ impl State {
             }
             match self.next_step(&hold) {
                 Step::Lost => renewals[at] = Some(Renewal::Lost),
+                Step::SessionEnded => renewals[at] = Some(SESSION_ENDED),
                 Step::Move => batches.push(Box::pin(self.renew_by_move(hold))),
                 Step::Stay(session) => by_session.entry(session).or_default().push(hold),
             }
@@ -80,8 +84,10 @@ impl State {
     /// How to renew a hold that is not uncertain.
     fn next_step(&self, hold: &Hold<'_>) -> Step {
         let known = hold.entry.known.lock();
-        let ended = known.ended || known.node.is_none() || known.session.is_expired();
-        if ended || Clock::Boot.now() > known.ends_at {
+        let ended = known.ended || known.node.is_none();
+        if !ended && known.session.is_expired() {
+            Step::SessionEnded
+        } else if ended || Clock::Boot.now() > known.ends_at {
             Step::Lost
         } else if known.managed.timeout < self.sessions.timeout(&hold.held.claim) {
             Step::Move
@@ -98,6 +104,7 @@ impl State {
         }
         match self.next_step(&hold) {
             Step::Lost => vec![(hold.at, Renewal::Lost)],
+            Step::SessionEnded => vec![(hold.at, SESSION_ENDED)],
             Step::Move => self.renew_by_move(hold).await,
             Step::Stay(_) => self.renew_batch(vec![hold]).await,
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::Clock;
-use fencelock_core::engine::Event;
+use fencelock_core::engine::{Event, LeaseKind};
 use futures_util::TryFutureExt;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
@@ -77,7 +77,9 @@ impl State {
         let nodes: HashSet<_> = nodes?.into_iter().collect();
         for (entry, path) in holds {
             if !nodes.contains(&path) && still_holds_by(&entry, &path) {
-                self.events.tell(Event::Lost(entry.id));
+                // The servers do not say who removed the node, or that they rolled it back.
+                let gone = Event::Ended(entry.id, LeaseKind::Lease);
+                self.events.tell(gone);
             }
         }
         let unknown: Vec<_> = nodes.iter().filter(|path| self.is_unknown(path)).collect();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::promises::LeaseKind;
 use super::setters::setters;
 use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Token, Tokens};
 
@@ -216,6 +217,8 @@ pub enum Renewal {
     },
     /// The claim does not hold, or holds by another grant than that of the token.
     Lost,
+    /// The claim does not hold: what its hold depended on has ended.
+    Ended(LeaseKind),
     /// No answer, or none that tells.
     Unknown(Error),
 }
@@ -259,8 +262,10 @@ pub enum Withdrawn {
 /// Something that the store reports unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// This claim no longer holds.
+    /// This claim no longer holds: somebody else ended it.
     Lost(ClaimId),
+    /// This claim no longer holds: what its hold depended on has ended.
+    Ended(ClaimId, LeaseKind),
     /// Somebody asks this claim to release the lock.
     Asked(ClaimId),
 }

@@ -151,7 +151,7 @@ impl Layer for StoreCalls {
         let renewals = self.engine.renew(held).await;
         let error = renewals.iter().find_map(|renewal| match renewal {
             Renewal::Unknown(error) => Some(error),
-            Renewal::Kept { .. } | Renewal::Lost => None,
+            _ => None,
         });
         counted.outcome = error.map_or("ok", Error::as_str);
         renewals

@@ -287,7 +287,12 @@ impl Hold {
     pub(crate) fn owes(&self) -> Duration {
         let gone = matches!(
             self.lost(),
-            Some(LossReason::TakenAway | LossReason::StoreForgot)
+            Some(
+                LossReason::TakenAway
+                    | LossReason::SessionEnded
+                    | LossReason::ConnectionEnded
+                    | LossReason::StoreForgot
+            )
         );
         match self.delivered.load(SeqCst) && !gone {
             true => self.at_least_left(),

@@ -8,7 +8,7 @@ use tracing::Instrument;
 
 use super::hold::Hold;
 use super::observer::note_outcome;
-use super::schedule::Renewing;
+use super::schedule::{Renewing, end_of};
 use super::state::State;
 use super::withdraw;
 use crate::engine::{Event, EventStream, LeaseKind, Renewal};
@@ -74,6 +74,11 @@ pub(crate) async fn listen(client: Weak<State>, mut events: EventStream) {
                     state.lose(&hold, LossReason::TakenAway);
                 }
             }
+            Ok(Event::Ended(id, kind)) => {
+                if let Some(hold) = state.schedule.find(id) {
+                    state.lose(&hold, end_of(kind));
+                }
+            }
             Ok(Event::Asked(id)) => {
                 if let Some(hold) = state.schedule.find(id) {
                     hold.ask();
@@ -109,7 +114,7 @@ async fn renew_batch(state: &Arc<State>, batch: Renewing) {
     for ((hold, held), renewal) in holds.iter().zip(&held).zip(&renewals) {
         match renewal {
             Renewal::Kept { .. } => kept += 1,
-            Renewal::Lost => lost += 1,
+            Renewal::Lost | Renewal::Ended(_) => lost += 1,
             Renewal::Unknown(_) => unknown += 1,
         }
         hold.seen.series().renewed(outcome(renewal));
@@ -129,7 +134,7 @@ async fn renew_batch(state: &Arc<State>, batch: Renewing) {
 fn outcome(renewal: &Renewal) -> &'static str {
     match renewal {
         Renewal::Kept { .. } => "kept",
-        Renewal::Lost => "lost",
+        Renewal::Lost | Renewal::Ended(_) => "lost",
         Renewal::Unknown(_) => "unknown",
     }
 }
@@ -165,7 +170,7 @@ pub(crate) async fn renew_now(state: &State, hold: &Arc<Hold>, ttl: Duration) ->
     renewing.noted();
     match renewal {
         Renewal::Kept { .. } if hold.is_valid() => Ok(()),
-        Renewal::Kept { .. } | Renewal::Lost => Err(hold.lost_error()),
+        Renewal::Kept { .. } | Renewal::Lost | Renewal::Ended(_) => Err(hold.lost_error()),
         Renewal::Unknown(error) => Err(error),
     }
 }

@@ -12,7 +12,7 @@ use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 
 use super::hold::Hold;
-use crate::engine::{HeldClaim, Renewal};
+use crate::engine::{HeldClaim, LeaseKind, Renewal};
 use crate::support::Mutex;
 use crate::types::{BootInstant, ClaimId, Clock, LossReason};
 
@@ -212,6 +212,7 @@ impl Schedule {
                 (first_renewal(hold, *counted_from, lease), None)
             }
             Renewal::Lost => (now, Some(LossReason::StoreForgot)),
+            Renewal::Ended(kind) => (now, Some(end_of(*kind))),
             Renewal::Unknown(error) => {
                 hold.doubt(held.claim.ttl);
                 if hold.renews {
@@ -291,6 +292,15 @@ impl State {
             entry.due = when(entry);
             due.insert((entry.due, id));
         }
+    }
+}
+
+/// Why a hold was lost, by what it depended on.
+pub(crate) const fn end_of(kind: LeaseKind) -> LossReason {
+    match kind {
+        LeaseKind::Lease => LossReason::StoreForgot,
+        LeaseKind::Session => LossReason::SessionEnded,
+        LeaseKind::Connection => LossReason::ConnectionEnded,
     }
 }
 

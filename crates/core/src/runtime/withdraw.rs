@@ -100,7 +100,7 @@ async fn keep(state: &Arc<State>, hold: &Hold) -> Result<bool> {
     held.claim.ttl = lease.max(state.promises().min_ttl);
     hold.note_asked(held.claim.ttl);
     let renewal = state.engine.renew(std::slice::from_ref(&held)).await.pop();
-    if matches!(renewal, Some(Renewal::Lost)) {
+    if matches!(renewal, Some(Renewal::Lost | Renewal::Ended(_))) {
         return Ok(false);
     }
     let client = Arc::downgrade(state);

@@ -29,9 +29,13 @@ pub enum LossReason {
     MaxHold,
     /// The holder's own health check said no, so its lease was not renewed.
     Unhealthy,
-    /// The store took the lock back: somebody force-released it, or its session or connection ended.
+    /// Somebody took the lock away by its token ([`Client::evict`](crate::Client::evict)), or removed it from the store.
     TakenAway,
-    /// The store answered that this claim does not hold the lock.
+    /// The session with the store expired, and all holds of the session with it (etcd, ZooKeeper).
+    SessionEnded,
+    /// The connection that held the lock ended: the network or the server ended it, or an operator did.
+    ConnectionEnded,
+    /// The store does not have the hold any more. Its lease ended there, somebody took it away, or the store lost data.
     StoreForgot,
     /// The hold belongs to another process, which was joined, and that process no longer holds it.
     OuterEnded,
@@ -53,6 +57,8 @@ impl LossReason {
             Self::MaxHold => "max_hold",
             Self::Unhealthy => "unhealthy",
             Self::TakenAway => "taken_away",
+            Self::SessionEnded => "session_ended",
+            Self::ConnectionEnded => "connection_ended",
             Self::StoreForgot => "store_forgot",
             Self::OuterEnded => "outer_ended",
             Self::OuterSilent => "outer_silent",
@@ -69,8 +75,12 @@ impl fmt::Display for LossReason {
             Self::NotRenewed => "its lease ended, and it was not to be renewed",
             Self::MaxHold => "its longest time to be held is over (max_hold)",
             Self::Unhealthy => "its holder was not healthy, so it was not renewed",
-            Self::TakenAway => "the store took it back (it was force-released)",
-            Self::StoreForgot => "the store says that this claim does not hold it",
+            Self::TakenAway => "somebody took it away by its token, or removed it from the store",
+            Self::SessionEnded => "the session with the store expired",
+            Self::ConnectionEnded => "the connection that held it ended",
+            Self::StoreForgot => {
+                "the store no longer has it: its lease ended there, it was taken away, or the store lost data"
+            }
             Self::OuterEnded => "the outer process no longer holds it as it did",
             Self::OuterSilent => "nothing was heard of the outer process's hold in time",
             Self::ClientClosed => "this client was closed",

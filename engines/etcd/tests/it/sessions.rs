@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use etcd_client::EventType;
-use fencelock::{Client, Clock, Error, LeaseKind, Token};
+use fencelock::{Client, Clock, Error, LeaseKind, LossReason, Token};
 use fencelock_testbed::{Etcd, Flow, Proxy};
 
 use crate::{client, soon, until, wait_for, waiters};
@@ -17,8 +17,10 @@ async fn holders_learn_of_a_revoked_session_by_the_next_renewal() {
     for lease in etcd.leases().unwrap() {
         etcd.revoke(&lease).unwrap();
     }
-    soon("the loss", guard.lost()).await;
-    soon("the other loss", other.lost()).await;
+    for guard in [&guard, &other] {
+        let why = soon("the loss", guard.lost()).await;
+        assert_eq!(why, LossReason::SessionEnded);
+    }
     let next = soon("the lock", two.lock("a")).await.unwrap();
     assert!(next.token() > guard.token());
     drop(guard);
@@ -137,7 +139,8 @@ async fn an_administrator_deletes_a_key() {
     let guard = one.lock("a").ttl(Duration::from_secs(2)).await.unwrap();
     etcd.erase().unwrap();
     // The session is alive; the hold is gone.
-    soon("the loss is found by a renewal", guard.lost()).await;
+    let why = soon("the loss is found by a renewal", guard.lost()).await;
+    assert_eq!(why, LossReason::StoreForgot);
 }
 
 /// The transaction that creates the key has no reply, several times: nothing is left, and nothing comes back.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::{Client, Error, Token};
+use fencelock_core::{Client, Error, LossReason, Token};
 use fencelock_testbed::{ClockShim, MariaDb};
 use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
@@ -84,7 +84,8 @@ async fn an_administrator_ends_the_connections() {
         });
         until("it waits", || status(&server, "Threads_running") > 1).await;
         server.sql("KILL USER 'lock'").unwrap();
-        timeout(ttl / 10, guard.lost()).await.unwrap();
+        let why = timeout(ttl / 10, guard.lost()).await.unwrap();
+        assert_eq!(why, LossReason::ConnectionEnded);
         let next = soon("the waiter", waiter).await.unwrap().unwrap();
         assert!(next.token() > guard.token());
     }
@@ -143,7 +144,8 @@ async fn a_killed_server_frees_all_and_tokens_go_on() {
             last = guard.token();
             server.kill9();
             server.restart().unwrap();
-            soon("the loss", guard.lost()).await;
+            let why = soon("the loss", guard.lost()).await;
+            assert_eq!(why, LossReason::ConnectionEnded);
         }
         let token = token_of(&client, "a").await;
         assert!(token > last, "{token} after {last}");

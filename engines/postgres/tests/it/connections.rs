@@ -21,7 +21,8 @@ async fn an_administrator_ends_the_connections() {
             ));
         } else {
             // The loss is reported at once, not when the lease is over.
-            timeout(ttl / 2, guard.lost()).await.unwrap();
+            let why = timeout(ttl / 2, guard.lost()).await.unwrap();
+            assert_eq!(why, LossReason::ConnectionEnded);
             let next = two.lock(strategy).timeout(LIMIT).await.unwrap();
             assert!(next.token() > guard.token());
         }

@@ -25,7 +25,7 @@ mod waiting;
 
 use std::time::{Duration, Instant};
 
-use fencelock_core::{Error, Mode, Token};
+use fencelock_core::{Error, LossReason, Mode, Token};
 use fencelock_postgres as engine;
 use fencelock_testbed::{ClockShim, Postgres};
 use rustix::process::{Pid, Signal, kill_process};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::engine::{Claim, HeldClaim, Renewal};
+use fencelock_core::engine::{Claim, HeldClaim, LeaseKind, Renewal};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, Result};
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -45,7 +45,7 @@ impl<D: Dialect> State<D> {
             return (Renewal::Lost, None);
         };
         if hold.conn.signal.is_closed() {
-            return (Renewal::Lost, None);
+            return (Renewal::Ended(LeaseKind::Connection), None);
         }
         match self.keep_alive(hold, claim).await {
             Ok(counted_from) => {
@@ -56,7 +56,7 @@ impl<D: Dialect> State<D> {
                 hold.listed |= is_new;
                 (kept, Some((record, is_new)))
             }
-            Err(_) if hold.conn.signal.is_closed() => (Renewal::Lost, None),
+            Err(_) if hold.conn.signal.is_closed() => (Renewal::Ended(LeaseKind::Connection), None),
             Err(error) => (Renewal::Unknown(error), None),
         }
     }

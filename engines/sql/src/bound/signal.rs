@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fencelock_core::ClaimId;
-use fencelock_core::engine::{Event, EventSender};
+use fencelock_core::engine::{Event, EventSender, LeaseKind};
 use fencelock_core::support::Mutex;
 
 /// The end of one connection.
@@ -43,7 +43,7 @@ impl CloseSignal {
         let mut state = self.state.lock();
         state.closed = true;
         if let (Some(claim), Some(events)) = (state.claim.take(), &self.events) {
-            events.tell(Event::Lost(claim));
+            events.tell(Event::Ended(claim, LeaseKind::Connection));
         }
         drop(state);
         (self.on_close)();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fencelock_core::LossReason;
 use fencelock_testbed::ZooKeeper;
 
 use crate::{connect, soon, until};
@@ -34,9 +35,24 @@ async fn a_hold_that_was_rolled_back_is_lost_at_once() {
     let rolled_back = client.lock("rolled-back").ttl(LONG).await.unwrap();
     server.restart_as_saved().unwrap();
     // No renewal is due for a long time.
-    soon("the loss", rolled_back.lost()).await;
+    let why = soon("the loss", rolled_back.lost()).await;
+    assert_eq!(why, LossReason::StoreForgot);
     assert!(kept.is_valid());
     kept.release().await.unwrap();
+}
+
+/// The servers know nothing of the session: they lost it, and all its nodes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_session_was_rolled_back_says_so() {
+    let mut server = ZooKeeper::start().unwrap();
+    server.save().unwrap();
+    let url = format!("{}?claim-window={}s", server.url(), LONG.as_secs());
+    let client = connect(&url).await;
+    let guard = client.lock("a").ttl(LONG).await.unwrap();
+    server.restart_as_saved().unwrap();
+    let why = soon("the loss", guard.lost()).await;
+    assert_eq!(why, LossReason::SessionEnded);
+    drop(client.lock("a").await.unwrap());
 }
 
 /// A follower has a node that no other server has. Nobody can delete it, because the leader does not have it.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock::engine::Evict;
-use fencelock::{LeaseKind, Mode, Sequencer, Token};
+use fencelock::{LeaseKind, LossReason, Mode, Sequencer, Token};
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, not_for, soon, take, until, wait_for};
@@ -249,7 +249,13 @@ async fn an_eviction_serves_the_next(ctx: Ctx) {
             .unwrap()
     );
     let next = got("the next in the queue has it", waiter).await;
-    soon("the evicted one hears of it", guard.lost()).await;
+    let why = soon("the evicted one hears of it", guard.lost()).await;
+    let told = match one.promises().lease {
+        LeaseKind::Connection => &[LossReason::ConnectionEnded][..],
+        // A holder that the store cannot notify finds out by its renewal.
+        _ => &[LossReason::TakenAway, LossReason::StoreForgot],
+    };
+    assert!(told.contains(&why), "{why:?}");
     assert!(!guard.is_valid());
     assert!(next.is_valid());
     let error = guard.sequencer().await.unwrap_err();
