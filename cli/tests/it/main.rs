@@ -42,5 +42,16 @@ mod service_manager;
 mod shards;
 mod take;
 mod terminal;
+#[cfg(all(
+    feature = "redis",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "serve",
+    feature = "http",
+    feature = "tls",
+    feature = "zookeeper"
+))]
+mod wrong_server;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;

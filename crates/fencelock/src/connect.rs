@@ -149,7 +149,7 @@ impl Connect {
         self
     }
 
-    /// Who is told of grants, losses and renewals.
+    /// Sets the [`Observer`] of grants, losses and renewals.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -270,7 +270,7 @@ impl Connect {
     async fn open(self) -> Result<Client> {
         let mut store = self.store;
         if let Ok(options) = &mut store.0 {
-            // Who asks for warnings wants them of all parts.
+            // Warnings are about all parts of a set, so all are opened.
             let warned = self.purpose == Purpose::Correctness || self.inspect_only;
             options.url().as_needed = !warned;
         }

@@ -79,6 +79,7 @@ mod schema;
 mod shards;
 mod store;
 mod to_open;
+mod wrong_server;
 
 #[cfg(feature = "composite")]
 pub use connect::init;

@@ -1,6 +1,7 @@
 //! A store that is about to be opened: the options that every store has, its opening, and whether it may be used by itself.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,11 +10,16 @@ use fencelock_core::layers::Prefix;
 use fencelock_core::{Engine, Error, LockName, Result, StoreUrl};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::wrong_server::Expected;
+
 /// For how long a store may stay away at the start, if it has no `connect-timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause between two attempts to open a store.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+
+/// An attempt that takes longer may be one to talk to another kind of server.
+const LONG: Duration = Duration::from_millis(500);
 
 /// A store whose common options were read, and which may be opened again and again.
 pub(crate) struct ToOpen {
@@ -24,6 +30,8 @@ pub(crate) struct ToOpen {
     /// Whether it may belong to a set, and be used beside it.
     outside_set: bool,
     shown: String,
+    /// What should be at its addresses.
+    expected: Option<Expected>,
 }
 
 impl ToOpen {
@@ -40,6 +48,7 @@ impl ToOpen {
             most: most.unwrap_or(CONNECT_TIMEOUT),
             outside_set,
             shown: url.to_string(),
+            expected: Expected::new(url),
             options,
         })
     }
@@ -47,7 +56,7 @@ impl ToOpen {
     /// Opens it as a store by itself, again and again while it does not answer.
     pub(crate) async fn open(mut self, patience: Option<Duration>) -> Result<Arc<dyn Engine>> {
         let most = patience.map_or(self.most, |patience| patience.min(self.most));
-        let engine = self.prefixed(patiently(&*self.options, most).await?)?;
+        let engine = self.prefixed(self.patiently(most).await?)?;
         let inspect_only = self.options.url().inspect_only;
         if !self.outside_set && !inspect_only && engine.promises().record {
             refuse_shard(&*engine).await?;
@@ -58,7 +67,64 @@ impl ToOpen {
     /// Opens it as a part of another store, with one attempt.
     #[cfg(feature = "composite")]
     pub(crate) async fn open_once(&self) -> Result<Arc<dyn Engine>> {
-        self.prefixed(self.options.open().await?)
+        self.prefixed(self.attempt().await?)
+    }
+
+    /// Opens the engine, again and again while the store does not answer and the time is not over.
+    async fn patiently(&self, most: Duration) -> Result<Arc<dyn Engine>> {
+        let until = Instant::now() + most;
+        let mut pause = PAUSES.0;
+        // The first attempt takes what time the engine gives it.
+        let mut last = match self.attempt().await {
+            Err(error @ Error::Unavailable { .. }) => error,
+            opened => return opened,
+        };
+        while Instant::now() + pause < until {
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+            match timeout_at(until, self.options.open()).await {
+                Ok(Err(error @ Error::Unavailable { .. })) => last = error,
+                Ok(opened) => return opened,
+                // The last answer says more than that there was none.
+                Err(_) => break,
+            }
+        }
+        Err(last)
+    }
+
+    /// Opens the engine once. If that fails or takes long, it looks once whether another kind of server is there.
+    async fn attempt(&self) -> Result<Arc<dyn Engine>> {
+        let mut open = self.options.open();
+        let Some(expected) = &self.expected else {
+            return open.await;
+        };
+        let begun = Instant::now();
+        let mut other = pin!(async {
+            sleep(LONG).await;
+            expected.refuse_other().await
+        });
+        let mut looked = false;
+        let opened = loop {
+            tokio::select! {
+                biased;
+                opened = &mut open => break opened,
+                other = &mut other, if !looked => match other {
+                    Some(error) => return Err(error),
+                    None => looked = true,
+                },
+            }
+        };
+        let error = match opened {
+            // A server that refuses this user is the right one.
+            Ok(_) | Err(Error::Refused { .. }) => return opened,
+            Err(error) if looked => return Err(error),
+            Err(error) => error,
+        };
+        let other = match begun.elapsed() < LONG {
+            true => expected.refuse_other().await,
+            false => other.await,
+        };
+        Err(other.unwrap_or(error))
     }
 
     pub(crate) fn url(&mut self) -> &mut StoreUrl {
@@ -95,26 +161,4 @@ impl fmt::Display for ToOpen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }
-}
-
-/// Opens the engine, again and again while the store does not answer and the time is not over.
-async fn patiently(options: &dyn StoreOptions, most: Duration) -> Result<Arc<dyn Engine>> {
-    let until = Instant::now() + most;
-    let mut pause = PAUSES.0;
-    // The first attempt takes what time the engine gives it.
-    let mut last = match options.open().await {
-        Err(error @ Error::Unavailable { .. }) => error,
-        opened => return opened,
-    };
-    while Instant::now() + pause < until {
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
-        match timeout_at(until, options.open()).await {
-            Ok(Err(error @ Error::Unavailable { .. })) => last = error,
-            Ok(opened) => return opened,
-            // The last answer says more than that there was none.
-            Err(_) => break,
-        }
-    }
-    Err(last)
 }

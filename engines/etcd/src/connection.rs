@@ -1,7 +1,6 @@
 //! A connection to one member of the cluster.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,16 +120,10 @@ impl Connection {
     }
 }
 
-/// Says why a member cannot be used, and what to change in the URL.
+/// Says why a member cannot be used.
 async fn explain_open(config: &Config, endpoint: &str, error: &Driver) -> OpenError {
     let address = endpoint.split_once("//").map_or(endpoint, |(_, rest)| rest);
     let answered = is_refusal(error);
-    if !answered && let Some(why) = wrong_scheme(config, address).await {
-        return OpenError {
-            error: Error::config(&config.store, format!("{address} {why}")),
-            no_leader: false,
-        };
-    }
     let mut action = format!("connecting to {address}");
     if config.tls && !config.certificate && !answered && speaks_tls(address).await {
         action += " (a server that requires client certificates closes other connections; set tls-cert and tls-key)";
@@ -139,18 +132,6 @@ async fn explain_open(config: &Config, endpoint: &str, error: &Driver) -> OpenEr
     OpenError {
         error: explain(&config.store, &action, error),
         no_leader: text.contains("no leader") || text.contains("leader changed"),
-    }
-}
-
-/// Whether the URL has the wrong one of `etcd://` and `etcds://`.
-async fn wrong_scheme(config: &Config, address: &str) -> Option<&'static str> {
-    match config.tls {
-        true => speaks_plain_http(address)
-            .await
-            .then_some("does not speak TLS; write etcd://"),
-        false => speaks_tls(address)
-            .await
-            .then_some("speaks TLS; write etcds://, with tls-ca=FILE for a private authority"),
     }
 }
 
@@ -165,20 +146,4 @@ async fn speaks_tls(address: &str) -> bool {
     };
     let answer = timeout(Duration::from_secs(1), ask).await;
     matches!(answer, Ok(Ok(first)) if ALERT_OR_HANDSHAKE.contains(&first))
-}
-
-/// Whether a server answers HTTP/2's preface without TLS with its SETTINGS (RFC 9113, 3.4).
-///
-/// A plain server's answer to a TLS greeting is not proof: often it just resets the connection.
-async fn speaks_plain_http(address: &str) -> bool {
-    const PREFACE_AND_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    const SETTINGS: u8 = 4;
-    let ask = async {
-        let mut stream = TcpStream::connect(address).await?;
-        stream.write_all(PREFACE_AND_SETTINGS).await?;
-        let mut header = [0; 9];
-        stream.read_exact(&mut header).await?;
-        io::Result::Ok(header[3])
-    };
-    matches!(timeout(Duration::from_secs(1), ask).await, Ok(Ok(SETTINGS)))
 }
