@@ -96,10 +96,16 @@ fn describe(view: &LockView) -> String {
 
 fn holder_line(holder: &HolderView) -> String {
     let mut line = format!("held, {}, ", holder.mode.as_str());
-    line += &match holder.token {
-        Some(token) => format!("token {token}, "),
-        None => "token not recorded, ".to_owned(),
+    // A claim of this library has an id.
+    let foreign = holder.claim.is_none();
+    line += &match (holder.token, foreign) {
+        (Some(token), _) => format!("token {token}, "),
+        (None, true) => "without a token, ".to_owned(),
+        (None, false) => "token not recorded, ".to_owned(),
     };
+    if foreign {
+        line += "by another library: ";
+    }
     line += &one_line(&holder.owner);
     if let Some(held) = holder.held {
         line += &format!(", for {}", in_words(held));

@@ -106,6 +106,8 @@ fn holder(holder: &HolderView) -> String {
         ("ttl_left_ms", holder.ttl_left.map_or(Value::Null, millis)),
         ("held_ms", holder.held.map_or(Value::Null, millis)),
         ("label", holder.label.as_deref().into()),
+        // A claim of this library has an id.
+        ("foreign", holder.claim.is_none().into()),
     ])
 }
 
@@ -134,8 +136,7 @@ fn millis(duration: Duration) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use fencelock::Mode;
-    use fencelock::{LockName, Token};
+    use fencelock::{ClaimId, LockName, Mode, Token};
 
     use super::*;
 
@@ -151,6 +152,7 @@ mod tests {
             name,
             vec![
                 HolderView::new("me".into(), Mode::Shared)
+                    .claim(ClaimId::from_bytes([1; 16]))
                     .token(Token(7))
                     .ttl_left(Duration::from_micros(1_999_999))
                     .label(Some("why".into())),
@@ -161,7 +163,8 @@ mod tests {
             view(&held),
             concat!(
                 r#"{"name":"a \"b\"","token":7,"holders":[{"owner":"me","token":7,"mode":"shared","#,
-                r#""ttl_left_ms":1999,"held_ms":null,"label":"why"}],"waiters":[{"owner":"you","#,
+                r#""ttl_left_ms":1999,"held_ms":null,"label":"why","foreign":false}],"waiters":[{"#,
+                r#""owner":"you","#,
                 r#""mode":"exclusive","label":"too"}]}"#
             )
         );

@@ -43,7 +43,15 @@ fn a_held_lock_is_shown_with_holder_and_waiters() {
     let holder = &shown["holders"][0];
     assert_eq!(
         keys(holder),
-        ["held_ms", "label", "mode", "owner", "token", "ttl_left_ms"]
+        [
+            "foreign",
+            "held_ms",
+            "label",
+            "mode",
+            "owner",
+            "token",
+            "ttl_left_ms"
+        ]
     );
     assert_eq!(holder["owner"], granted["owner"]);
     assert_eq!(holder["token"], granted["token"]);

@@ -105,6 +105,29 @@ fn a_wrong_password_is_77_and_never_shown() {
 }
 
 #[test]
+fn a_lock_of_another_library_is_listed_once_somebody_waits_for_it() {
+    let redis = Redis::start().unwrap();
+    let fixture = Fixture::on(redis.url());
+    for (key, value) in [("a", "theirs"), ("cache", "no lock")] {
+        let _: String = redis.command(&["SET", key, value]).unwrap();
+    }
+    let shown = fixture.run(&["show", "a"]).out;
+    let expected =
+        "a: held, exclusive, without a token, by another library: theirs, without a lease\n";
+    assert_eq!(shown, expected);
+    // Any string may be a lock.
+    assert_eq!(fixture.run(&["ls"]).out, "");
+    let _waiter = fixture.start(&["run", "a", "true"]);
+    fixture.await_waiters("a", 1);
+    let listed = fixture.run(&["ls"]).out;
+    assert!(
+        listed.starts_with(expected) && !listed.contains("cache"),
+        "{listed}"
+    );
+    assert_eq!(fixture.show("a")["holders"][0]["foreign"], true);
+}
+
+#[test]
 fn a_hung_store_ends_the_command_in_time() {
     let redis = Redis::start().unwrap();
     let fixture = Fixture::on(redis.url());

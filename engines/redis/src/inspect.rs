@@ -67,6 +67,11 @@ impl Seen {
         value.is_some_and(|value| Stored::parse(value) == Stored::Unreadable)
     }
 
+    /// Whether clients of this library wait for it. Any string may be the lock of another library; this one is.
+    fn is_waited_for(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
     /// The lock; `None` if the value cannot be read, or is that of another client and `foreign` is `false`.
     fn view(self, name: &LockName, foreign: bool) -> Option<LockView> {
         let mut view = LockView::free(name.clone());
@@ -203,8 +208,9 @@ impl Inspect for Servers {
             .and_then(|answer| scanned(&answer))
             .map_err(|error| self.state.failed("listing locks", None, error))?;
         let looks = names.into_iter().map(|name| async move {
-            let seen = see(self, &name).await;
-            seen.map(|seen| seen.view(&name, false))
+            let seen = see(self, &name).await?;
+            let foreign = seen.is_waited_for();
+            Ok(seen.view(&name, foreign))
         });
         let items = held(looks).await?;
         let next = match (next == "0", index + 1 < nodes.len()) {

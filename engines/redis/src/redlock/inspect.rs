@@ -109,7 +109,7 @@ fn nodes(seen: &[Seen]) -> Vec<usize> {
     seen.iter().map(|seen| seen.node).collect()
 }
 
-/// The lock; with `foreign` also those of other clients. A split vote or a late reply is over in a moment, so it looks again
+/// The lock; with `foreign` also those of other clients, else only if clients of this library wait for them. A split vote or a late reply is over in a moment, so it looks again
 /// for a while before it fails.
 pub(crate) async fn view(state: &State, name: &LockName, foreign: bool) -> Result<LockView> {
     let begun = Clock::Boot.now();
@@ -170,6 +170,7 @@ impl<'a> Votes<'a> {
 /// The lock by the votes of these nodes; `None` if the nodes without a reply decide.
 fn judge(state: &State, name: &LockName, seen: &[Seen], foreign: bool) -> Result<Option<LockView>> {
     let quorum = state.config.quorum;
+    let foreign = foreign || seen.iter().any(|seen| !seen.waiters.is_empty());
     let silent = state.nodes.len() - seen.len();
     let is_open = |votes: usize| votes < quorum && votes + silent >= quorum;
     let votes = Votes::of(seen);
