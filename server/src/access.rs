@@ -27,7 +27,7 @@ pub(crate) struct Access {
 /// A principal, and what it has used at this replica.
 #[derive(Debug)]
 pub(crate) struct Known {
-    /// None for whoever says nothing.
+    /// None for a client without credentials.
     pub(crate) name: Option<String>,
     principal: Principal,
     used: Arc<Used>,
@@ -124,7 +124,7 @@ impl Access {
         self.certificates.get(name).map(Arc::clone)
     }
 
-    /// Whoever says nothing.
+    /// A client without credentials.
     pub(crate) fn anonymous(&self) -> Arc<Known> {
         Arc::clone(&self.anonymous)
     }

@@ -101,7 +101,7 @@ impl Asked {
     }
 }
 
-/// The claim that a release means. It refuses little: whoever could take must be able to give back.
+/// The claim that a release means. It refuses little: a client that could take must be able to release.
 pub(crate) fn released(
     body: Release,
     id: ClaimId,

@@ -129,7 +129,7 @@ impl Bound {
         }
     }
 
-    /// The claim is to be withdrawn from now on: the store says that it does not hold, or its client gives it back.
+    /// Withdraws the claim: the store says that it does not hold, or its client gives it back.
     pub(crate) fn end(&self, id: ClaimId) {
         let now = self.engine.clock().now();
         let mut table = self.table.lock();

@@ -188,7 +188,7 @@ async fn sweep(known: Weak<Known>) {
     }
 }
 
-/// A request that is here. Whoever speaks to the store about the claim has it, so that it lasts as long as the call.
+/// A request that is here. Each call of the store about the claim has one, which lasts as long as the call.
 #[derive(Debug)]
 pub(crate) struct Visit {
     known: Arc<Known>,

@@ -79,7 +79,7 @@ impl Server {
         ))
     }
 
-    /// Listens for operators: `/metrics`, `/healthz` and `/readyz`, in plain HTTP, for whoever reaches the address.
+    /// Listens for operators: `/metrics`, `/healthz` and `/readyz`, in plain HTTP, for all who reach the address.
     ///
     /// # Errors
     /// If the address cannot be listened on.

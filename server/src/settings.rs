@@ -126,7 +126,7 @@ impl Settings {
         config.principals = read.principal;
         match serve.anonymous {
             Some(rights) => config.anonymous = rights,
-            // Whoever names principals means them.
+            // A service with principals serves nobody else.
             None if named => config.anonymous.clear(),
             None => {}
         }

@@ -145,7 +145,7 @@ impl Taking {
                 Err(refusal)
             }
         };
-        // Whoever has gone away has it withdrawn itself.
+        // If the client is gone, its claim is withdrawn already.
         if granted.is_err() && !self.gone.is_cancelled() {
             self.withdraw().await;
         }

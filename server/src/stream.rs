@@ -1,4 +1,4 @@
-//! `GET /v1/events`: hints, as server-sent events. Nothing may be believed from them: whoever hears one asks again.
+//! `GET /v1/events`: hints, as server-sent events. A client believes none of them: it asks again.
 
 use std::sync::Arc;
 use std::time::Duration;

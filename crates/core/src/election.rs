@@ -1,4 +1,4 @@
-//! One leader among many, and everybody who wants to know who that is.
+//! One leader among many candidates, and observers of it.
 
 use std::future::{Future, IntoFuture};
 use std::ops::Deref;

@@ -353,7 +353,7 @@ impl Fence {
         let Some(sequencer) = self.sequencer(parts, &lock)? else {
             return Ok(Verdict::Free);
         };
-        // Before the gate: an operation that was done is answered whoever holds the lock now.
+        // Before the gate: the answer of a finished operation does not depend on the present holder.
         let first = match self.look_up(parts, &sequencer).await? {
             Some(Lookup::Done(answer)) => return Ok(Verdict::Done(answer)),
             Some(Lookup::First(first)) => Some(first),

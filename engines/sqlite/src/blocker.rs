@@ -10,7 +10,7 @@ use crate::file_name::beside;
 /// lock that stays: one of seventeen did, beside three processes that lock and unlock all the time.
 const READINGS: usize = 10;
 
-/// A sentence for the error of a call that waited in vain.
+/// Names the process that has the file locked, for the error of a call that waited too long.
 pub(crate) fn describe(path: &Path) -> String {
     let waited = "for longer than this one waits (response-timeout, connect-timeout)";
     match locked_by(path) {

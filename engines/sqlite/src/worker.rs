@@ -140,7 +140,7 @@ impl Batch {
         }
     }
 
-    /// Returns whom to tell when the file is closed, if it is to be closed.
+    /// Returns the sender that reports the close, if a close was requested.
     fn run(mut self, state: &mut State) -> Option<oneshot::Sender<()>> {
         if !self.writes.is_empty() {
             self.checkpoint |= is_checkpoint_due();

@@ -15,7 +15,7 @@ use crate::locks::take_away;
 use crate::principal::Right;
 use crate::refusal::Refusal;
 
-/// What is to be done to whom.
+/// An action on a lock.
 struct Deed {
     name: LockName,
     token: Token,

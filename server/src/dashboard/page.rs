@@ -108,7 +108,7 @@ impl Page {
 pub(super) fn answer(visitor: &Visitor, page: Result<Page, Refusal>) -> Response {
     let page = page.unwrap_or_else(|refusal| Page::refusal(&refusal));
     match visitor.part {
-        // Whoever is nobody yet may be somebody.
+        // A visitor without a name may log in.
         false if page.needs_login => to_login(&visitor.target),
         false => page.whole(visitor),
         true => page.part(visitor),

@@ -22,7 +22,7 @@ const LIFE: u32 = 12 * 3600;
 /// The script asks for the changing part of a page alone.
 const PART: &str = "fencelock-part";
 
-/// Whoever looks at a page.
+/// The person who looks at a page.
 pub(super) struct Visitor {
     pub(super) caller: Caller,
     /// With a cookie.

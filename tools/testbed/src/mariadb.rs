@@ -11,7 +11,7 @@ use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::port::{Port, is_open};
-use crate::process::{Process, Streams, program};
+use crate::process::{Process, Streams, program, signals};
 
 /// How long a server may take to answer after its start. It takes 200 ms on an idle machine, and longer to recover.
 const START: Duration = Duration::from_secs(30);
@@ -183,26 +183,7 @@ impl MariaDb {
             .args(["--init-command=SET NAMES utf8mb4", "--execute", sql]))
     }
 
-    /// SIGSTOP: connections stay open, and no request is answered.
-    ///
-    /// # Errors
-    /// If it is not running.
-    pub fn pause(&self) -> Result<()> {
-        self.process.pause()
-    }
-
-    /// SIGCONT: it answers the requests that have arrived in the meantime.
-    ///
-    /// # Errors
-    /// If it is not running.
-    pub fn resume(&self) -> Result<()> {
-        self.process.resume()
-    }
-
-    /// SIGKILL, and waits until it is gone. The port stays reserved.
-    pub fn kill9(&self) {
-        self.process.kill9();
-    }
+    signals!();
 
     /// Starts it again on the same port with its data. If it runs, it is killed first.
     ///

@@ -10,6 +10,33 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::failure::{Failure, Result};
 
+/// The signals for a server of one process, which is in its field `process`.
+macro_rules! signals {
+    () => {
+        /// SIGSTOP: connections stay open, and no request is answered.
+        ///
+        /// # Errors
+        /// If it is not running.
+        pub fn pause(&self) -> Result<()> {
+            self.process.pause()
+        }
+
+        /// SIGCONT: it answers the requests that have arrived in the meantime.
+        ///
+        /// # Errors
+        /// If it is not running.
+        pub fn resume(&self) -> Result<()> {
+            self.process.resume()
+        }
+
+        /// SIGKILL, and waits until it is gone. The port stays reserved.
+        pub fn kill9(&self) {
+            self.process.kill9();
+        }
+    };
+}
+pub(crate) use signals;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended(pub ExitStatus);

@@ -12,7 +12,7 @@ use crate::clock_shim::ClockShim;
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
-use crate::process::{Process, Streams, program};
+use crate::process::{Process, Streams, program, signals};
 
 /// How long a server may take to answer after its start. It takes 10 ms on an idle machine.
 const START: Duration = Duration::from_secs(20);
@@ -211,26 +211,7 @@ impl Redis {
         self.process.pid()
     }
 
-    /// SIGSTOP: connections stay open, and no request is answered.
-    ///
-    /// # Errors
-    /// If it is not running.
-    pub fn pause(&self) -> Result<()> {
-        self.process.pause()
-    }
-
-    /// SIGCONT: it answers the requests that have arrived in the meantime.
-    ///
-    /// # Errors
-    /// If it is not running.
-    pub fn resume(&self) -> Result<()> {
-        self.process.resume()
-    }
-
-    /// SIGKILL, and waits until it is gone. The port stays reserved.
-    pub fn kill9(&self) {
-        self.process.kill9();
-    }
+    signals!();
 
     /// Starts it again on the same port. If it runs, it is killed first. Its data survives with an
     /// [append-only file](RedisBuilder::append_only).

@@ -114,7 +114,7 @@ pub enum How {
     /// Tries again and again without a place in the queue.
     Unfair,
     /// Drops the request, unless it is granted sooner.
-    DropWish,
+    DropRequest,
     /// Drops the guard.
     DropGuard,
     /// Does not renew, holds past the lease, and then writes without a check.

@@ -242,7 +242,7 @@ impl Task {
             n if n < self.job.overstay => How::Overstay,
             0..=79 => How::Try,
             80..=99 => How::Unfair,
-            100..=149 => How::DropWish,
+            100..=149 => How::DropRequest,
             150..=189 => How::DropGuard,
             _ => How::Wait,
         };
@@ -290,7 +290,7 @@ impl Task {
             how,
             at,
         });
-        let taken = if how == How::DropWish {
+        let taken = if how == How::DropRequest {
             let soon = Duration::from_micros(self.random.u64(0..20_000));
             match tokio::time::timeout(soon, request).await {
                 Ok(taken) => taken,

@@ -40,7 +40,7 @@ struct Script {
     chance: Option<Chance>,
 }
 
-/// Says what is to befall the calls of a [`Fault`]. Cheap to clone.
+/// Chooses the fault of each call of a [`Fault`]. Cheap to clone.
 #[derive(Clone)]
 pub struct FaultHandle {
     script: Arc<Mutex<Script>>,

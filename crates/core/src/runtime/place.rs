@@ -164,7 +164,7 @@ impl<'a> Placing<'a> {
         Err(Error::unavailable(&self.state.engine, action, cause))
     }
 
-    /// Counts an attempt; true if there is to be no other.
+    /// Counts an attempt; true if it was the last.
     fn was_last_attempt(&mut self) -> bool {
         self.attempts += 1;
         let most = self.patience.attempts;

@@ -24,7 +24,7 @@ struct Step {
 enum Ending {
     Release,
     Drop,
-    DropWish,
+    DropRequest,
     KeepPastLease,
 }
 
@@ -32,7 +32,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let ending = prop_oneof![
         4 => Just(Ending::Release),
         2 => Just(Ending::Drop),
-        2 => Just(Ending::DropWish),
+        2 => Just(Ending::DropRequest),
         1 => Just(Ending::KeepPastLease),
     ];
     let step = (
@@ -116,7 +116,7 @@ async fn run(steps: Vec<Step>, seed: u64) {
             if step.shared {
                 request = request.shared();
             }
-            if matches!(step.ending, Ending::DropWish) {
+            if matches!(step.ending, Ending::DropRequest) {
                 let _ = tokio::time::timeout(ms(step.patience / 2), request).await;
                 return;
             }

@@ -98,7 +98,7 @@ fn short_enough(what: &'static str, text: &str) -> Result<String, Error> {
 /// 1. Run [`Operations::begin`]. If it inserted a row, this is the first attempt. Another transaction that begins the same
 ///    operation waits until this one ends.
 /// 2. If it inserted no row: read [`Operations::select`], pass the row to [`Operations::outcome`], and answer with the
-///    outcome. Write nothing, and do not check the fence: the operation was done, whoever holds the lock now.
+///    outcome. Write nothing, and do not check the fence: the operation is done already.
 /// 3. The first attempt passes the fence, writes, and runs [`Operations::finish`] with its outcome. Commit.
 ///
 /// The driver helpers do steps 1 and 2 (`sqlite::begin`, which has an example) and step 3 (`sqlite::finish`); there are the

@@ -154,7 +154,7 @@ impl Heard {
         let _ = self.sender.send(message);
     }
 
-    /// Opens an ear and listens, until nobody has waited for long.
+    /// Opens an ear and listens, until no claim has waited for a while.
     async fn hear(&self) -> Result<()> {
         let mut ear = Ear::open(&self.config, &self.name, &self.control).await?;
         self.is_listening.store(true, Ordering::SeqCst);

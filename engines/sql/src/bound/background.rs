@@ -23,7 +23,7 @@ pub(super) async fn check_connections<D: Dialect>(state: Weak<State<D>>, every: 
         };
         let entries: Vec<EntryLock<D>> = state.entries.lock().values().cloned().collect();
         let holding = entries.iter().filter_map(|entry| {
-            // Whoever works on an entry finds out by itself.
+            // A task that works on an entry finds out by itself.
             match &*entry.try_lock().ok()? {
                 Entry::Holding(hold) => {
                     let signal = Arc::clone(&hold.conn.signal);

@@ -36,7 +36,7 @@ impl Ticket {
 
     /// What the turn brought; `None` if it has not come.
     pub(super) fn take(&self) -> Option<Result<Permit>> {
-        // Whoever keeps it locked waits for the turn.
+        // A task that has it locked waits for the turn.
         let mut turn = self.0.try_lock().ok()?;
         let permit = match std::mem::replace(&mut *turn, Turn::Taken) {
             Turn::Ahead(mut permit) => match (&mut permit).now_or_never() {

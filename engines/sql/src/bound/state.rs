@@ -18,7 +18,7 @@ pub const CLAIM_WINDOW: Duration = Duration::from_secs(2);
 /// A hold or a wait that lasts longer than this is recorded.
 pub(super) const RECORD_AFTER: Duration = Duration::from_millis(20);
 
-/// One claim's entry. Whoever works on the claim keeps it locked.
+/// One claim's entry. A task that works on the claim keeps it locked.
 pub(super) type EntryLock<D> = Arc<tokio::sync::Mutex<Entry<D>>>;
 
 pub(super) struct State<D: Dialect> {

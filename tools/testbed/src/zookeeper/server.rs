@@ -8,7 +8,7 @@ use super::builder::{ZooKeeperBuilder, run, secure_config, write};
 use crate::dir::Dir;
 use crate::failure::{Failure, Result};
 use crate::port::Port;
-use crate::process::Process;
+use crate::process::{Process, signals};
 
 /// How long a server may take to answer after its start. It takes 0.7 s on an idle machine.
 pub(super) const START: Duration = Duration::from_secs(60);
@@ -122,26 +122,7 @@ impl ZooKeeper {
         self.process.pid()
     }
 
-    /// SIGSTOP: connections stay open, and no request is answered.
-    ///
-    /// # Errors
-    /// If it is not running.
-    pub fn pause(&self) -> Result<()> {
-        self.process.pause()
-    }
-
-    /// SIGCONT: it answers the requests that have arrived in the meantime.
-    ///
-    /// # Errors
-    /// If it is not running.
-    pub fn resume(&self) -> Result<()> {
-        self.process.resume()
-    }
-
-    /// SIGKILL, and waits until it is gone. The port stays reserved.
-    pub fn kill9(&self) {
-        self.process.kill9();
-    }
+    signals!();
 
     /// Starts it again with its data. If it runs, it is killed first.
     ///

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::sleep;
+use std::time::Duration;
 
 use fencelock::engine::Engine;
 use fencelock::layers::{Fault, Trouble};
@@ -67,6 +68,18 @@ where
     let answer = redis.command(words)?;
     side.note(who, format!("{} -> {answer:?}", words.join(" ")));
     Ok(answer)
+}
+
+/// `SET NX PX`: "OK", or nothing if the key is there.
+fn set(
+    redis: &Redis,
+    side: &mut Side,
+    who: &'static str,
+    value: &str,
+    ttl: Duration,
+) -> Result<Option<String>> {
+    let ttl = ttl.as_millis().to_string();
+    say(redis, side, who, &["SET", LOCK, value, "NX", "PX", &ttl])
 }
 
 async fn setnx_expire() -> Result<Sides> {
@@ -204,39 +217,23 @@ async fn getset_overwrite() -> Result<Sides> {
 
 async fn timestamp_owner() -> Result<Sides> {
     let redis = Redis::start()?;
-    let ttl = TTL.as_millis().to_string();
     let mut naive = Side::begin();
     let stamp = "1795260796412";
     naive.note(
         "-",
         "A's clock is behind B's: both will draw the same millisecond",
     );
-    say::<String>(
-        &redis,
-        &mut naive,
-        "A",
-        &["SET", LOCK, stamp, "NX", "PX", &ttl],
-    )?;
+    set(&redis, &mut naive, "A", stamp, TTL)?;
     sleep(PAST);
     naive.note("A", "stalls past its lease");
-    say::<String>(
-        &redis,
-        &mut naive,
-        "B",
-        &["SET", LOCK, stamp, "NX", "PX", LONG],
-    )?;
+    set(&redis, &mut naive, "B", stamp, LONG_LEASE)?;
     let script = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
     let deleted: i64 = redis.command(&["EVAL", script, "1", LOCK, stamp])?;
     naive.note(
         "A",
         format!("releases what has its mark, in one step -> {deleted}"),
     );
-    let third: Option<String> = say(
-        &redis,
-        &mut naive,
-        "C",
-        &["SET", LOCK, "x", "NX", "PX", &ttl],
-    )?;
+    let third = set(&redis, &mut naive, "C", "x", TTL)?;
     let naive = naive.end(
         third.is_none(),
         "A has released B's lock, and C holds beside B",
@@ -269,25 +266,14 @@ async fn late_release(redis: &Redis, good: &'static str) -> Result<Side> {
 
 async fn random_fence() -> Result<Sides> {
     let redis = Redis::start()?;
-    let ttl = TTL.as_millis().to_string();
     let mut naive = Side::begin();
     let mut fence = Marks::default();
     // Possible results of a random generator.
     let (first, second) = ("7301", "2265");
-    say::<String>(
-        &redis,
-        &mut naive,
-        "A",
-        &["SET", LOCK, first, "NX", "PX", &ttl],
-    )?;
+    set(&redis, &mut naive, "A", first, TTL)?;
     sleep(PAST);
     naive.note("A", "stalls past its lease");
-    say::<String>(
-        &redis,
-        &mut naive,
-        "B",
-        &["SET", LOCK, second, "NX", "PX", LONG],
-    )?;
+    set(&redis, &mut naive, "B", second, LONG_LEASE)?;
     let stale = fence.admit(7301, "A", false);
     naive.note("A", format!("writes with 7301: {}", taken(stale)));
     let holder = fence.admit(2265, "B", false);
@@ -343,29 +329,13 @@ async fn fenced_pause(redis: &Redis, stale_first: bool) -> Result<Side> {
 
 async fn del_other() -> Result<Sides> {
     let redis = Redis::start()?;
-    let ttl = TTL.as_millis().to_string();
     let mut naive = Side::begin();
-    say::<String>(
-        &redis,
-        &mut naive,
-        "A",
-        &["SET", LOCK, "A", "NX", "PX", &ttl],
-    )?;
+    set(&redis, &mut naive, "A", "A", TTL)?;
     sleep(PAST);
     naive.note("A", "stalls past its lease");
-    say::<String>(
-        &redis,
-        &mut naive,
-        "B",
-        &["SET", LOCK, "B", "NX", "PX", LONG],
-    )?;
+    set(&redis, &mut naive, "B", "B", LONG_LEASE)?;
     say::<i64>(&redis, &mut naive, "A", &["DEL", LOCK])?;
-    let third: Option<String> = say(
-        &redis,
-        &mut naive,
-        "C",
-        &["SET", LOCK, "C", "NX", "PX", &ttl],
-    )?;
+    let third = set(&redis, &mut naive, "C", "C", TTL)?;
     let naive = naive.end(
         third.is_none(),
         "A has released B's lock, and C holds beside B",
@@ -376,30 +346,14 @@ async fn del_other() -> Result<Sides> {
 
 async fn get_compare_del() -> Result<Sides> {
     let redis = Redis::start()?;
-    let ttl = TTL.as_millis().to_string();
     let mut naive = Side::begin();
-    say::<String>(
-        &redis,
-        &mut naive,
-        "A",
-        &["SET", LOCK, "A", "NX", "PX", &ttl],
-    )?;
+    set(&redis, &mut naive, "A", "A", TTL)?;
     say::<String>(&redis, &mut naive, "A", &["GET", LOCK])?;
     naive.note("A", "it is its own; and then A stalls");
     sleep(PAST);
-    say::<String>(
-        &redis,
-        &mut naive,
-        "B",
-        &["SET", LOCK, "B", "NX", "PX", LONG],
-    )?;
+    set(&redis, &mut naive, "B", "B", LONG_LEASE)?;
     say::<i64>(&redis, &mut naive, "A", &["DEL", LOCK])?;
-    let third: Option<String> = say(
-        &redis,
-        &mut naive,
-        "C",
-        &["SET", LOCK, "C", "NX", "PX", &ttl],
-    )?;
+    let third = set(&redis, &mut naive, "C", "C", TTL)?;
     let naive = naive.end(
         third.is_none(),
         "A has released B's lock, and C holds beside B",
@@ -433,22 +387,11 @@ async fn get_compare_del() -> Result<Sides> {
 
 async fn pause() -> Result<Sides> {
     let redis = Redis::start()?;
-    let ttl = TTL.as_millis().to_string();
     let mut naive = Side::begin();
-    say::<String>(
-        &redis,
-        &mut naive,
-        "A",
-        &["SET", LOCK, "A", "NX", "PX", &ttl],
-    )?;
+    set(&redis, &mut naive, "A", "A", TTL)?;
     sleep(PAST);
     naive.note("A", "stalls past its lease");
-    say::<String>(
-        &redis,
-        &mut naive,
-        "B",
-        &["SET", LOCK, "B", "NX", "PX", LONG],
-    )?;
+    set(&redis, &mut naive, "B", "B", LONG_LEASE)?;
     let mut written = "B's";
     naive.note("B", "writes");
     let still: String = say(&redis, &mut naive, "-", &["GET", LOCK])?;

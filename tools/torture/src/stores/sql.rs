@@ -25,6 +25,39 @@ trait Server: Send {
     fn kill_connections(&self) -> Result<()>;
 }
 
+/// What a server of the testbed has by itself.
+macro_rules! own_methods {
+    () => {
+        fn port(&self) -> u16 {
+            Self::port(self)
+        }
+
+        fn url_at(&self, port: u16) -> String {
+            Self::url_at(self, port, "lock")
+        }
+
+        fn pause(&self) -> Result<()> {
+            Self::pause(self)
+        }
+
+        fn resume(&self) -> Result<()> {
+            Self::resume(self)
+        }
+
+        fn kill9(&self) {
+            Self::kill9(self);
+        }
+
+        fn restart(&mut self) -> Result<()> {
+            Self::restart(self)
+        }
+
+        fn restart_empty(&mut self) -> Result<()> {
+            Self::restart_empty(self)
+        }
+    };
+}
+
 struct Database<S> {
     name: &'static str,
     server: S,
@@ -79,33 +112,7 @@ fn database<S: Server + 'static>(
 }
 
 impl Server for MariaDb {
-    fn port(&self) -> u16 {
-        Self::port(self)
-    }
-
-    fn url_at(&self, port: u16) -> String {
-        Self::url_at(self, port, "lock")
-    }
-
-    fn pause(&self) -> Result<()> {
-        Self::pause(self)
-    }
-
-    fn resume(&self) -> Result<()> {
-        Self::resume(self)
-    }
-
-    fn kill9(&self) {
-        Self::kill9(self);
-    }
-
-    fn restart(&mut self) -> Result<()> {
-        Self::restart(self)
-    }
-
-    fn restart_empty(&mut self) -> Result<()> {
-        Self::restart_empty(self)
-    }
+    own_methods!();
 
     fn kill_connections(&self) -> Result<()> {
         let others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'";
@@ -118,33 +125,7 @@ impl Server for MariaDb {
 }
 
 impl Server for Postgres {
-    fn port(&self) -> u16 {
-        Self::port(self)
-    }
-
-    fn url_at(&self, port: u16) -> String {
-        Self::url_at(self, port, "lock")
-    }
-
-    fn pause(&self) -> Result<()> {
-        Self::pause(self)
-    }
-
-    fn resume(&self) -> Result<()> {
-        Self::resume(self)
-    }
-
-    fn kill9(&self) {
-        Self::kill9(self);
-    }
-
-    fn restart(&mut self) -> Result<()> {
-        Self::restart(self)
-    }
-
-    fn restart_empty(&mut self) -> Result<()> {
-        Self::restart_empty(self)
-    }
+    own_methods!();
 
     fn kill_connections(&self) -> Result<()> {
         let others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
