@@ -8,7 +8,7 @@ use std::time::Duration;
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::layers::Prefix;
 use fencelock_core::{Engine, Error, LockName, Result, StoreUrl};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::wrong_server::Expected;
 
@@ -99,9 +99,16 @@ impl ToOpen {
             return open.await;
         };
         let begun = Instant::now();
+        // The servers of a user with little patience are asked for no longer than that.
+        let look = || async {
+            timeout(self.most, expected.refuse_other())
+                .await
+                .ok()
+                .flatten()
+        };
         let mut other = pin!(async {
             sleep(LONG).await;
-            expected.refuse_other().await
+            look().await
         });
         let mut looked = false;
         let opened = loop {
@@ -121,7 +128,7 @@ impl ToOpen {
             Err(error) => error,
         };
         let other = match begun.elapsed() < LONG {
-            true => expected.refuse_other().await,
+            true => look().await,
             false => other.await,
         };
         Err(other.unwrap_or(error))
