@@ -47,6 +47,8 @@ struct Entry {
     claim: Claim,
     /// The client has the claim until then; after that it is withdrawn.
     until: BootInstant,
+    /// Its client was told that it may believe until then. So long the store and the engine keep it for certain.
+    believed: Option<BootInstant>,
     holds: bool,
     /// It is being withdrawn.
     ending: bool,
@@ -85,6 +87,7 @@ impl Bound {
                 let entry = Entry {
                     claim: claim.clone(),
                     until,
+                    believed: None,
                     holds: false,
                     ending: false,
                 };
@@ -115,6 +118,22 @@ impl Bound {
         let entry = table.claims.get_mut(&id).filter(|entry| !entry.ending)?;
         entry.holds = true;
         Some(entry.until)
+    }
+
+    /// The client of a hold is told now that it may believe until then.
+    pub(crate) fn tells(&self, id: ClaimId, until: BootInstant) {
+        let mut table = self.table.lock();
+        if let Some(entry) = table.claims.get_mut(&id) {
+            // Not the latest of all: a renewal may shorten a lease.
+            entry.believed = Some(until);
+        }
+    }
+
+    /// Until when the client of a hold may believe; none if it is not here, or is ending.
+    pub(crate) fn believed_until(&self, id: ClaimId) -> Option<BootInstant> {
+        let table = self.table.lock();
+        let entry = table.claims.get(&id)?;
+        entry.believed.filter(|_| entry.holds && !entry.ending)
     }
 
     /// A hold is about to be renewed, and is its client's until then.

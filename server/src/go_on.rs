@@ -61,7 +61,7 @@ pub(crate) async fn renew(
             let body = Renewed {
                 state: WordHeld::Held,
                 token,
-                lease_ms_since_sent: told(&replica, counted_from, lease, ttl, received),
+                lease_ms_since_sent: told(&replica, (id, ttl), counted_from, lease, received),
                 full_ttl: lease >= ttl,
                 release_requested: asked || must_go(&replica),
             };
@@ -110,16 +110,18 @@ fn end(replica: &Replica, id: ClaimId) {
 /// How long a client may believe after a renewal. A session may last longer than the lease, which this replica keeps.
 fn told(
     replica: &Replica,
+    (id, ttl): (ClaimId, Duration),
     counted_from: BootInstant,
     lease: Duration,
-    ttl: Duration,
     received: BootInstant,
 ) -> u64 {
     let told = since_sent(counted_from, lease, received);
-    match replica.bound {
-        Some(_) => told.min(millis(ttl)),
-        None => told,
-    }
+    let Some(bound) = &replica.bound else {
+        return told;
+    };
+    let told = told.min(millis(ttl));
+    bound.tells(id, received + Duration::from_millis(told));
+    told
 }
 
 /// Whether holders are to leave since this replica, on which their claims hang, is about to end.
@@ -346,7 +348,13 @@ fn answer(
             RenewedOne::Held {
                 claim,
                 token: held.token,
-                lease_ms_since_sent: told(replica, counted_from, lease, held.claim.ttl, received),
+                lease_ms_since_sent: told(
+                    replica,
+                    (claim, held.claim.ttl),
+                    counted_from,
+                    lease,
+                    received,
+                ),
                 full_ttl: lease >= held.claim.ttl,
                 release_requested: asked || must_go(replica),
             }

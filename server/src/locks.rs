@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
-use fencelock_core::engine::{Cursor, Evict as EngineEvict, LockView, Page};
+use fencelock_core::engine::{Cursor, Evict as EngineEvict, HolderView, LockView, Page};
 use fencelock_core::{BootInstant, LeaseKind, LockName, Sequencer, Token};
 use fencelock_wire::{
-    Attest, Attested, Check, Checked, Evict, EvictHow, Evicted, Holder, Lock, Locks,
+    Attest, Attested, Check, Checked, Evict, EvictHow, Evicted, Holder, Lock, Locks, millis,
 };
 use http::StatusCode;
 
@@ -151,16 +151,29 @@ pub(crate) async fn attest(
     replica.hear(&attested);
     let attested = attested.map_err(|error| Refusal::of(&error).name(&name))?;
     let body = match attested {
-        Some((holder, grant)) => Attested {
-            holder: Some(Holder::from(holder)),
-            lease_ms_since_sent: since_sent(grant.counted_from, grant.lease, received),
-        },
+        Some((holder, grant)) => {
+            let lease = since_sent(grant.counted_from, grant.lease, received);
+            Attested {
+                lease_ms_since_sent: kept_here(&replica, &holder, received).min(lease),
+                holder: Some(Holder::from(holder)),
+            }
+        }
         None => Attested {
             holder: None,
             lease_ms_since_sent: 0,
         },
     };
     Ok(json(StatusCode::OK, &body))
+}
+
+/// For how long this replica keeps a hold for certain: as long as it has told the holder. Where a session belongs to a replica,
+/// the store's countdown is not the hold's: other clients keep the session alive, and the replica ends what was not renewed.
+fn kept_here(replica: &Replica, holder: &HolderView, received: BootInstant) -> u64 {
+    let Some(bound) = &replica.bound else {
+        return u64::MAX;
+    };
+    let until = holder.claim.and_then(|id| bound.believed_until(id));
+    until.map_or(0, |until| millis(until.since(received)))
 }
 
 /// Whether the grant of a sequencer is still held.

@@ -32,6 +32,9 @@ use crate::reserve::Renewers;
 /// A first grant is never longer than this, and a poll never longer than half of it, whatever the store promises.
 const LONGEST_WINDOW: Duration = Duration::from_secs(10);
 
+/// For stores that have no window of their own, since nothing is granted to a waiter that did not ask.
+const OWN_WINDOW: Duration = Duration::from_secs(2);
+
 /// No lease is shorter: there is a way there and back.
 const SHORTEST_TTL: Duration = Duration::from_millis(100);
 
@@ -88,7 +91,10 @@ impl Replica {
             let file = log.file.display().to_string();
             opened.map_err(|error| Error::invalid("audit log", file, error.to_string()))
         });
-        let window = promises.claim_window.min(LONGEST_WINDOW);
+        let window = match promises.claim_window < promises.max_ttl {
+            true => promises.claim_window.min(LONGEST_WINDOW),
+            false => OWN_WINDOW,
+        };
         let known = Known::new(Arc::clone(&engine), window);
         let bound =
             (!promises.portable).then(|| Bound::new(Arc::clone(&engine), Arc::clone(&known)));

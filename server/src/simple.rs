@@ -212,7 +212,14 @@ impl Taking {
                 counted_from,
                 lease,
                 ..
-            } => Ok(since_sent(counted_from, lease, self.received)),
+            } => {
+                let lease = since_sent(counted_from, lease, self.received);
+                if let Some(bound) = &self.replica.bound {
+                    let until = self.received + Duration::from_millis(lease);
+                    bound.tells(self.claim.id, until);
+                }
+                Ok(lease)
+            }
             Renewal::Unknown(error) => {
                 let refusal = Refusal::of(&error);
                 self.replica.hear(&Err::<(), _>(error));

@@ -120,6 +120,8 @@ impl Asking {
             let place = match standing {
                 Ok(Standing::Held(grant)) => return self.granted(&grant, caller, waited),
                 Ok(Standing::Waiting(place)) => place,
+                // A service behind this one has ended it.
+                Ok(Standing::Ended) => return Err(self.ended()),
                 Ok(_) => return Err(self.held()),
                 Err(error) => return Err(Refusal::of(&error)),
             };
@@ -182,6 +184,7 @@ impl Asking {
             // No longer than this replica keeps it.
             let until = bound.holds(claim.id).ok_or_else(|| self.ended())?;
             lease = lease.min(millis(until.since(self.received)));
+            bound.tells(claim.id, self.received + Duration::from_millis(lease));
         }
         let token = grant.tokens.first;
         let line = |line: Line| line.name(claim.name.as_str()).claim(claim.id).token(token);

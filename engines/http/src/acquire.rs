@@ -24,7 +24,31 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
         false => state.config.response_timeout,
     };
     let limit = limit.min(state.config.response_timeout);
-    Ok(put(state, claim, Duration::ZERO, limit, None).await?)
+    if state.entries.has_ended(&claim.id) {
+        return Ok(Standing::Ended);
+    }
+    match put(state, claim, Duration::ZERO, limit, None).await {
+        Err(failed) if goes_elsewhere(state, claim, &failed) => {
+            state.entries.ends(&claim.id);
+            Ok(Standing::Ended)
+        }
+        placed => Ok(placed?),
+    }
+}
+
+/// Whether a claim that belongs to a replica is given up, since that cannot serve it and another one may. What the claim has
+/// there ends by itself within a claim window, if its withdrawal does not end it before.
+fn goes_elsewhere(state: &State, claim: &Claim, failed: &RequestError) -> bool {
+    if state.homes.is_none() || !failed.error.is_away() {
+        return false;
+    }
+    let Some((home, failures)) = state.entries.failed(&claim.id) else {
+        return false;
+    };
+    // Once may be a hiccup. A replica that refuses connections, or is about to end, comes back as another one.
+    let is_gone = !failed.in_doubt && failed.kind != Some(Kind::Quota);
+    let behind_a_balancer = home.address != state.replicas.address(home.index);
+    (is_gone || failures > 1) && (behind_a_balancer || state.replicas.has_another(home.index))
 }
 
 /// One request to take the lock, which waits for so long at the service. `at` is the replica that is asked first.
@@ -39,19 +63,25 @@ pub(crate) async fn put(
     let path = format!("/v1/claims/{}", claim.id);
     let body = state.json(&take(claim, wait))?;
     let action = Action::of("taking", &claim.name);
-    let asked = state.ask(Request {
+    let home = state.entries.home(&claim.id);
+    let request = Request {
         ask: Ask {
             method: &Method::PUT,
             path: &path,
             key: Some(&key.header),
+            replica: None,
             body: Some(&body),
         },
         action,
         claim: Some(&claim.id),
         at,
+        home: home.as_ref(),
         limit,
-    });
-    let reply = asked.await?;
+    };
+    let reply = match &state.homes {
+        Some(homes) if home.is_none() => state.ask_first(homes, &claim.id, request).await?,
+        _ => state.ask(request).await?,
+    };
     let said = match reply.status() {
         StatusCode::ACCEPTED => state.read(&reply, action).map(Said::Waiting),
         _ => state
@@ -61,7 +91,7 @@ pub(crate) async fn put(
     };
     match said {
         Ok(Said::Granted(granted)) => {
-            state.entries.waits_no_more(&claim.id);
+            state.entries.holds(&claim.id);
             let lease = Duration::from_millis(granted.lease_ms_since_sent);
             let grant = Grant::new(Tokens::one(granted.token), reply.sent, lease);
             Ok(Standing::Held(grant))
@@ -76,9 +106,14 @@ pub(crate) async fn put(
             state.entries.waits_no_more(&claim.id);
             Ok(Standing::Busy)
         }
+        Err(failed) if matches!(failed.kind, Some(Kind::Ended | Kind::OtherReplica)) => {
+            state.entries.ends(&claim.id);
+            Ok(Standing::Ended)
+        }
         Err(failed) => {
-            if failed.in_doubt {
-                state.entries.doubt(&claim.id, reply.sent);
+            match failed.in_doubt {
+                true => state.entries.doubt(&claim.id, reply.sent),
+                false => state.entries.was_refused(&claim.id),
             }
             Err(failed)
         }

@@ -70,7 +70,9 @@ impl Config {
         }
         let encrypted = url.scheme == "fencelock+https";
         let addresses = url.addresses(DEFAULT_PORT)?;
-        let mut away = addresses.iter().filter(|address| !is_local(address));
+        let mut away = addresses
+            .iter()
+            .filter(|(host, _): &&Address| !is_local(host));
         let open_to_readers = (!encrypted).then(|| away.next().map(host_and_port));
         let open_to_readers = open_to_readers.flatten();
         let token = url.take_secret("token")?;
@@ -136,7 +138,8 @@ fn bearer(url: &StoreUrl, token: &str) -> Result<HeaderValue> {
     Ok(header)
 }
 
-fn is_local((host, _): &Address) -> bool {
+/// Whether a host is this machine.
+pub(crate) fn is_local(host: &str) -> bool {
     let address: Option<IpAddr> = host.parse().ok();
     host.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback())
 }

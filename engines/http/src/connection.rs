@@ -36,6 +36,8 @@ pub(crate) struct Ask<'a> {
     /// Path and query.
     pub(crate) path: &'a str,
     pub(crate) key: Option<&'a HeaderValue>,
+    /// The replica that is meant, where claims belong to one.
+    pub(crate) replica: Option<&'a HeaderValue>,
     /// JSON.
     pub(crate) body: Option<&'a Bytes>,
 }
@@ -46,6 +48,7 @@ impl<'a> Ask<'a> {
             method: &Method::GET,
             path,
             key: None,
+            replica: None,
             body: None,
         }
     }
@@ -190,6 +193,9 @@ impl Connections {
         }
         if let Some(key) = ask.key {
             request = request.header(HeaderName::from_static(KEY), key);
+        }
+        if let Some(replica) = ask.replica {
+            request = request.header(HeaderName::from_static(REPLICA), replica);
         }
         if ask.body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");

@@ -1,4 +1,5 @@
-//! What this client knows of a claim that waits, or of which a request had no answer. Other claims have no entry.
+//! What this client knows of a claim that waits, or of which a request had no answer. Other claims have no entry, except
+//! where claims belong to a replica: there each has one until it is withdrawn.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +9,9 @@ use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock};
 use tokio::sync::watch;
 
-#[derive(Debug)]
+use crate::home::Home;
+
+#[derive(Debug, Default)]
 struct Entry {
     /// The service said that it waits.
     waits: bool,
@@ -17,6 +20,29 @@ struct Entry {
     polled_at: usize,
     /// When the last request was sent that may take effect later, if there is one.
     doubted: Option<BootInstant>,
+    /// Where it lives, if claims belong to a replica.
+    home: Option<Arc<Home>>,
+    holds: bool,
+    /// It is over there, and is not asked for again.
+    ended: bool,
+    /// How many requests in a row its replica could not serve.
+    failures: u32,
+    /// Its release had no answer, and is not sent any more after that.
+    left_until: Option<BootInstant>,
+}
+
+impl Entry {
+    fn is_in_use(&self) -> bool {
+        self.waits || *self.polls.borrow() > 0
+    }
+
+    /// Whether it was left behind: nobody will withdraw it.
+    fn is_over(&self, now: BootInstant, late: Duration) -> bool {
+        match self.home {
+            Some(_) => self.left_until.is_some_and(|until| now > until),
+            None => self.doubted.is_some_and(|sent| now > sent + late * 2),
+        }
+    }
 }
 
 /// All entries.
@@ -43,17 +69,79 @@ impl Entries {
 
     fn with<T>(&self, claim: &ClaimId, work: impl FnOnce(&mut Entry) -> T) -> T {
         let mut all = self.all.lock();
-        work(all.entry(*claim).or_insert_with(|| Entry {
-            waits: false,
-            polls: watch::Sender::new(0),
-            polled_at: 0,
-            doubted: None,
-        }))
+        work(all.entry(*claim).or_default())
+    }
+
+    /// A claim is about to be asked for at this replica, and belongs to it from now on.
+    pub(crate) fn lives(&self, claim: &ClaimId, home: &Arc<Home>) {
+        self.with(claim, |entry| entry.home = Some(Arc::clone(home)));
+    }
+
+    /// The replica was not asked for it, or refused it: it has none.
+    pub(crate) fn lives_nowhere(&self, claim: &ClaimId) {
+        self.all.lock().remove(claim);
+    }
+
+    /// The replica refused a request for it. If there was no other, the replica has nothing of it.
+    pub(crate) fn was_refused(&self, claim: &ClaimId) {
+        let mut all = self.all.lock();
+        if let Some(entry) = all.get(claim)
+            && !(entry.is_in_use() || entry.holds || entry.ended || entry.doubted.is_some())
+        {
+            all.remove(claim);
+        }
+    }
+
+    /// The replica that a claim belongs to.
+    pub(crate) fn home(&self, claim: &ClaimId) -> Option<Arc<Home>> {
+        self.all.lock().get(claim)?.home.clone()
+    }
+
+    /// The claim holds.
+    pub(crate) fn holds(&self, claim: &ClaimId) {
+        let mut all = self.all.lock();
+        if let Some(entry) = all.get_mut(claim).filter(|entry| entry.home.is_some()) {
+            (entry.waits, entry.holds, entry.failures) = (false, true, 0);
+            return;
+        }
+        drop(all);
+        self.waits_no_more(claim);
+    }
+
+    /// The claim is over at its replica.
+    pub(crate) fn ends(&self, claim: &ClaimId) {
+        self.with(claim, |entry| (entry.waits, entry.ended) = (false, true));
+    }
+
+    pub(crate) fn has_ended(&self, claim: &ClaimId) -> bool {
+        self.all.lock().get(claim).is_some_and(|entry| entry.ended)
+    }
+
+    /// The replica of a claim could not serve a request for it. Which one that is, and how often in a row that was so;
+    /// nothing if it holds, or belongs to none.
+    pub(crate) fn failed(&self, claim: &ClaimId) -> Option<(Arc<Home>, u32)> {
+        let mut all = self.all.lock();
+        let entry = all.get_mut(claim).filter(|entry| !entry.holds)?;
+        entry.failures += 1;
+        Some((Arc::clone(entry.home.as_ref()?), entry.failures))
+    }
+
+    /// The release of a claim had no answer. It may be sent again until then.
+    pub(crate) fn leaves(&self, claim: &ClaimId, until: BootInstant) {
+        let mut all = self.all.lock();
+        if let Some(entry) = all.get_mut(claim) {
+            (entry.waits, entry.left_until) = (false, Some(until));
+        }
+        let (now, late) = (Clock::Boot.now(), self.late);
+        all.retain(|_, entry| !entry.is_over(now, late) || entry.is_in_use());
     }
 
     /// The service said that the claim waits.
     pub(crate) fn waits(&self, claim: &ClaimId) {
-        self.with(claim, |entry| entry.waits = true);
+        self.with(claim, |entry| {
+            // The answer to a poll may come after the end.
+            (entry.waits, entry.failures) = (!entry.ended, 0);
+        });
     }
 
     /// Whether it said so last.
@@ -66,7 +154,8 @@ impl Entries {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(claim) {
             entry.waits = false;
-            if entry.doubted.is_none() && *entry.polls.borrow() == 0 {
+            let may_hold = entry.holds || entry.ended || entry.doubted.is_some();
+            if !may_hold && *entry.polls.borrow() == 0 {
                 all.remove(claim);
             }
         }
@@ -79,10 +168,8 @@ impl Entries {
         });
         // Of claims that were never withdrawn for good.
         let (now, late) = (Clock::Boot.now(), self.late);
-        self.all.lock().retain(|_, entry| {
-            let over = entry.doubted.is_some_and(|sent| now > sent + late * 2);
-            !over || entry.waits || *entry.polls.borrow() > 0
-        });
+        let mut all = self.all.lock();
+        all.retain(|_, entry| !entry.is_over(now, late) || entry.is_in_use());
     }
 
     /// A poll begins, at this replica first. From now on a release waits for its end.
@@ -113,9 +200,11 @@ impl Entries {
         let Some(entry) = all.get(claim) else {
             return true;
         };
-        let doubted = entry
-            .doubted
-            .is_some_and(|doubted| sent < doubted + self.late);
+        // Where claims belong to a replica, it refuses what comes after a release.
+        let doubted = entry.home.is_none()
+            && entry
+                .doubted
+                .is_some_and(|doubted| sent < doubted + self.late);
         if !doubted {
             all.remove(claim);
         }

@@ -106,7 +106,10 @@ fn explain(
         (Some(Kind::Invalid | Kind::TooLarge), Some(name)) => {
             Error::invalid("request for lock", name.as_str(), detail)
         }
-        (Some(Kind::Quota), _) => Error::unavailable(store, action.text(), detail),
+        // Nothing says that a hold is lost: it lasts as long as the session of the replica that had it.
+        (Some(Kind::Quota | Kind::OtherReplica), _) => {
+            Error::unavailable(store, action.text(), detail)
+        }
         _ if status.is_server_error() => Error::unavailable(store, action.text(), detail),
         (None, _) => Error::config(
             store,
@@ -151,8 +154,8 @@ mod tests {
             assert!(text.contains("the detail") && text.contains('a'), "{text}");
             assert_eq!(failed.kind, Some(kind));
             // What a server says is transient is tried again.
-            let transient =
-                (kind.status() >= 500 && kind != Kind::StoreRefuses) || kind == Kind::Quota;
+            let transient = (kind.status() >= 500 && kind != Kind::StoreRefuses)
+                || matches!(kind, Kind::Quota | Kind::OtherReplica);
             assert_eq!(failed.error.is_away(), transient, "{text}");
         }
     }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use fencelock_core::engine::{Cursor, Evict, Grant, HolderView, Inspect, LockView, Page};
 use fencelock_core::{Finding, LockName, Result, Token, Tokens};
 use fencelock_wire::{Attest, Attested, EvictHow, Evicted, Findings, Lock, Locks, millis};
+use futures_util::future::join_all;
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -36,25 +37,53 @@ impl State {
             action,
             claim: None,
             at: None,
+            home: None,
             limit,
         };
         let reply = self.ask(request).await?;
         Ok(self.read(&reply, action)?)
     }
 
+    /// What a replica attests: that one, or any.
+    async fn attested(
+        &self,
+        body: &Attest,
+        action: Action<'_>,
+        at: Option<usize>,
+    ) -> Result<Option<(HolderView, Grant)>> {
+        let reply = self.send("/v1/attest", body, action, at).await?;
+        let attested: Attested = self.read(&reply, action)?;
+        let Some(holder) = attested.holder.map(HolderView::from) else {
+            return Ok(None);
+        };
+        let lease = Duration::from_millis(attested.lease_ms_since_sent);
+        let grant = holder
+            .token
+            .map(|token| Grant::new(Tokens::one(token), reply.sent, lease));
+        Ok(grant.map(|grant| (holder, grant)))
+    }
+
     /// Sends a body that is about no claim.
-    async fn send(&self, path: &str, body: &impl Serialize, action: Action<'_>) -> Result<Reply> {
+    async fn send(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        action: Action<'_>,
+        at: Option<usize>,
+    ) -> Result<Reply> {
         let body: Bytes = self.json(body)?;
         let request = Request {
             ask: Ask {
                 method: &Method::POST,
                 path,
                 key: None,
+                replica: None,
                 body: Some(&body),
             },
             action,
             claim: None,
-            at: None,
+            at,
+            home: None,
             limit: self.config.response_timeout,
         };
         Ok(self.ask(request).await?)
@@ -110,7 +139,7 @@ impl Inspect for State {
         let action = Action::of("evicting the holder of", name);
         let name = name.clone();
         let body = fencelock_wire::Evict { name, token, how };
-        let reply = self.send("/v1/evict", &body, action).await?;
+        let reply = self.send("/v1/evict", &body, action, None).await?;
         let evicted: Evicted = self.read(&reply, action)?;
         Ok(evicted.done)
     }
@@ -121,16 +150,26 @@ impl Inspect for State {
             name: name.clone(),
             owner: owner.to_owned(),
         };
-        let reply = self.send("/v1/attest", &body, action).await?;
-        let attested: Attested = self.read(&reply, action)?;
-        let Some(holder) = attested.holder.map(HolderView::from) else {
-            return Ok(None);
-        };
-        let lease = Duration::from_millis(attested.lease_ms_since_sent);
-        let grant = holder
-            .token
-            .map(|token| Grant::new(Tokens::one(token), reply.sent, lease));
-        Ok(grant.map(|grant| (holder, grant)))
+        if self.homes.is_none() {
+            return self.attested(&body, action, None).await;
+        }
+        // Only the replica that has the claim knows how long it keeps it. All others attest nothing.
+        let asked = (0..self.replicas.len()).map(|at| self.attested(&body, action, Some(at)));
+        let (mut found, mut failed) = (None, None);
+        for answer in join_all(asked).await {
+            match answer {
+                Ok(Some((holder, grant))) if !grant.lease.is_zero() => {
+                    return Ok(Some((holder, grant)));
+                }
+                Ok(Some(other)) => found = Some(other),
+                Ok(None) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        match (found, failed) {
+            (found, None) => Ok(found),
+            (_, Some(error)) => Err(error),
+        }
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -1,7 +1,7 @@
 //! Locks through the lock service (`fencelock serve`): the HTTP API of its replicas as an engine.
 //!
-//! The service keeps nothing: the store behind it keeps the locks, and any replica serves any request. The client alone
-//! believes, by its own clock, and renews.
+//! The store behind the service keeps the locks, and, on most stores, any replica serves any request. The client alone believes,
+//! by its own clock, and renews.
 //!
 //! * A claim is its id, which commits to a secret key of this client (`Fencelock-Key`). So nobody else speaks for it, and no
 //!   replica has stored anything about it.
@@ -12,6 +12,8 @@
 //! * A request without an answer may still take effect, and then takes the lock for a claim window. So its claim is released
 //!   again in the background, until that request was sent two claim windows ago. A poll that is open when a claim is
 //!   released ends first.
+//! * On a store whose claims belong to a replica (etcd, ZooKeeper, Redlock) a claim stays with the replica that was asked for it
+//!   first, and ends with it. A claim that waited there is over then; the core claims anew, with a new id, at another one.
 //! * Each replica is asked once which store it serves, also one that was restarted. Two stores behind one URL are refused.
 //!
 //! [`Options`] say where the service is and how to use it; the URL is in docs/stores.
@@ -24,6 +26,7 @@ mod engine;
 mod entry;
 mod error;
 mod events;
+mod home;
 mod inspect;
 mod options;
 mod release;

@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave, Withdrawn};
-use fencelock_core::{BootInstant, Error, Result};
-use fencelock_wire::{How, ModeWord, Outcome, Release, Released, millis_up};
+use fencelock_core::{BootInstant, Clock, Error, Result};
+use fencelock_wire::{How, Kind, ModeWord, Outcome, Release, Released, millis_up};
 use tokio::time::timeout;
 
 use crate::error::{Action, RequestError};
@@ -16,6 +16,9 @@ const POLL_ENDS: Duration = Duration::from_millis(500);
 
 /// How often a claim is released once more at most. The time between is half of a claim window.
 const MOST_AGAIN: usize = 10;
+
+/// How much longer than its lease a claim is remembered whose release had no answer.
+const KEPT: Duration = Duration::from_secs(60);
 
 /// How often a release is sent for a claim whose polls end.
 const TRIES: usize = 3;
@@ -29,7 +32,10 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
         let polls = state.entries.open_polls(&claim.id);
         // Where its poll is, which then ends.
         let at = polls.as_ref().map(|(_, at)| *at);
-        let (found, sent) = release_once(state, claim, how, at).await?;
+        let (found, sent) = release_once(state, claim, how, at).await.inspect_err(|_| {
+            let until = Clock::Boot.now() + claim.ttl + claim.lock_delay + KEPT;
+            state.entries.leaves(&claim.id, until);
+        })?;
         let withdrawn = *first.get_or_insert(found);
         let Some((mut open, _)) = polls else {
             if !state.entries.settle(&claim.id, sent) {
@@ -80,6 +86,11 @@ async fn release_once(
     at: Option<usize>,
 ) -> Result<(Withdrawn, BootInstant), RequestError> {
     let key = state.key_of(claim)?;
+    let home = state.entries.home(&claim.id);
+    if state.homes.is_some() && home.is_none() {
+        // No replica was asked for it.
+        return Ok((Withdrawn::NotOwner, Clock::Boot.now()));
+    }
     let path = format!("/v1/claims/{}/release", claim.id);
     let body = state.json(&release(claim, how))?;
     let action = Action::of("releasing", &claim.name);
@@ -88,11 +99,18 @@ async fn release_once(
         action,
         claim: Some(&claim.id),
         at,
+        home: home.as_ref(),
         limit: state.config.response_timeout,
     };
     let reply = state.ask(request).await?;
-    let released: Released = state.read(&reply, action)?;
-    Ok((outcome(released.released), reply.sent))
+    match state.read::<Released>(&reply, action) {
+        Ok(released) => Ok((outcome(released.released), reply.sent)),
+        // The replica that had it is gone, and its session ends what it had. No other replica takes up the claim.
+        Err(failed) if failed.kind == Some(Kind::OtherReplica) => {
+            Ok((Withdrawn::Expired, reply.sent))
+        }
+        Err(failed) => Err(failed),
+    }
 }
 
 fn outcome(found: Outcome) -> Withdrawn {

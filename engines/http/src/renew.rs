@@ -1,5 +1,6 @@
 //! To prolong holds: `POST /v1/renewals`, for many at once.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{HeldClaim, Renewal};
@@ -11,6 +12,7 @@ use futures_util::future::join_all;
 
 use crate::config::Key;
 use crate::error::{Action, RequestError, unreadable};
+use crate::home::Home;
 use crate::state::{Request, State};
 
 /// The service takes a mebibyte; the rest is for what is not counted.
@@ -23,8 +25,13 @@ pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
     let mut renewals: Vec<Option<Renewal>> = held.iter().map(|_| None).collect();
     let mut batches: Vec<Batch<'_>> = Vec::new();
     for (index, one) in held.iter().enumerate() {
+        let home = state.entries.home(&one.claim.id);
         match state.key_of(&one.claim) {
-            Ok(key) => add(&mut batches, key, index, one),
+            // It was withdrawn.
+            Ok(_) if state.homes.is_some() && home.is_none() => {
+                renewals[index] = Some(Renewal::Lost);
+            }
+            Ok(key) => add(&mut batches, key, home, index, one),
             Err(error) => renewals[index] = Some(Renewal::Unknown(error)),
         }
     }
@@ -66,19 +73,28 @@ pub(crate) async fn renew(state: &State, held: &[HeldClaim]) -> Vec<Renewal> {
 /// What goes into one request.
 struct Batch<'a> {
     key: &'a Key,
+    /// The replica that has them, if claims belong to one.
+    home: Option<Arc<Home>>,
     /// In `held`.
     indices: Vec<usize>,
     /// About how much there is to write.
     bytes: usize,
 }
 
-fn add<'a>(batches: &mut Vec<Batch<'a>>, key: &'a Key, index: usize, held: &HeldClaim) {
+fn add<'a>(
+    batches: &mut Vec<Batch<'a>>,
+    key: &'a Key,
+    home: Option<Arc<Home>>,
+    index: usize,
+    held: &HeldClaim,
+) {
     let claim = &held.claim;
     let label = claim.label.as_deref().map_or(0, str::len);
     // A character takes at most twice its bytes in JSON, since none of them is a control character.
     let bytes = 2 * (claim.name.as_str().len() + claim.owner.len() + label) + 300;
     let fits = |batch: &&mut Batch<'a>| {
         std::ptr::eq(batch.key, key)
+            && is_same(batch.home.as_ref(), home.as_ref())
             && batch.indices.len() < MOST_RENEWALS
             && batch.bytes + bytes <= MOST_BYTES
     };
@@ -89,9 +105,18 @@ fn add<'a>(batches: &mut Vec<Batch<'a>>, key: &'a Key, index: usize, held: &Held
         }
         None => batches.push(Batch {
             key,
+            home,
             indices: vec![index],
             bytes,
         }),
+    }
+}
+
+fn is_same(one: Option<&Arc<Home>>, other: Option<&Arc<Home>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.id == other.id && one.address == other.address,
+        (None, None) => true,
+        _ => false,
     }
 }
 
@@ -113,6 +138,7 @@ async fn ask(
             action,
             claim: None,
             at: None,
+            home: batch.home.as_ref(),
             limit: limit.clamp(
                 SHORTEST_LIMIT.min(state.config.response_timeout),
                 state.config.response_timeout,

@@ -65,6 +65,15 @@ impl Replicas {
         order
     }
 
+    /// Whether there is another one that has not failed lately.
+    pub(crate) fn has_another(&self, than: usize) -> bool {
+        let now = Clock::Boot.now().as_nanos();
+        let mut all = self.all.iter().enumerate();
+        all.any(|(index, replica)| {
+            index != than && replica.avoided_until.load(Ordering::Relaxed) <= now
+        })
+    }
+
     /// A replica did not answer, or cannot serve now.
     pub(crate) fn failed(&self, index: usize) {
         let until: BootInstant = Clock::Boot.now() + AVOIDED;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Wake};
+use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 use fencelock_core::{Error, Result};
 use fencelock_wire::{Binding, Store};
 
@@ -26,13 +26,6 @@ impl ServerInfo {
     /// From the first answer.
     pub(crate) fn new(config: &Config, said: Store) -> Result<Self> {
         let refuse = |why: String| Err(Error::config(&config.store, why));
-        if said.binding == Binding::Replica {
-            return refuse(format!(
-                "its store {} is bound to replicas: a claim lives in the replica that took it. This engine cannot use such a \
-                 store yet; use the store itself, or the HTTP API",
-                said.store
-            ));
-        }
         if said.claim_window_ms == 0 || said.poll_ms == 0 {
             return refuse("it says that its claim window is 0".to_owned());
         }
@@ -66,6 +59,11 @@ impl ServerInfo {
         })
     }
 
+    /// Whether a claim belongs to the replica that took it.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.said.binding == Binding::Replica
+    }
+
     /// The length of a first grant, and of a place in the queue.
     pub(crate) fn window(&self) -> Duration {
         Duration::from_millis(self.said.claim_window_ms)
@@ -93,6 +91,17 @@ impl ServerInfo {
                 "use fencelock+https://, with tls-ca=FILE for an authority of your own",
             ));
         }
+        if self.is_bound() {
+            limits.push(Finding::new(
+                Purpose::Efficiency,
+                format!(
+                    "a claim on {} belongs to the replica of the service that took it: when that ends, a lock is lost at the end \
+                     of its lease, and a waiter goes to the end of the queue",
+                    said.store
+                ),
+                "have replicas end in good order (SIGTERM), which asks holders for their locks first",
+            ));
+        }
         let millis = Duration::from_millis;
         Promises::new("http", CLOCK)
             .order(match said.order.as_str() {
@@ -102,8 +111,11 @@ impl ServerInfo {
             .shared(said.shared)
             .permits(said.permits)
             .lock_delay(said.lock_delay)
-            .portable(true)
-            .lease(LeaseKind::Lease)
+            .portable(!self.is_bound())
+            .lease(match self.is_bound() {
+                true => LeaseKind::Session,
+                false => LeaseKind::Lease,
+            })
             .wake(match said.wake.as_str() {
                 "push" => Wake::Push,
                 _ => Wake::Poll,

@@ -18,6 +18,7 @@ use crate::config::{Config, Key};
 use crate::connection::{Answer, Ask, Connections, NoAnswer};
 use crate::entry::Entries;
 use crate::error::{Action, RequestError, refused, unreadable};
+use crate::home::{Home, Homes};
 use crate::replicas::Replicas;
 use crate::server::ServerInfo;
 
@@ -27,11 +28,16 @@ const MOST_KNOWN: usize = 256;
 /// How often the replica behind a balancer is asked for its store before it counts as one that does not answer.
 const TRIES: usize = 4;
 
+/// How many more connections show whether one replica is at an address.
+const CONNECTIONS: usize = 3;
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) connections: Connections,
     pub(crate) replicas: Replicas,
+    /// Where claims belong to a replica: the replicas that take them.
+    pub(crate) homes: Option<Homes>,
     pub(crate) info: ServerInfo,
     pub(crate) promises: Promises,
     pub(crate) entries: Arc<Entries>,
@@ -51,6 +57,8 @@ pub(crate) struct Request<'a> {
     pub(crate) claim: Option<&'a ClaimId>,
     /// Where to send it first, if that matters.
     pub(crate) at: Option<usize>,
+    /// The only replica to send it to: the claim belongs to it.
+    pub(crate) home: Option<&'a Arc<Home>>,
     /// The most that all of it may take.
     pub(crate) limit: Duration,
 }
@@ -61,7 +69,30 @@ pub(crate) struct Reply {
     answer: Answer,
     /// Before the request was sent.
     pub(crate) sent: BootInstant,
-    replica: usize,
+    replica: Asked,
+}
+
+/// Which replica was asked.
+#[derive(Clone, Debug)]
+enum Asked {
+    Listed(usize),
+    Home(Arc<Home>),
+}
+
+impl Asked {
+    fn index(&self) -> usize {
+        match self {
+            Self::Listed(index) => *index,
+            Self::Home(home) => home.index,
+        }
+    }
+
+    fn address<'a>(&'a self, replicas: &'a Replicas) -> &'a str {
+        match self {
+            Self::Listed(index) => replicas.address(*index),
+            Self::Home(home) => &home.address,
+        }
+    }
 }
 
 /// What a replica turned out to be.
@@ -103,9 +134,14 @@ impl State {
                 return Err(Error::config(&config.store, why));
             }
         }
+        let homes = match info.is_bound() {
+            true => Some(homes(&config, &said).await?),
+            false => None,
+        };
         let known = said.into_iter().map(|(_, store)| store.replica).collect();
         let state = Self {
             promises: info.promises(&config),
+            homes,
             entries: Arc::new(Entries::new(2 * info.window())),
             known: Mutex::new(known),
             closed: watch::Sender::new(false),
@@ -143,6 +179,9 @@ impl State {
 
     /// Sends a request to one replica. Goes on to the next one only if nothing was sent or begun.
     pub(crate) async fn ask(&self, request: Request<'_>) -> Result<Reply, RequestError> {
+        if let Some(home) = request.home {
+            return self.ask_home(request, home).await;
+        }
         let until = Clock::Boot.now() + request.limit;
         let mut failed = None;
         let order = self.replicas.order(request.claim);
@@ -153,21 +192,17 @@ impl State {
             if left.is_zero() {
                 break;
             }
-            match self.ask_one(index, request, left).await {
+            let replica = Asked::Listed(index);
+            match self.ask_one(&replica, request, left).await {
                 Ok(answer) => {
                     return Ok(Reply {
                         answer,
                         sent,
-                        replica: index,
+                        replica,
                     });
                 }
                 Err(error) => {
-                    if let Some(claim) = request.claim
-                        && error.in_doubt
-                        && request.ask.method == Method::PUT
-                    {
-                        self.entries.doubt(claim, sent);
-                    }
+                    self.note_doubt(request, &error, sent);
                     if error.in_doubt || matches!(error.error, Error::Closed) {
                         return Err(error);
                     }
@@ -175,26 +210,134 @@ impl State {
                 }
             }
         }
-        let none = || {
-            let action = request.action.text();
-            Error::unavailable(
+        Err(failed.unwrap_or_else(|| self.unreached(request.action)))
+    }
+
+    /// Sends the first request of a claim to a replica that then has the claim. Goes on to the next one only if nothing was
+    /// sent, or the replica refused it.
+    pub(crate) async fn ask_first(
+        &self,
+        homes: &Homes,
+        claim: &ClaimId,
+        request: Request<'_>,
+    ) -> Result<Reply, RequestError> {
+        let until = Clock::Boot.now() + request.limit;
+        let mut failed = None;
+        for index in self.replicas.order(Some(claim)) {
+            let mut known = homes.at(index);
+            // What was known of it may be out of date, once.
+            for _ in 0..2 {
+                let left = until.since(Clock::Boot.now());
+                if left.is_zero() {
+                    break;
+                }
+                let home = match known.take() {
+                    Some(home) => home,
+                    None => match self.find_home(homes, index, left).await {
+                        Ok(home) => home,
+                        Err(error) => {
+                            failed = failed.or(Some(error.into()));
+                            break;
+                        }
+                    },
+                };
+                self.entries.lives(claim, &home);
+                let limit = until.since(Clock::Boot.now());
+                match self.ask_home(Request { limit, ..request }, &home).await {
+                    Ok(reply) if reply.status() == StatusCode::MISDIRECTED_REQUEST => {
+                        failed = failed.or(self.read::<()>(&reply, request.action).err());
+                    }
+                    Ok(reply) => return Ok(reply),
+                    Err(error) if error.in_doubt || matches!(error.error, Error::Closed) => {
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        failed = failed.or(Some(error));
+                        self.entries.lives_nowhere(claim);
+                        break;
+                    }
+                }
+                self.entries.lives_nowhere(claim);
+            }
+        }
+        Err(failed.unwrap_or_else(|| self.unreached(request.action)))
+    }
+
+    fn unreached(&self, action: Action<'_>) -> RequestError {
+        let why = "no replica could be reached in time";
+        Error::unavailable(&self.config.store, action.text(), why).into()
+    }
+
+    /// Asks the replica at this place of the list who it is.
+    async fn find_home(&self, homes: &Homes, index: usize, limit: Duration) -> Result<Arc<Home>> {
+        let address = self.replicas.address(index);
+        let said = ask_store(&self.config, &self.connections, address, limit).await;
+        let said = said.inspect_err(|_| self.replicas.failed(index))?;
+        if let Some(why) = self.info.differs(&said) {
+            self.replicas.failed(index);
+            return Err(Error::config(
                 &self.config.store,
-                action,
-                "no replica could be reached in time",
-            )
-            .into()
+                format!("{address}: {why}"),
+            ));
+        }
+        let home = Arc::new(Home::new(&self.config, index, &said)?);
+        homes.found(&home);
+        Ok(home)
+    }
+
+    /// Sends a request to the replica that the claim belongs to.
+    async fn ask_home(
+        &self,
+        request: Request<'_>,
+        home: &Arc<Home>,
+    ) -> Result<Reply, RequestError> {
+        let (sent, replica) = (Clock::Boot.now(), Asked::Home(Arc::clone(home)));
+        let ask = Ask {
+            replica: Some(&home.id),
+            ..request.ask
         };
-        Err(failed.unwrap_or_else(none))
+        let asked = Request { ask, ..request };
+        let answer = self.ask_one(&replica, asked, request.limit).await;
+        let is_it = |answer: &Answer| {
+            let id = answer.replica.as_ref();
+            id.is_some_and(|id| id.as_bytes() == home.id.as_bytes())
+        };
+        if !answer.as_ref().is_ok_and(is_it)
+            && let Some(homes) = &self.homes
+        {
+            homes.forget(home);
+        }
+        match answer {
+            Ok(answer) => Ok(Reply {
+                answer,
+                sent,
+                replica,
+            }),
+            Err(error) => {
+                self.note_doubt(request, &error, sent);
+                Err(error)
+            }
+        }
+    }
+
+    /// A request that may take effect late is remembered with its claim.
+    fn note_doubt(&self, request: Request<'_>, error: &RequestError, sent: BootInstant) {
+        if let Some(claim) = request.claim
+            && error.in_doubt
+            && request.ask.method == Method::PUT
+        {
+            self.entries.doubt(claim, sent);
+        }
     }
 
     /// One attempt. An error that is not in doubt: this replica did not begin.
     async fn ask_one(
         &self,
-        index: usize,
+        replica: &Asked,
         request: Request<'_>,
         limit: Duration,
     ) -> Result<Answer, RequestError> {
-        let address = self.replicas.address(index);
+        let (index, address) = (replica.index(), replica.address(&self.replicas));
         let answer = self.connections.ask(address, request.ask, limit).await;
         let answer = answer.map_err(|none| {
             self.replicas.failed(index);
@@ -209,7 +352,7 @@ impl State {
                 kind: None,
             }
         };
-        match self.served_by(index, &answer, limit).await {
+        match self.served_by(address, &answer, limit).await {
             Served::Ours => {}
             Served::Unknown(why) => return Err(unavailable(why, true)),
             Served::Other(why) => {
@@ -221,7 +364,7 @@ impl State {
         }
         if answer.status == StatusCode::SERVICE_UNAVAILABLE {
             self.replicas.failed(index);
-            let refused = self.refused(index, request.action, &answer);
+            let refused = self.refused(address, request.action, &answer);
             if refused.kind == Some(Kind::Draining) {
                 return Err(refused);
             }
@@ -231,8 +374,7 @@ impl State {
         Ok(answer)
     }
 
-    fn refused(&self, index: usize, action: Action<'_>, answer: &Answer) -> RequestError {
-        let address = self.replicas.address(index);
+    fn refused(&self, address: &str, action: Action<'_>, answer: &Answer) -> RequestError {
         refused(
             &self.config.store,
             address,
@@ -263,7 +405,7 @@ impl State {
 
     /// Whether an answer is from a replica that serves this store. A replica that was not heard before is asked, since it
     /// may have been started with another one.
-    async fn served_by(&self, index: usize, answer: &Answer, limit: Duration) -> Served {
+    async fn served_by(&self, address: &str, answer: &Answer, limit: Duration) -> Served {
         let Some(id) = answer.replica.as_ref() else {
             // No replica answers so, but a balancer may, for one that is down.
             return match answer.status.is_success() {
@@ -271,7 +413,6 @@ impl State {
                 false => Served::Ours,
             };
         };
-        let address = self.replicas.address(index);
         for _ in 0..TRIES {
             if self.known.lock().contains(id) {
                 return Served::Ours;
@@ -301,6 +442,7 @@ impl State {
             action: Action::plain("opening the store"),
             claim: None,
             at: None,
+            home: None,
             limit: self.config.response_timeout,
         };
         let reply = self.ask(request).await?;
@@ -320,6 +462,7 @@ impl State {
             method: &Method::POST,
             path,
             key: Some(key),
+            replica: None,
             body: Some(body),
         }
     }
@@ -340,10 +483,11 @@ impl State {
         action: Action<'_>,
     ) -> Result<T, RequestError> {
         if !reply.answer.status.is_success() {
-            return Err(self.refused(reply.replica, action, &reply.answer));
+            let address = reply.replica.address(&self.replicas);
+            return Err(self.refused(address, action, &reply.answer));
         }
         serde_json::from_slice(&reply.answer.body).map_err(|error| {
-            let address = self.replicas.address(reply.replica);
+            let address = reply.replica.address(&self.replicas);
             unreadable(&self.config.store, address, action, &error.to_string())
         })
     }
@@ -353,6 +497,42 @@ impl Reply {
     pub(crate) fn status(&self) -> StatusCode {
         self.answer.status
     }
+}
+
+/// The replicas that take claims. Each must be reachable by itself: behind a balancer, a request about a claim would mostly
+/// come to a replica that does not have it.
+async fn homes(config: &Config, said: &[(usize, Store)]) -> Result<Homes> {
+    let mut found = vec![None; config.replicas.len()];
+    for (index, store) in said {
+        if store.advertise.is_none() {
+            is_one_replica(config, *index, store).await?;
+        }
+        found[*index] = Some(Arc::new(Home::new(config, *index, store)?));
+    }
+    Ok(Homes::new(found))
+}
+
+/// Refuses an address at which several replicas answer. Each question goes over a connection of its own, as balancers choose by
+/// connection.
+async fn is_one_replica(config: &Config, index: usize, said: &Store) -> Result<()> {
+    let address = &config.replicas[index];
+    let asked = (0..CONNECTIONS).map(async |_| {
+        let connections = Connections::new(config);
+        ask_store(config, &connections, address, config.response_timeout).await
+    });
+    // One that does not answer now shows nothing.
+    let others = join_all(asked).await.into_iter().flatten();
+    for other in others {
+        if other.replica != said.replica {
+            let why = format!(
+                "several replicas answer at {address}, and its store {} is one on which a claim belongs to the replica that \
+                 took it; name the replicas themselves in the URL, or start each with its own URL as advertise",
+                said.store
+            );
+            return Err(Error::config(&config.store, why));
+        }
+    }
+    Ok(())
 }
 
 /// What a replica says of its store.

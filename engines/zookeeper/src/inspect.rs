@@ -7,6 +7,7 @@ use fencelock_core::engine::{
     Cursor, Evict, Finding, Grant, HolderView, Inspect, LockView, Page, WaiterView,
 };
 use fencelock_core::{Clock, Error, LockName, Result, Token, Tokens};
+use futures_util::future::join_all;
 use zookeeper_client::{Error as Refusal, MultiReadResult, OneshotWatcher, Stat};
 
 use crate::connection::Connection;
@@ -121,8 +122,10 @@ impl Inspect for State {
                 .with_claims(&connection, names)
                 .await
                 .map_err(failure)?;
-            for name in used {
-                let view = self.view(&connection, name).await?;
+            // At once: a page must not take a way there and back for each lock.
+            let views = used.into_iter().map(|name| self.view(&connection, name));
+            for view in join_all(views).await {
+                let view = view?;
                 if !view.holders.is_empty() {
                     items.push(view);
                 }

@@ -290,6 +290,45 @@ async fn redlock_a_silent_client_loses_alone() {
     a_silent_client_loses_alone(&at, 3000).await;
 }
 
+/// Another client keeps the session alive, so the store's countdown says nothing about the hold of a silent one.
+#[tokio::test]
+async fn etcd_nobody_joins_a_hold_for_longer_than_its_replica_keeps_it() {
+    let etcd = Etcd::start().unwrap();
+    let at = replica(fencelock::open_engine(etcd.url()).await.unwrap()).await;
+    let other = replica(fencelock::open_engine(etcd.url()).await.unwrap()).await;
+    let (alive, silent) = (Client::new(), Client::new());
+    let (a, b) = (alive.claim(), silent.claim());
+    let ttl = 6000;
+    let body = |name: &str, owner: &str| json!({"name": name, "ttl_ms": ttl, "owner": owner});
+    let taken = put(&at, &alive, a, body("a", "alive")).await.is(200);
+    let lost = put(&at, &silent, b, body("b", "silent")).await.is(200);
+    let path = format!("/v1/claims/{b}/renew");
+    let renewal = json!({"name": "b", "token": lost["token"], "ttl_ms": ttl, "owner": "silent"});
+    let begun = Instant::now();
+    send(&at, &silent, "POST", &path, &renewal).await.is(200);
+    let question = json!({"name": "b", "owner": "silent"}).to_string();
+    let mut answers = 0;
+    loop {
+        renew(&at, &alive, a, &taken["token"], ttl).await.is(200);
+        let (sent, attested) = (
+            begun.elapsed(),
+            ask(&at, "POST", "/v1/attest", &question).await.is(200),
+        );
+        if attested["holder"].is_null() {
+            break;
+        }
+        let lease = Duration::from_millis(attested["lease_ms_since_sent"].as_u64().unwrap());
+        // It was renewed a little later than `begun`.
+        let most = Duration::from_millis(ttl + 500);
+        assert!(sent + lease < most, "{lease:?} after {sent:?}");
+        let elsewhere = ask(&other, "POST", "/v1/attest", &question).await.is(200);
+        assert_eq!(elsewhere["lease_ms_since_sent"], 0, "{elsewhere}");
+        answers += 1;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert!(answers > 5, "{answers}");
+}
+
 #[tokio::test]
 async fn etcd_one_request_takes_and_another_releases() {
     let etcd = Etcd::start().unwrap();

@@ -30,7 +30,13 @@ pub fn wants_more() -> bool {
 #[must_use]
 pub fn all() -> Vec<&'static dyn Subject> {
     let more: &[&'static dyn Subject] = match wants_more() {
-        true => &[&http::SQLITE, &http::POSTGRES],
+        true => &[
+            &http::SQLITE,
+            &http::POSTGRES,
+            &http::ETCD,
+            &http::ZOOKEEPER,
+            &http::REDLOCK,
+        ],
         false => &[],
     };
     let mut all = ordinary();

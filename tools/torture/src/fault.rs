@@ -18,6 +18,10 @@ pub enum FaultKind {
     SwitchOver,
     /// A server is cut off from the other servers; its clients still reach it.
     CutOff,
+    /// No client reaches a server; its other connections stand.
+    Unreachable,
+    /// A server is cut off from its clients and from the other servers.
+    Isolate,
     /// The server's clock jumps forward past every lease, and back later.
     ClockForward,
     /// The server's clock jumps back, and forward later.
@@ -48,13 +52,15 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Pause,
         Self::Restart,
         Self::RestartEmpty,
         Self::KillLeader,
         Self::SwitchOver,
         Self::CutOff,
+        Self::Unreachable,
+        Self::Isolate,
         Self::ClockForward,
         Self::ClockBack,
         Self::KillConnections,
@@ -80,6 +86,8 @@ impl FaultKind {
             Self::KillLeader => "kill-leader",
             Self::SwitchOver => "switch-over",
             Self::CutOff => "cut-off",
+            Self::Unreachable => "unreachable",
+            Self::Isolate => "isolate",
             Self::ClockForward => "clock-forward",
             Self::ClockBack => "clock-back",
             Self::KillConnections => "kill-connections",
@@ -106,6 +114,8 @@ impl FaultKind {
             | Self::KillLeader
             | Self::SwitchOver
             | Self::CutOff
+            | Self::Unreachable
+            | Self::Isolate
             | Self::ClockForward
             | Self::ClockBack
             | Self::KillConnections

@@ -139,9 +139,14 @@ impl Targets {
             FaultKind::Reset | FaultKind::KillConnections | FaultKind::SwitchOver => 0,
             // Possibly past the lease.
             FaultKind::PauseClient => random.u64(ttl / 2..=ttl * 2),
-            FaultKind::Pause | FaultKind::Hold | FaultKind::Partition => {
-                random.u64(50..=ttl * 3 / 2)
+            FaultKind::Pause => {
+                let store = self.store.as_ref();
+                random.u64(store.map_or(50..=ttl * 3 / 2, |store| store.pauses(ttl)))
             }
+            FaultKind::Hold
+            | FaultKind::Partition
+            | FaultKind::Unreachable
+            | FaultKind::Isolate => random.u64(50..=ttl * 3 / 2),
             FaultKind::Calls => random.u64(ttl / 2..=ttl * 2),
             _ => random.u64(50..=ttl),
         };

@@ -168,6 +168,10 @@ pub enum Standing {
     Waiting(Place),
     /// Somebody else holds, and the claim was not to wait. The server keeps nothing of the claim.
     Busy,
+    /// The claim is over, and its id must not be placed again: it belonged to a process beside this one, which has ended it
+    /// or cannot be reached. It is withdrawn as every claim that was placed. Whoever still wants the lock claims it anew,
+    /// with a new id, at the end of the queue. An engine whose claims belong to its own process takes a new place by itself.
+    Ended,
 }
 
 /// A claim that holds, with its present token (which moves on with each hand-off inside the process).

@@ -76,7 +76,8 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         Clock::Boot
     }
 
-    /// Takes the lock, or joins the queue. Calling again reports, prolongs, and keeps the place.
+    /// Takes the lock, or joins the queue. Calling again reports, prolongs, and keeps the place; after
+    /// [`Standing::Ended`] it does so with a new id.
     /// A weaker mode on a claim that holds downgrades it, with a new token.
     ///
     /// On a claim that holds, the lease then ends at the later of two times: when it would have ended, and the claim's ttl

@@ -123,7 +123,7 @@ async fn at_store(
     let ttl = claim.ttl;
     // At the store from the first: a holder that is killed gives nothing back.
     claim.ttl = ttl.max(terms.at_least.unwrap_or_default());
-    let grant = place(state, &claim, patience, caller).await?;
+    let grant = place(state, &mut claim, patience, caller).await?;
     // A grant that the store pushed has a short lease, which later renewals prolong, if there are any.
     let whole = terms.at_least.is_some() || !terms.renews;
     let short = whole && grant.lease < claim.ttl;

@@ -29,10 +29,12 @@ const TOO_LATE: u32 = 5;
 
 /// Brings a claim to hold. On any other end the store keeps nothing of it, or it is being withdrawn in the background.
 ///
+/// The claim gets a new id if the store ends it while it waits.
+///
 /// May only be dropped once it has ended: a caller that no longer waits says so through `caller`.
 pub(crate) async fn place(
     state: &Arc<State>,
-    claim: &Claim,
+    claim: &mut Claim,
     patience: Patience,
     caller: &Caller,
 ) -> Result<Grant> {
@@ -47,7 +49,7 @@ pub(crate) async fn place(
 /// A claim whose first answer was no grant.
 struct Placing<'a> {
     state: &'a Arc<State>,
-    claim: &'a Claim,
+    claim: &'a mut Claim,
     patience: Patience,
     caller: &'a Caller,
     attempts: u32,
@@ -70,7 +72,7 @@ enum Next {
 impl<'a> Placing<'a> {
     fn new(
         state: &'a Arc<State>,
-        claim: &'a Claim,
+        claim: &'a mut Claim,
         patience: Patience,
         caller: &'a Caller,
     ) -> Self {
@@ -135,6 +137,7 @@ impl<'a> Placing<'a> {
                 }
                 Ok(Next::Pause(self.between.next_pause()))
             }
+            Ok(Standing::Ended) => self.ended(),
             Err(error) if error.is_retryable() => {
                 tracing::debug!(name = %self.claim.name, %error, "placing a claim failed");
                 self.unsure = true;
@@ -150,6 +153,20 @@ impl<'a> Placing<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// The store has ended the claim, or whoever kept it is gone. What is left of it is withdrawn, and a new claim goes on.
+    fn ended(&mut self) -> Result<Next> {
+        undo(self.state, self.claim);
+        (self.placed, self.unsure) = (false, false);
+        if self.was_last_attempt() {
+            let action = format!("taking lock {}", self.claim.name);
+            let cause = "its claim ended at the store; ask again";
+            return Err(Error::unavailable(&self.state.engine, action, cause));
+        }
+        self.claim.id = self.state.ids.next();
+        tracing::debug!(name = %self.claim.name, id = %self.claim.id, "the claim ended; requesting the lock anew");
+        Ok(Next::Pause(self.after_error.next_pause()))
     }
 
     /// A grant whose answer took longer than its lease. Placing again prolongs what still holds, a few times.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod anew;
 mod at_least;
 mod bad_days;
 mod basics;

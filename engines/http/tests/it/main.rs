@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod access;
+mod bound;
 mod events;
 mod replicas;
 mod stores;
@@ -59,8 +60,13 @@ impl Replica {
 
 /// Starts a replica on a port, once that is free.
 pub(crate) async fn serve(engine: Arc<dyn Engine>, port: u16) -> Server {
+    serve_as(engine, Config::trusting(), port).await
+}
+
+/// The same with a configuration.
+pub(crate) async fn serve_as(engine: Arc<dyn Engine>, config: Config, port: u16) -> Server {
     let start = async || {
-        let service = Service::new(Arc::clone(&engine), Config::trusting()).unwrap();
+        let service = Service::new(Arc::clone(&engine), config.clone()).unwrap();
         Server::start(([127, 0, 0, 1], port).into(), service).await
     };
     let mut server = start().await;

@@ -26,7 +26,12 @@ pub(crate) async fn withdraw(state: &State, claim: &Claim, how: Leave) -> Result
     let withdrawn = match how {
         Leave::Release => everywhere(state, claim, b"release").await,
         Leave::Abandon => {
-            let delay = millis(claim.lock_delay).to_string();
+            let delay = match claim.lock_delay.is_zero() {
+                true => Duration::ZERO,
+                // The core ends a hold a margin before its lease ends. The servers prolong nothing.
+                false => claim.lock_delay + claim.ttl / 50 + Duration::from_millis(10),
+            };
+            let delay = millis(delay).to_string();
             everywhere(state, claim, delay.as_bytes()).await
         }
     };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fencelock::engine::Evict;
 use fencelock::{Client, LeaseKind, Promises, Token};
+use futures_util::FutureExt;
 
 use crate::case::{Case, case};
 use crate::ctx::{Ctx, got, soon, take, until, wait_for};
@@ -167,7 +168,8 @@ async fn tokens_increase_over_erasure(ctx: Ctx) {
         drop(held);
         let other = take(&one, &format!("{name}/other")).await;
         other.release().await.unwrap();
-        assert!(next.is_valid());
+        let lost = next.lost().now_or_never();
+        assert!(next.is_valid() && lost.is_none(), "lost: {lost:?}");
         next.release().await.unwrap();
     }
 }

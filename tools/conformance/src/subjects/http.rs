@@ -16,7 +16,7 @@ use fencelock_testbed::{Dir, Failure, Port, Process, Proxy, Result, Worker};
 use fencelock_wire::ClaimKey;
 
 use crate::subject::{Passwords, Server, Store, Subject};
-use crate::subjects::{memory, postgres, redis, sqlite};
+use crate::subjects::{etcd, memory, postgres, redis, redlock, sqlite, zookeeper};
 
 /// Two replicas in this process.
 pub(crate) struct TwoReplicas {
@@ -24,22 +24,21 @@ pub(crate) struct TwoReplicas {
     behind: &'static dyn Subject,
 }
 
-pub(crate) static MEMORY: TwoReplicas = TwoReplicas {
-    name: "http-memory",
-    behind: &memory::InMemory,
-};
-pub(crate) static REDIS: TwoReplicas = TwoReplicas {
-    name: "http-redis",
-    behind: &redis::OneRedis,
-};
-pub(crate) static SQLITE: TwoReplicas = TwoReplicas {
-    name: "http-sqlite",
-    behind: &sqlite::InFile,
-};
-pub(crate) static POSTGRES: TwoReplicas = TwoReplicas {
-    name: "http-postgres",
-    behind: &postgres::LEASE,
-};
+impl TwoReplicas {
+    const fn before(name: &'static str, behind: &'static dyn Subject) -> Self {
+        Self { name, behind }
+    }
+}
+
+pub(crate) static MEMORY: TwoReplicas = TwoReplicas::before("http-memory", &memory::InMemory);
+pub(crate) static REDIS: TwoReplicas = TwoReplicas::before("http-redis", &redis::OneRedis);
+pub(crate) static SQLITE: TwoReplicas = TwoReplicas::before("http-sqlite", &sqlite::InFile);
+pub(crate) static POSTGRES: TwoReplicas = TwoReplicas::before("http-postgres", &postgres::LEASE);
+// On these a claim belongs to the replica that took it, and stays there.
+pub(crate) static ETCD: TwoReplicas = TwoReplicas::before("http-etcd", &etcd::OneEtcd);
+pub(crate) static ZOOKEEPER: TwoReplicas =
+    TwoReplicas::before("http-zookeeper", &zookeeper::OneZooKeeper);
+pub(crate) static REDLOCK: TwoReplicas = TwoReplicas::before("http-redlock", &redlock::FIVE_NODES);
 
 #[async_trait]
 impl Subject for TwoReplicas {

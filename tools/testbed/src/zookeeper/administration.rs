@@ -9,6 +9,9 @@ use zookeeper_client::{Acls, Client, CreateMode, Error};
 use super::server::{START, ZooKeeper};
 use crate::failure::{Failure, Result};
 
+/// How often nodes may change while they are about to be deleted.
+const TRIES: u32 = 100;
+
 impl ZooKeeper {
     /// The answer to a four-letter word, such as `srvr` or `wchs`.
     ///
@@ -94,24 +97,16 @@ impl ZooKeeper {
         })
     }
 
-    /// Deletes the children of `path` and their children, as an administrator might.
+    /// Deletes the children of `path` and their children, as an administrator might: each child with its own children at once,
+    /// so that nobody in a queue is granted a lock and then deleted, too.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// If the server does not answer, or others never leave the nodes alone.
     pub fn erase_below(&self, path: &str, auth: Option<&str>) -> Result<()> {
         let path = path.to_owned();
         self.administer(auth, async move |client| {
             for name in client.list_children(&path).await? {
-                let name = format!("{path}/{name}");
-                let children = match client.list_children(&name).await {
-                    // The server has deleted it in the meantime, as it does with empty containers.
-                    Err(Error::NoNode) => continue,
-                    listed => listed?,
-                };
-                for child in children {
-                    drop(client.delete(&format!("{name}/{child}"), None).await);
-                }
-                drop(client.delete(&name, None).await);
+                erase(client, &format!("{path}/{name}")).await?;
             }
             Ok(())
         })
@@ -150,5 +145,28 @@ impl ZooKeeper {
         let worked = thread.join();
         let worked = worked.map_err(|_| Failure::new(format!("cannot {failed}: it panicked")))?;
         worked.map_err(Failure::to(&failed))
+    }
+}
+
+/// Deletes a node with its children.
+async fn erase(client: &Client, name: &str) -> std::result::Result<(), Error> {
+    let mut tries = 0;
+    loop {
+        let children = match client.list_children(name).await {
+            // The server has deleted it in the meantime, as it does with empty containers.
+            Err(Error::NoNode) => return Ok(()),
+            listed => listed?,
+        };
+        let mut all = client.new_multi_writer();
+        for child in children {
+            all.add_delete(&format!("{name}/{child}"), None)?;
+        }
+        all.add_delete(name, None)?;
+        match all.commit().await {
+            Ok(_) => return Ok(()),
+            // Somebody has made or deleted a child meanwhile.
+            Err(error) if tries == TRIES => return Err(error.into()),
+            Err(_) => tries += 1,
+        }
     }
 }

@@ -148,13 +148,18 @@ impl TestStore for Cluster {
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        let mut left = Vec::new();
-        for prefix in ["fencelock/lock/", "fencelock/mail/"] {
-            match self.etcd.keys(prefix)? {
-                0 => {}
-                count => left.push(format!("{count} keys below {prefix}")),
-            }
-        }
-        Ok(left)
+        keys_left(&self.etcd)
     }
+}
+
+/// The keys of claims.
+pub(super) fn keys_left(etcd: &Etcd) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for prefix in ["fencelock/lock/", "fencelock/mail/"] {
+        match etcd.keys(prefix)? {
+            0 => {}
+            count => left.push(format!("{count} keys below {prefix}")),
+        }
+    }
+    Ok(left)
 }

@@ -1,19 +1,158 @@
-//! Two replicas of the lock service before one Redis. The nodes are the replicas: the workers reach them through their own
+//! Two replicas of the lock service before one server. The nodes are the replicas: the workers reach them through their own
 //! proxies, and each replica reaches the store through a proxy of its own.
 
+use std::ops::RangeInclusive;
 use std::process::Command;
 
-use fencelock_testbed::{Failure, Flow, Port, Proxy, Redis, Result, Worker};
+use fencelock_testbed::{Etcd, Failure, Flow, Port, Postgres, Proxy, Redis, Result, Worker};
 
+use super::etcd::keys_left as etcd_left;
 use super::redis::COUNTER;
+use super::sql::end_sessions;
 use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, loopback, unknown};
 use crate::Relaunch;
 use crate::fault::FaultKind;
 use crate::history::Rule;
 use crate::replica;
 
-/// A short ttl, so that more happens in the same time.
-const WINDOW: u64 = 1000;
+/// How long a replica stands still, in milliseconds: from less than its clients wait for an answer to more than their leases.
+const PAUSES: RangeInclusive<u64> = 500..=10_000;
+
+/// The store behind the replicas.
+trait Behind: Send {
+    /// The name of the whole at `--start`.
+    fn name(&self) -> &'static str;
+    fn port(&self) -> u16;
+    /// Its URL at a proxy's port, with a short claim window, so that more happens in the same time.
+    fn url_at(&self, port: u16) -> String;
+    fn kill9(&self);
+    fn restart(&mut self) -> Result<()>;
+    /// As the administrator does.
+    fn kill_connections(&self) -> Result<()>;
+    /// See [`TestStore::window`].
+    fn window(&self) -> u64;
+    /// See [`TestStore::forgets_after`].
+    fn forgets_after(&self) -> u64 {
+        0
+    }
+    /// See [`TestStore::left`].
+    fn left(&self) -> Result<Vec<String>>;
+}
+
+impl Behind for Redis {
+    fn name(&self) -> &'static str {
+        "http-redis"
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("{}?claim-window=1s", Self::url_at(self, port))
+    }
+
+    fn kill9(&self) {
+        Self::kill9(self);
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::restart(self)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        kill_clients(self)
+    }
+
+    fn window(&self) -> u64 {
+        1000
+    }
+
+    fn forgets_after(&self) -> u64 {
+        STALE_QUEUE
+    }
+
+    fn left(&self) -> Result<Vec<String>> {
+        keys_left(std::slice::from_ref(self), |key| key == COUNTER)
+    }
+}
+
+impl Behind for Postgres {
+    fn name(&self) -> &'static str {
+        "http-postgres"
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        Self::url_at(self, port, "lock")
+    }
+
+    fn kill9(&self) {
+        Self::kill9(self);
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::restart(self)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        end_sessions(self)
+    }
+
+    fn window(&self) -> u64 {
+        6000
+    }
+
+    fn left(&self) -> Result<Vec<String>> {
+        // `list`, which is called for every store, sees what is held.
+        Ok(Vec::new())
+    }
+}
+
+/// A claim belongs to the replica that took it, and ends with it.
+impl Behind for Etcd {
+    fn name(&self) -> &'static str {
+        "http-etcd"
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self, 0)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        format!("{}?claim-window=2s", Self::url_at(self, &[port]))
+    }
+
+    fn kill9(&self) {
+        self.kill9_all();
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::launch(self, 0)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        // Its administrator cannot.
+        Ok(())
+    }
+
+    fn window(&self) -> u64 {
+        // A session of two seconds, and the time in which a server notices its end.
+        3000
+    }
+
+    fn forgets_after(&self) -> u64 {
+        // The session of a replica that was killed.
+        3000
+    }
+
+    fn left(&self) -> Result<Vec<String>> {
+        etcd_left(self)
+    }
+}
 
 struct Node {
     relaunch: Relaunch,
@@ -27,13 +166,12 @@ struct Node {
 }
 
 impl Node {
-    fn start(relaunch: &Relaunch, redis: &Redis) -> Result<Self> {
-        let to_store = Proxy::start(redis.port())?;
+    fn start(relaunch: &Relaunch, behind: &dyn Behind) -> Result<Self> {
+        let to_store = Proxy::start(behind.port())?;
         let port = Port::free()?;
-        let url = redis.url_at(to_store.port());
         let mut node = Self {
             relaunch: relaunch.clone(),
-            store: format!("{url}?claim-window={WINDOW}ms"),
+            store: behind.url_at(to_store.port()),
             before: Proxy::start(port.number())?,
             port,
             process: None,
@@ -61,6 +199,15 @@ impl Node {
         Ok(())
     }
 
+    /// The proxies that lose everything in a fault of this kind.
+    fn cut(&self, kind: FaultKind) -> Vec<&Proxy> {
+        match kind {
+            FaultKind::CutOff => vec![&self.to_store],
+            FaultKind::Unreachable => vec![&self.before],
+            _ => vec![&self.to_store, &self.before],
+        }
+    }
+
     fn process(&self) -> Result<&Worker> {
         let ended = || Failure::new("the replica is not running");
         self.process.as_ref().ok_or_else(ended)
@@ -68,20 +215,32 @@ impl Node {
 }
 
 struct Replicas {
-    redis: Redis,
+    behind: Box<dyn Behind>,
     nodes: Vec<Node>,
 }
 
-pub(super) fn start(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
-    let redis = Redis::builder().append_only("always").start()?;
-    let nodes = (0..2).map(|_| Node::start(relaunch, &redis));
+pub(super) fn start_redis(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
+    start(relaunch, Redis::builder().append_only("always").start()?)
+}
+
+pub(super) fn start_postgres(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
+    start(relaunch, Postgres::start()?)
+}
+
+pub(super) fn start_etcd(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
+    start(relaunch, Etcd::start()?)
+}
+
+fn start(relaunch: &Relaunch, behind: impl Behind + 'static) -> Result<Box<dyn TestStore>> {
+    let nodes = (0..2).map(|_| Node::start(relaunch, &behind));
     let nodes = nodes.collect::<Result<_>>()?;
-    Ok(Box::new(Replicas { redis, nodes }))
+    let behind = Box::new(behind);
+    Ok(Box::new(Replicas { behind, nodes }))
 }
 
 impl TestStore for Replicas {
     fn name(&self) -> &'static str {
-        "http-redis"
+        self.behind.name()
     }
 
     fn ports(&self) -> Vec<u16> {
@@ -100,6 +259,8 @@ impl TestStore for Replicas {
             FaultKind::Restart,
             FaultKind::KillLeader,
             FaultKind::CutOff,
+            FaultKind::Unreachable,
+            FaultKind::Isolate,
             FaultKind::KillConnections,
             FaultKind::Repeat,
         ]
@@ -114,16 +275,18 @@ impl TestStore for Replicas {
                 Ok(())
             }
             FaultKind::KillLeader => {
-                self.redis.kill9();
+                self.behind.kill9();
                 Ok(())
             }
-            FaultKind::CutOff => {
-                self.nodes[node].to_store.both(Flow::Lose);
+            FaultKind::CutOff | FaultKind::Unreachable | FaultKind::Isolate => {
+                for proxy in self.nodes[node].cut(kind) {
+                    proxy.both(Flow::Lose);
+                }
                 Ok(())
             }
             FaultKind::KillConnections => {
                 self.nodes[node].before.reset();
-                kill_clients(&self.redis)
+                self.behind.kill_connections()
             }
             FaultKind::Repeat => {
                 self.nodes[node].before.keep();
@@ -137,12 +300,13 @@ impl TestStore for Replicas {
         match kind {
             FaultKind::Pause => self.nodes[node].process()?.process().resume(),
             FaultKind::Restart => self.nodes[node].begin(),
-            FaultKind::KillLeader => self.redis.restart(),
-            FaultKind::CutOff => {
-                let proxy = &self.nodes[node].to_store;
-                proxy.both(Flow::Pass);
-                // A connection that has lost bytes is useless.
-                proxy.reset();
+            FaultKind::KillLeader => self.behind.restart(),
+            FaultKind::CutOff | FaultKind::Unreachable | FaultKind::Isolate => {
+                for proxy in self.nodes[node].cut(kind) {
+                    proxy.both(Flow::Pass);
+                    // A connection that has lost bytes is useless.
+                    proxy.reset();
+                }
                 Ok(())
             }
             FaultKind::KillConnections => Ok(()),
@@ -155,15 +319,19 @@ impl TestStore for Replicas {
         (Vec::new(), "")
     }
 
+    fn pauses(&self, _ttl: u64) -> RangeInclusive<u64> {
+        PAUSES
+    }
+
     fn window(&self) -> u64 {
-        WINDOW
+        self.behind.window()
     }
 
     fn forgets_after(&self) -> u64 {
-        STALE_QUEUE
+        self.behind.forgets_after()
     }
 
     fn left(&mut self) -> Result<Vec<String>> {
-        keys_left(std::slice::from_ref(&self.redis), |key| key == COUNTER)
+        self.behind.left()
     }
 }

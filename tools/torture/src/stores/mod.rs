@@ -76,7 +76,17 @@ const KINDS: &[(&str, &str, Start)] = &[
     (
         "http-redis",
         "two replicas of the lock service before one Redis, appendfsync always",
-        http::start,
+        http::start_redis,
+    ),
+    (
+        "http-postgres",
+        "two replicas of the lock service before a PostgreSQL",
+        http::start_postgres,
+    ),
+    (
+        "http-etcd",
+        "two replicas of the lock service before one etcd, which own their claims",
+        http::start_etcd,
     ),
 ];
 

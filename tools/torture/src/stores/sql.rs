@@ -128,10 +128,15 @@ impl Server for Postgres {
     own_methods!();
 
     fn kill_connections(&self) -> Result<()> {
-        let others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-                      WHERE datname = 'lock' AND pid <> pg_backend_pid()";
-        self.psql("postgres", others).map(drop)
+        end_sessions(self)
     }
+}
+
+/// Ends every connection to a PostgreSQL's locks.
+pub(super) fn end_sessions(server: &Postgres) -> Result<()> {
+    let others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                  WHERE datname = 'lock' AND pid <> pg_backend_pid()";
+    server.psql("postgres", others).map(drop)
 }
 
 impl<S: Server> TestStore for Database<S> {

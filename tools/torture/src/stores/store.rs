@@ -1,5 +1,6 @@
 //! What a started store offers, and what several kinds of store share.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use fencelock_testbed::{ClockShim, Failure, Redis, Result};
@@ -104,6 +105,11 @@ pub(crate) trait TestStore: Send {
     /// the run.
     fn incident(&mut self) -> Option<(String, Vec<Rule>, &'static str)> {
         None
+    }
+
+    /// How long a server stands still, in milliseconds.
+    fn pauses(&self, ttl: u64) -> RangeInclusive<u64> {
+        50..=ttl * 3 / 2
     }
 
     /// How long a dead waiter may delay the queue, in milliseconds.

@@ -1,0 +1,174 @@
+//! On a store whose claims belong to a replica: which replica has which claim.
+//!
+//! A claim lives at the replica that was asked for it first, and every request about it names that replica by its id. A
+//! replica that was restarted has another id, and so has another one behind the same balancer: both refuse the request.
+
+use std::sync::Arc;
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{Error, Result};
+use fencelock_wire::Store;
+use http::{HeaderValue, Uri};
+
+use crate::config::{Config, is_local};
+
+/// A replica that keeps claims.
+#[derive(Debug)]
+pub(crate) struct Home {
+    /// In the list of the URL.
+    pub(crate) index: usize,
+    /// `host:port`, where it is reached, whatever stands before it.
+    pub(crate) address: String,
+    /// Drawn at its start.
+    pub(crate) id: HeaderValue,
+}
+
+impl Home {
+    /// From what the replica at this place of the list says of itself.
+    pub(crate) fn new(config: &Config, index: usize, said: &Store) -> Result<Self> {
+        let listed = &config.replicas[index];
+        let refuse = |why: String| Error::config(&config.store, format!("{listed}: {why}"));
+        let address = match &said.advertise {
+            Some(url) => advertised(config, url).map_err(refuse)?,
+            None => listed.clone(),
+        };
+        let id = HeaderValue::from_str(&said.replica);
+        let id = id.map_err(|_| refuse("its id is no header".to_owned()))?;
+        Ok(Self { index, address, id })
+    }
+}
+
+/// The host and port of the URL that a replica advertises.
+fn advertised(config: &Config, url: &str) -> Result<String, String> {
+    let unusable = |why: &str| {
+        format!(
+            "its claims belong to it, so it must be reached by itself, and it advertises {url}: {why}"
+        )
+    };
+    let uri: Uri = url.parse().map_err(|_| unusable("that is no URL"))?;
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return Err(unusable("that is no URL with a host"));
+    };
+    let (wanted, port) = match config.tls {
+        Some(_) => ("https", 443),
+        None => ("http", 80),
+    };
+    if scheme != wanted {
+        return Err(unusable(&format!("this store's URL says {wanted}")));
+    }
+    if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        return Err(unusable("it has a path"));
+    }
+    let host = authority.host();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if config.tls.is_none() && config.bearer.is_some() && !is_local(bare) {
+        return Err(unusable(
+            "that is another machine, and a token is not sent there without TLS",
+        ));
+    }
+    Ok(format!("{host}:{}", authority.port_u16().unwrap_or(port)))
+}
+
+/// The replicas as they were found last, in the order of the URL.
+#[derive(Debug)]
+pub(crate) struct Homes(Mutex<Vec<Option<Arc<Home>>>>);
+
+impl Homes {
+    pub(crate) fn new(found: Vec<Option<Arc<Home>>>) -> Self {
+        Self(Mutex::new(found))
+    }
+
+    /// The replica at this place, as it was found last.
+    pub(crate) fn at(&self, index: usize) -> Option<Arc<Home>> {
+        self.0.lock().get(index).cloned().flatten()
+    }
+
+    pub(crate) fn found(&self, home: &Arc<Home>) {
+        if let Some(known) = self.0.lock().get_mut(home.index) {
+            *known = Some(Arc::clone(home));
+        }
+    }
+
+    /// The replica is not there any more, or does not answer: the next claim asks who is.
+    pub(crate) fn forget(&self, home: &Arc<Home>) {
+        if let Some(known) = self.0.lock().get_mut(home.index)
+            && known.as_ref().is_some_and(|known| Arc::ptr_eq(known, home))
+        {
+            *known = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::StoreUrl;
+    use fencelock_wire::Binding;
+
+    use super::*;
+
+    fn said(advertise: Option<&str>) -> Store {
+        Store {
+            engine: "etcd".to_owned(),
+            store: "etcd://h".to_owned(),
+            binding: Binding::Replica,
+            claim_window_ms: 5000,
+            poll_ms: 2500,
+            order: "fifo".to_owned(),
+            shared: true,
+            permits: true,
+            lock_delay: true,
+            lease: "session".to_owned(),
+            wake: "push".to_owned(),
+            durability: "durable".to_owned(),
+            clock: String::new(),
+            min_ttl_ms: 1000,
+            max_ttl_ms: 100_000,
+            limits: Vec::new(),
+            version: String::new(),
+            features: Vec::new(),
+            replica: "0123456789abcdef".to_owned(),
+            advertise: advertise.map(str::to_owned),
+        }
+    }
+
+    fn home(options: crate::Options, advertise: Option<&str>) -> Result<Home> {
+        Home::new(&Config::new(options)?, 0, &said(advertise))
+    }
+
+    fn plain(advertise: Option<&str>) -> Result<Home> {
+        let url = StoreUrl::parse("fencelock+http://h:1").unwrap();
+        home(url.into(), advertise)
+    }
+
+    #[test]
+    fn a_replica_is_where_it_says_that_it_is() {
+        for (advertise, address) in [
+            (None, "h:1"),
+            (Some("http://gw-1:7420"), "gw-1:7420"),
+            (Some("http://gw-1/"), "gw-1:80"),
+            (Some("http://[::1]:7"), "[::1]:7"),
+        ] {
+            let home = plain(advertise).unwrap();
+            assert_eq!((home.address.as_str(), home.index), (address, 0));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_an_error() {
+        for (advertise, word) in [
+            ("gw-1", "host"),
+            ("http://gw-1/x", "path"),
+            ("https://gw-1", "says http"),
+            ("no URL at all", "URL"),
+        ] {
+            let text = plain(Some(advertise)).unwrap_err().to_string();
+            assert!(text.contains(word) && text.contains("h:1"), "{text}");
+        }
+        let with_token = || crate::Options::new(["localhost"]).token("flk_secret");
+        let text = home(with_token(), Some("http://gw-1"))
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("TLS") && !text.contains("secret"), "{text}");
+        home(with_token(), Some("http://127.0.0.2:1")).unwrap();
+    }
+}
