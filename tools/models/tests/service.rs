@@ -36,6 +36,7 @@ const CROWDED: Http = Http {
 /// The same, for a shorter time.
 const SHORT: Http = Http {
     ticks: 2,
+    requests: [1, 1, 1],
     ..CROWDED
 };
 
@@ -151,12 +152,13 @@ where
 fn no_schedule_breaks_claims_through_replicas() {
     // A claim alone is pushed nothing.
     let alone = ["a pushed grant is believed"];
-    let mut states = holds(ONE, &alone) + holds(TWO, &[]) + holds(SHORT, &[]);
+    let again = ["a released claim is granted again"];
+    let mut states = holds(ONE, &alone) + holds(TWO, &[]) + holds(SHORT, &again);
     if whole() {
         states += WHOLE.map(|model| holds(model, &[])).iter().sum::<usize>();
     }
     println!("{states} states in all");
-    assert!(states > 400_000, "only {states} states");
+    assert!(states > 300_000, "only {states} states");
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn no_schedule_breaks_claims_that_are_bound_to_a_replica() {
             &[],
         );
     }
-    assert!(states > 400_000, "only {states} states");
+    assert!(states > 300_000, "only {states} states");
 }
 
 #[test]
