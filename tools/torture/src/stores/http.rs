@@ -11,6 +11,7 @@ use crate::Relaunch;
 use crate::fault::FaultKind;
 use crate::history::Rule;
 use crate::replica;
+use crate::revived::Revived;
 
 /// A short ttl, so that more happens in the same time.
 const WINDOW: u64 = 1000;
@@ -102,6 +103,7 @@ impl TestStore for Replicas {
             FaultKind::CutOff,
             FaultKind::KillConnections,
             FaultKind::Repeat,
+            FaultKind::Revive,
         ]
     }
 
@@ -129,6 +131,10 @@ impl TestStore for Replicas {
                 self.nodes[node].before.keep();
                 Ok(())
             }
+            FaultKind::Revive => {
+                self.nodes.iter().for_each(|node| node.before.keep());
+                Ok(())
+            }
             other => Err(unknown(self, other)),
         }
     }
@@ -147,6 +153,14 @@ impl TestStore for Replicas {
             }
             FaultKind::KillConnections => Ok(()),
             FaultKind::Repeat => self.nodes[node].before.repeat(),
+            FaultKind::Revive => {
+                let requests = self.nodes.iter().flat_map(|node| node.before.take_kept());
+                match Revived::find(requests.collect()) {
+                    Some(revived) => revived.start(self.nodes[node].port.number()),
+                    // Nothing was taken and released meanwhile.
+                    None => Ok(()),
+                }
+            }
             other => Err(unknown(self, other)),
         }
     }
@@ -157,6 +171,11 @@ impl TestStore for Replicas {
 
     fn window(&self) -> u64 {
         WINDOW
+    }
+
+    fn idle(&self) -> Option<u64> {
+        // The claim window of a late request, half of one for a waiter to ask again, and the rest for a busy machine.
+        Some(4 * WINDOW)
     }
 
     fn forgets_after(&self) -> u64 {
