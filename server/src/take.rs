@@ -64,6 +64,8 @@ pub(crate) async fn take(
     let ttl = claim.ttl;
     let visit = replica.known.enter(id);
     visit.placing(waiter);
+    #[cfg(fencelock_planted)]
+    visit.wants(&claim);
     let asking = Asking {
         since: visit.since(),
         claim: claim.ttl(replica.first_ttl(ttl)).wait(queue),
@@ -136,6 +138,8 @@ impl Asking {
             match woken {
                 Woken::Granted(grant) => {
                     visit.waits_no_more();
+                    #[cfg(fencelock_planted)]
+                    crate::planted::confirm(&replica.engine, &self.claim, self.ttl, &grant).await;
                     return self.granted(&grant, caller, true);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}

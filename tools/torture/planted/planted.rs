@@ -1,4 +1,5 @@
-//! Three bugs that are planted in the core and in the engines for Redis. Torture must find each, and nothing without them.
+//! Bugs that are planted in the core, in the engines for Redis, and in the lock service before it. Torture must find each, and
+//! nothing without them.
 //!
 //! Only `--cfg fencelock_planted` compiles them in. This program builds itself a second time with that option, through
 //! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs only for the crates of this workspace: so the dependencies are not built
@@ -39,7 +40,41 @@ const BUGS: &[Bug] = &[
         run: "--start redlock --faults none --ttl 500ms --names 1 --time 5s",
         breaks: &["token-once", "token-order"],
     },
+    // The lock service. A late answer is enough, since a lease that counts from it is too long by the whole poll.
+    Bug {
+        name: "lease-from-answer",
+        run: "--start http-redis --faults delay --ttl 1s --overstay 900 --names 4 --time 8s",
+        breaks: &["loss-first", "exclusion"],
+    },
+    // A poll goes to another replica than the one before, and the lock is held for longer than a claim window. No fault needed.
+    Bug {
+        name: "gateway-withdraws",
+        run: "--start http-redis --faults none --ttl 4s --hold 3s --overstay 0 --names 2 --workers 3 --tasks 2 --time 9s",
+        breaks: &["exclusion", "loss-first", "kept"],
+    },
+    // The request by which a holder took its lock comes once more, while it holds by a lease of two windows.
+    Bug {
+        name: "place-shortens",
+        run: "--start http-redis --faults repeat --ttl 3s --overstay 900 --names 12 --tasks 5 --time 7s",
+        breaks: &["loss-first", "exclusion"],
+    },
+    // What these leave is a claim that nobody knows of, for a whole lease. Only late requests of a claim that was released bring
+    // that, at the right moments, so that they are a schedule of their own: the fault `revive`.
+    Bug {
+        name: "gateway-confirms",
+        run: REVIVE,
+        breaks: &["idle"],
+    },
+    Bug {
+        name: "renew-by-id",
+        run: REVIVE,
+        breaks: &["idle"],
+    },
 ];
+
+/// A lease that is much longer than what a late request may bring.
+const REVIVE: &str = "--start http-redis --faults revive --ttl 6s --hold 1s --overstay 0 --names 12 --workers 4 --tasks 12 \
+    --together 1 --time 8s";
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
@@ -189,7 +224,7 @@ fn build() -> Result<PathBuf, String> {
 fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> {
     let mut command = Command::new(program);
     command
-        .args(bug.run.split(' '))
+        .args(bug.run.split_whitespace())
         .args(["--seed", "1", "--json"]);
     if planted {
         command.env("FENCELOCK_PLANTED", bug.name);

@@ -145,7 +145,7 @@ impl Targets {
             }
             FaultKind::Calls => random.u64(ttl / 2..=ttl * 2),
             // Long enough for a claim to be taken, renewed and released.
-            FaultKind::Revive => 1500,
+            FaultKind::Revive => 1000,
             _ => random.u64(50..=ttl),
         };
         let whom = match kind.whom() {

@@ -102,3 +102,35 @@ fn ask(port: u16, request: &[u8]) -> std::io::Result<String> {
     }
     Ok(answer)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_claim_is_revived_that_was_taken_renewed_and_released() {
+        let put = |id: &str, wait: u32| {
+            format!("PUT /v1/claims/{id} HTTP/1.1\r\n\r\n{{\"wait_ms\":{wait}}}")
+        };
+        let release = |id: &str| format!("POST /v1/claims/{id}/release HTTP/1.1\r\n\r\n{{}}");
+        let renewal = r#"POST /v1/renewals HTTP/1.1
+
+{"claims":[{"claim":"a1","token":7}]}"#;
+        let bytes = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let (first, poll) = (put("a1", 0), put("a1", 500));
+        let (other, ended, end) = (put("b2", 0), release("b2"), release("a1"));
+        // Not released yet.
+        assert!(Revived::find(bytes(&[&first, &poll, renewal, &other])).is_none());
+        let found = Revived::find(bytes(&[&other, &ended])).unwrap();
+        assert_eq!(
+            (found.take, found.renewal),
+            (other.clone().into_bytes(), None)
+        );
+        let all = [&first, &poll, renewal, &end, &other, &ended];
+        let found = Revived::find(bytes(&all)).unwrap();
+        assert_eq!(found.take, poll.into_bytes(), "the poll");
+        assert_eq!(found.renewal, Some(renewal.as_bytes().to_vec()));
+    }
+}
