@@ -2,7 +2,7 @@
 
 use stateright::{Model, Property};
 
-use super::state::{Bound, CLIENTS, GONE, Kind, Message, Mutant, Stage, Step, World};
+use super::state::{Bound, CLIENTS, Client, GONE, Kind, Message, Mutant, Stage, Step, World};
 
 impl Bound {
     fn steps_of(&self, world: &World, claim: u8, steps: &mut Vec<Step>) {
@@ -136,7 +136,7 @@ impl Model for Bound {
         vec![
             Property::always("the store keeps what is believed", |_, world: &World| {
                 let holds = |claim: u8| world.keys.first() == Some(&claim);
-                let is_kept = |(claim, client): (u8, &super::Client)| {
+                let is_kept = |(claim, client): (u8, &Client)| {
                     client.stage != Stage::Holding || client.valid <= world.now || holds(claim)
                 };
                 (0..).zip(&world.clients).all(is_kept)

@@ -1,6 +1,6 @@
 //! Questions about a history that several rules ask.
 
-use crate::FaultKind;
+use crate::fault::FaultKind;
 use crate::history::{Attempt, Fault, History, How};
 
 /// Whether no fault, with its aftermath, overlaps the time from `from` to `to`.
