@@ -1,7 +1,7 @@
 //! What the model consists of: its size, its faults, the messages, the clients, the replica and the store.
 
 /// How many clients there are, each with one claim.
-pub const CLIENTS: usize = 2;
+pub(super) const CLIENTS: usize = 2;
 
 /// The size of the search, and the fault that is built in.
 #[derive(Clone, Debug)]

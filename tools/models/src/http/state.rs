@@ -1,15 +1,15 @@
 //! What the model consists of: its size, its faults, the messages, the clients and the store.
 
 /// How many replicas there are.
-pub const REPLICAS: usize = 2;
+pub(super) const REPLICAS: usize = 2;
 
 /// The most clients.
-pub const CLIENTS: usize = 3;
+pub(super) const CLIENTS: usize = 3;
 
 /// The size of the search, and the fault that is built in.
 #[derive(Clone, Debug)]
 pub struct Http {
-    /// How many clients there are, each with one claim; at most [`CLIENTS`].
+    /// How many clients there are, each with one claim; at most three.
     pub clients: u8,
     /// How many ticks there are.
     pub ticks: u8,
