@@ -74,7 +74,7 @@ const BUGS: &[Bug] = &[
 
 /// A lease that is much longer than what a late request may bring.
 const REVIVE: &str = "--start http-redis --faults revive --ttl 6s --hold 1s --overstay 0 --names 12 --workers 4 --tasks 12 \
-    --together 1 --time 8s";
+    --together 1 --time 10s";
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
