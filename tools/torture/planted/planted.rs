@@ -58,23 +58,7 @@ const BUGS: &[Bug] = &[
         run: "--start http-redis --faults repeat --ttl 3s --overstay 900 --names 12 --tasks 5 --time 7s",
         breaks: &["loss-first", "exclusion"],
     },
-    // What these leave is a claim that nobody knows of, for a whole lease. Only late requests of a claim that was released bring
-    // that, at the right moments, so that they are a schedule of their own: the fault `revive`.
-    Bug {
-        name: "gateway-confirms",
-        run: REVIVE,
-        breaks: &["idle"],
-    },
-    Bug {
-        name: "renew-by-id",
-        run: REVIVE,
-        breaks: &["idle"],
-    },
 ];
-
-/// A lease that is much longer than what a late request may bring.
-const REVIVE: &str = "--start http-redis --faults revive --ttl 6s --hold 1s --overstay 0 --names 12 --workers 4 --tasks 12 \
-    --together 1 --time 10s";
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();

@@ -173,11 +173,6 @@ impl TestStore for Replicas {
         WINDOW
     }
 
-    fn idle(&self) -> Option<u64> {
-        // The claim window of a late request, half of one for a waiter to ask again, and the rest for a busy machine.
-        Some(4 * WINDOW)
-    }
-
     fn forgets_after(&self) -> u64 {
         STALE_QUEUE
     }
