@@ -52,12 +52,6 @@ const BUGS: &[Bug] = &[
         run: "--start http-redis --faults none --ttl 4s --hold 3s --overstay 0 --names 2 --workers 3 --tasks 2 --time 9s",
         breaks: &["exclusion", "loss-first", "kept"],
     },
-    // The request by which a holder took its lock comes once more, while it holds by a lease of two windows.
-    Bug {
-        name: "place-shortens",
-        run: "--start http-redis --faults repeat --ttl 3s --overstay 900 --names 12 --tasks 5 --time 7s",
-        breaks: &["loss-first", "exclusion"],
-    },
 ];
 
 fn main() -> ExitCode {
