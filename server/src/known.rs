@@ -41,6 +41,8 @@ struct Claim {
     placed: bool,
     /// It counts as a waiter of its principal.
     waiter: Option<Waiter>,
+    #[cfg(fencelock_planted)]
+    wanted: Option<fencelock_core::engine::Claim>,
 }
 
 /// Claims that may be waiting and of which no request is here, the first to be forgotten first.
@@ -79,6 +81,8 @@ impl Known {
             left: None,
             placed: false,
             waiter: None,
+            #[cfg(fencelock_planted)]
+            wanted: None,
         });
         claim.visits += 1;
         claim.left = None;
@@ -161,9 +165,13 @@ impl Known {
                 .get(&id)
                 .is_some_and(|claim| claim.left == Some(stamp))
             {
+                #[cfg(fencelock_planted)]
+                let wanted = claims.get_mut(&id).and_then(|claim| claim.wanted.take());
                 claims.remove(&id);
                 // No request can come between, since it would need this lock first.
                 self.engine.forget(&id);
+                #[cfg(fencelock_planted)]
+                crate::planted::withdraw(&self.engine, wanted);
             }
         }
     }
@@ -210,6 +218,15 @@ impl Visit {
             if waiter.is_some() {
                 claim.waiter = waiter;
             }
+        }
+    }
+
+    /// What the claim is, for a bug on purpose.
+    #[cfg(fencelock_planted)]
+    pub(crate) fn wants(&self, wanted: &fencelock_core::engine::Claim) {
+        let mut claims = self.known.shard(&self.id).lock();
+        if let Some(claim) = claims.get_mut(&self.id) {
+            claim.wanted = Some(wanted.clone());
         }
     }
 

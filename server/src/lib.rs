@@ -40,6 +40,8 @@ mod locks;
 mod measured;
 mod metrics;
 mod openapi;
+#[cfg(fencelock_planted)]
+mod planted;
 mod principal;
 mod pulse;
 mod refusal;

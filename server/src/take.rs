@@ -64,6 +64,8 @@ pub(crate) async fn take(
     let ttl = claim.ttl;
     let visit = replica.known.enter(id);
     visit.placing(waiter);
+    #[cfg(fencelock_planted)]
+    visit.wants(&claim);
     let asking = Asking {
         since: visit.since(),
         claim: claim.ttl(replica.first_ttl(ttl)).wait(queue),

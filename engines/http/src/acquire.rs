@@ -93,7 +93,7 @@ pub(crate) async fn put(
         Ok(Said::Granted(granted)) => {
             state.entries.holds(&claim.id);
             let lease = Duration::from_millis(granted.lease_ms_since_sent);
-            let grant = Grant::new(Tokens::one(granted.token), reply.sent, lease);
+            let grant = Grant::new(Tokens::one(granted.token), reply.counted_from(), lease);
             Ok(Standing::Held(grant))
         }
         Ok(Said::Waiting(waiting)) => {

@@ -163,7 +163,7 @@ async fn ask(
             ..
         } => {
             let lease = Duration::from_millis(lease_ms_since_sent);
-            Renewal::kept(reply.sent, lease, release_requested)
+            Renewal::kept(reply.counted_from(), lease, release_requested)
         }
         RenewedOne::Lost { .. } => Renewal::Lost,
         RenewedOne::Unknown { detail, .. } => {

@@ -497,6 +497,15 @@ impl Reply {
     pub(crate) fn status(&self) -> StatusCode {
         self.answer.status
     }
+
+    /// Where a lease begins of which the answer speaks: before the request was sent.
+    pub(crate) fn counted_from(&self) -> BootInstant {
+        #[cfg(fencelock_planted)]
+        if fencelock_core::planted::is("lease-from-answer") {
+            return Clock::Boot.now();
+        }
+        self.sent
+    }
 }
 
 /// The replicas that take claims. Each must be reachable by itself: behind a balancer, a request about a claim would mostly

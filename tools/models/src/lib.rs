@@ -1,4 +1,6 @@
 //! The protocols as models, searched exhaustively for a violation.
 
+pub mod bound;
 pub mod claim;
+pub mod http;
 pub mod quorum_token;

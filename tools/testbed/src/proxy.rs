@@ -185,7 +185,7 @@ impl Proxy {
         self.rules.send_modify(|rules| rules.cut += 1);
     }
 
-    /// From now on keeps the requests that pass, for [`Proxy::repeat`].
+    /// From now on keeps the requests that pass, for [`Proxy::repeat`] or [`Proxy::take_kept`].
     pub fn keep(&self) {
         self.rules.send_modify(|rules| rules.keep = true);
     }
@@ -202,6 +202,14 @@ impl Proxy {
         self.orders
             .send(Order::Repeat(kept))
             .map_err(Failure::to(failed))
+    }
+
+    /// Keeps nothing more, and returns what was kept: chunks, in their order.
+    #[must_use]
+    pub fn take_kept(&self) -> Vec<Vec<u8>> {
+        self.rules.send_modify(|rules| rules.keep = false);
+        let kept = std::mem::take(&mut *self.counters.kept());
+        kept.into_iter().map(|(_, chunk)| chunk).collect()
     }
 
     /// The number of connections so far.

@@ -1,4 +1,5 @@
-//! Three bugs that are planted in the core and in the engines for Redis. Torture must find each, and nothing without them.
+//! Bugs that are planted in the core, in the engines for Redis, and in the lock service before it. Torture must find each, and
+//! nothing without them.
 //!
 //! Only `--cfg fencelock_planted` compiles them in. This program builds itself a second time with that option, through
 //! `RUSTC_WORKSPACE_WRAPPER`, which cargo runs only for the crates of this workspace: so the dependencies are not built
@@ -38,6 +39,18 @@ const BUGS: &[Bug] = &[
         name: "token-before-write-back",
         run: "--start redlock --faults none --ttl 500ms --names 1 --time 5s",
         breaks: &["token-once", "token-order"],
+    },
+    // The lock service. A late answer is enough, since a lease that counts from it is too long by the whole poll.
+    Bug {
+        name: "lease-from-answer",
+        run: "--start http-redis --faults delay --ttl 1s --overstay 900 --names 4 --time 8s",
+        breaks: &["loss-first", "exclusion"],
+    },
+    // A poll goes to another replica than the one before, and the lock is held for longer than a claim window. No fault needed.
+    Bug {
+        name: "gateway-withdraws",
+        run: "--start http-redis --faults none --ttl 4s --hold 3s --overstay 0 --names 2 --workers 3 --tasks 2 --time 9s",
+        breaks: &["exclusion", "loss-first", "kept"],
     },
 ];
 
@@ -189,7 +202,7 @@ fn build() -> Result<PathBuf, String> {
 fn run(program: &Path, bug: &Bug, planted: bool) -> Result<Vec<String>, String> {
     let mut command = Command::new(program);
     command
-        .args(bug.run.split(' '))
+        .args(bug.run.split_whitespace())
         .args(["--seed", "1", "--json"]);
     if planted {
         command.env("FENCELOCK_PLANTED", bug.name);

@@ -78,6 +78,11 @@ pub struct Args {
     #[arg(long, value_name = "DUR", default_value = "3ms")]
     hold: String,
 
+    /// Another program that is a worker, with its arguments after spaces: this program and those that are given here take
+    /// turns. It speaks as docs/torture.md says. May be given again
+    #[arg(long, value_name = "PROGRAM")]
+    with: Vec<String>,
+
     /// How many of 1000 holds continue past the end of their lease without a renewal
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
     overstay: u32,
@@ -354,6 +359,15 @@ fn relaunch(subcommand: &[&str]) -> Result<Relaunch, Failed> {
     Ok(Relaunch { program, args })
 }
 
+/// A program and its arguments.
+fn program_of(text: &str) -> Relaunch {
+    let mut words = text.split_whitespace();
+    Relaunch {
+        program: words.next().unwrap_or_default().into(),
+        args: words.map(str::to_owned).collect(),
+    }
+}
+
 async fn make(args: &Args, store: &str, subcommand: &[&str]) -> Result<History, Failed> {
     let settings = args.settings()?;
     let relaunch = relaunch(subcommand)?;
@@ -404,6 +418,7 @@ impl Args {
             faults,
             together: self.together.max(1),
             pauses: (100, 700),
+            others: self.with.iter().map(|text| program_of(text)).collect(),
         })
     }
 }

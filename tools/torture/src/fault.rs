@@ -30,6 +30,8 @@ pub enum FaultKind {
     KillConnections,
     /// The requests of all workers to a server arrive once more, late and over other connections.
     Repeat,
+    /// A claim that was released is asked for once more, and then renewed again and again, as by late requests.
+    Revive,
     /// The connections of one worker are held for a while; then the bytes arrive.
     Hold,
     /// The connections of one worker lose everything for a while, and are then reset.
@@ -52,7 +54,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Pause,
         Self::Restart,
         Self::RestartEmpty,
@@ -65,6 +67,7 @@ impl FaultKind {
         Self::ClockBack,
         Self::KillConnections,
         Self::Repeat,
+        Self::Revive,
         Self::Hold,
         Self::Partition,
         Self::LoseRequests,
@@ -92,6 +95,7 @@ impl FaultKind {
             Self::ClockBack => "clock-back",
             Self::KillConnections => "kill-connections",
             Self::Repeat => "repeat",
+            Self::Revive => "revive",
             Self::Hold => "hold",
             Self::Partition => "partition",
             Self::LoseRequests => "lose-requests",
@@ -119,7 +123,8 @@ impl FaultKind {
             | Self::ClockForward
             | Self::ClockBack
             | Self::KillConnections
-            | Self::Repeat => Whom::Server,
+            | Self::Repeat
+            | Self::Revive => Whom::Server,
             Self::Hold
             | Self::Partition
             | Self::LoseRequests

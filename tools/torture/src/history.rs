@@ -61,6 +61,10 @@ pub struct Promised {
     pub fifo: bool,
     /// Shared mode.
     pub shared: bool,
+    /// How long a lock may stay taken that was released and that somebody waits for, in nanoseconds: what a late request
+    /// brings. `None` if that is not checked.
+    #[serde(default)]
+    pub idle: Option<u64>,
     /// What the store assumes of clocks, in words.
     pub clock: String,
     /// The findings of the engine about this store, in words.
@@ -244,6 +248,8 @@ pub enum Rule {
     Starvation,
     /// After the last fault every lock is granted again.
     Progress,
+    /// A lock that was released is granted to a waiter in time, whatever late requests bring.
+    Idle,
     /// Nothing is left on the server.
     Leak,
     /// No holder loses its lock without a fault.
@@ -252,7 +258,7 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Exclusion,
         Self::LossFirst,
         Self::TokenOnce,
@@ -262,6 +268,7 @@ impl Rule {
         Self::Line,
         Self::Starvation,
         Self::Progress,
+        Self::Idle,
         Self::Leak,
         Self::Kept,
     ];
@@ -279,6 +286,7 @@ impl Rule {
             Self::Line => "line",
             Self::Starvation => "starvation",
             Self::Progress => "progress",
+            Self::Idle => "idle",
             Self::Leak => "leak",
             Self::Kept => "kept",
         }

@@ -16,6 +16,7 @@ mod record;
 mod register;
 mod replica;
 mod report;
+mod revived;
 mod run;
 mod scenario;
 mod stores;

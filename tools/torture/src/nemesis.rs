@@ -112,12 +112,13 @@ impl Targets {
         {
             return None;
         }
-        // The store chooses the leader to kill, so no other server may have a fault at the same time.
+        // The store chooses the leader to kill, and a claim is revived from what all servers were asked, so no other server
+        // may have a fault at the same time.
         let to_servers = |on: &Active| on.kind.whom() == Whom::Server;
-        let of_leader = |on: &Active| on.kind == FaultKind::KillLeader;
-        let clash = match kind {
-            FaultKind::KillLeader => active.iter().any(to_servers),
-            _ => kind.whom() == Whom::Server && active.iter().any(of_leader),
+        let of_all = |kind| matches!(kind, FaultKind::KillLeader | FaultKind::Revive);
+        let clash = match of_all(kind) {
+            true => active.iter().any(to_servers),
+            false => kind.whom() == Whom::Server && active.iter().any(|on| of_all(on.kind)),
         };
         if clash {
             return None;
@@ -148,6 +149,8 @@ impl Targets {
             | FaultKind::Unreachable
             | FaultKind::Isolate => random.u64(50..=ttl * 3 / 2),
             FaultKind::Calls => random.u64(ttl / 2..=ttl * 2),
+            // Long enough for a claim to be taken, renewed and released.
+            FaultKind::Revive => 1000,
             _ => random.u64(50..=ttl),
         };
         let whom = match kind.whom() {

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `r NAME` | the unfenced register's value |
 //! | `w ATTEMPT NAME TOKEN CLAIM MODE VALUE` | `1` if the fenced register accepted it, else `0` |
+//! | `t` | the boot clock, in nanoseconds, for workers that cannot read it |
 //!
 //! The `VALUE` of an exclusive holder goes to the unfenced register, which accepts it with any token. It is one more than
 //! the value that was read before.
@@ -134,6 +135,7 @@ impl Registers {
                 let name: u32 = name.parse().ok()?;
                 Some(self.values.get(&name).copied().unwrap_or(0))
             }
+            ["t"] => Some(Clock::Boot.now().as_nanos()),
             ["w", attempt, name, token, claim, mode, value] => {
                 let (name, token) = (name.parse().ok()?, token.parse().ok()?);
                 let value: u64 = value.parse().ok()?;

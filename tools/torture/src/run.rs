@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) faults: Vec<FaultKind>,
     pub(crate) together: usize,
     pub(crate) pauses: (u64, u64),
+    /// Other programs that are workers, too.
+    pub(crate) others: Vec<Relaunch>,
 }
 
 /// The store of a run.
@@ -73,10 +75,12 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
         .map_err(Failure::to("start the resource"))?;
     let record = Record::default();
     let (jobs, proxies) = jobs(store.as_deref(), &url, &settings, &history, resource.port())?;
+    let own = std::iter::once(relaunch.clone());
+    let programs = own.chain(settings.others.iter().cloned()).collect();
     let targets = Targets {
         store,
         proxies,
-        workers: Workers::new(jobs, relaunch.clone(), record.clone()),
+        workers: Workers::new(jobs, programs, record.clone()),
         record: record.clone(),
         was_ahead: false,
         bound: promises.lease == LeaseKind::Connection,
@@ -131,6 +135,7 @@ fn blank(
         promised: Promised {
             fifo: promises.order == Order::Fifo,
             shared: promises.shared,
+            idle: store.and_then(TestStore::idle).map(|ms| ms * 1_000_000),
             clock: promises.clock.to_owned(),
             limits,
         },

@@ -1,7 +1,7 @@
 //! A worker process: acquires and releases locks, and reports what it believes as it happens.
 //!
 //! Its standard input is its job as one line of JSON, then `trouble PERCENT`, `calm`, and at last `stop`. Its standard
-//! output is lines of JSON, see [`Event`].
+//! output is lines of JSON, see [`Event`]. Programs in other languages do the same (tools/interop/clients/torture.*).
 
 use std::collections::VecDeque;
 use std::io::Write as _;

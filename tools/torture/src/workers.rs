@@ -16,7 +16,8 @@ use crate::worker::{Event, Job};
 #[derive(Clone)]
 pub(crate) struct Workers {
     slots: Arc<Vec<Mutex<Slot>>>,
-    relaunch: Relaunch,
+    /// The programs of the workers, in turns.
+    programs: Vec<Relaunch>,
     record: Record,
 }
 
@@ -34,12 +35,12 @@ struct Running {
 }
 
 impl Workers {
-    pub(crate) fn new(jobs: Vec<Job>, relaunch: Relaunch, record: Record) -> Self {
+    pub(crate) fn new(jobs: Vec<Job>, programs: Vec<Relaunch>, record: Record) -> Self {
         let slot = |job| Mutex::new(Slot { job, running: None });
         let slots = Arc::new(jobs.into_iter().map(slot).collect());
         Self {
             slots,
-            relaunch,
+            programs,
             record,
         }
     }
@@ -57,8 +58,9 @@ impl Workers {
     /// Starts a worker in a slot that has none.
     pub(crate) fn start(&self, index: usize) -> Result<()> {
         let mut slot = self.slot(index);
-        let mut command = Command::new(&self.relaunch.program);
-        command.args(&self.relaunch.args);
+        let program = &self.programs[index % self.programs.len()];
+        let mut command = Command::new(&program.program);
+        command.args(&program.args);
         let mut worker = Worker::spawn(&command)?;
         let job = serde_json::to_string(&slot.job).map_err(Failure::to("write a worker's job"))?;
         worker.send(&job)?;

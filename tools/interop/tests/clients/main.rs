@@ -14,6 +14,7 @@ mod program;
 mod prometheus;
 mod refusals;
 mod service;
+mod torture;
 mod waiting;
 
 /// The tests, for each client.

@@ -14,6 +14,7 @@ use crate::Relaunch;
 use crate::fault::FaultKind;
 use crate::history::Rule;
 use crate::replica;
+use crate::revived::Revived;
 
 /// How long a replica stands still, in milliseconds: from less than its clients wait for an answer to more than their leases.
 const PAUSES: RangeInclusive<u64> = 500..=10_000;
@@ -263,6 +264,7 @@ impl TestStore for Replicas {
             FaultKind::Isolate,
             FaultKind::KillConnections,
             FaultKind::Repeat,
+            FaultKind::Revive,
         ]
     }
 
@@ -292,6 +294,10 @@ impl TestStore for Replicas {
                 self.nodes[node].before.keep();
                 Ok(())
             }
+            FaultKind::Revive => {
+                self.nodes.iter().for_each(|node| node.before.keep());
+                Ok(())
+            }
             other => Err(unknown(self, other)),
         }
     }
@@ -311,6 +317,14 @@ impl TestStore for Replicas {
             }
             FaultKind::KillConnections => Ok(()),
             FaultKind::Repeat => self.nodes[node].before.repeat(),
+            FaultKind::Revive => {
+                let requests = self.nodes.iter().flat_map(|node| node.before.take_kept());
+                match Revived::find(requests.collect()) {
+                    Some(revived) => revived.start(self.nodes[node].port.number()),
+                    // Nothing was taken and released meanwhile.
+                    None => Ok(()),
+                }
+            }
             other => Err(unknown(self, other)),
         }
     }

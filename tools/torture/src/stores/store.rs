@@ -117,6 +117,12 @@ pub(crate) trait TestStore: Send {
         2000
     }
 
+    /// How long a lock may stay taken that was released and that somebody waits for, in milliseconds, whatever requests come
+    /// late; `None` if that is not promised.
+    fn idle(&self) -> Option<u64> {
+        None
+    }
+
     /// How long the server may take to remove unused data, in milliseconds.
     fn forgets_after(&self) -> u64 {
         0

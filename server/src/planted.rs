@@ -1,0 +1,15 @@
+//! Bugs on purpose, for the test that shows that torture finds them (tools/torture/planted): what a replica must not do.
+
+use std::sync::Arc;
+
+use fencelock_core::Engine;
+use fencelock_core::engine::{Claim, Leave};
+use fencelock_core::planted::is;
+
+/// `gateway-withdraws`: withdraws a waiter that has not asked again, though it may live on through another replica.
+pub(crate) fn withdraw(engine: &Arc<dyn Engine>, claim: Option<Claim>) {
+    if let Some(claim) = claim.filter(|_| is("gateway-withdraws")) {
+        let engine = Arc::clone(engine);
+        tokio::spawn(async move { drop(engine.withdraw(&claim, Leave::Release).await) });
+    }
+}
