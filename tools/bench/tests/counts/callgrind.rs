@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use crate::Failed;
+use crate::failed::Failed;
 
 /// What one part of the program did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

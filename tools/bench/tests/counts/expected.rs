@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 use std::{cmp, fs};
 
-use crate::Failed;
+use crate::failed::Failed;
 use crate::paths::{PATHS, Path};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/counts.txt");

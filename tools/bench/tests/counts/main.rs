@@ -5,6 +5,7 @@
 
 mod callgrind;
 mod expected;
+mod failed;
 mod paths;
 
 use std::path::{Path, PathBuf};
@@ -14,9 +15,8 @@ use fencelock_testbed::Redis;
 
 use crate::callgrind::Counted;
 use crate::expected::{Cost, Expected};
+use crate::failed::Failed;
 use crate::paths::{BOUNDARY, PATHS};
-
-type Failed = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -13,7 +13,7 @@ use fencelock::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
 use fencelock::{ClaimIds, Client, Clock, Engine, LockName, Memory, Observer, Token, open_engine};
 use tokio::task::JoinSet;
 
-use crate::Failed;
+use crate::failed::Failed;
 
 /// One path at one store.
 pub(crate) struct Path {
