@@ -9,7 +9,7 @@ declare -A packages=(
     [etcd]=etcd-server [etcdctl]=etcd-client [protoc]=protobuf-compiler
     [/usr/include/google/protobuf/descriptor.proto]=libprotobuf-dev
     [mariadbd]=mariadb-server [mariadb-install-db]=mariadb-server [pg_ctlcluster]=postgresql [pgbouncer]=pgbouncer
-    [java]=default-jre-headless [/usr/share/java/zookeeper.jar]=zookeeper
+    [java]=default-jre-headless [/usr/share/java/zookeeper.jar]=zookeeper [valgrind]=valgrind
 )
 
 # Debian keeps some servers where only root looks.

@@ -96,7 +96,8 @@ pub(crate) fn queue_key(name: &str) -> String {
     match tag_in(name) {
         Some(tag) => format!("{{{tag}}}:{QUEUE}:{name}"),
         None if name.contains('}') => format!("{{{}}}:{QUEUE}:{name}", tag(slot(name))),
-        None => format!("{{{name}}}:{QUEUE}"),
+        // The common case, in one piece.
+        None => ["{", name, "}:", QUEUE].concat(),
     }
 }
 

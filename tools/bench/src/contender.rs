@@ -8,6 +8,8 @@ use tokio::task::JoinSet;
 
 use crate::bare::failed;
 use crate::bare::shards::Spread;
+#[cfg(feature = "peers")]
+use crate::foreign::Foreign;
 
 /// The ttl of every hold that is not about leases.
 const TTL: Duration = Duration::from_secs(30);
@@ -34,6 +36,9 @@ pub(crate) enum Who {
     /// The npm package `redlock`, version 5.
     #[cfg(feature = "peers")]
     NodeRedlock,
+    /// A library of another language on one Redis.
+    #[cfg(feature = "peers")]
+    Foreign(Foreign),
 }
 
 impl Who {
@@ -52,11 +57,17 @@ impl Who {
             Self::Kazoo => "kazoo",
             #[cfg(feature = "peers")]
             Self::NodeRedlock => "node-redlock",
+            #[cfg(feature = "peers")]
+            Self::Foreign(foreign) => foreign.name(),
         }
     }
 
-    /// Whether this process can hold a lock before the workers request it.
-    pub(crate) fn holds_here(self) -> bool {
+    /// Whether it runs as a part of this program.
+    pub(crate) fn runs_here(self) -> bool {
+        #[cfg(feature = "peers")]
+        if matches!(self, Self::Foreign(_)) {
+            return false;
+        }
         #[cfg(feature = "etcd")]
         if self == Self::Concurrency {
             return false;
@@ -66,6 +77,15 @@ impl Who {
             return false;
         }
         true
+    }
+
+    /// Whether one can hold the lock while others queue, until it is told.
+    pub(crate) fn drains(self) -> bool {
+        #[cfg(feature = "peers")]
+        if matches!(self, Self::Foreign(_)) {
+            return true;
+        }
+        self.runs_here()
     }
 
     /// The contender with this name.
@@ -178,12 +198,11 @@ impl Contender {
                 Ok(Self::BareEtcd(Box::new(bare)))
             }
             #[cfg(feature = "etcd")]
-            Who::Concurrency => Err(failed(
-                "Go's concurrency",
-                "it runs in processes of its own only",
-            )),
+            Who::Concurrency => Err(elsewhere(who)),
             #[cfg(feature = "zookeeper")]
-            Who::Kazoo => Err(failed("kazoo", "it runs in processes of its own only")),
+            Who::Kazoo => Err(elsewhere(who)),
+            #[cfg(feature = "peers")]
+            Who::Foreign(_) => Err(elsewhere(who)),
             #[cfg(feature = "peers")]
             Who::Rslock => {
                 let clients = match engine(url)? {
@@ -339,6 +358,11 @@ impl Held {
             Self::LockService(locked) => locked.unlock().await,
         }
     }
+}
+
+#[cfg(any(feature = "etcd", feature = "zookeeper", feature = "peers"))]
+fn elsewhere(who: Who) -> fencelock::Error {
+    failed(who.name(), "it runs in processes of its own only")
 }
 
 /// The engine of a store's URL: `redis`, `sqlite`, `memory`, or the scheme itself.

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use crate::bare::failed;
 use crate::bench::Bench;
-use crate::contender::{Contender, Who, engine};
+use crate::contender::{Contender, Held, Who, engine};
+#[cfg(feature = "peers")]
+use crate::foreign::installed;
 use crate::report::Section;
 use crate::stats::{median, or_dash, percentile, rate, time};
 use crate::worker::{Acquisition, Act, Job, Workers};
@@ -82,7 +84,7 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
     for &waiters in &bench.args.drain_waiters {
         for own_clients in bench.clients()? {
             for who in whos(bench, own_clients)? {
-                if !who.holds_here() {
+                if !who.drains() {
                     continue;
                 }
                 let mut rounds = Vec::new();
@@ -100,7 +102,9 @@ pub(crate) async fn measure_drain(bench: &Bench<'_>) -> Result<Section> {
 fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
     #[cfg(feature = "peers")]
     if bench.args.peers && !own_clients && engine(bench.url)? == "redis" {
-        return Ok(vec![Who::Fencelock, Who::Rslock]);
+        let mut whos = vec![Who::Fencelock, Who::Rslock];
+        whos.extend(installed().map(Who::Foreign));
+        return Ok(whos);
     }
     #[cfg(feature = "etcd")]
     if !own_clients && engine(bench.url)? == "etcd" {
@@ -190,26 +194,17 @@ async fn one_drain(
     own_clients: bool,
 ) -> Result<Round> {
     let round_trip = bench.round_trip().await?;
-    let holder = Contender::open(who, bench.url).await?;
-    let held = holder.take(&bench.name("hot")).await?;
+    let holder = Holder::take(bench, who, waiters).await?;
     let jobs = jobs(bench, Act::Once, who, waiters, own_clients);
     let mut workers = Workers::start(bench, &jobs).await?;
     workers.go(Clock::Boot.now()).await?;
     workers.all_waiting().await?;
     // Peers do not report their waiters. In this time each has tried once, and their delays have spread.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let token = held.token();
-    let leaving = Clock::Boot.now().as_nanos();
-    held.release().await?;
+    let held = holder.release().await?;
+    let leaving = held.leaving;
     let mut all = workers.done().await?.acquisitions;
-    all.push(Acquisition {
-        task: waiters,
-        asked: 0,
-        granted: leaving,
-        leaving,
-        token,
-    });
-    holder.close().await?;
+    all.push(held);
     let all = in_order(all)?;
     let last = all.last().map_or(leaving, |a| a.granted);
     let mut round = judge(&all, leaving, last + 1)?;
@@ -218,6 +213,61 @@ async fn one_drain(
     round.longest_wait = (last - leaving) as f64;
     round.round_trip = round_trip;
     Ok(round)
+}
+
+/// Who holds the lock while the others queue: this process, or one of the contender's own.
+enum Holder {
+    Here(Box<Contender>, Held, usize),
+    There(Workers),
+}
+
+impl Holder {
+    async fn take(bench: &Bench<'_>, who: Who, task: usize) -> Result<Self> {
+        let name = bench.name("hot");
+        if who.runs_here() {
+            let client = Contender::open(who, bench.url).await?;
+            let held = client.take(&name).await?;
+            return Ok(Self::Here(Box::new(client), held, task));
+        }
+        let job = Job {
+            act: Act::Hold,
+            who,
+            url: bench.url.into(),
+            name,
+            tasks: 1,
+            first: task,
+            names: 1,
+            own_clients: false,
+        };
+        let mut workers = Workers::start(bench, &[job]).await?;
+        workers.go(Clock::Boot.now()).await?;
+        workers.all_waiting().await?;
+        Ok(Self::There(workers))
+    }
+
+    /// Releases. Returns what it held, from the release on.
+    async fn release(self) -> Result<Acquisition> {
+        match self {
+            Self::Here(client, held, task) => {
+                let token = held.token();
+                let leaving = Clock::Boot.now().as_nanos();
+                held.release().await?;
+                client.close().await?;
+                Ok(Acquisition {
+                    task,
+                    asked: 0,
+                    granted: leaving,
+                    leaving,
+                    token,
+                })
+            }
+            Self::There(mut workers) => {
+                workers.leave().await?;
+                let held = workers.done().await?.acquisitions.pop();
+                held.ok_or_else(|| failed("the holder", "it reports no hold"))
+            }
+        }
+    }
 }
 
 /// Sorts by the instant of the grant, and checks the lock: holds must not overlap, and tokens must increase.

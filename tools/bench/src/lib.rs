@@ -7,6 +7,8 @@ mod args;
 mod bare;
 mod bench;
 mod contender;
+#[cfg(feature = "peers")]
+mod foreign;
 mod holds;
 mod hot;
 #[cfg(feature = "peers")]

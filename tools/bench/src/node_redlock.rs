@@ -11,6 +11,7 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::Mutex;
 
 use crate::bare::{failed, redlock};
+use crate::foreign::interop;
 
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/node_redlock.mjs");
 
@@ -23,14 +24,9 @@ struct Running {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// Where tools/interop/setup.sh installs it: next to the profiles in the target directory.
+/// Where tools/interop/setup.sh has installed it.
 pub(crate) fn installed() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?;
-    let mut above = program.ancestors();
-    above.find_map(|directory| {
-        let into = directory.join("interop");
-        into.join("node_modules/redlock5").is_dir().then_some(into)
-    })
+    interop("node_modules/redlock5")
 }
 
 impl NodeRedlock {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use fencelock::{Clock, Result};
+use fencelock::{BootInstant, Clock, Result};
 use serde_json::json;
 
 use crate::bare::failed;
 use crate::bench::Bench;
 use crate::contender::{Contender, Who, engine};
+#[cfg(feature = "peers")]
+use crate::foreign::installed;
 use crate::report::Section;
 use crate::stats::{median, or_dash, paired_ratio, rate};
 use crate::worker::{Act, Job, Workers};
@@ -23,6 +25,9 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
         whos.push(Who::Rslock);
         if engine(bench.url)? == "redlock" && crate::node_redlock::installed().is_some() {
             whos.push(Who::NodeRedlock);
+        }
+        if engine(bench.url)? == "redis" {
+            whos.extend(installed().map(Who::Foreign));
         }
     }
     let mut section = Section {
@@ -90,29 +95,31 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
         names,
         own_clients: false,
     };
-    let begun;
-    let pairs = if bench.args.pair_processes == 1 {
+    let (begun, pairs, ended);
+    if bench.args.pair_processes == 1 && who.runs_here() {
         let contender = Contender::open(who, bench.url).await?;
         // Loads scripts, seeds counters.
         let warm = Clock::Boot.now() + Duration::from_millis(50);
         contender.pairs(job(0).names_of_tasks(), warm).await?;
         begun = Clock::Boot.now();
         let until = begun + bench.args.period;
-        let pairs = contender.pairs(job(0).names_of_tasks(), until).await?;
+        pairs = contender.pairs(job(0).names_of_tasks(), until).await?;
+        ended = Clock::Boot.now();
         contender.close().await?;
-        pairs
     } else {
         let jobs: Vec<Job> = (0..bench.args.pair_processes).map(job).collect();
         let mut workers = Workers::start(bench, &jobs).await?;
         begun = Clock::Boot.now();
         workers.go(begun + bench.args.period).await?;
-        workers.done().await?.pairs
-    };
+        let done = workers.done().await?;
+        pairs = done.pairs;
+        ended = BootInstant::from_nanos(done.ended);
+    }
     if pairs == 0 {
         return Err(failed(who.name(), "it made no pair at all"));
     }
     // Not the period: the last pair of each worker ends after it.
-    let took = Clock::Boot.now().since(begun).max(Duration::from_nanos(1));
+    let took = ended.since(begun).max(Duration::from_nanos(1));
     Ok(pairs as f64 / took.as_secs_f64())
 }
 

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | the job, a line of JSON | connects, then `ready` |
 //! | `go UNTIL` (nanoseconds of the boot clock) | `waiting` once all its tasks have requested the lock |
+//! | `leave` to one that is to hold | |
 //! | | one line for each acquisition, or `pairs COUNT`; then `end` |
 
 use std::process::Stdio;
@@ -29,6 +30,8 @@ pub(crate) enum Act {
     Loop,
     /// Acquire and release one name once.
     Once,
+    /// Acquire one name, and release it when told.
+    Hold,
 }
 
 /// One worker's job.
@@ -69,6 +72,8 @@ pub(crate) struct Acquisition {
 pub(crate) struct Done {
     pub(crate) acquisitions: Vec<Acquisition>,
     pub(crate) pairs: u64,
+    /// When the last of them was done, in nanoseconds of the boot clock. Processes take their time to end.
+    pub(crate) ended: u64,
 }
 
 impl Job {
@@ -77,6 +82,7 @@ impl Job {
             Act::Pairs => "pairs",
             Act::Loop => "loop",
             Act::Once => "once",
+            Act::Hold => "hold",
         };
         json!({
             "act": act, "who": self.who.name(), "url": self.url, "name": self.name, "tasks": self.tasks,
@@ -137,7 +143,7 @@ impl Workers {
     pub(crate) async fn start(bench: &Bench<'_>, jobs: &[Job]) -> Result<Self> {
         let mut workers = Vec::new();
         for job in jobs {
-            let relaunch = &program(bench, job.who);
+            let relaunch = &program(bench, job.who)?;
             let started = Command::new(&relaunch.program)
                 .args(&relaunch.args)
                 .stdin(Stdio::piped())
@@ -174,6 +180,14 @@ impl Workers {
         Ok(())
     }
 
+    /// Has those that are to hold release.
+    pub(crate) async fn leave(&mut self) -> Result<()> {
+        for worker in &mut self.workers {
+            worker.tell("leave").await?;
+        }
+        Ok(())
+    }
+
     /// Waits until every task has asked for its lock.
     pub(crate) async fn all_waiting(&mut self) -> Result<()> {
         for worker in &mut self.workers {
@@ -193,29 +207,37 @@ impl Workers {
             let done = done.map_err(|error| failed("a worker", error))??;
             all.acquisitions.extend(done.acquisitions);
             all.pairs += done.pairs;
+            all.ended = all.ended.max(done.ended);
         }
         Ok(all)
     }
 }
 
 /// The program to start as a worker.
-fn program(bench: &Bench<'_>, who: Who) -> Relaunch {
+fn program(bench: &Bench<'_>, who: Who) -> Result<Relaunch> {
+    #[cfg(feature = "peers")]
+    if let Who::Foreign(foreign) = who {
+        let why = "it is not installed; run tools/interop/setup.sh";
+        let installed = foreign.program();
+        let (program, args) = installed.ok_or_else(|| failed(foreign.name(), why))?;
+        return Ok(Relaunch { program, args });
+    }
     #[cfg(feature = "etcd")]
     if let (Who::Concurrency, Some(program)) = (who, &bench.args.concurrency) {
-        return Relaunch {
+        return Ok(Relaunch {
             program: program.clone(),
             args: Vec::new(),
-        };
+        });
     }
     #[cfg(feature = "zookeeper")]
     if let (Who::Kazoo, Some(python)) = (who, &bench.args.kazoo) {
-        return Relaunch {
+        return Ok(Relaunch {
             program: python.clone(),
             args: vec!["-c".into(), include_str!("../peers/kazoo_worker.py").into()],
-        };
+        });
     }
     let _ = who;
-    bench.relaunch.clone()
+    Ok(bench.relaunch.clone())
 }
 
 impl Worker {
@@ -271,6 +293,7 @@ impl Worker {
                 _ => return Err(failed("a worker", format!("it said {line:?}"))),
             }
         }
+        done.ended = Clock::Boot.now().as_nanos();
         let ended = self.child.wait().await;
         ended.map_err(|error| failed("a worker", error))?;
         Ok(done)
@@ -298,6 +321,7 @@ pub async fn run_worker() -> Result<()> {
             let pairs = contenders[0].pairs(job.names_of_tasks(), until).await?;
             println!("pairs {pairs}");
         }
+        Act::Hold => return Err(failed("a worker", "its parent holds by itself")),
         Act::Loop | Act::Once => print!("{}", contend(&job, &contenders, until).await?),
     }
     println!("end");

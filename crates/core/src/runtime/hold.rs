@@ -1,5 +1,6 @@
 //! A grant as the client knows it: until when it may be believed, and whether it was lost.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -106,8 +107,8 @@ impl Hold {
             ..*grant
         };
         let never = BootInstant::from_nanos(u64::MAX);
-        let now = clock.now();
-        let ends = terms.max_hold.map_or(never, |most| now + most);
+        let after = |period: Duration| clock.now() + period;
+        let ends = terms.max_hold.map_or(never, after);
         let valid = valid_until(grant.counted_from, grant.lease).min(ends);
         let plain = terms.are_plain() && !claim.record;
         Self {
@@ -119,7 +120,7 @@ impl Hold {
             clock,
             tokens: grant.tokens,
             ends,
-            stays_until: terms.at_least.map(|at_least| now + at_least),
+            stays_until: terms.at_least.map(after),
             delivered: AtomicBool::new(false),
             valid_until: AtomicU64::new(valid.as_nanos()),
             doubted: AtomicU64::new(u64::MAX),
@@ -317,12 +318,20 @@ impl Hold {
         }
     }
 
-    /// The claim as the next renewal asks for it, with its present token.
-    pub(crate) fn held_claim(&self) -> HeldClaim {
+    /// The claim as it holds now.
+    pub(crate) fn claim_now(&self) -> Cow<'_, Claim> {
+        if self.stays_until.is_none() && self.downgraded.get().is_none() {
+            return Cow::Borrowed(&self.claim);
+        }
         let mut claim = self.claim.clone();
         claim.mode = self.mode();
         claim.ttl = claim.ttl.max(self.at_least_left());
-        HeldClaim::new(claim, self.token())
+        Cow::Owned(claim)
+    }
+
+    /// The claim as the next renewal asks for it, with its present token.
+    pub(crate) fn held_claim(&self) -> HeldClaim {
+        HeldClaim::new(self.claim_now().into_owned(), self.token())
     }
 
     /// Marks that a sequencer is made; true if the store must be told the token first.
@@ -387,6 +396,10 @@ impl Hold {
 
     /// Waits until `done` says so; looks again at every piece of news.
     pub(crate) async fn until<T>(&self, mut done: impl FnMut(&Self) -> Option<T>) -> T {
+        // Mostly it is so already, and to register costs more than to look.
+        if let Some(result) = done(self) {
+            return result;
+        }
         loop {
             let news = self.news.notified();
             tokio::pin!(news);

@@ -72,9 +72,9 @@ impl Share {
 
     /// Ends the share; the last one releases the lock.
     pub(crate) async fn release(&self) -> Result<Release> {
-        let valid = self.is_valid();
+        let had_left = self.has_left();
         if !self.is_last() {
-            return Ok(match valid {
+            return Ok(match !had_left && self.hold.is_valid() {
                 true => Release::Released,
                 false => Release::AlreadyExpired,
             });

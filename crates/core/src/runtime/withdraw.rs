@@ -77,9 +77,10 @@ async fn give_back(state: &Arc<State>, hold: &Hold, valid: bool) -> Result<Withd
         true => Leave::Release,
         false => Leave::Abandon,
     };
-    let claim = hold.held_claim().claim;
+    let claim = hold.claim_now();
     let withdrawn = state.engine.withdraw(&claim, how).await;
     if withdrawn.is_err() {
+        let claim = claim.into_owned();
         let (state, kept_until) = (Arc::clone(state), hold.kept_until());
         let background = Arc::clone(&state.background);
         background.run(async move { insist(&state, &claim, how, kept_until).await });

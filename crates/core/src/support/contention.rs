@@ -1,6 +1,9 @@
 //! Which locks were contended recently.
 
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+use foldhash::fast::FixedState;
 
 use crate::types::LockName;
 
@@ -56,7 +59,8 @@ impl Default for Contention {
 impl Contention {
     /// How contended this lock was.
     pub fn of(&self, name: &LockName) -> &NameContention {
-        &self.0[spread(name, NAMES)]
+        let hash = FixedState::default().hash_one(name);
+        &self.0[hash as usize % NAMES]
     }
 }
 

@@ -1,0 +1,165 @@
+//! The file of expected counts, and the comparison with it.
+
+use std::fmt::Write as _;
+use std::process::Command;
+use std::{cmp, fs};
+
+use crate::failed::Failed;
+use crate::paths::{PATHS, Path};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/counts.txt");
+
+const HEAD: &str = "\
+# What one operation on a hot path costs the client: instructions and allocations, in a build for development with all
+# features. docs/benchmarks.md says how they are counted.
+#
+# compare:      cargo test --workspace --features fencelock-cli/all --test counts
+# write anew:   cargo test --workspace --features fencelock-cli/all --test counts -- --renew
+#
+# A path fails if it costs more by more than its tolerance, in percent; with another compiler, by more than four times that.
+";
+
+/// What to do about a path that costs too much.
+pub(crate) const ADVICE: &str = "
+If a change was to cost this, write tools/bench/counts.txt anew (its head says how) and say in the commit why. Else find what
+grew: run the same at the commit before, and compare what callgrind_annotate prints for both.";
+
+/// How much more may differ with another compiler than with the one of the file.
+const OTHER_COMPILER: f64 = 4.0;
+
+/// Fewer allocations than this are no difference: a buffer or a table grows now and then.
+const ALLOCATIONS: f64 = 0.1;
+
+/// The tolerance of a path that is new in the file, in percent.
+const TOLERANCE: f64 = 3.0;
+
+/// What one operation costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Cost {
+    pub(crate) instructions: f64,
+    pub(crate) allocations: f64,
+}
+
+/// What stands in the file.
+pub(crate) struct Expected {
+    same_compiler: bool,
+    lines: Vec<Line>,
+}
+
+struct Line {
+    path: String,
+    cost: Cost,
+    tolerance: f64,
+}
+
+impl Expected {
+    pub(crate) fn read() -> Result<Self, Failed> {
+        let text = fs::read_to_string(FILE).map_err(|error| format!("{FILE}: {error}"))?;
+        let expected = Self::parse(&text, &compiler()?);
+        expected.ok_or_else(|| format!("{FILE}: not as --renew writes it").into())
+    }
+
+    fn parse(text: &str, compiler: &str) -> Option<Self> {
+        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+        let same_compiler = lines.next()?.strip_prefix("compiler: ")? == compiler;
+        let lines = lines.skip(1).map(Line::parse).collect::<Option<_>>()?;
+        Some(Self {
+            same_compiler,
+            lines,
+        })
+    }
+
+    fn find(&self, path: &Path) -> Option<&Line> {
+        self.lines.iter().find(|line| line.path == path.name)
+    }
+
+    /// Prints what a path costs, and what it should. Whether it costs too much.
+    pub(crate) fn judge(&self, path: &Path, cost: &Cost) -> Result<bool, Failed> {
+        let line = self.find(path);
+        let line =
+            line.ok_or_else(|| format!("{FILE}: {} is missing; --renew adds it", path.name))?;
+        let tolerance = match self.same_compiler {
+            true => line.tolerance,
+            false => line.tolerance * OTHER_COMPILER,
+        };
+        let more = |now: f64, then: f64| (now / then - 1.0) * 100.0;
+        let instructions = more(cost.instructions, line.cost.instructions);
+        let allocations = more(cost.allocations, line.cost.allocations);
+        let allocates_more = cost.allocations - line.cost.allocations > ALLOCATIONS;
+        let dear = instructions > tolerance || (allocates_more && allocations > tolerance);
+        println!(
+            "{} {}: a {} costs {:.0} instructions ({:.0} expected, {instructions:+.1} %) and {:.2} allocations ({:.2} \
+             expected, {allocations:+.1} %); {tolerance} % more are tolerated{}",
+            if dear { "FAILED" } else { "ok    " },
+            path.name,
+            path.operation,
+            cost.instructions,
+            line.cost.instructions,
+            cost.allocations,
+            line.cost.allocations,
+            if self.same_compiler {
+                ""
+            } else {
+                ", since this is another compiler than that of the file"
+            },
+        );
+        Ok(dear)
+    }
+}
+
+impl Line {
+    fn parse(line: &str) -> Option<Self> {
+        let mut columns = line.split('|').map(str::trim);
+        let path = columns.next()?.to_owned();
+        let mut number = || columns.next()?.parse().ok();
+        let cost = Cost {
+            instructions: number()?,
+            allocations: number()?,
+        };
+        let tolerance = number()?;
+        Some(Self {
+            path,
+            cost,
+            tolerance,
+        })
+    }
+}
+
+/// Writes the file anew. Tolerances stay.
+pub(crate) fn write(costs: &[Cost]) -> Result<(), Failed> {
+    let before = Expected::read().ok();
+    let mut text = format!("{HEAD}compiler: {}\n", compiler()?);
+    let width = PATHS.iter().map(|path| path.name.len()).fold(0, cmp::max);
+    writeln!(
+        text,
+        "{:width$} | instructions | allocations | tolerance",
+        "path"
+    )?;
+    for (path, cost) in PATHS.iter().zip(costs) {
+        let line = before.as_ref().and_then(|before| before.find(path));
+        let tolerance = line.map_or(TOLERANCE, |line| line.tolerance);
+        let (instructions, allocations) = (cost.instructions, cost.allocations);
+        writeln!(
+            text,
+            "{:width$} | {instructions:12.0} | {allocations:11.2} | {tolerance:9}",
+            path.name
+        )?;
+    }
+    fs::write(FILE, text).map_err(|error| format!("{FILE}: {error}"))?;
+    println!("wrote {FILE}");
+    Ok(())
+}
+
+/// The compiler and the machine that it compiles for.
+fn compiler() -> Result<String, Failed> {
+    let told = Command::new("rustc").arg("-vV").output();
+    let told = told.map_err(|error| format!("rustc: {error}"))?;
+    let told = String::from_utf8(told.stdout)?;
+    let value = |key: &str| told.lines().find_map(|line| line.strip_prefix(key));
+    let (release, host) = (value("release: "), value("host: "));
+    Ok(format!(
+        "rustc {} {}",
+        release.unwrap_or("?"),
+        host.unwrap_or("?")
+    ))
+}
