@@ -1,5 +1,6 @@
 //! The engines under test, a line each in [`all`].
 
+mod breaker;
 mod cluster;
 mod etcd;
 mod http;
@@ -41,6 +42,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
 fn ordinary() -> Vec<&'static dyn Subject> {
     vec![
         &memory::InMemory,
+        &breaker::BehindBreaker,
         &sqlite::InFile,
         &shards::ThreeFiles,
         &redis::OneRedis,

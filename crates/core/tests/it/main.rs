@@ -5,6 +5,7 @@
 mod at_least;
 mod bad_days;
 mod basics;
+mod breaker;
 mod cancel;
 mod compound;
 mod ends;
