@@ -8,7 +8,7 @@ use fencelock::layers::{Breaker, Fault, Trouble};
 use fencelock::{Client, Error, Memory};
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+pub(crate) async fn main() -> Result<(), Error> {
     // In a program: fencelock::connect("redis://cache?breaker=yes").await?
     let (store, bad_day) = Fault::new(Arc::new(Memory::new()));
     let client = Client::new(Arc::new(Breaker::new(Arc::new(store))))?;
