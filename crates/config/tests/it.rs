@@ -59,84 +59,89 @@ fn a_whole_file_is_read() {
     assert_eq!(stores.purpose("orders"), None);
 }
 
+/// A text, the line with what is wrong, and what the error says.
+type Wrong = (&'static str, usize, &'static [&'static str]);
+
+const WRONG: &[Wrong] = &[
+    (
+        "[stor.a]\nurl = \"memory:\"",
+        1,
+        &["stor", "[store.NAME]", "[[principal]]"],
+    ),
+    ("\n[sevre]", 2, &["sevre", "[serve]"]),
+    ("x = 1", 1, &["\"x\"", "[serve]"]),
+    ("[principal]\nname = \"a\"", 1, &["principal", "array"]),
+    ("serve = 1", 1, &["serve", "table"]),
+    ("store = 1", 1, &["store", "table"]),
+    (
+        "[store.a]\nurl = \"memory:\"\nurk = 1",
+        3,
+        &["urk", "url, purpose"],
+    ),
+    (
+        "[store.a]\nurl = \"memory:\"\nkey = \"/\"",
+        3,
+        &["key", "url, purpose"],
+    ),
+    (
+        "[store.a]\nshards = {}\nkee = \"/\"",
+        3,
+        &["kee", "key, set"],
+    ),
+    (
+        "[store.a]\nshards = { a = { stor = \"x\" } }",
+        2,
+        &["stor", "store, weight"],
+    ),
+    (
+        "[store.a]\nshards = { a = { weight = 1 } }",
+        2,
+        &["no store"],
+    ),
+    (
+        "[store.a]\nshards = { a = { store = \"x\", weight = 0 } }",
+        2,
+        &["1 to 100"],
+    ),
+    (
+        "[store.a]\nshards = { a = { store = \"x\", weight = \"1\" } }",
+        2,
+        &["1 to 100"],
+    ),
+    (
+        "[store.a]\nshards = { a-b = \"memory:\" }",
+        2,
+        &["id of a shard"],
+    ),
+    ("[store.a]\nshards = { key = \"memory:\" }", 2, &["\"key\""]),
+    ("[store.a]\npurpose = \"efficiency\"", 1, &["neither url"]),
+    (
+        "[store.a]\nurl = \"memory:\"\nshards = {}",
+        3,
+        &["one store, or a set"],
+    ),
+    (
+        "[store.a]\nurl = \"memory:\"\npurpose = \"fun\"",
+        3,
+        &["efficiency", "correctness"],
+    ),
+    ("[store.a]\nurl = 5", 2, &["url must be a text"]),
+    (
+        "[store.\"a b\"]\nurl = \"memory:\"",
+        1,
+        &["name of a store"],
+    ),
+    ("[store.a]\nurl = \"memory:\"\n[store.a]", 3, &["duplicate"]),
+    ("[store.a\nurl", 1, &[""]),
+];
+
 #[test]
 fn what_is_not_known_names_the_line_and_what_is_known() {
-    for (text, line, parts) in [
-        (
-            "[stor.a]\nurl = \"memory:\"",
-            1,
-            &["stor", "[store.NAME]", "[[principal]]"][..],
-        ),
-        ("\n[sevre]", 2, &["sevre", "[serve]"]),
-        ("x = 1", 1, &["\"x\"", "[serve]"]),
-        ("[principal]\nname = \"a\"", 1, &["principal", "array"]),
-        ("serve = 1", 1, &["serve", "table"]),
-        ("store = 1", 1, &["store", "table"]),
-        (
-            "[store.a]\nurl = \"memory:\"\nurk = 1",
-            3,
-            &["urk", "url, purpose"],
-        ),
-        (
-            "[store.a]\nurl = \"memory:\"\nkey = \"/\"",
-            3,
-            &["key", "url, purpose"],
-        ),
-        (
-            "[store.a]\nshards = {}\nkee = \"/\"",
-            3,
-            &["kee", "key, set"],
-        ),
-        (
-            "[store.a]\nshards = { a = { stor = \"x\" } }",
-            2,
-            &["stor", "store, weight"],
-        ),
-        (
-            "[store.a]\nshards = { a = { weight = 1 } }",
-            2,
-            &["no store"],
-        ),
-        (
-            "[store.a]\nshards = { a = { store = \"x\", weight = 0 } }",
-            2,
-            &["1 to 100"],
-        ),
-        (
-            "[store.a]\nshards = { a = { store = \"x\", weight = \"1\" } }",
-            2,
-            &["1 to 100"],
-        ),
-        (
-            "[store.a]\nshards = { a-b = \"memory:\" }",
-            2,
-            &["id of a shard"],
-        ),
-        ("[store.a]\nshards = { key = \"memory:\" }", 2, &["\"key\""]),
-        ("[store.a]\npurpose = \"efficiency\"", 1, &["neither url"]),
-        (
-            "[store.a]\nurl = \"memory:\"\nshards = {}",
-            3,
-            &["one store, or a set"],
-        ),
-        (
-            "[store.a]\nurl = \"memory:\"\npurpose = \"fun\"",
-            3,
-            &["efficiency", "correctness"],
-        ),
-        ("[store.a]\nurl = 5", 2, &["url must be a text"]),
-        (
-            "[store.\"a b\"]\nurl = \"memory:\"",
-            1,
-            &["name of a store"],
-        ),
-        ("[store.a]\nurl = \"memory:\"\n[store.a]", 3, &["duplicate"]),
-        ("[store.a\nurl", 1, &[""]),
-    ] {
+    for (text, line, parts) in WRONG {
         let error = Stores::read("the-file", text).unwrap_err().to_string();
         let at = format!("the-file: configuration file, line {line}: ");
         assert!(error.contains(&at), "{text}: {error}");
-        for part in parts {
+        for part in *parts {
             assert!(error.contains(part), "{part}: {error}");
         }
     }
