@@ -1,14 +1,20 @@
 //! From a command line to a lock that is held.
 
-use fencelock::{Client, Guard, LockName, Owner};
+use std::time::Duration;
+
+use fencelock::{Client, Clock, Error, Guard, LockName, Owner};
 use fencelock_wire::ClaimKey;
 
-use crate::args::{AcquireOptions, Patience, Times};
+use crate::args::{AcquireOptions, IfAway, Patience, Times};
+use crate::away::Ear;
 use crate::environment::outer_owner;
 use crate::exit::{Failure, code};
 use crate::progress;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Wanted};
+
+/// The pause between two attempts to open a store for which a request waits.
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// A lock that is held, and the client that holds it.
 pub(crate) struct Held {
@@ -16,14 +22,89 @@ pub(crate) struct Held {
     pub(crate) guard: Guard,
 }
 
-/// Opens the store and acquires the lock. With a key, the hold is to be detached from this process, and its claim is of
-/// that key.
+/// What is special about a request.
+#[derive(Clone, Default)]
+pub(crate) struct How<'a> {
+    /// The hold is to be detached from this process, and its claim is of this key.
+    pub(crate) key: Option<&'a ClaimKey>,
+    /// What to do if the store is away.
+    pub(crate) if_away: Option<IfAway>,
+    /// Hears that it is away, if somebody wants to know.
+    ear: Option<Ear>,
+}
+
+impl<'a> How<'a> {
+    pub(crate) fn detached(key: &'a ClaimKey) -> Self {
+        Self {
+            key: Some(key),
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn if_away(choice: Option<IfAway>) -> Self {
+        let hears = choice.is_some_and(|choice| choice != IfAway::Wait);
+        Self {
+            if_away: choice,
+            ear: hears.then(Ear::new),
+            ..Self::default()
+        }
+    }
+}
+
+/// The store has gone away, and the request is not to wait for it.
+async fn is_away(how: &How<'_>) -> Error {
+    match &how.ear {
+        Some(ear) => ear.away().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Opens the store, again and again for as long as the request may wait, if that was asked for.
+async fn open(
+    store: Wanted,
+    options: &AcquireOptions,
+    times: &Times,
+    how: &How<'_>,
+) -> Result<Client, Failure> {
+    let begun = Clock::Boot.now();
+    // Who does not wait for a store that is away tries once.
+    let patience = match how.ear {
+        Some(_) => Patience::Until(Duration::ZERO),
+        None => times.patience,
+    };
+    loop {
+        let opened = store::open(
+            store.clone(),
+            options.purpose,
+            patience,
+            how.key,
+            how.ear.as_ref(),
+        );
+        let left = match times.patience {
+            Patience::None => Some(Duration::ZERO),
+            Patience::Until(most) => Some(most.saturating_sub(Clock::Boot.now().since(begun))),
+            Patience::Endless => None,
+        };
+        match opened.await {
+            Err(failure)
+                if failure.is_away()
+                    && how.if_away == Some(IfAway::Wait)
+                    && left.is_none_or(|left| !left.is_zero()) =>
+            {
+                tokio::time::sleep(AGAIN.min(left.unwrap_or(AGAIN))).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Opens the store and acquires the lock.
 pub(crate) async fn acquire(
     options: &AcquireOptions,
     times: &Times,
     name: &str,
-    store: Option<String>,
-    key: Option<&ClaimKey>,
+    store: Wanted,
+    how: How<'_>,
     signals: &mut Signals,
 ) -> Result<Held, Failure> {
     // A bad name is reported even if the store is unavailable.
@@ -31,12 +112,13 @@ pub(crate) async fn acquire(
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Err(ended_by(signal)),
-        client = store::open(store, options.purpose, times.patience, key) => client?,
+        client = open(store, options, times, &how) => client?,
     };
     let acquired = tokio::select! {
         biased;
         signal = signals.next_end() => Err(ended_by(signal)),
         guard = request(&client, options, times, name) => guard,
+        away = is_away(&how) => Err(away.into()),
     };
     match acquired {
         Ok(guard) => Ok(Held { client, guard }),

@@ -18,10 +18,15 @@ const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug, Parser)]
 #[command(name = "fencelock", version, arg_required_else_help = false)]
 pub(crate) struct Cli {
-    /// The URL of the store, such as sqlite:PATH or redis://HOST:PORT [default: $FENCELOCK_STORE, else sqlite:, a file
-    /// of the current user]
+    /// The URL of the store, such as sqlite:PATH or redis://HOST:PORT, or @NAME, a store of the configuration file [default:
+    /// $FENCELOCK_STORE, else sqlite:, a file of the current user]
     #[arg(long, value_name = "URL", global = true, hide_default_value = true)]
     pub(crate) store: Option<String>,
+
+    /// The configuration file, which has the stores with names, and what the service is told [default: $FENCELOCK_CONFIG, else
+    /// /etc/fencelock/fencelock.toml]
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) config: Option<PathBuf>,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -53,6 +58,11 @@ pub(crate) enum Command {
     Release(Release),
     /// Report what the store promises, what is wrong with its configuration, and what to change
     Doctor(Doctor),
+    /// Show all stores of the configuration file, one line for each
+    Status(Status),
+    /// The configuration file
+    #[command(subcommand)]
+    Config(Config),
     /// Make a set of stores, on which the names of locks are spread
     #[command(subcommand)]
     Shards(Shards),
@@ -90,6 +100,30 @@ pub(crate) enum Command {
     },
     /// Print the manual page
     Man,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Config {
+    /// Read the file and say what is wrong with it, without connecting to anything
+    Check(ConfigCheck),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ConfigCheck {
+    /// Connect to each store, too
+    #[arg(long)]
+    pub(crate) connect: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Status {
+    /// Print a JSON array; with --watch one on each line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Look again every 2 seconds
+    #[arg(long)]
+    pub(crate) watch: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -137,9 +171,10 @@ pub(crate) struct AcquireOptions {
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
-    /// What the lock is for; correctness warns about what the store cannot promise
-    #[arg(long, value_enum, default_value_t = Purpose::Efficiency)]
-    pub(crate) purpose: Purpose,
+    /// What the lock is for; correctness warns about what the store cannot promise [default: what the configuration file says
+    /// of a store with a name, else efficiency]
+    #[arg(long, value_enum)]
+    pub(crate) purpose: Option<Purpose>,
 
     /// Print nothing while waiting, and nothing if the lock is held by another
     #[arg(short, long, conflicts_with = "verbose")]
@@ -177,6 +212,12 @@ pub(crate) struct Run {
 
     /// The name of the lock
     pub(crate) name: String,
+
+    /// What to do if the store is away: wait for it for as long as -w allows, fail at once, skip the command and exit with
+    /// 0, or run it without a lock and without FENCELOCK_TOKEN [default: fail if it is away at the start, wait if it goes away
+    /// later]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) if_away: Option<IfAway>,
 
     /// Run this string with `$SHELL -c` instead of a command
     #[arg(short = 'c', long = "command", value_name = "SHELL STRING")]
@@ -252,6 +293,14 @@ pub(crate) struct Ls {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// List the locks of all stores of the configuration file
+    #[arg(long, conflicts_with = "store")]
+    pub(crate) all: bool,
+
+    /// Leave out the shards of a set that are away, say which, and exit with 69 if there are any
+    #[arg(long)]
+    pub(crate) partial: bool,
 }
 
 #[derive(Args, Debug)]
@@ -299,9 +348,13 @@ impl Release {
 
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
-    /// What the locks are for
-    #[arg(long, value_enum, default_value_t = Purpose::Correctness)]
-    pub(crate) purpose: Purpose,
+    /// What the locks are for [default: what the configuration file says of a store with a name, else correctness]
+    #[arg(long, value_enum)]
+    pub(crate) purpose: Option<Purpose>,
+
+    /// Look at all stores of the configuration file
+    #[arg(long, conflicts_with = "store")]
+    pub(crate) all: bool,
 
     /// Print one JSON object
     #[arg(long)]
@@ -314,10 +367,6 @@ pub(crate) struct Doctor {
 pub(crate) struct Serve {
     #[command(subcommand)]
     pub(crate) command: Option<ServeCommand>,
-
-    /// The configuration file, with `[serve]` and `[[principal]]`; read again on SIGHUP [default: $FENCELOCK_SERVE_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
 
     /// The address and port to listen on; port 0 is a free one, which is printed; may be repeated [default:
     /// $FENCELOCK_SERVE_LISTEN, else the file's, else 127.0.0.1:7420]
@@ -362,6 +411,19 @@ impl Serve {
     pub(crate) fn drain(&self) -> Result<Option<Duration>, Error> {
         duration("--drain", self.drain.as_deref())
     }
+}
+
+/// What `run` does if the store is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IfAway {
+    /// Wait for it
+    Wait,
+    /// Exit with 69
+    Fail,
+    /// Do not run the command, say so, and exit with 0
+    Skip,
+    /// Run the command without a lock, with a warning
+    Run,
 }
 
 /// What a lock is for.

@@ -2,39 +2,78 @@
 
 use std::net::IpAddr;
 
-use fencelock::{Finding, StoreUrl};
+use fencelock::{Config, Finding, Purpose, StoreUrl};
 
 use crate::args::Doctor;
-use crate::exit::{Outcome, code, print};
+use crate::exit::{Failure, Outcome, code, print, worse};
 use crate::report::Report;
-use crate::store;
+use crate::store::{self, Resolved, Wanted};
 
-pub(crate) async fn doctor(args: Doctor, store: Option<String>) -> Outcome {
-    let url = store::store_url(store);
-    let client = fencelock::connect(&url).inspect_only().await?;
-    let mut findings = client.diagnose().await?;
-    findings.extend(url_findings(&StoreUrl::parse(&url)?));
-    let report = Report {
-        store: client.store(),
-        promises: client.promises().clone(),
-        findings,
-        purpose: args.purpose.into(),
-    };
-    store::close(&client).await;
+pub(crate) async fn doctor(args: Doctor, store: Wanted) -> Outcome {
+    if args.all {
+        return all(&args, &store.config_file()?).await;
+    }
+    let Resolved { url, purpose } = store.resolve()?;
+    let report = report(&args, &url, purpose).await?;
     print(&if args.json {
         format!("{}\n", report.json())
     } else {
         report.text()
     })?;
-    Ok(if report.is_fine() {
-        code::DONE
-    } else {
-        code::HELD
-    })
+    Ok(report.code())
+}
+
+/// All stores of the file, also if some of them do not answer.
+async fn all(args: &Doctor, file: &Config) -> Outcome {
+    let mut worst = code::DONE;
+    let mut reports = Vec::new();
+    for name in file.names() {
+        let looked = match file.url(name) {
+            Ok(url) => report(args, &url, file.purpose(name)).await,
+            Err(error) => Err(error.into()),
+        };
+        let report = match looked {
+            Ok(report) => report,
+            Err(failure) => {
+                worst = worse(worst, failure.of(&format!("@{name}")).report());
+                continue;
+            }
+        };
+        worst = worse(worst, report.code());
+        if args.json {
+            let mut json = report.json();
+            json["name"] = name.into();
+            reports.push(json);
+        } else {
+            print(&format!("@{name}\n{}\n", report.text()))?;
+        }
+    }
+    if args.json {
+        print(&format!("{}\n", serde_json::Value::from(reports)))?;
+    }
+    Ok(worst)
+}
+
+async fn report(args: &Doctor, url: &str, purpose: Option<Purpose>) -> Result<Report, Failure> {
+    let client = fencelock::connect(url).inspect_only().await?;
+    let mut findings = client.diagnose().await?;
+    findings.extend(url_findings(&StoreUrl::parse(url)?));
+    let report = Report {
+        store: client.store(),
+        promises: client.promises().clone(),
+        findings,
+        purpose: args
+            .purpose
+            .map(Into::into)
+            .or(purpose)
+            .unwrap_or(Purpose::Correctness),
+    };
+    store::close(&client).await;
+    Ok(report)
 }
 
 /// What is wrong with the URL itself.
-fn url_findings(url: &StoreUrl) -> Vec<Finding> {
+pub(crate) fn url_findings(url: &StoreUrl) -> Vec<Finding> {
     let of_shard = |(id, url): (String, String)| {
         let findings = StoreUrl::parse(&url).map(|url| url_findings(&url));
         let findings = findings.unwrap_or_default().into_iter();

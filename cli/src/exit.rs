@@ -70,9 +70,20 @@ impl Failure {
         self.code == code::HELD
     }
 
+    /// Whether the store does not answer.
+    pub(crate) const fn is_away(&self) -> bool {
+        self.code == code::UNAVAILABLE
+    }
+
     /// Adds to the message.
     pub(crate) fn add(&mut self, text: &str) {
         self.text += &format!(": {}", one_line(text));
+    }
+
+    /// Puts before the message which store it is about.
+    pub(crate) fn of(mut self, what: &str) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
     }
 
     /// If the lock is held by another: the same failure with the code `conflict`, and without a message if `quiet`.
@@ -118,6 +129,20 @@ fn code_of(error: &Error) -> u8 {
         Error::Refused { .. } => code::REFUSED,
         Error::Lost { .. } => code::LOST,
         _ => code::INTERNAL,
+    }
+}
+
+/// The exit code of two things together: what cannot be used counts more than what is away, and that more than a finding.
+pub(crate) fn worse(one: u8, other: u8) -> u8 {
+    let weight = |code| match code {
+        code::DONE => 0,
+        code::HELD => 1,
+        code::UNAVAILABLE => 2,
+        _ => 3,
+    };
+    match weight(one) < weight(other) {
+        true => other,
+        false => one,
     }
 }
 

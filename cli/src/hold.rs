@@ -6,12 +6,12 @@ use std::time::Duration;
 use fencelock::Release;
 use tokio::sync::oneshot;
 
-use crate::acquire::{self, Held};
+use crate::acquire::{self, Held, How};
 use crate::args::Hold;
 use crate::exit::{Failure, Outcome, code, say, write_out};
 use crate::json;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Wanted};
 
 /// Why a hold ends.
 enum End {
@@ -21,7 +21,7 @@ enum End {
     Lost(String),
 }
 
-pub(crate) async fn hold(args: Hold, store: Option<String>) -> Outcome {
+pub(crate) async fn hold(args: Hold, store: Wanted) -> Outcome {
     let times = args.options.times()?;
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
     let held = acquire::acquire(
@@ -29,7 +29,7 @@ pub(crate) async fn hold(args: Hold, store: Option<String>) -> Outcome {
         &times,
         &args.name,
         store,
-        None,
+        How::default(),
         &mut signals,
     )
     .await?;

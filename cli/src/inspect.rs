@@ -3,16 +3,17 @@
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
 
+use fencelock::composite::list_partial;
 use fencelock::engine::{Evict, HolderView, LockView};
-use fencelock::{LockName, Sequencer, Token, in_words};
+use fencelock::{Config, Error, LockName, Sequencer, StoreUrl, Token, in_words, shard_urls};
 
 use crate::args::{Check, Ls, Patience, Purpose, Release, Show};
-use crate::exit::{Failure, Outcome, code, one_line, print};
+use crate::exit::{Failure, Outcome, code, one_line, print, worse};
 use crate::json;
-use crate::store;
+use crate::store::{self, Resolved, Wanted};
 use crate::take;
 
-pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
+pub(crate) async fn show(args: Show, store: Wanted) -> Outcome {
     LockName::new(&args.name)?;
     let client = store::open_to_inspect(store).await?;
     let view = client.look(&args.name).await?;
@@ -24,16 +25,23 @@ pub(crate) async fn show(args: Show, store: Option<String>) -> Outcome {
     Ok(code::DONE)
 }
 
-pub(crate) async fn ls(args: Ls, store: Option<String>) -> Outcome {
-    let client = store::open_to_inspect(store).await?;
-    let held = client.list(&args.prefix).await?;
+pub(crate) async fn ls(args: Ls, store: Wanted) -> Outcome {
+    if args.all {
+        return ls_all(&args, &store.config_file()?).await;
+    }
+    let Resolved { url, .. } = store.resolve()?;
+    let (held, away) = list(&url, &args).await?;
+    let left_out = away.into_iter().map(Failure::from);
+    let code = left_out.fold(code::DONE, |code, failure| {
+        worse(code, failure.of("left out").report())
+    });
     if held.is_empty() && !args.json && io::stdout().is_terminal() {
         // A program that reads the output gets nothing instead.
         print(&match args.prefix.as_str() {
             "" => "no lock is held\n".to_owned(),
             prefix => format!("no lock whose name begins with {prefix:?} is held\n"),
         })?;
-        return Ok(code::DONE);
+        return Ok(code);
     }
     print(&if args.json {
         let views: Vec<String> = held.iter().map(json::view).collect();
@@ -41,10 +49,65 @@ pub(crate) async fn ls(args: Ls, store: Option<String>) -> Outcome {
     } else {
         held.iter().map(describe).collect()
     })?;
-    Ok(code::DONE)
+    Ok(code)
 }
 
-pub(crate) async fn check(args: Check, store: Option<String>) -> Outcome {
+/// The locks of all stores of the file, each with the name of its store before it.
+async fn ls_all(args: &Ls, file: &Config) -> Outcome {
+    let mut worst = code::DONE;
+    let mut views = Vec::new();
+    for name in file.names() {
+        let listed = match file.url(name) {
+            Ok(url) => list(&url, args).await,
+            Err(error) => Err(error.into()),
+        };
+        let (held, away) = listed.unwrap_or_else(|failure| {
+            worst = worse(worst, failure.of(&format!("@{name}")).report());
+            Default::default()
+        });
+        for error in away {
+            let failure = Failure::from(error).of(&format!("@{name}: left out"));
+            worst = worse(worst, failure.report());
+        }
+        for view in &held {
+            views.push(match args.json {
+                true => json::view_in(name, view),
+                false => {
+                    let lines = describe(view);
+                    let lines = lines.lines().map(|line| format!("@{name} {line}\n"));
+                    lines.collect()
+                }
+            });
+        }
+    }
+    print(&if args.json {
+        json::array(&views) + "\n"
+    } else {
+        views.concat()
+    })?;
+    Ok(worst)
+}
+
+/// The locks of a store, and with --partial why some of them are left out.
+async fn list(url: &str, args: &Ls) -> Result<(Vec<LockView>, Vec<Error>), Failure> {
+    let shards = match args.partial {
+        true => shard_urls(&StoreUrl::parse(url)?),
+        false => Vec::new(),
+    };
+    if shards.is_empty() {
+        let client = fencelock::connect(url).inspect_only().await?;
+        let held = client.list(&args.prefix).await;
+        store::close(&client).await;
+        return Ok((held?, Vec::new()));
+    }
+    let engine = store::engine_to_inspect(url).await?;
+    let ids: Vec<_> = shards.iter().map(|(id, _)| id.as_str()).collect();
+    let listed = list_partial(&*engine, &ids, &args.prefix).await;
+    let _ = tokio::time::timeout(store::CLOSE_TIMEOUT, engine.close()).await;
+    Ok(listed?)
+}
+
+pub(crate) async fn check(args: Check, store: Wanted) -> Outcome {
     let sequencer: Sequencer = args.sequencer.parse()?;
     let client = store::open_to_inspect(store).await?;
     if client.check(&sequencer).await? {
@@ -55,7 +118,7 @@ pub(crate) async fn check(args: Check, store: Option<String>) -> Outcome {
     Err(Failure::new(code::HELD, why))
 }
 
-pub(crate) async fn release(args: Release, store: Option<String>) -> Outcome {
+pub(crate) async fn release(args: Release, store: Wanted) -> Outcome {
     if let Some(grant) = &args.grant {
         return take::release(grant, args.patience()?, store).await;
     }
@@ -63,7 +126,14 @@ pub(crate) async fn release(args: Release, store: Option<String>) -> Outcome {
         return Err(Failure::usage("a name and --token, or --grant, are needed"));
     };
     LockName::new(name)?;
-    let client = store::open(store, Purpose::Efficiency, Patience::Endless, None).await?;
+    let client = store::open(
+        store,
+        Some(Purpose::Efficiency),
+        Patience::Endless,
+        None,
+        None,
+    )
+    .await?;
     let how = if args.ask { Evict::Ask } else { Evict::Release };
     if client.evict(name, Token(token), how).await? {
         return Ok(code::DONE);

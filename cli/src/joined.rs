@@ -12,7 +12,8 @@ use tokio::process::{Child, Command};
 
 use crate::args::Times;
 use crate::command::{ENDED, grace, held_too_long, lost, not_started};
-use crate::exit::{Failure, Outcome};
+use crate::environment;
+use crate::exit::{Failure, Outcome, code};
 use crate::signals::Signals;
 use crate::terminal::{Terminal, unshielded};
 use crate::wire::ChildExit;
@@ -55,13 +56,7 @@ pub(crate) async fn run(
                 signal(Signal::TERM);
             }
             () = tokio::time::sleep(times.kill_after), if failure.is_some() => signal(Signal::KILL),
-            number = signals.next() => {
-                if let Some(received) = Signal::from_named_raw(number)
-                    && !came_from_terminal(received)
-                {
-                    signal(received);
-                }
-            }
+            number = signals.next() => forward(number, signal),
         }
     };
     let status = status.map_err(|error| Failure::internal("waiting for the command", error))?;
@@ -71,13 +66,70 @@ pub(crate) async fn run(
     }
 }
 
-fn start(words: &[OsString], environment: &[(&'static str, String)]) -> Result<Child, Failure> {
+/// Runs a command without a lock (`--if-away run`). It has no token, not even that of an outer `run`.
+pub(crate) async fn run_alone(
+    name: &str,
+    times: &Times,
+    words: &[OsString],
+    signals: &mut Signals,
+) -> Outcome {
+    let mut child = start(words, &[])?;
+    let pid = child.id().and_then(|id| i32::try_from(id).ok());
+    let pid = pid.and_then(Pid::from_raw);
+    // Called only before the child is reaped: its id may be reused after that.
+    let signal = |signal| {
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, signal);
+        }
+    };
+    let begun = Clock::Boot.now();
+    let mut over = false;
+    let status = loop {
+        tokio::select! {
+            biased;
+            status = child.wait() => break status,
+            () = max_hold_over(begun, times.max_hold), if !over => {
+                over = true;
+                signal(Signal::TERM);
+            }
+            () = tokio::time::sleep(times.kill_after), if over => signal(Signal::KILL),
+            number = signals.next() => forward(number, signal),
+        }
+    };
+    let status = status.map_err(|error| Failure::internal("waiting for the command", error))?;
+    match over {
+        true => {
+            let text = format!("lock {name}, which was not held: --max-hold is over; {ENDED}");
+            Err(Failure::new(code::LOST, text))
+        }
+        false => Ok(child_exit(status).code()),
+    }
+}
+
+/// Passes on a signal that the command has not got from the terminal.
+fn forward(number: i32, signal: impl Fn(Signal)) {
+    if let Some(received) = Signal::from_named_raw(number)
+        && !came_from_terminal(received)
+    {
+        signal(received);
+    }
+}
+
+fn start(words: &[OsString], variables: &[(&'static str, String)]) -> Result<Child, Failure> {
     let Some((program, arguments)) = words.split_first() else {
         return Err(Failure::usage("the command is missing"));
     };
-    let environment = environment.iter().map(|(key, value)| (key, value));
     let mut command = Command::new(program);
-    command.args(arguments).envs(environment);
+    // Those of an outer command, which may be about another lock.
+    for variable in [
+        environment::NAME,
+        environment::TOKEN,
+        environment::SEQUENCER,
+    ] {
+        command.env_remove(variable);
+    }
+    let variables = variables.iter().map(|(key, value)| (key, value));
+    command.args(arguments).envs(variables);
     unshielded(|| command.spawn()).map_err(|error| not_started(words, &error))
 }
 

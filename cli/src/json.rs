@@ -83,6 +83,19 @@ pub(crate) fn asked() -> String {
 
 /// One lock, as `show` prints it.
 pub(crate) fn view(view: &LockView) -> String {
+    format!("{{{}}}", of_lock(view))
+}
+
+/// The same, with the name of its store in the configuration file.
+pub(crate) fn view_in(store: &str, view: &LockView) -> String {
+    format!(
+        "{{{},{}}}",
+        members(&[("store", store.into())]),
+        of_lock(view)
+    )
+}
+
+fn of_lock(view: &LockView) -> String {
     let holders: Vec<String> = view.holders.iter().map(holder).collect();
     let waiters: Vec<String> = view.waiters.iter().map(waiter).collect();
     let begin = members(&[
@@ -90,7 +103,7 @@ pub(crate) fn view(view: &LockView) -> String {
         ("token", view.token().map(|token| token.get()).into()),
     ]);
     let (holders, waiters) = (array(&holders), array(&waiters));
-    format!("{{{begin},\"holders\":{holders},\"waiters\":{waiters}}}")
+    format!("{begin},\"holders\":{holders},\"waiters\":{waiters}")
 }
 
 /// An array of items that are JSON already.

@@ -2,7 +2,9 @@
 
 mod acquire;
 mod args;
+mod away;
 mod command;
+mod config;
 mod descriptor;
 mod doctor;
 mod environment;
@@ -25,6 +27,7 @@ mod run;
 #[cfg(feature = "serve")]
 mod serve;
 mod signals;
+mod status;
 mod store;
 mod supervisor;
 mod take;
@@ -39,8 +42,9 @@ use clap::error::{ContextValue, ErrorKind};
 use fencelock::StoreUrl;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Cli, Command, Shards};
+use crate::args::{Cli, Command, Config, Shards};
 use crate::exit::{Failure, Outcome, code, print, say};
+use crate::store::Wanted;
 
 fn main() {
     panic::set_hook(Box::new(|info| {
@@ -79,7 +83,10 @@ fn start() -> Outcome {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let store = cli.store;
+    let store = Wanted {
+        store: cli.store,
+        config: cli.config,
+    };
     match cli.command {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man => manual::man(),
@@ -102,6 +109,8 @@ fn start() -> Outcome {
         Command::Take(args) => block_on(take::take(args, store)),
         Command::Renew(args) => block_on(take::renew(args, store)),
         Command::Shards(Shards::Init) => block_on(init_shards(store)),
+        Command::Config(Config::Check(args)) => block_on(config::check(args, store)),
+        Command::Status(args) => block_on(status::status(args, store)),
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
         Command::Ls(args) => block_on(inspect::ls(args, store)),
@@ -126,20 +135,20 @@ fn schema(kind: &str) -> Outcome {
     Ok(code::DONE)
 }
 
-async fn init_shards(store: Option<String>) -> Outcome {
-    fencelock::init(store::store_url(store)).await?;
+async fn init_shards(store: Wanted) -> Outcome {
+    fencelock::init(store.resolve()?.url).await?;
     Ok(code::DONE)
 }
 
-async fn bench(args: fencelock_bench::Args, store: Option<String>) -> Outcome {
-    fencelock_bench::command(&args, &store::store_url(store), &["bench"]).await?;
+async fn bench(args: fencelock_bench::Args, store: Wanted) -> Outcome {
+    fencelock_bench::command(&args, &store.resolve()?.url, &["bench"]).await?;
     Ok(code::DONE)
 }
 
 #[cfg(feature = "torture")]
-async fn torture(args: fencelock_torture::Args, store: Option<String>) -> Outcome {
+async fn torture(args: fencelock_torture::Args, store: Wanted) -> Outcome {
     use fencelock_torture::Failed;
-    let store = store::store_url(store);
+    let store = store.resolve()?.url;
     match fencelock_torture::command(&args, &store, &["torture"]).await {
         Ok(true) => Ok(code::DONE),
         Ok(false) => Ok(code::HELD),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use fencelock::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake, in_words};
 use serde_json::{Value, json};
 
-use crate::exit::one_line;
+use crate::exit::{code, one_line};
 
 /// What `doctor` has found out about a store.
 pub(crate) struct Report {
@@ -20,6 +20,14 @@ impl Report {
     /// Whether no finding concerns the purpose.
     pub(crate) fn is_fine(&self) -> bool {
         self.findings_for(self.purpose).next().is_none()
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> u8 {
+        match self.is_fine() {
+            true => code::DONE,
+            false => code::HELD,
+        }
     }
 
     /// The findings that concern a purpose: correctness needs everything that efficiency needs.

@@ -5,32 +5,43 @@ use std::time::Duration;
 use fencelock::{BootInstant, Client, Clock, Guard, Release, in_words};
 use tokio::time::{Instant, timeout_at};
 
-use crate::acquire::{self, Held};
-use crate::args::Run;
+use crate::acquire::{self, Held, How};
+use crate::args::{IfAway, Run};
+use crate::away;
 use crate::command;
 use crate::exit::{Failure, Outcome, code, say};
 use crate::job;
 use crate::joined;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Wanted};
 
 /// How long `run` tries to release a lock that is already lost.
 const RELEASE_AFTER_LOSS: Duration = Duration::from_millis(300);
 
-pub(crate) async fn run(args: Run, store: Option<String>) -> Outcome {
+pub(crate) async fn run(args: Run, store: Wanted) -> Outcome {
     let times = args.options.times()?;
     let words = command::words(&args);
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
-    let held = acquire::acquire(
-        &args.options.acquire,
-        &times,
-        &args.name,
-        store,
-        None,
-        &mut signals,
-    )
-    .await?;
-    let Held { client, guard } = held;
+    let acquire = &args.options.acquire;
+    if args.if_away == Some(IfAway::Run) {
+        let said = store.clone().resolve()?.purpose;
+        let purpose = acquire.purpose.map(fencelock::Purpose::from).or(said);
+        if purpose == Some(fencelock::Purpose::Correctness) {
+            return Err(Failure::usage(
+                "--if-away run does not go with the purpose correctness: the command would run without the lock that it needs; \
+                 use wait, fail or skip",
+            ));
+        }
+    }
+    let how = How::if_away(args.if_away);
+    let held = acquire::acquire(acquire, &times, &args.name, store, how, &mut signals).await;
+    let Held { client, guard } = match (held, args.if_away) {
+        (Ok(held), _) => held,
+        (Err(failure), None) => return Err(failure),
+        (Err(failure), Some(choice)) => {
+            return away::instead(choice, failure, &args.name, &times, &words, &mut signals).await;
+        }
+    };
     let free_at = times.at_least.map(|least| Clock::Boot.now() + least);
     let verbose = args.options.acquire.verbose;
     if verbose {

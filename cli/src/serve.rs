@@ -10,9 +10,10 @@ use fencelock_server::{BearerToken, Server, Service, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Serve, ServeCommand};
+use crate::environment::STORE;
 use crate::exit::{Failure, Outcome, code, print, say};
 use crate::notify::tell_manager;
-use crate::store;
+use crate::store::{self, Resolved, Wanted};
 
 /// The port if none is given.
 const PORT: u16 = 7420;
@@ -25,22 +26,24 @@ const CONFIG: &str = "FENCELOCK_SERVE_CONFIG";
 const LISTEN: &str = "FENCELOCK_SERVE_LISTEN";
 const ADVERTISE: &str = "FENCELOCK_SERVE_ADVERTISE";
 
-pub(crate) async fn serve(args: Serve, store: Option<String>) -> Outcome {
+pub(crate) async fn serve(args: Serve, store: Wanted) -> Outcome {
     if let Some(ServeCommand::Token { name }) = &args.command {
         return token(name);
     }
-    let file = args
-        .config
-        .clone()
-        .or_else(|| variable(CONFIG).map(PathBuf::from));
-    let settings = settings(&args, file.as_ref())?;
+    let file = config_file(store.config);
+    let mut settings = settings(&args, file.as_ref())?;
     refuse_strangers(&settings)?;
     let mut signals = Signals::listen()?;
     // The store of the command line or of the environment counts more than that of the file.
-    let url = match (store, variable("FENCELOCK_STORE"), settings.store.clone()) {
-        (None, None, Some(url)) => url,
-        (store, ..) => store::store_url(store),
+    let named = store.store.or_else(|| variable(STORE));
+    let wanted = Wanted {
+        store: named.or_else(|| settings.store.clone()),
+        config: file.clone(),
     };
+    let Resolved { url, purpose } = wanted.resolve()?;
+    if settings.purpose.is_none() {
+        settings.purpose = purpose.map(|purpose| purpose.as_str().to_owned());
+    }
     let engine = tokio::select! {
         engine = fencelock::open_engine(&url) => engine?,
         // Nothing is served yet.
@@ -96,6 +99,21 @@ fn token(name: &str) -> Outcome {
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The configuration file: of the command line or the environment, else that of this machine if there is one.
+fn config_file(given: Option<PathBuf>) -> Option<PathBuf> {
+    let named = given.or_else(|| {
+        let named = [CONFIG, fencelock::Config::VARIABLE]
+            .into_iter()
+            .find_map(variable);
+        named.map(PathBuf::from)
+    });
+    let of_machine = || {
+        let path = PathBuf::from(fencelock::Config::DEFAULT_PATH);
+        path.exists().then_some(path)
+    };
+    named.or_else(of_machine)
 }
 
 /// What the file, the environment and the command line say, the last counting most.

@@ -1,12 +1,14 @@
 //! The store handle: the store's URL, opening the store and closing it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::Client;
+use fencelock::{Client, Engine, Error, StoreUrl};
 use fencelock_wire::ClaimKey;
 
 use crate::args::{Patience, Purpose};
+use crate::away::Ear;
 use crate::environment::STORE;
 use crate::exit::{Failure, say};
 use crate::keyed::{Keyed, detachable, with_key};
@@ -14,29 +16,74 @@ use crate::keyed::{Keyed, detachable, with_key};
 /// How long the end of this process waits for the store. What the store has not confirmed by then ends with its lease.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The store of the command line, else of the environment, else the default.
-pub(crate) fn store_url(store: Option<String>) -> String {
-    let from_environment = || std::env::var(STORE).ok().filter(|url| !url.is_empty());
-    store
-        .or_else(from_environment)
-        .unwrap_or_else(|| "sqlite:".to_owned())
+/// What the command line says of the store.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    /// The value of `--store`.
+    pub(crate) store: Option<String>,
+    /// The value of `--config`.
+    pub(crate) config: Option<PathBuf>,
 }
 
-/// Opens the store (see [`store_url`]) for inspection only.
-pub(crate) async fn open_to_inspect(store: Option<String>) -> Result<Client, Failure> {
-    Ok(fencelock::connect(store_url(store)).inspect_only().await?)
+/// The store that is meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub(crate) url: String,
+    /// What its locks are for, if the configuration file says so.
+    pub(crate) purpose: Option<fencelock::Purpose>,
 }
 
-/// Opens the store (see [`store_url`]). While the store does not answer, the client retries for as long as the URL says,
+impl Wanted {
+    /// The store of the command line, else of the environment, else the default. The configuration file is read if the store
+    /// has a name there.
+    pub(crate) fn resolve(self) -> Result<Resolved, Failure> {
+        let from_environment = || std::env::var(STORE).ok().filter(|url| !url.is_empty());
+        let store = self.store.clone().or_else(from_environment);
+        let url = store.unwrap_or_else(|| "sqlite:".to_owned());
+        if !url.starts_with('@') {
+            let purpose = None;
+            return Ok(Resolved { url, purpose });
+        }
+        let file = self.config_file()?;
+        let purpose = file.purpose(&url);
+        let url = file.url(&url)?;
+        Ok(Resolved { url, purpose })
+    }
+
+    /// The configuration file: of the command line, else of the environment, else of this machine.
+    pub(crate) fn config_file(self) -> Result<fencelock::Config, Failure> {
+        Ok(match self.config {
+            Some(path) => fencelock::Config::load(path)?,
+            None => fencelock::Config::find()?,
+        })
+    }
+}
+
+/// Opens the store for inspection only.
+pub(crate) async fn open_to_inspect(store: Wanted) -> Result<Client, Failure> {
+    Ok(fencelock::connect(store.resolve()?.url)
+        .inspect_only()
+        .await?)
+}
+
+/// Opens the store's engine for inspection only, with one attempt.
+pub(crate) async fn engine_to_inspect(url: &str) -> Result<Arc<dyn Engine>, Error> {
+    let mut url = StoreUrl::parse(url)?;
+    url.inspect_only = true;
+    fencelock::open_engine(url).await
+}
+
+/// Opens the store. While the store does not answer, the client retries for as long as the URL says,
 /// but no longer than `patience`. With a key, its claims are of that key, and a store whose holds cannot be detached from
 /// this process is refused.
 pub(crate) async fn open(
-    store: Option<String>,
-    purpose: Purpose,
+    store: Wanted,
+    purpose: Option<Purpose>,
     patience: Patience,
     key: Option<&ClaimKey>,
+    ear: Option<&Ear>,
 ) -> Result<Client, Failure> {
-    let url = store_url(store);
+    let Resolved { url, purpose: said } = store.resolve()?;
     let mut connect = match key {
         None => fencelock::connect(&url),
         Some(key) => {
@@ -47,7 +94,12 @@ pub(crate) async fn open(
                 .layer(move |engine| Arc::new(Keyed { engine, ids }))
         }
     };
-    connect = connect.purpose(purpose.into());
+    let purpose = purpose.map(Into::into).or(said);
+    connect = connect.purpose(purpose.unwrap_or_default());
+    if let Some(ear) = ear.cloned() {
+        // There is no key then.
+        connect = connect.layer(move |engine| ear.around(engine));
+    }
     if let Patience::Until(most) = patience {
         connect = connect.patience(most);
     }

@@ -9,14 +9,14 @@ use fencelock::{BootInstant, Engine, Error, in_words};
 use fencelock_wire::ClaimKey;
 use tokio::time::Instant;
 
-use crate::acquire::{self, Held};
+use crate::acquire::{self, Held, How};
 use crate::args::{GrantOptions, Take};
 use crate::exit::{Failure, Outcome, code, say, write_out};
 use crate::grant::{Detached, GrantFile};
 use crate::json;
 use crate::keyed::{detachable, with_key};
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Wanted};
 
 /// How long a store that does not answer is asked again if `--wait` does not say.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,13 +24,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-pub(crate) async fn take(args: Take, store: Option<String>) -> Outcome {
+pub(crate) async fn take(args: Take, store: Wanted) -> Outcome {
     let times = args.options.times()?;
     let mut file = args.grant.as_deref().map(GrantFile::create).transpose()?;
     let key = ClaimKey::draw().map_err(|error| Failure::internal("drawing a key", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::internal("signals", error))?;
     let (options, name) = (&args.options, &args.name);
-    let held = acquire::acquire(options, &times, name, store, Some(&key), &mut signals).await?;
+    let held = acquire::acquire(
+        options,
+        &times,
+        name,
+        store,
+        How::detached(&key),
+        &mut signals,
+    )
+    .await?;
     let Held { client, guard } = held;
     let taken = async {
         if guard.joined() {
@@ -76,7 +84,7 @@ pub(crate) async fn take(args: Take, store: Option<String>) -> Outcome {
     }
 }
 
-pub(crate) async fn renew(args: GrantOptions, store: Option<String>) -> Outcome {
+pub(crate) async fn renew(args: GrantOptions, store: Wanted) -> Outcome {
     let patience = args.patience()?;
     let detached = Detached::read(&args.grant)?;
     let engine = open(store, &detached, patience).await?;
@@ -118,11 +126,7 @@ pub(crate) async fn renew(args: GrantOptions, store: Option<String>) -> Outcome 
 }
 
 /// Gives back what a grant holds.
-pub(crate) async fn release(
-    file: &Path,
-    patience: Option<Duration>,
-    store: Option<String>,
-) -> Outcome {
+pub(crate) async fn release(file: &Path, patience: Option<Duration>, store: Wanted) -> Outcome {
     let detached = Detached::read(file)?;
     let engine = open(store, &detached, patience).await?;
     let until = Instant::now() + patience.unwrap_or(PATIENCE);
@@ -147,11 +151,11 @@ pub(crate) async fn release(
 
 /// The engine, which speaks for the claim.
 async fn open(
-    store: Option<String>,
+    store: Wanted,
     detached: &Detached,
     patience: Option<Duration>,
 ) -> Result<Arc<dyn Engine>, Failure> {
-    let url = store::store_url(store);
+    let url = store.resolve()?.url;
     let opening = fencelock::open_engine(with_key(&url, &detached.key));
     let engine = match patience {
         None => opening.await?,

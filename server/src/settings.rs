@@ -1,9 +1,11 @@
-//! The configuration file: `[serve]` and `[[principal]]`, in TOML. What is not known is an error.
+//! The service's part of the configuration file: `[serve]` and `[[principal]]`, in TOML. What is not known is an error. The
+//! stores with names (`[store.NAME]`) are left to those who open stores.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fencelock_config::{check_sections, name_of, refuse_password, toml_error};
 use fencelock_core::{Error, Result, parse_duration};
 use serde::Deserialize;
 
@@ -16,7 +18,7 @@ use crate::principal::{Grant, Principal};
 pub struct Settings {
     /// Where to listen.
     pub listen: Vec<SocketAddr>,
-    /// The URL of the store.
+    /// The URL of the store, or `@` and the name that it has in the same file.
     pub store: Option<String>,
     /// What the locks are for: `efficiency` or `correctness`.
     pub purpose: Option<String>,
@@ -28,8 +30,8 @@ pub struct Settings {
     pub config: Config,
 }
 
+/// Other sections were refused before, or are of others.
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
     serve: Serve,
@@ -100,13 +102,19 @@ impl Settings {
     /// # Errors
     /// [`Error::Config`] that names the file, and the line if there is one.
     pub fn read(file: &str, text: &str) -> Result<Self> {
-        let bad = |why: String| Error::config(file, why);
-        let read: File = toml::from_str(text).map_err(|error| bad(error.to_string()))?;
+        let bad = |why: String| Error::config(file, format!("configuration file: {why}"));
+        check_sections(file, text)?;
+        let read: File = toml::from_str(text).map_err(|error| toml_error(file, text, &error))?;
         let serve = read.serve;
         let duration = |what, text: Option<String>| {
             let read = text.map(|text| parse_duration(what, &text));
             read.transpose().map_err(|error| bad(error.to_string()))
         };
+        if let Some(url) = serve.store.as_deref()
+            && name_of(url).is_none()
+        {
+            refuse_password(url).map_err(|error| bad(error.to_string()))?;
+        }
         if let Some(purpose) = &serve.purpose
             && !matches!(purpose.as_str(), "efficiency" | "correctness")
         {
@@ -222,6 +230,19 @@ mod tests {
     }
 
     #[test]
+    fn sections_of_others_are_left_to_them() {
+        let text = "[store.orders]\nurl = \"memory:\"\nwhat = 1\n[serve]\nstore = \"@orders\"";
+        let settings = Settings::read("f", text).unwrap();
+        assert_eq!(settings.store.as_deref(), Some("@orders"));
+        let error = Settings::read("f", "\n[serve]\nlistenn = []").unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("line 3") && error.contains("`listen`"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn an_empty_file_is_the_default() {
         let settings = Settings::read("f", "").unwrap();
         assert_eq!(settings.config.anonymous.len(), 1);
@@ -245,9 +266,14 @@ mod tests {
             "[[principal]]\nname = \"a\"\nrights = [{ prefix = \"\", rights = [\"all\"] }]",
             "[[principal]]\nname = \"a\"\ntokens = [{ id = \"a\", sha256 = \"00\" }]",
             "[[principal]]\nname = \"a\"\npassword = \"x\"",
+            "[sevre]",
+            "[serve]\nstore = \"redis://u:hunter2@h\"",
+            "[serve]\nlisten = \"redis://u:hunter2@h\"",
+            "[serve]\nstore = \"redis://u:hunter2@h",
         ] {
             let error = Settings::read("the-file", text).unwrap_err().to_string();
             assert!(error.contains("the-file"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The shell of docs/fencing.md and docs/composite.md runs.
+//! The shell of docs/fencing.md, docs/composite.md and docs/configuration.md runs.
 
 use std::process::{Command, Stdio};
 
@@ -12,6 +12,11 @@ fn the_examples_of_the_page_on_fencing_run() {
 #[test]
 fn the_examples_of_the_page_on_sets_run() {
     run(include_str!("../../../docs/composite.md"), 1);
+}
+
+#[test]
+fn the_examples_of_the_page_on_the_configuration_file_run() {
+    run(include_str!("../../../docs/configuration.md"), 1);
 }
 
 fn run(page: &str, count: usize) {

@@ -5,6 +5,7 @@
 #[cfg(feature = "redis")]
 mod cluster;
 mod codes;
+mod config;
 mod death;
 mod docs;
 mod doctor;
@@ -14,6 +15,8 @@ mod exit_codes;
 mod fixture;
 mod hold;
 mod house;
+#[cfg(feature = "redis")]
+mod if_away;
 mod inputs;
 mod inspect;
 #[cfg(feature = "redis")]

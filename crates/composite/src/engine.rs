@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
-    Claim, EventStream, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn,
+    Claim, EventStream, Grant, HeldClaim, Leave, Place, Record, RecordChange, Renewal, Standing,
+    Withdrawn,
 };
 use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
@@ -153,6 +154,23 @@ impl Engine for Routed {
         let member = self.member(&claim.name);
         let withdrawn = member.engine().await?.withdraw(claim, how).await;
         withdrawn.map_err(|error| member.named(error))
+    }
+
+    /// The record of the first of its stores that answers, which says of which map all of them are. It is not changed here.
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        if change.is_some() {
+            let why = "each of its stores has one, which `fencelock shards` writes";
+            return Err(Error::unsupported(self, "a record of its own", why));
+        }
+        let mut away = None;
+        for member in &self.members {
+            let asked = async { member.engine().await?.record(scope, None).await };
+            match asked.await {
+                Err(error) if error.is_away() => away = away.or(Some(error)),
+                answer => return answer,
+            }
+        }
+        Err(away.unwrap_or(Error::Closed))
     }
 
     fn forget(&self, claim: &ClaimId) {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use fencelock_core::layers::Breaker;
 use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
 use tokio::sync::Mutex;
 
@@ -21,6 +22,8 @@ pub(crate) struct Common {
     pub(crate) promised: OnceLock<Promised>,
     /// Takes the events of each store that was opened; none after the set was closed.
     pub(crate) joining: Joining,
+    /// Whether each store has a breaker.
+    pub(crate) breaker: bool,
 }
 
 #[derive(Debug)]
@@ -98,7 +101,10 @@ impl Member {
             let _ = engine.close().await;
             return Err(error);
         }
-        Ok(engine)
+        Ok(match self.common.breaker {
+            true => Arc::new(Breaker::new(engine)),
+            false => engine,
+        })
     }
 
     /// Refuses a store that is not this shard.

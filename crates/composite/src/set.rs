@@ -23,6 +23,7 @@ pub struct Shards {
     shards: Vec<Shard>,
     key: KeyRule,
     opening: Opening,
+    breaker: bool,
 }
 
 /// The name of a set that has none.
@@ -42,6 +43,7 @@ impl Shards {
             shards: shards.into_iter().map(Into::into).collect(),
             key: KeyRule::default(),
             opening: Opening::default(),
+            breaker: true,
         }
     }
 
@@ -63,6 +65,13 @@ impl Shards {
         self
     }
 
+    /// Whether each store has a [`Breaker`](fencelock_core::layers::Breaker), so that requests for its names fail at once while
+    /// it is away: yes, by default.
+    pub fn breaker(mut self, breaker: bool) -> Self {
+        self.breaker = breaker;
+        self
+    }
+
     fn map(&self) -> Result<Map> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if self.set.is_empty() || self.set.len() > 64 || !self.set.chars().all(plain) {
@@ -74,6 +83,14 @@ impl Shards {
             shards.map(|shard| (shard.id.as_str(), shard.weight)),
             self.key,
         )
+    }
+
+    /// Whether the ids, the weights and the name make sense.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they do not.
+    pub fn check(&self) -> Result<()> {
+        self.map().map(|_| ())
     }
 
     /// Opens the set: those of its stores that [`opening`](Self::opening) says.
@@ -90,6 +107,7 @@ impl Shards {
             map,
             promised: OnceLock::new(),
             joining,
+            breaker: self.breaker,
         });
         let mut shards = self.shards;
         shards.sort_by(|one, other| one.id.cmp(&other.id));

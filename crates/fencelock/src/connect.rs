@@ -32,11 +32,17 @@ use crate::to_open::ToOpen;
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
 /// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`, `fencelock+http://`, `fencelock+https://`, and `shards:` for a set of
-/// them. Every store takes the option `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
+/// them. `@` and a name mean a store of the configuration file (feature `config`). Every store takes the option `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
 pub fn connect(store: impl Into<Store>) -> Connect {
+    let mut store = store.into();
+    let purpose = store
+        .0
+        .as_mut()
+        .ok()
+        .and_then(|options| options.url().purpose);
     Connect {
-        store: store.into(),
-        purpose: Purpose::default(),
+        store,
+        purpose: purpose.unwrap_or_default(),
         observer: None,
         name_class: None,
         batch: fencelock_core::DEFAULT_BATCH,
@@ -130,7 +136,8 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// What the locks are for; see [`Client::warnings`].
+    /// What the locks are for; see [`Client::warnings`]. By default what the configuration file says of a store with a name,
+    /// else efficiency.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -46,6 +46,8 @@
 //! | `fencelock+http://HOSTS` | any of them, behind the lock service | `http` |
 //! | `shards:?a=URL&b=URL` | several of them, each with its part of the names | `composite` |
 //!
+//! With the feature `config`, `@orders` is the store that a configuration file calls `orders`.
+//!
 //! Options follow after a `?`: `redis://HOST?prefix=shop:&connect-timeout=10s`. Stores promise different things;
 //! [`Client::promises`] says what this one does. What it does not is refused with [`Error::Unsupported`], never imitated.
 //!
@@ -55,6 +57,7 @@
 //! | --- | --- |
 //! | those of the stores | the stores |
 //! | `composite` | sets of stores, on which names are spread; see `ShardSet` |
+//! | `config` | stores with names, in a configuration file; see `Config` |
 //! | `tls` | TLS: `rediss://`, `redlocks://`, `etcds://`, `fencelock+https://`, and for databases by default |
 //! | `fence` | the module `fence`: the resource's side, for the stores whose features are on |
 //! | `fence-http` | a fence before an HTTP service, as a tower layer |
@@ -73,6 +76,8 @@
 //! * [`engine`]: the contract, for a store of your own.
 
 pub mod blocking;
+#[cfg(feature = "config")]
+mod config;
 mod connect;
 mod schema;
 #[cfg(feature = "composite")]
@@ -81,6 +86,8 @@ mod store;
 mod to_open;
 mod wrong_server;
 
+#[cfg(feature = "config")]
+pub use config::Config;
 #[cfg(feature = "composite")]
 pub use connect::init;
 pub use connect::{Connect, connect, open_engine};

@@ -24,7 +24,7 @@ const WEIGHT: &str = ".weight";
 const OF_EVERY_STORE: [&str; 3] = ["prefix", "connect-timeout", "outside-set"];
 
 /// Options of a set that are no shards.
-const OF_A_SET: [&str; 2] = ["key", "set"];
+const OF_A_SET: [&str; 3] = ["breaker", "key", "set"];
 
 /// The ids of the shards of a URL `shards:` with the URLs of their stores, as written; none for another URL.
 ///
@@ -75,6 +75,7 @@ pub struct ShardSet {
     url: StoreUrl,
     set: Option<String>,
     key: KeyRule,
+    breaker: bool,
     shards: Vec<(String, u8, Arc<Member>)>,
     /// The first thing that is wrong with what was given.
     wrong: Option<Error>,
@@ -96,6 +97,7 @@ impl ShardSet {
             url,
             set: Some(set),
             key: KeyRule::default(),
+            breaker: true,
             shards: Vec::new(),
             wrong: None,
         }
@@ -118,6 +120,13 @@ impl ShardSet {
         self
     }
 
+    /// Whether requests for the names of a shard fail at once while it is away, as by
+    /// [`Breaker`](fencelock_core::layers::Breaker): yes, by default. In a URL: `breaker`.
+    pub fn breaker(mut self, breaker: bool) -> Self {
+        self.breaker = breaker;
+        self
+    }
+
     /// From a URL; `read` reads those of the stores.
     pub(crate) fn from_url(mut url: StoreUrl, read: impl Fn(&str) -> Options) -> Result<Self> {
         if !url.path.is_empty() || !url.hosts.is_empty() {
@@ -131,10 +140,12 @@ impl ShardSet {
             })?,
         };
         let set = url.take("set");
+        let breaker = url.take_choice("breaker", &[("yes", true), ("no", false)])?;
         let mut shards = Self {
             url: url.clone(),
             set,
             key,
+            breaker,
             shards: Vec::new(),
             wrong: None,
         };
@@ -173,7 +184,10 @@ impl ShardSet {
             });
             Shard::new(id, store).weight(*weight)
         });
-        let shards = Routed::shards(shards).key(self.key).opening(opening);
+        let shards = Routed::shards(shards)
+            .key(self.key)
+            .breaker(self.breaker)
+            .opening(opening);
         Ok(match &self.set {
             Some(set) => shards.set(set),
             None => shards,
@@ -241,6 +255,18 @@ impl fmt::Debug for ShardSet {
 impl StoreOptions for ShardSet {
     fn url(&mut self) -> &mut StoreUrl {
         &mut self.url
+    }
+
+    fn check(&self) -> Result<()> {
+        for (id, _, member) in &self.shards {
+            // Nobody opens it meanwhile, unless the set is open, and then its options are good.
+            if let Ok(store) = member.store.try_lock() {
+                store
+                    .check()
+                    .map_err(|error| self.url.refuse(format!("shard {id}: {error}")))?;
+            }
+        }
+        self.shards(Opening::All)?.check()
     }
 
     async fn init(&mut self) -> Result<()> {

@@ -7,8 +7,10 @@ use async_trait::async_trait;
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Memory, Result, StoreUrl};
 
-/// A store to be opened, as [`connect`](crate::connect()) takes it: the text of a URL, a [`StoreUrl`], or the `Options` of one
-/// kind of store, such as `redis::Options`. `Debug` shows no password.
+use crate::to_open::ToOpen;
+
+/// A store to be opened, as [`connect`](crate::connect()) takes it: the text of a URL, a [`StoreUrl`], the `Options` of one
+/// kind of store, such as `redis::Options`, or `@` and the name that a store has in the configuration file. `Debug` shows no password.
 pub struct Store(pub(crate) Result<Box<dyn StoreOptions>>);
 
 impl fmt::Debug for Store {
@@ -22,8 +24,58 @@ impl fmt::Debug for Store {
 
 impl From<&str> for Store {
     fn from(url: &str) -> Self {
-        Self(StoreUrl::parse(url).and_then(of_scheme))
+        match url.strip_prefix('@') {
+            Some(name) => of_name(name),
+            None => Self(StoreUrl::parse(url).and_then(of_scheme)),
+        }
     }
+}
+
+impl Store {
+    /// Whether the options can be used: they are read, and so are the files and variables that they name. Nothing is sent.
+    ///
+    /// ```
+    /// use fencelock::Store;
+    ///
+    /// assert!(Store::from("memory:").check().is_ok());
+    /// assert!(Store::from("memory:?no-such-option=1").check().is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config).
+    pub fn check(self) -> Result<()> {
+        ToOpen::new(self.0?)?.check()
+    }
+}
+
+/// A store of the configuration file.
+#[cfg(feature = "config")]
+fn of_name(name: &str) -> Store {
+    let stores = fencelock_config::Stores::load(fencelock_config::path(None));
+    match stores {
+        Ok(stores) => of_file(&stores, name),
+        Err(error) => Store(Err(error)),
+    }
+}
+
+#[cfg(not(feature = "config"))]
+fn of_name(name: &str) -> Store {
+    let why = "this build has no names for stores; build with the feature config";
+    Store(Err(fencelock_core::Error::config(
+        StoreUrl::redacted(&format!("@{name}")),
+        why,
+    )))
+}
+
+/// A store of this configuration file.
+#[cfg(feature = "config")]
+pub(crate) fn of_file(stores: &fencelock_config::Stores, name: &str) -> Store {
+    let url = stores.url(name).and_then(|url| StoreUrl::parse(&url));
+    Store(url.and_then(|mut url| {
+        let name = fencelock_config::name_of(name).unwrap_or(name);
+        url.purpose = stores.purpose(name);
+        of_scheme(url)
+    }))
 }
 
 impl From<&String> for Store {
@@ -164,12 +216,16 @@ impl StoreOptions for InMemory {
         &mut self.0
     }
 
-    async fn open(&self) -> Result<Arc<dyn Engine>> {
+    fn check(&self) -> Result<()> {
         let url = self.0.clone();
         if !url.path.is_empty() || !url.hosts.is_empty() {
             return Err(url.refuse("memory: takes nothing after it"));
         }
-        url.finish()?;
+        url.finish()
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Engine>> {
+        self.check()?;
         Ok(Arc::new(Memory::new()))
     }
 }

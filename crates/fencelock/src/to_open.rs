@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::StoreOptions;
-use fencelock_core::layers::Prefix;
+use fencelock_core::layers::{Breaker, Prefix};
 use fencelock_core::{Engine, Error, LockName, Result, StoreUrl};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -29,6 +29,8 @@ pub(crate) struct ToOpen {
     most: Duration,
     /// Whether it may belong to a set, and be used beside it.
     outside_set: bool,
+    /// Whether requests fail at once while it is away.
+    breaker: bool,
     shown: String,
     /// What should be at its addresses.
     expected: Option<Expected>,
@@ -42,11 +44,13 @@ impl ToOpen {
             return Err(url.refuse(format!("prefix {input:?}: {why}")));
         }
         let outside_set = url.take_choice("outside-set", &[("no", false), ("yes", true)])?;
+        let breaker = url.take_choice("breaker", &[("no", false), ("yes", true)])?;
         let most = url.clone().take_duration("connect-timeout")?;
         Ok(Self {
             prefix,
             most: most.unwrap_or(CONNECT_TIMEOUT),
             outside_set,
+            breaker,
             shown: url.to_string(),
             expected: Expected::new(url),
             options,
@@ -134,11 +138,20 @@ impl ToOpen {
         Err(other.unwrap_or(error))
     }
 
+    /// Reads the options and sends nothing.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.options.check()
+    }
+
     pub(crate) fn url(&mut self) -> &mut StoreUrl {
         self.options.url()
     }
 
     fn prefixed(&self, engine: Arc<dyn Engine>) -> Result<Arc<dyn Engine>> {
+        let engine: Arc<dyn Engine> = match self.breaker {
+            true => Arc::new(Breaker::new(engine)),
+            false => engine,
+        };
         Ok(match &self.prefix {
             Some(prefix) => Arc::new(Prefix::new(engine, prefix)?),
             None => engine,

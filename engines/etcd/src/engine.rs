@@ -47,7 +47,10 @@ impl Etcd {
     }
 }
 
-fencelock_core::store_options!(|options| Ok(Arc::new(Etcd::connect(options).await?)));
+fencelock_core::store_options!(
+    |options| Config::new(options),
+    Ok(Arc::new(Etcd::connect(options).await?))
+);
 
 #[async_trait]
 impl Engine for Etcd {

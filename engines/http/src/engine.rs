@@ -37,7 +37,10 @@ impl Http {
     }
 }
 
-fencelock_core::store_options!(|options| Ok(Arc::new(Http::connect(options).await?)));
+fencelock_core::store_options!(
+    |options| Config::new(options),
+    Ok(Arc::new(Http::connect(options).await?))
+);
 
 #[async_trait]
 impl Engine for Http {

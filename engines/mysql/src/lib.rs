@@ -30,7 +30,7 @@ use config::Config;
 pub use fencelock_sql::tls::Mode as Tls;
 pub use options::{Options, Strategy};
 
-fencelock_core::store_options!(|options| connect(options).await);
+fencelock_core::store_options!(|options| Config::new(options), connect(options).await);
 
 /// Opens the store that the options, or a URL `mysql://...`, name. Creates its tables if they are missing.
 ///

@@ -31,7 +31,7 @@ use connection::Hosts;
 pub use fencelock_sql::tls::Mode as Tls;
 pub use options::{Options, Strategy};
 
-fencelock_core::store_options!(|options| connect(options).await);
+fencelock_core::store_options!(|options| Config::new(options), connect(options).await);
 
 /// Opens the store that the options, or a URL `postgres://...`, name. Creates its tables if they are missing. Clients of the same
 /// database and the same strategy share its locks.

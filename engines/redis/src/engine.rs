@@ -37,7 +37,10 @@ impl Redis {
     }
 }
 
-fencelock_core::store_options!(|options| Ok(Arc::new(Redis::connect(options).await?)));
+fencelock_core::store_options!(
+    |options| Config::new(options),
+    Ok(Arc::new(Redis::connect(options).await?))
+);
 
 #[async_trait]
 impl Engine for Redis {

@@ -115,7 +115,10 @@ fn promises(file: &File, wake: Wake) -> Promises {
         .limits(diagnose::limits(&file.config.path))
 }
 
-fencelock_core::store_options!(|options| Ok(Arc::new(Sqlite::open(options).await?)));
+fencelock_core::store_options!(
+    |options| Config::new(options),
+    Ok(Arc::new(Sqlite::open(options).await?))
+);
 
 #[async_trait]
 impl Engine for Sqlite {

@@ -59,7 +59,10 @@ impl ZooKeeper {
     }
 }
 
-fencelock_core::store_options!(|options| Ok(Arc::new(ZooKeeper::open(options).await?)));
+fencelock_core::store_options!(
+    |options| Config::new(options),
+    Ok(Arc::new(ZooKeeper::open(options).await?))
+);
 
 #[async_trait]
 impl Engine for ZooKeeper {

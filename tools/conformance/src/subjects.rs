@@ -1,5 +1,6 @@
 //! The engines under test, a line each in [`all`].
 
+mod breaker;
 mod cluster;
 mod etcd;
 mod http;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
 fn ordinary() -> Vec<&'static dyn Subject> {
     vec![
         &memory::InMemory,
+        &breaker::BehindBreaker,
         &sqlite::InFile,
         &shards::ThreeFiles,
         &redis::OneRedis,

@@ -208,6 +208,14 @@ pub trait StoreOptions: Debug + Send + Sync + 'static {
     /// The options as a URL has them.
     fn url(&mut self) -> &mut StoreUrl;
 
+    /// Reads the options, and the files and variables that they name, as opening does first; nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for options that cannot be used.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Opens the store. May be called again after an error.
     ///
     /// # Errors

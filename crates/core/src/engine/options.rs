@@ -1,11 +1,12 @@
 //! What makes the typed options of the engines.
 
 /// Makes the type `Options` of an engine, with the fields `url` and `own`, into [`StoreOptions`] that show no password.
-/// Called as `store_options!(|options| open(options).await)`.
+/// Called as `store_options!(|options| Config::new(options), open(options).await)`: what reads the options, and what opens the
+/// store.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! store_options {
-    (|$options:ident| $open:expr) => {
+    (|$options:ident| $check:expr, $open:expr) => {
         impl From<$crate::StoreUrl> for Options {
             fn from(url: $crate::StoreUrl) -> Self {
                 let own = Default::default();
@@ -23,6 +24,11 @@ macro_rules! store_options {
         impl $crate::engine::StoreOptions for Options {
             fn url(&mut self) -> &mut $crate::StoreUrl {
                 &mut self.url
+            }
+
+            fn check(&self) -> $crate::Result<()> {
+                let $options = self.clone();
+                $check.map(|_| ())
             }
 
             async fn open(&self) -> $crate::Result<::std::sync::Arc<dyn $crate::Engine>> {

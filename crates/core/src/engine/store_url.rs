@@ -10,6 +10,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 
 use super::host::{Address, UrlHost, credentials};
+use super::promises::Purpose;
 use super::redact::{self, redacted};
 use crate::types::{Error, Result, parse_duration};
 
@@ -46,6 +47,8 @@ pub struct StoreUrl {
     pub inspect_only: bool,
     /// Whether a store that is made of others opens only those that a call needs.
     pub as_needed: bool,
+    /// What the locks there are for, if whoever named the store said so.
+    pub purpose: Option<Purpose>,
     /// After the hosts, without the slash that begins it; without `//`, everything after the scheme. Percent-decoded.
     pub path: String,
     options: BTreeMap<String, String>,
@@ -116,6 +119,7 @@ impl StoreUrl {
             authority: written,
             inspect_only: false,
             as_needed: false,
+            purpose: None,
             path,
             options,
             known: Vec::new(),
@@ -138,6 +142,7 @@ impl StoreUrl {
             hosts: Vec::new(),
             inspect_only: false,
             as_needed: false,
+            purpose: None,
             path: path.into(),
             options: BTreeMap::new(),
             known: Vec::new(),
@@ -177,6 +182,26 @@ impl StoreUrl {
     /// Sets what [`StoreUrl::take_secret`] returns.
     pub fn set_secret(&mut self, what: &'static str, secret: impl Into<String>) {
         self.secrets.insert(what, secret.into());
+    }
+
+    /// Whether a password stands in it, in the clear or percent-encoded.
+    ///
+    /// ```
+    /// # use fencelock_core::*;
+    /// # fn main() -> Result<()> {
+    /// assert!(StoreUrl::parse("redis://ann:secret@h")?.has_password());
+    /// assert!(!StoreUrl::parse("redis://ann@h?password-file=/run/secret")?.has_password());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        let mut hosts = self.authority.split(',');
+        let own = |host: &str| {
+            let userinfo = host.rsplit_once('@').map(|(userinfo, _)| userinfo);
+            userinfo.is_some_and(|userinfo| userinfo.contains(':'))
+        };
+        !self.secrets.is_empty() || hosts.any(own)
     }
 
     /// A text that may be a store's URL, as it may be shown: nothing before an `@`, and no option.

@@ -8,6 +8,7 @@ use super::hold::valid_until;
 use super::state::State;
 use super::withdraw::{AFTER_ERROR, undo};
 use crate::engine::{Claim, Grant, Place, Standing};
+use crate::layers::was_not_asked;
 use crate::support::Backoff;
 use crate::types::{Error, Result};
 
@@ -140,13 +141,17 @@ impl<'a> Placing<'a> {
             Ok(Standing::Ended) => self.ended(),
             Err(error) if error.is_retryable() => {
                 tracing::debug!(name = %self.claim.name, %error, "placing a claim failed");
-                self.unsure = true;
+                let asked = !was_not_asked(&error);
+                self.unsure |= asked;
                 if self.was_last_attempt() {
                     self.undo();
                     return Err(error);
                 }
                 self.caller.hear_failure(&error);
-                Ok(Next::Pause(self.after_error.next_pause()))
+                Ok(Next::Pause(match asked {
+                    true => self.after_error.next_pause(),
+                    false => longest_pause(),
+                }))
             }
             Err(error) => {
                 self.undo();
@@ -221,6 +226,12 @@ impl<'a> Placing<'a> {
             }
         }
     }
+}
+
+/// The longest pause after an error, at random, so that requests that were not sent do not come all at once.
+fn longest_pause() -> Duration {
+    let whole = AFTER_ERROR.1.as_millis() as u64;
+    Duration::from_millis(fastrand::u64(whole / 2..=whole))
 }
 
 fn is_believable(state: &State, grant: &Grant) -> bool {

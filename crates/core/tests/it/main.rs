@@ -6,6 +6,7 @@ mod anew;
 mod at_least;
 mod bad_days;
 mod basics;
+mod breaker;
 mod cancel;
 mod compound;
 mod ends;

@@ -32,6 +32,7 @@ examples! {
     evict_and_ask = "../../examples/evict_and_ask.rs",
     fence = "../../examples/fence.rs",
     healthy = "../../examples/healthy.rs",
+    if_away = "../../examples/if_away.rs",
     lock_delay = "../../examples/lock_delay.rs",
     max_hold = "../../examples/max_hold.rs",
     name_class = "../../examples/name_class.rs",

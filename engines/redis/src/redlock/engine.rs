@@ -58,7 +58,10 @@ impl Redlock {
     }
 }
 
-fencelock_core::store_options!(|options| Ok(Arc::new(Redlock::connect(options).await?)));
+fencelock_core::store_options!(
+    |options| Config::new(options, true),
+    Ok(Arc::new(Redlock::connect(options).await?))
+);
 
 #[async_trait]
 impl Engine for Redlock {

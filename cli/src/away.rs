@@ -1,0 +1,115 @@
+//! `--if-away`: what `run` does when the store is away. That is the choice of whoever runs it, never the store's.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock::engine::{Claim, Grant, Place, Standing};
+use fencelock::layers::{Breaker, Layer};
+use fencelock::{Engine, Error};
+use tokio::sync::watch;
+
+use crate::args::{IfAway, Times};
+use crate::exit::{Failure, Outcome, code, say};
+use crate::joined;
+use crate::signals::Signals;
+
+/// Hears that a store is away: its breaker has opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Ear(watch::Sender<Option<(String, String)>>);
+
+impl Ear {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(None))
+    }
+
+    /// Puts a breaker and this ear around an engine.
+    pub(crate) fn around(&self, engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
+        let breaker = Breaker::new(engine);
+        let ear = self.clone();
+        Arc::new(Listening { breaker, ear })
+    }
+
+    /// Returns when the store is away, with the error.
+    pub(crate) async fn away(&self) -> Error {
+        let mut heard = self.0.subscribe();
+        let away = heard.wait_for(Option::is_some).await;
+        let away = away.ok().and_then(|away| away.clone());
+        let (store, why) = away.unwrap_or_default();
+        Error::unavailable(store, "taking the lock", why)
+    }
+}
+
+#[derive(Debug)]
+struct Listening {
+    breaker: Breaker,
+    ear: Ear,
+}
+
+impl Listening {
+    fn hear<T>(&self, answer: Result<T, Error>) -> Result<T, Error> {
+        if let Err(Error::Unavailable { store, cause, .. }) = &answer
+            && self.breaker.away().is_some()
+        {
+            self.ear.0.send_if_modified(|heard| {
+                let first = heard.is_none();
+                if first {
+                    *heard = Some((store.clone(), cause.to_string()));
+                }
+                first
+            });
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl Layer for Listening {
+    fn below(&self) -> &dyn Engine {
+        &self.breaker
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing, Error> {
+        self.hear(self.below().place(claim).await)
+    }
+
+    async fn wait(&self, claim: &Claim, place: &Place) -> Result<Option<Grant>, Error> {
+        self.hear(self.below().wait(claim, place).await)
+    }
+}
+
+impl fmt::Display for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.breaker, f)
+    }
+}
+
+/// What becomes of a command whose lock was not taken, since the store is away.
+pub(crate) async fn instead(
+    choice: IfAway,
+    failure: Failure,
+    name: &str,
+    times: &Times,
+    words: &[OsString],
+    signals: &mut Signals,
+) -> Outcome {
+    match choice {
+        _ if !failure.is_away() => Err(failure),
+        IfAway::Wait | IfAway::Fail => Err(failure),
+        IfAway::Skip => {
+            let _ = failure.report();
+            say(&format!(
+                "lock {name}: the store is away, so the command was not run (--if-away skip)"
+            ));
+            Ok(code::DONE)
+        }
+        IfAway::Run => {
+            let _ = failure.report();
+            say(&format!(
+                "warning: lock {name}: the store is away, so the command runs without a lock (--if-away run)"
+            ));
+            joined::run_alone(name, times, words, signals).await
+        }
+    }
+}

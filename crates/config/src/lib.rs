@@ -1,0 +1,19 @@
+//! The configuration file: one for the command, the library and the service, in TOML.
+//!
+//! It has the sections `[store.NAME]`, `[serve]` and `[[principal]]`. Each part reads its own and leaves the others alone, but
+//! none accepts a section that nobody knows ([`check_sections`]). [`Stores`] are the stores that have names: each comes to a
+//! URL that the library opens.
+//!
+//! Nothing here knows an engine. No error quotes a value of the file, which may be a password in the wrong place.
+
+mod file;
+mod find;
+mod key;
+mod resolve;
+mod secret;
+mod stores;
+
+pub use file::{check_sections, error_at, toml_error};
+pub use find::{DEFAULT_PATH, VARIABLE, path};
+pub use secret::refuse_password;
+pub use stores::{Stores, name_of};

@@ -1,0 +1,139 @@
+//! From a name to a URL.
+
+use fencelock_core::{Error, Result, StoreUrl};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::secret::refuse_password;
+use crate::stores::{Shard, Stores, What, name_of};
+
+/// What stays as it is in an option of a URL, so that a person can read it.
+const OPTION: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b':')
+    .remove(b'/')
+    .remove(b'=')
+    .remove(b',')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'{')
+    .remove(b'}')
+    .remove(b'[')
+    .remove(b']');
+
+impl Stores {
+    /// The URL of a store, with or without the `@` before its name. A set of stores comes to a URL `shards:`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no such store, its URL has a password, or it is made of itself.
+    pub fn url(&self, name: &str) -> Result<String> {
+        self.follow(name_of(name).unwrap_or(name), &mut Vec::new())
+    }
+
+    /// `way` are the stores that led here.
+    fn follow<'s>(&'s self, name: &'s str, way: &mut Vec<&'s str>) -> Result<String> {
+        let Some(definition) = self.stores.get(name) else {
+            return Err(self.unknown(name));
+        };
+        if way.contains(&name) {
+            let circle: Vec<_> = way
+                .iter()
+                .chain([&name])
+                .map(|name| format!("@{name}"))
+                .collect();
+            let why = format!("it is made of itself: {}", circle.join(" is made of "));
+            return Err(self.error(name, &why));
+        }
+        way.push(name);
+        let url = match &definition.what {
+            What::Url(url) => {
+                if name_of(url).is_some() {
+                    let why = "its url is the name of a store; use that name";
+                    return Err(self.error(name, why));
+                }
+                refuse_password(url).map_err(|error| self.error_in(name, &error))?;
+                url.clone()
+            }
+            What::Shards { shards, options } => {
+                let mut url = "shards:?".to_owned();
+                if !options.iter().any(|(option, _)| *option == "set") {
+                    url += &format!("set={name}");
+                }
+                for (option, value) in options {
+                    url += &format!("&{option}={}", encoded(value));
+                }
+                for (id, shard) in shards {
+                    let store = self.shard(name, id, shard, way)?;
+                    url += &format!("&{id}={}", encoded(&store));
+                    if let Some(weight) = shard.weight {
+                        url += &format!("&{id}.weight={weight}");
+                    }
+                }
+                url.replacen("?&", "?", 1)
+            }
+        };
+        way.pop();
+        Ok(url)
+    }
+
+    fn shard<'s>(
+        &'s self,
+        set: &'s str,
+        id: &str,
+        shard: &'s Shard,
+        way: &mut Vec<&'s str>,
+    ) -> Result<String> {
+        let Some(other) = name_of(&shard.store) else {
+            let checked = refuse_password(&shard.store);
+            checked.map_err(|error| self.error_in(set, &error))?;
+            return Ok(shard.store.clone());
+        };
+        // A circle is told as one, before it is told that no set is a shard.
+        let url = self.follow(other, way)?;
+        match self.stores.get(other).map(|definition| &definition.what) {
+            Some(What::Shards { .. }) => {
+                let why = format!(
+                    "its shard {id} is @{other}, which is a set; a set is made of stores themselves"
+                );
+                Err(self.error(set, &why))
+            }
+            _ => Ok(url),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let known: Vec<_> = self.names().map(|name| format!("@{name}")).collect();
+        let known = match known.is_empty() {
+            true => "it names no store".to_owned(),
+            false => format!("it names {}", known.join(", ")),
+        };
+        // Somebody may have put an @ before a URL.
+        let name = match name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_-".contains(c))
+        {
+            true => format!("@{name}"),
+            false => StoreUrl::redacted(&format!("@{name}")),
+        };
+        let file = &self.file;
+        Error::config(
+            name,
+            format!("the configuration file {file} has no such store; {known}"),
+        )
+    }
+
+    fn error(&self, name: &str, why: &str) -> Error {
+        Error::config(
+            format!("@{name}"),
+            format!("{why} (configuration file {})", self.file),
+        )
+    }
+
+    /// What is wrong with a URL of a store.
+    fn error_in(&self, name: &str, error: &Error) -> Error {
+        self.error(name, &error.to_string())
+    }
+}
+
+fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, OPTION).to_string()
+}

@@ -1,0 +1,54 @@
+//! No password stands in the file.
+
+use fencelock_core::{Result, StoreUrl};
+
+/// Refuses the URL of a store in which a password stands, also that of a shard of a set. The file is often readable for
+/// others, and is kept in repositories and backups.
+///
+/// # Errors
+/// [`Error::Config`](fencelock_core::Error::Config), also if it is no URL.
+pub fn refuse_password(url: &str) -> Result<()> {
+    let parsed = StoreUrl::parse(url)?;
+    if parsed.has_password() {
+        return Err(parsed.refuse(
+            "a password stands in the configuration file; write it to a file that only its user can read and name that, \
+             ?password-file=/run/secrets/NAME, or name an environment variable, ?password-env=NAME",
+        ));
+    }
+    if parsed.scheme == "shards" {
+        // Its options are URLs, and others that are none.
+        for (_, value) in parsed.clone().take_others(&[]) {
+            if value.contains(':') {
+                refuse_password(&value)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_refused_and_not_shown() {
+        for url in [
+            "redis://ann:hunter2@h",
+            "redis://:hunter2@h:1/0?prefix=x",
+            "redlock://h1:1,me:hunter2@h2:2,h3",
+            "shards:?a=redis%3A%2F%2Fu%3Ahunter2%40h&b=redis://h",
+        ] {
+            let error = refuse_password(url).unwrap_err().to_string();
+            assert!(error.contains("password-file"), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{url}: {error}");
+        }
+        for url in [
+            "redis://ann@h?password-file=/run/x",
+            "redlock://h1:1,h2:2",
+            "shards:?a=redis://h:1&b=redis://h:2&key={}&prefix=a/",
+            "sqlite:/x",
+        ] {
+            refuse_password(url).unwrap();
+        }
+    }
+}

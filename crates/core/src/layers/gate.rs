@@ -1,0 +1,360 @@
+//! Whether a store that does not answer is asked: the state of a [`Breaker`](super::Breaker).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::Duration;
+
+use crate::support::Mutex;
+use crate::types::{BootInstant, ClaimId, Clock, Error, in_words};
+
+/// So many failures in a row open it.
+const FAILURES: u32 = 5;
+
+/// So long without an answer opens it.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// The first and the longest pause between two requests that are let through to see.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
+
+/// Retries are counted over so many seconds.
+const WINDOW: usize = 10;
+
+/// In the window there may be one retry for so many calls that succeeded.
+const CALLS_A_RETRY: u32 = 10;
+
+/// Counts what a store answers, and says whether to ask it. One for each client and store.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Since the last answer.
+    failures: u32,
+    /// How many calls have no answer yet that should have one soon.
+    in_flight: u32,
+    /// Since when there have been such calls without a break and without an answer.
+    asking_since: Option<BootInstant>,
+    /// The first call since the last answer.
+    silent_since: Option<BootInstant>,
+    open: Option<Open>,
+    /// Claims whose last request had no answer. Each is placed again or withdrawn.
+    failed: HashSet<ClaimId>,
+    retries: Recent,
+    successes: Recent,
+    last_retry: Option<BootInstant>,
+}
+
+#[derive(Debug)]
+struct Open {
+    since: BootInstant,
+    pause: Duration,
+    next: BootInstant,
+    /// One request is under way to see.
+    probing: bool,
+}
+
+/// A store that is not asked now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Away {
+    /// How long it has not answered.
+    pub silent: Duration,
+    /// After which time it is asked again; zero while somebody asks.
+    pub again: Duration,
+}
+
+/// Why a request was not sent.
+#[derive(Debug)]
+pub(crate) enum NotAsked {
+    Away(Away),
+    /// Too many requests are retries.
+    Budget,
+}
+
+impl fmt::Display for NotAsked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Away(Away { silent, again }) => {
+                let silent = in_words(*silent);
+                write!(f, "it has not answered since {silent}; ")?;
+                match again.is_zero() {
+                    true => f.write_str("another request asks it now"),
+                    false => write!(f, "asked again in {}", in_words(*again)),
+                }
+            }
+            Self::Budget => f.write_str(
+                "more than a tenth of the requests are repetitions of such as had no answer; asked again later",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NotAsked {}
+
+/// Whether a request was not sent, so that nothing of it can take effect.
+pub(crate) fn was_not_asked(error: &Error) -> bool {
+    matches!(error, Error::Unavailable { cause, .. } if cause.is::<NotAsked>())
+}
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Answered,
+    NoAnswer,
+    /// It says nothing: the caller no longer waits.
+    Dropped,
+}
+
+impl Gate {
+    pub(crate) fn new(clock: Clock) -> Self {
+        let state = Mutex::default();
+        Self { clock, state }
+    }
+
+    /// The store, if it is not asked now.
+    pub(crate) fn away(&self) -> Option<Away> {
+        let state = self.state.lock();
+        let now = self.clock.now();
+        state.open.as_ref().map(|open| state.away(open, now))
+    }
+
+    /// Whether a claim may be placed. If so, `Call::end` is to be called.
+    pub(crate) fn enter(&self, claim: &ClaimId) -> Result<Call<'_>, NotAsked> {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        if state.open.is_none()
+            && state
+                .asking_since
+                .is_some_and(|since| now.since(since) >= SILENCE)
+        {
+            state.trip(now);
+        }
+        let retry = state.failed.contains(claim);
+        let probe = match &mut state.open {
+            None => false,
+            Some(open) if open.probing || now < open.next => {
+                let away = state.open.as_ref().map(|open| state.away(open, now));
+                return Err(away.map_or(NotAsked::Budget, NotAsked::Away));
+            }
+            Some(open) => {
+                open.probing = true;
+                true
+            }
+        };
+        if retry && !probe && !state.may_retry(now) {
+            // It takes the longest pause, and is let through then.
+            state.failed.remove(claim);
+            return Err(NotAsked::Budget);
+        }
+        state.begin(now);
+        drop(state);
+        let claim = Some(*claim);
+        Ok(self.call(claim, probe))
+    }
+
+    /// A call that always goes through, and whose answer counts.
+    pub(crate) fn pass(&self) -> Call<'_> {
+        self.state.lock().begin(self.clock.now());
+        self.call(None, false)
+    }
+
+    fn call(&self, claim: Option<ClaimId>, probe: bool) -> Call<'_> {
+        Call {
+            gate: self,
+            claim,
+            probe,
+            outcome: Outcome::Dropped,
+        }
+    }
+
+    /// A call that may take long: only its end counts.
+    pub(crate) fn note(&self, outcome: Outcome) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        match outcome {
+            Outcome::Answered => state.answered(now),
+            Outcome::NoAnswer => state.failed_at(now),
+            Outcome::Dropped => {}
+        }
+    }
+
+    /// Nothing more is asked for this claim.
+    pub(crate) fn forget(&self, claim: &ClaimId) {
+        self.state.lock().failed.remove(claim);
+    }
+}
+
+impl State {
+    fn away(&self, open: &Open, now: BootInstant) -> Away {
+        let again = match open.probing {
+            true => Duration::ZERO,
+            // What is due is asked by the next one.
+            false => open.next.since(now).max(Duration::from_millis(1)),
+        };
+        let silent = now.since(self.silent_since.unwrap_or(open.since));
+        Away { silent, again }
+    }
+
+    fn begin(&mut self, now: BootInstant) {
+        self.in_flight += 1;
+        self.asking_since.get_or_insert(now);
+        self.silent_since.get_or_insert(now);
+    }
+
+    fn answered(&mut self, now: BootInstant) {
+        self.failures = 0;
+        self.open = None;
+        self.asking_since = (self.in_flight > 0).then_some(now);
+        self.silent_since = self.asking_since;
+    }
+
+    fn failed_at(&mut self, now: BootInstant) {
+        self.failures += 1;
+        let since = *self.silent_since.get_or_insert(now);
+        if self.failures >= FAILURES || now.since(since) >= SILENCE {
+            self.trip(now);
+        }
+    }
+
+    fn trip(&mut self, now: BootInstant) {
+        if self.open.is_none() {
+            self.open = Some(Open {
+                since: now,
+                pause: PAUSES.0,
+                next: now + drawn(PAUSES.0),
+                probing: false,
+            });
+        }
+    }
+
+    fn may_retry(&mut self, now: BootInstant) -> bool {
+        let rested = self
+            .last_retry
+            .is_none_or(|last| now.since(last) >= Duration::from_secs(1));
+        let may = rested || self.retries.count(now) < self.successes.count(now) / CALLS_A_RETRY;
+        if may {
+            self.retries.add(now);
+            self.last_retry = Some(now);
+        }
+        may
+    }
+}
+
+/// At random between half of it and the whole.
+fn drawn(pause: Duration) -> Duration {
+    let whole = pause.as_micros() as u64;
+    Duration::from_micros(fastrand::u64(whole / 2..=whole))
+}
+
+/// A call under way. A dropped one counts as ended.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    gate: &'a Gate,
+    claim: Option<ClaimId>,
+    probe: bool,
+    outcome: Outcome,
+}
+
+impl Call<'_> {
+    pub(crate) fn end(mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let now = self.gate.clock.now();
+        let mut state = self.gate.state.lock();
+        state.in_flight = state.in_flight.saturating_sub(1);
+        match self.outcome {
+            Outcome::Answered => {
+                state.successes.add(now);
+                state.answered(now);
+                if let Some(claim) = &self.claim {
+                    state.failed.remove(claim);
+                }
+            }
+            Outcome::NoAnswer => {
+                state.failed_at(now);
+                state.failed.extend(self.claim);
+            }
+            Outcome::Dropped => {}
+        }
+        if state.in_flight == 0 {
+            state.asking_since = None;
+        }
+        if self.probe
+            && let Some(open) = &mut state.open
+        {
+            open.probing = false;
+            if self.outcome == Outcome::NoAnswer {
+                open.pause = (open.pause * 2).min(PAUSES.1);
+            }
+            open.next = now + drawn(open.pause);
+        }
+    }
+}
+
+/// How much happened in the last seconds.
+#[derive(Debug, Default)]
+struct Recent {
+    counts: [u32; WINDOW],
+    /// The second of the newest count.
+    second: u64,
+}
+
+impl Recent {
+    fn turn(&mut self, now: BootInstant) -> usize {
+        let second = now.as_nanos() / 1_000_000_000;
+        let passed = second.saturating_sub(self.second).min(WINDOW as u64);
+        for past in 0..passed {
+            let at = (second - past) as usize % WINDOW;
+            self.counts[at] = 0;
+        }
+        self.second = self.second.max(second);
+        self.second as usize % WINDOW
+    }
+
+    fn add(&mut self, now: BootInstant) {
+        let at = self.turn(now);
+        self.counts[at] = self.counts[at].saturating_add(1);
+    }
+
+    fn count(&mut self, now: BootInstant) -> u32 {
+        self.turn(now);
+        self.counts
+            .iter()
+            .fold(0, |sum, count| sum.saturating_add(*count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_than_the_window_does_not_count() {
+        let at = |second: u64| BootInstant::from_nanos(second * 1_000_000_000);
+        let mut recent = Recent::default();
+        for second in 100..110 {
+            recent.add(at(second));
+        }
+        assert_eq!(recent.count(at(109)), 10);
+        assert_eq!(recent.count(at(112)), 7);
+        recent.add(at(112));
+        assert_eq!(recent.count(at(112)), 8);
+        assert_eq!(recent.count(at(500)), 0);
+    }
+
+    #[test]
+    fn pauses_are_drawn_between_half_and_whole() {
+        let pause = Duration::from_secs(8);
+        for _ in 0..1000 {
+            let drawn = drawn(pause);
+            assert!(drawn >= pause / 2 && drawn <= pause, "{drawn:?}");
+        }
+    }
+}

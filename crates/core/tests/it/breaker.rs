@@ -1,0 +1,322 @@
+//! A store that is away, behind a breaker: who is told at once, who still goes through, and how its return is found.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use fencelock_core::engine::{Claim, HeldClaim, Leave, Renewal, Standing};
+use fencelock_core::layers::{Breaker, Fault, FaultHandle, Trouble};
+use fencelock_core::{ClaimIds, Client, Engine, LockName, Memory};
+use tokio::time::{Duration, Instant as Time};
+
+use crate::{World, ms, settle};
+
+/// A breaker before a store that can be away, and how often the store was asked.
+struct Behind {
+    breaker: Arc<Breaker>,
+    faults: FaultHandle,
+    away: Arc<AtomicBool>,
+    placed: Arc<AtomicU32>,
+    others: Arc<AtomicU32>,
+    ids: ClaimIds,
+}
+
+impl Behind {
+    fn new(world: &World) -> Self {
+        Self::around(Arc::new(world.store.another()))
+    }
+
+    fn around(engine: Arc<dyn Engine>) -> Self {
+        let (fault, faults) = Fault::new(engine);
+        let away = Arc::new(AtomicBool::new(false));
+        let (placed, others) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let (is_away, place, other) = (away.clone(), placed.clone(), others.clone());
+        faults.by_chance(move |call| {
+            let count = if call == "place" { &place } else { &other };
+            count.fetch_add(1, Ordering::Relaxed);
+            match is_away.load(Ordering::Relaxed) {
+                true => Trouble::LoseRequest,
+                false => Trouble::None,
+            }
+        });
+        Self {
+            breaker: Arc::new(Breaker::new(Arc::new(fault))),
+            faults,
+            away,
+            placed,
+            others,
+            ids: ClaimIds::new().unwrap(),
+        }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.breaker.clone()).unwrap()
+    }
+
+    fn go(&self, away: bool) {
+        self.away.store(away, Ordering::Relaxed);
+    }
+
+    fn placed(&self) -> u32 {
+        self.placed.load(Ordering::Relaxed)
+    }
+
+    fn others(&self) -> u32 {
+        self.others.load(Ordering::Relaxed)
+    }
+
+    fn claim(&self, name: &str) -> Claim {
+        let name = LockName::new(name).unwrap();
+        Claim::new(self.ids.next(), "me", name).wait(false)
+    }
+
+    /// Places new claims until the breaker is open.
+    async fn trip(&self) {
+        self.go(true);
+        while self.breaker.away().is_none() {
+            self.breaker.place(&self.claim("trip")).await.unwrap_err();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_opens_after_five_failures_in_a_row_and_fails_without_asking() {
+    let behind = Behind::new(&World::new());
+    let place = async || behind.breaker.place(&behind.claim("x")).await;
+    for _ in 0..3 {
+        behind.go(true);
+        for _ in 0..4 {
+            place().await.unwrap_err();
+        }
+        assert!(behind.breaker.away().is_none());
+        // Any answer begins anew, also that the lock is held.
+        behind.go(false);
+        place().await.unwrap();
+    }
+    let asked = behind.placed();
+    behind.go(true);
+    for _ in 0..5 {
+        place().await.unwrap_err();
+    }
+    tokio::time::advance(ms(100)).await;
+    let error = place().await.unwrap_err();
+    assert!(error.is_away());
+    assert_eq!(behind.placed(), asked + 5);
+    let text = error.to_string();
+    let parts = ["store memory:: not asked: it has not answered since 100ms; asked again in "];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_opens_after_two_seconds_without_an_answer() {
+    let behind = Behind::new(&World::new());
+    behind.faults.next([Trouble::Hold, Trouble::Hold]);
+    let pending = |name: &str| {
+        let (breaker, claim) = (behind.breaker.clone(), behind.claim(name));
+        tokio::spawn(async move { breaker.place(&claim).await })
+    };
+    let first = pending("a");
+    settle().await;
+    tokio::time::advance(ms(1900)).await;
+    let second = pending("b");
+    settle().await;
+    assert!(!second.is_finished());
+    tokio::time::advance(ms(200)).await;
+    let error = behind.breaker.place(&behind.claim("c")).await.unwrap_err();
+    assert!(error.to_string().contains("since 2.1s"), "{error}");
+    // An answer that comes after all closes it.
+    behind.faults.open(2);
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    behind.breaker.place(&behind.claim("c")).await.unwrap();
+    // A failure long ago says nothing of now.
+    behind.faults.next([Trouble::LoseRequest, Trouble::Hold]);
+    behind.breaker.place(&behind.claim("d")).await.unwrap_err();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    let third = pending("e");
+    settle().await;
+    behind.breaker.place(&behind.claim("f")).await.unwrap();
+    behind.faults.open(1);
+    third.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_request_per_pause_goes_through_and_the_pauses_grow_to_15_s() {
+    let behind = Behind::new(&World::new());
+    behind.trip().await;
+    let mut seen = Time::now();
+    let mut pauses = Vec::new();
+    let mut before = behind.placed();
+    while pauses.len() < 12 {
+        tokio::time::advance(ms(5)).await;
+        for _ in 0..3 {
+            behind.breaker.place(&behind.claim("x")).await.unwrap_err();
+        }
+        let now = behind.placed();
+        assert!(now <= before + 1, "more than one request per pause");
+        if now > before {
+            pauses.push(seen.elapsed());
+            seen = Time::now();
+        }
+        before = now;
+    }
+    let mut whole = ms(250);
+    for pause in pauses {
+        assert!(
+            pause >= whole / 2 && pause <= whole + ms(5),
+            "{pause:?} of {whole:?}"
+        );
+        whole = (whole * 2).min(Duration::from_secs(15));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewals_releases_and_records_always_go_through() {
+    let behind = Behind::new(&World::new());
+    let claim = behind.claim("x");
+    let Standing::Held(grant) = behind.breaker.place(&claim).await.unwrap() else {
+        panic!("it is free");
+    };
+    behind.trip().await;
+    let held = [HeldClaim::new(claim.clone(), grant.tokens.first)];
+    for asked in 1..10 {
+        let renewed = behind.breaker.renew(&held).await;
+        assert!(matches!(renewed[0], Renewal::Unknown(_)));
+        assert!(
+            behind
+                .breaker
+                .withdraw(&claim, Leave::Release)
+                .await
+                .is_err()
+        );
+        assert_eq!(behind.others(), 2 * asked);
+    }
+    assert!(behind.breaker.away().is_some());
+    // The record is read, and this answer says that the store is there.
+    behind.breaker.record("", None).await.unwrap();
+    assert!(behind.breaker.away().is_none());
+    behind.trip().await;
+    behind.go(false);
+    let renewed = behind.breaker.renew(&held).await;
+    assert!(matches!(renewed[0], Renewal::Kept { .. }));
+    behind.breaker.place(&behind.claim("y")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_sent_is_not_withdrawn() {
+    let world = World::new();
+    let behind = Behind::new(&world);
+    behind.trip().await;
+    let client = behind.client();
+    for _ in 0..100 {
+        let error = client.try_lock("x").await.unwrap_err();
+        assert!(error.to_string().contains("not asked"), "{error}");
+    }
+    tokio::time::sleep(ms(1)).await;
+    settle().await;
+    assert_eq!(behind.others(), 0);
+    // One that was sent is withdrawn.
+    behind.go(false);
+    tokio::time::advance(ms(300)).await;
+    behind.faults.next([Trouble::LoseReply]);
+    client.try_lock("x").await.unwrap_err();
+    settle().await;
+    assert_eq!((behind.others(), world.left()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_come_through_the_return_of_the_store() {
+    let world = World::new();
+    let behind = Behind::new(&world);
+    let client = behind.client();
+    behind.go(true);
+    let granted = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for number in 0..200 {
+        let (client, granted) = (client.clone(), granted.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = client.lock(&format!("x{number}")).await.unwrap();
+            granted.lock().unwrap().push(Time::now());
+            guard
+        }));
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let back = Time::now();
+    let asked = behind.placed();
+    behind.go(false);
+    for task in tasks {
+        drop(task.await.unwrap());
+    }
+    let granted = granted.lock().unwrap();
+    let first = granted.iter().min().unwrap();
+    let last = granted.iter().max().unwrap();
+    // Its return is found after a pause that is no longer than it was away, and then all come within their longest pause.
+    assert!(*first - back <= ms(4000 + 1000), "{:?}", *first - back);
+    assert!(*last - *first <= ms(2100), "{:?}", *last - *first);
+    // Each was asked once when the store went, and then by one request per pause.
+    assert!(asked <= 210, "{asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn repetitions_are_a_tenth_of_what_succeeds_and_one_per_second() {
+    let behind = Behind::new(&World::new());
+    let lose = async |claim: &Claim| {
+        behind.faults.next([Trouble::LoseRequest]);
+        let error = behind.breaker.place(claim).await.unwrap_err();
+        error.to_string()
+    };
+    let succeed = async |times: u32| {
+        for _ in 0..times {
+            let claim = behind.claim("other");
+            behind.breaker.place(&claim).await.unwrap();
+            behind
+                .breaker
+                .withdraw(&claim, Leave::Release)
+                .await
+                .unwrap();
+        }
+    };
+    let claim = behind.claim("x");
+    assert!(!lose(&claim).await.contains("not asked"));
+    // One per second.
+    assert!(!lose(&claim).await.contains("not asked"));
+    let error = behind.breaker.place(&claim).await.unwrap_err().to_string();
+    assert!(error.contains("not asked: more than a tenth"), "{error}");
+    // After its longest pause it is sent, and so is a request that repeats none.
+    behind.breaker.place(&claim).await.unwrap();
+    // A tenth: 100 calls succeed here, and two retries were counted.
+    succeed(50).await;
+    let mut sent = 0;
+    for number in 0..30 {
+        let claim = behind.claim(&format!("y{number}"));
+        lose(&claim).await;
+        match behind.breaker.place(&claim).await {
+            Ok(_) => sent += 1,
+            Err(error) => {
+                assert!(error.to_string().contains("a tenth"), "{error}");
+                // Lest there are five failures in a row.
+                succeed(1).await;
+            }
+        }
+    }
+    assert!((9..=15).contains(&sent), "{sent}");
+}
+
+/// Prints how long a caller waits for the error of an open breaker, in real time.
+#[tokio::test]
+async fn a_caller_is_told_at_once() {
+    let behind = Behind::around(Arc::new(Memory::new()));
+    behind.trip().await;
+    let client = behind.client();
+    let (mut times, count) = (Vec::new(), 2000);
+    for _ in 0..count {
+        let begun = Instant::now();
+        assert!(client.try_lock("x").await.is_err());
+        times.push(begun.elapsed());
+    }
+    times.sort_unstable();
+    let (median, p99) = (times[count / 2], times[count * 99 / 100]);
+    println!("an open breaker: try_lock fails after {median:?} (median), {p99:?} (99 %)");
+    // A time-out would be seconds.
+    assert!(median < ms(10), "{median:?}");
+}

@@ -1,0 +1,138 @@
+//! Stores by their names in a configuration file.
+
+use std::path::Path;
+
+use fencelock_config::Stores;
+use fencelock_core::{Purpose, Result};
+
+use crate::connect::{Connect, connect};
+use crate::store::{Store, of_file};
+
+/// The stores that have names in a configuration file, `[store.NAME]`; docs/configuration.md has every key.
+///
+/// `fencelock::connect("@orders")` does the same with the file that [`find`](Self::find) reads.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> fencelock::Result<()> {
+/// use fencelock::Config;
+///
+/// # let path = std::env::temp_dir().join(format!("fencelock-doc-config-{}.toml", std::process::id()));
+/// # std::fs::write(&path, "[store.orders]\nurl = \"memory:\"\npurpose = \"efficiency\"\n").unwrap();
+/// let config = Config::load(&path)?;
+/// let client = config.connect("orders").await?;
+/// client.lock("{customer-7}/invoice").await?.release().await?;
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Config {
+    stores: Stores,
+}
+
+impl Config {
+    /// The environment variable that names the file.
+    pub const VARIABLE: &'static str = fencelock_config::VARIABLE;
+
+    /// The file of this machine, where the environment names none.
+    pub const DEFAULT_PATH: &'static str = fencelock_config::DEFAULT_PATH;
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config), which names the file and the line: it cannot be read, or says something
+    /// that is not known.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let stores = Stores::load(path)?;
+        Ok(Self { stores })
+    }
+
+    /// Reads the file that `$FENCELOCK_CONFIG` names, else `/etc/fencelock/fencelock.toml`. The working directory is never
+    /// looked into.
+    ///
+    /// ```no_run
+    /// let config = fencelock::Config::find()?;
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn find() -> Result<Self> {
+        Self::load(fencelock_config::path(None))
+    }
+
+    /// Reads the text of a file, whose name is for errors.
+    ///
+    /// ```
+    /// let config = fencelock::Config::read("test.toml", "[store.cache]\nurl = \"redis://cache\"")?;
+    /// assert_eq!(config.names().collect::<Vec<_>>(), ["cache"]);
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn read(file: &str, text: &str) -> Result<Self> {
+        let stores = Stores::read(file, text)?;
+        Ok(Self { stores })
+    }
+
+    /// The name of the file.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        self.stores.file()
+    }
+
+    /// The names of the stores, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.stores.names()
+    }
+
+    /// What the locks of a store are for, if the file says so.
+    ///
+    /// ```
+    /// # use fencelock::{Config, Purpose};
+    /// let config = Config::read("f", "[store.a]\nurl = \"memory:\"\npurpose = \"correctness\"")?;
+    /// assert_eq!(config.purpose("a"), Some(Purpose::Correctness));
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
+    #[must_use]
+    pub fn purpose(&self, name: &str) -> Option<Purpose> {
+        self.stores
+            .purpose(fencelock_config::name_of(name).unwrap_or(name))
+    }
+
+    /// The URL of a store; an `@` before the name may stay. It has no password, since the file has none. A set comes to a URL
+    /// `shards:`.
+    ///
+    /// ```
+    /// # use fencelock::Config;
+    /// let config = Config::read("f", "[store.cache]\nurl = \"redis://cache\"")?;
+    /// assert_eq!(config.url("@cache")?, "redis://cache");
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) if there is no such store, a password stands in its URL, or it is made of itself.
+    pub fn url(&self, name: &str) -> Result<String> {
+        self.stores.url(name)
+    }
+
+    /// A store, to be opened. What is wrong with it is said then.
+    ///
+    /// ```
+    /// # use fencelock::Config;
+    /// let config = Config::read("f", "[store.a]\nurl = \"memory:?typo=1\"")?;
+    /// assert!(config.store("a").check().is_err());
+    /// # Ok::<(), fencelock::Error>(())
+    /// ```
+    #[must_use]
+    pub fn store(&self, name: &str) -> Store {
+        of_file(&self.stores, name)
+    }
+
+    /// Opens a store; await the result. See [`connect`](crate::connect()).
+    pub fn connect(&self, name: &str) -> Connect {
+        connect(self.store(name))
+    }
+}
