@@ -27,6 +27,7 @@ examples! {
     basic = "../../examples/basic.rs",
     blocking = "../../examples/blocking.rs",
     cancellation = "../../examples/cancellation.rs",
+    configuration = "../../examples/configuration.rs",
     downgrade = "../../examples/downgrade.rs",
     election = "../../examples/election.rs",
     evict_and_ask = "../../examples/evict_and_ask.rs",
