@@ -225,10 +225,13 @@ mod tests {
             host in "(h|h:1|h1:1,h2:2|\\[::1\\]:7)",
             tail in "(|/|/0|/db|\\?x=y|/0\\?prefix=z)",
         ) {
-            // `p@CORE,x@h` is also a list of hosts with credentials of their own, and CORE one of them.
-            prop_assume!(!(begin.contains('@') && end.contains(',')));
             let text = format!("{scheme}:{slashes}{user}:{begin}{core}{end}@{host}{tail}");
-            let shown = shown(&text);
+            // `//u:p@CORE,x@h` is also a list of hosts with credentials of their own, of which an engine quotes CORE.
+            let listed = slashes == "//" && begin.contains('@') && end.contains(',');
+            let shown = match listed {
+                true => super::redacted(&text),
+                false => shown(&text),
+            };
             prop_assert!(!shown.contains(&core), "{}: {}", text, shown);
             let text = format!("{user}:{begin}{core}{end}@{host}{tail}");
             let shown = super::redacted(&text);
