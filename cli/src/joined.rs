@@ -26,14 +26,7 @@ pub(crate) async fn run(
     signals: &mut Signals,
 ) -> Outcome {
     let mut child = start(words, environment)?;
-    let pid = child.id().and_then(|id| i32::try_from(id).ok());
-    let pid = pid.and_then(Pid::from_raw);
-    // Called only before the child is reaped: its id may be reused after that.
-    let signal = |signal| {
-        if let Some(pid) = pid {
-            let _ = kill_process(pid, signal);
-        }
-    };
+    let signal = signals_to(&child);
     let begun = Clock::Boot.now();
     let mut failure = None;
     let near_end = near_end(guard, times);
@@ -74,14 +67,7 @@ pub(crate) async fn run_alone(
     signals: &mut Signals,
 ) -> Outcome {
     let mut child = start(words, &[])?;
-    let pid = child.id().and_then(|id| i32::try_from(id).ok());
-    let pid = pid.and_then(Pid::from_raw);
-    // Called only before the child is reaped: its id may be reused after that.
-    let signal = |signal| {
-        if let Some(pid) = pid {
-            let _ = kill_process(pid, signal);
-        }
-    };
+    let signal = signals_to(&child);
     let begun = Clock::Boot.now();
     let mut over = false;
     let status = loop {
@@ -112,6 +98,17 @@ fn forward(number: i32, signal: impl Fn(Signal)) {
         && !came_from_terminal(received)
     {
         signal(received);
+    }
+}
+
+/// Sends signals to the child. To be called only before the child is reaped: its id may be reused after that.
+fn signals_to(child: &Child) -> impl Fn(Signal) + Copy + use<> {
+    let pid = child.id().and_then(|id| i32::try_from(id).ok());
+    let pid = pid.and_then(Pid::from_raw);
+    move |signal| {
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, signal);
+        }
     }
 }
 
