@@ -1,6 +1,7 @@
 //! Searches sizes that are too large for a test run:
-//! `cargo run --release -p fencelock-models --example quorum_token NODESxATTEMPTS LOSSES ARRIVALS JUMPS [VARIANT]`,
-//! for instance `3x3 1 1 yes`. JUMPS: whether counters may jump. VARIANT: what is wrong with the protocol.
+//! `cargo run --release -p fencelock-models --example quorum_token NODESxATTEMPTS LOSSES REPEATS JUMPS [VARIANT]`,
+//! for instance `3x3 1 0 yes`. REPEATS: how many requests may arrive once more. JUMPS: whether counters may jump.
+//! VARIANT: what is wrong with the protocol.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -11,12 +12,12 @@ use stateright::{Checker, Model};
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let [size, losses, arrivals, jumps, rest @ ..] = &words[..] else {
-        eprintln!("quorum_token NODESxATTEMPTS LOSSES ARRIVALS yes|no [VARIANT]");
+    let [size, losses, repeats, jumps, rest @ ..] = &words[..] else {
+        eprintln!("quorum_token NODESxATTEMPTS LOSSES REPEATS yes|no [VARIANT]");
         return ExitCode::from(64);
     };
-    let (Ok(losses), Ok(arrivals)) = (losses.parse(), arrivals.parse()) else {
-        eprintln!("LOSSES and ARRIVALS are numbers");
+    let (Ok(losses), Ok(repeats)) = (losses.parse(), repeats.parse()) else {
+        eprintln!("LOSSES and REPEATS are numbers");
         return ExitCode::from(64);
     };
     let variant = match rest.first() {
@@ -33,11 +34,11 @@ fn main() -> ExitCode {
     };
     let jumps = *jumps == "yes";
     match *size {
-        "3x2" => search::<3, 2>(losses, arrivals, jumps, variant),
-        "3x3" => search::<3, 3>(losses, arrivals, jumps, variant),
-        "3x4" => search::<3, 4>(losses, arrivals, jumps, variant),
-        "5x2" => search::<5, 2>(losses, arrivals, jumps, variant),
-        "5x3" => search::<5, 3>(losses, arrivals, jumps, variant),
+        "3x2" => search::<3, 2>(losses, repeats, jumps, variant),
+        "3x3" => search::<3, 3>(losses, repeats, jumps, variant),
+        "3x4" => search::<3, 4>(losses, repeats, jumps, variant),
+        "5x2" => search::<5, 2>(losses, repeats, jumps, variant),
+        "5x3" => search::<5, 3>(losses, repeats, jumps, variant),
         _ => {
             eprintln!("sizes are 3x2, 3x3, 3x4, 5x2 and 5x3");
             ExitCode::from(64)
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
 
 fn search<const N: usize, const A: usize>(
     losses: u8,
-    arrivals: u8,
+    repeats: u8,
     jumps: bool,
     variant: Variant,
 ) -> ExitCode {
@@ -55,7 +56,7 @@ fn search<const N: usize, const A: usize>(
     let model = QuorumToken::<N, A> {
         jumps,
         variant,
-        ..QuorumToken::right(losses, arrivals)
+        ..QuorumToken::right(losses, repeats)
     };
     let checker = model.checker().threads(2).spawn_bfs().join();
     let bad = ["no token twice", "tokens follow time"];

@@ -34,8 +34,8 @@ pub struct QuorumToken<const N: usize, const A: usize> {
     pub losses: u8,
     /// Whether such nodes vote again.
     pub rejoin: bool,
-    /// How often each request to take a lock may arrive.
-    pub arrivals: u8,
+    /// How many more times requests to take a lock may arrive, in total, than they were sent.
+    pub repeats: u8,
     /// Whether a counter may also grow, and even vote, while another attempt has the lock (as it does without scripts,
     /// where the lock is set and the number drawn in two steps), and whether attempts may hint at a higher counter.
     pub jumps: bool,
@@ -49,6 +49,7 @@ pub struct State<const N: usize, const A: usize> {
     nodes: [Node<A>; N],
     attempts: [Attempt; A],
     losses: u8,
+    repeats: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,7 +73,8 @@ enum Membership {
 /// What a node has received from an attempt and answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Said {
-    arrivals: u8,
+    /// Whether the request for the lock has arrived.
+    asked: bool,
     /// The vote; 0 for none.
     vote: u8,
     marked: bool,
@@ -138,12 +140,12 @@ pub enum Action {
 impl<const N: usize, const A: usize> QuorumToken<N, A> {
     /// The protocol without a fault, with every kind of failure.
     #[must_use]
-    pub fn right(losses: u8, arrivals: u8) -> Self {
+    pub fn right(losses: u8, repeats: u8) -> Self {
         Self {
             quorum: N / 2 + 1,
             losses,
             rejoin: true,
-            arrivals,
+            repeats,
             jumps: true,
             variant: Variant::Right,
         }
@@ -164,7 +166,7 @@ impl<const N: usize, const A: usize> QuorumToken<N, A> {
             if node.membership != Membership::In {
                 continue;
             }
-            if node.said[a].arrivals < self.arrivals {
+            if !node.said[a].asked || state.repeats < self.repeats {
                 actions.push(Action::Ask(a, n, false));
                 let taken = node.key != 0 && usize::from(node.key) != a + 1;
                 if self.jumps && taken {
@@ -290,6 +292,7 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
             nodes: [node; N],
             attempts: [Attempt::default(); A],
             losses: 0,
+            repeats: 0,
         }]
     }
 
@@ -318,7 +321,8 @@ impl<const N: usize, const A: usize> Model for QuorumToken<N, A> {
             Action::Ask(a, n, jumps) => {
                 let attempt = last.attempts[a];
                 let node = &mut state.nodes[n];
-                node.said[a].arrivals += 1;
+                state.repeats += u8::from(node.said[a].asked);
+                node.said[a].asked = true;
                 if node.key == 0 || usize::from(node.key) == a + 1 {
                     node.key = a as u8 + 1;
                     node.counter = (node.counter + 1).max(attempt.hint);
