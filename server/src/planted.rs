@@ -1,10 +1,19 @@
 //! Bugs on purpose, for the test that shows that torture finds them (tools/torture/planted): what a replica must not do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Engine;
-use fencelock_core::engine::{Claim, Leave};
+use fencelock_core::engine::{Claim, Grant, HeldClaim, Leave};
 use fencelock_core::planted::is;
+
+/// `gateway-confirms`: prolongs what the store has pushed, though only its client may.
+pub(crate) async fn confirm(engine: &Arc<dyn Engine>, claim: &Claim, ttl: Duration, grant: &Grant) {
+    if is("gateway-confirms") {
+        let held = HeldClaim::new(claim.clone().ttl(ttl), grant.tokens.first);
+        drop(engine.renew(&[held]).await);
+    }
+}
 
 /// `gateway-withdraws`: withdraws a waiter that has not asked again, though it may live on through another replica.
 pub(crate) fn withdraw(engine: &Arc<dyn Engine>, claim: Option<Claim>) {

@@ -140,6 +140,8 @@ impl Asking {
             match woken {
                 Woken::Granted(grant) => {
                     visit.waits_no_more();
+                    #[cfg(fencelock_planted)]
+                    crate::planted::confirm(&replica.engine, &self.claim, self.ttl, &grant).await;
                     return self.granted(&grant, caller, true);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}

@@ -26,11 +26,19 @@ impl Script {
 /// Bugs on purpose: what the script says where it should say something else.
 #[cfg(fencelock_planted)]
 fn planted(text: String) -> String {
-    const BUGS: [(&str, &str, &str); 1] = [(
-        "release-without-owner-check",
-        "value and string.sub(value, 1, 36) == ARGV[1]\n",
-        "value and not redis.call('ZSCORE', queue, claim)\n",
-    )];
+    const BUGS: [(&str, &str, &str); 3] = [
+        (
+            "release-without-owner-check",
+            "value and string.sub(value, 1, 36) == ARGV[1]\n",
+            "value and not redis.call('ZSCORE', queue, claim)\n",
+        ),
+        ("place-shortens", "left > tonumber(px) then", "false then"),
+        (
+            "renew-by-id",
+            "lowest > 0 and (number < lowest or number >= lowest + count) then",
+            "false then",
+        ),
+    ];
     let on = |bug: &&(&str, &str, &str)| fencelock_core::planted::is(bug.0);
     match BUGS.iter().find(on) {
         Some((_, right, wrong)) => text.replace(right, wrong),

@@ -48,6 +48,9 @@ pub struct History {
     /// What happened to the store without an injected fault, as far as it is known and affects the promises.
     #[serde(default)]
     pub befell: Vec<Fault>,
+    /// What late requests have brought that they must not.
+    #[serde(default)]
+    pub late: Vec<Late>,
     /// What was left on the server at the end.
     pub left: Vec<String>,
     /// What made the run incomplete, such as a worker that did not start.
@@ -61,10 +64,6 @@ pub struct Promised {
     pub fifo: bool,
     /// Shared mode.
     pub shared: bool,
-    /// How long a lock may stay taken that was released and that somebody waits for, in nanoseconds: what a late request
-    /// brings. `None` if that is not checked.
-    #[serde(default)]
-    pub idle: Option<u64>,
     /// What the store assumes of clocks, in words.
     pub clock: String,
     /// The findings of the engine about this store, in words.
@@ -226,6 +225,17 @@ pub struct Fault {
     pub why: String,
 }
 
+/// What a late request has brought, and must not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Late {
+    /// The lock.
+    pub name: String,
+    /// When it was seen.
+    pub at: u64,
+    /// In words.
+    pub what: String,
+}
+
 /// The rules that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -248,8 +258,8 @@ pub enum Rule {
     Starvation,
     /// After the last fault every lock is granted again.
     Progress,
-    /// A lock that was released is granted to a waiter in time, whatever late requests bring.
-    Idle,
+    /// A late request takes a lock for a claim window at most, shortens no lease, and renews no other grant.
+    Late,
     /// Nothing is left on the server.
     Leak,
     /// No holder loses its lock without a fault.
@@ -268,7 +278,7 @@ impl Rule {
         Self::Line,
         Self::Starvation,
         Self::Progress,
-        Self::Idle,
+        Self::Late,
         Self::Leak,
         Self::Kept,
     ];
@@ -286,7 +296,7 @@ impl Rule {
             Self::Line => "line",
             Self::Starvation => "starvation",
             Self::Progress => "progress",
-            Self::Idle => "idle",
+            Self::Late => "late",
             Self::Leak => "leak",
             Self::Kept => "kept",
         }

@@ -112,7 +112,7 @@ impl Targets {
         {
             return None;
         }
-        // The store chooses the leader to kill, and a claim is revived from what all servers were asked, so no other server
+        // The store chooses the leader to kill, and claims are revived from what all servers were asked, so no other server
         // may have a fault at the same time.
         let to_servers = |on: &Active| on.kind.whom() == Whom::Server;
         let of_all = |kind| matches!(kind, FaultKind::KillLeader | FaultKind::Revive);
@@ -149,7 +149,7 @@ impl Targets {
             | FaultKind::Unreachable
             | FaultKind::Isolate => random.u64(50..=ttl * 3 / 2),
             FaultKind::Calls => random.u64(ttl / 2..=ttl * 2),
-            // Long enough for a claim to be taken, renewed and released.
+            // Long enough for claims to be taken, renewed and released.
             FaultKind::Revive => 1000,
             _ => random.u64(50..=ttl),
         };

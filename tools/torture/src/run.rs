@@ -101,6 +101,9 @@ pub(crate) async fn run(place: Place, settings: Settings, relaunch: &Relaunch) -
     let (mut targets, began, ended) = acted.map_err(Failure::to("run"))??;
     history.began = began;
     history.ended = ended;
+    if let Some(store) = &mut targets.store {
+        history.late = store.late();
+    }
     history.befell = incident(&mut targets, began, ended).into_iter().collect();
     let forgets = targets.store.as_ref().map_or(0, |s| s.forgets_after());
     let wait = Duration::from_nanos(history.aftermath).max(Duration::from_millis(forgets));
@@ -135,7 +138,6 @@ fn blank(
         promised: Promised {
             fifo: promises.order == Order::Fifo,
             shared: promises.shared,
-            idle: store.and_then(TestStore::idle).map(|ms| ms * 1_000_000),
             clock: promises.clock.to_owned(),
             limits,
         },

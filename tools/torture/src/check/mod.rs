@@ -80,6 +80,7 @@ pub fn check(history: &History) -> Verdict {
     }
     let longest_stall = queue::progress(history, &mut found);
     leaks(history, &mut found);
+    late(history, &mut found);
     for violation in &mut found {
         violation.excuse = excuse(history, violation);
     }
@@ -137,6 +138,21 @@ fn is_handed_on(history: &History, index: usize) -> bool {
     let attempt = &history.attempts[index];
     let earlier = |other: &Attempt| other.claim == attempt.claim && other.token < attempt.token;
     attempt.claim.is_some() && history.attempts.iter().any(earlier)
+}
+
+/// What was seen after requests that came late.
+fn late(history: &History, found: &mut Vec<Violation>) {
+    for late in &history.late {
+        let name = history.names.iter().position(|name| *name == late.name);
+        found.push(Violation {
+            rule: Rule::Late,
+            at: late.at,
+            name: name.and_then(|name| u32::try_from(name).ok()),
+            attempts: Vec::new(),
+            what: format!("{}: {}", late.name, late.what),
+            excuse: None,
+        });
+    }
 }
 
 fn leaks(history: &History, found: &mut Vec<Violation>) {

@@ -1,23 +1,12 @@
 //! Questions about a history that several rules ask.
 
-use crate::fault::FaultKind;
-use crate::history::{Attempt, Fault, History, How};
+use crate::history::{Attempt, History, How};
 
 /// Whether no fault, with its aftermath, overlaps the time from `from` to `to`.
 pub(super) fn calm(history: &History, from: u64, to: u64) -> bool {
-    !history.faults.iter().any(strikes(history, from, to))
-}
-
-/// The same, except that claims may have been revived.
-pub(super) fn calm_but_revived(history: &History, from: u64, to: u64) -> bool {
-    let strikes = strikes(history, from, to);
-    let others = |fault: &&Fault| fault.what != FaultKind::Revive.as_str();
-    !history.faults.iter().filter(others).any(strikes)
-}
-
-fn strikes(history: &History, from: u64, to: u64) -> impl Fn(&Fault) -> bool {
     let aftermath = history.aftermath;
-    move |fault| fault.from <= to && fault.to.saturating_add(aftermath) >= from
+    let mut faults = history.faults.iter();
+    !faults.any(|fault| fault.from <= to && fault.to.saturating_add(aftermath) >= from)
 }
 
 /// The attempts for one name with their indices.

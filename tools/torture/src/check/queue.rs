@@ -1,8 +1,8 @@
 //! Waiters are served in order, in time, and again after the last fault.
 
-use super::queries::{calm, calm_but_revived, millis, of_name, waits};
+use super::queries::{calm, millis, of_name, waits};
 use super::violation::Violation;
-use crate::history::{Attempt, Claimed, End, History, Rule};
+use crate::history::{Claimed, End, History, Rule};
 
 /// A wait without success counts as starvation after this many grants to others.
 const PASSED_OVER: usize = 50;
@@ -10,7 +10,6 @@ const PASSED_OVER: usize = 50;
 pub(super) fn check(history: &History, name: u32, found: &mut Vec<Violation>) {
     order(history, name, found);
     starvation(history, name, found);
-    idle(history, name, found);
 }
 
 /// Of two queued claims, the one that was queued before the other was sent must be granted first.
@@ -95,52 +94,6 @@ fn starvation(history: &History, name: u32, found: &mut Vec<Violation>) {
                 excuse: None,
             });
         }
-    }
-}
-
-/// Nobody held the lock, and it was not granted to a task that waited all along.
-fn idle(history: &History, name: u32, found: &mut Vec<Violation>) {
-    let Some(limit) = history.promised.idle else {
-        return;
-    };
-    // The store keeps what it was not seen to release until its lease is over, which is a little longer than is believed.
-    let keeps_until = |attempt: &Attempt| match (&attempt.end, attempt.over) {
-        (End::Unconfirmed, Some(over)) => {
-            let lease = attempt.valid.unwrap_or(0).saturating_add(history.ttl / 50);
-            over.max(lease)
-        }
-        (_, over) => over.unwrap_or(u64::MAX),
-    };
-    let mut holds: Vec<(u64, u64)> = of_name(history, name)
-        .filter_map(|(_, attempt)| Some((attempt.granted?, keeps_until(attempt))))
-        .collect();
-    holds.sort_unstable();
-    holds.push((history.ended, history.ended));
-    let mut free = history.began;
-    for (granted, over) in holds {
-        let waits_all_along = |(_, attempt): &(usize, &Attempt)| {
-            let until = attempt.granted.or(attempt.over).unwrap_or(u64::MAX);
-            waits(attempt.how) && attempt.asked <= free && until >= granted
-        };
-        if granted.saturating_sub(free) > limit
-            && calm_but_revived(history, free, granted)
-            && let Some((index, attempt)) = of_name(history, name).find(waits_all_along)
-        {
-            found.push(Violation {
-                rule: Rule::Idle,
-                at: free.saturating_add(limit),
-                name: Some(name),
-                attempts: vec![index],
-                what: format!(
-                    "nobody held {} for {}, and it was not granted to {}, which waited",
-                    history.names[name as usize],
-                    millis(granted - free),
-                    attempt.who()
-                ),
-                excuse: None,
-            });
-        }
-        free = free.max(over);
     }
 }
 

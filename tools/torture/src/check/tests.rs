@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::check::{Verdict, check};
-use crate::history::{Attempt, Claimed, End, Fault, History, How, Promised, Rule, Write};
+use crate::history::{Attempt, Claimed, End, Fault, History, How, Late, Promised, Rule, Write};
 
 /// Nanoseconds in a millisecond.
 const MS: u64 = 1_000_000;
@@ -384,35 +384,16 @@ fn a_lock_that_was_taken_away() {
 }
 
 #[test]
-fn a_lock_that_nobody_holds_is_not_kept_from_a_waiter() {
-    let waiter = Attempt {
-        asked: 15 * MS,
-        ..grant(1, 2, 4100, 4200)
-    };
-    let mut late = history(vec![grant(0, 1, 10, 20), waiter]);
-    accepts(&late);
-    late.promised.idle = Some(4000 * MS);
-    objects(&late, Rule::Idle);
-    // A claim that was revived is what the rule is about. Other faults may keep a lock for a lease.
-    late.faults = vec![fault("revive", 21, 25, &[])];
-    objects(&late, Rule::Idle);
-    late.faults = vec![fault("kill-client", 21, 25, &[])];
-    accepts(&late);
-    late.faults.clear();
-    // The release had no answer, so that the lease went on.
-    late.attempts[0].end = End::Unconfirmed;
-    accepts(&late);
-    late.attempts[0].valid = Some(20 * MS);
-    objects(&late, Rule::Idle);
-    late.attempts[0].end = End::Released;
-    // Nobody waited all along.
-    late.attempts[1].asked = 3000 * MS;
-    accepts(&late);
-    late.attempts[1].asked = 15 * MS;
-    // Somebody held it.
-    late.attempts.push(grant(2, 3, 1000, 2000));
-    late.attempts[1].token = Some(4);
-    accepts(&late);
+fn what_a_late_request_brought_is_reported_even_beside_a_fault() {
+    let mut bad = history(vec![grant(0, 1, 10, 20)]);
+    accepts(&bad);
+    bad.late = vec![Late {
+        name: bad.names[0].clone(),
+        at: 15 * MS,
+        what: "a late request keeps it".into(),
+    }];
+    bad.faults = vec![fault("revive", 12, 14, &[])];
+    objects(&bad, Rule::Late);
 }
 
 #[test]

@@ -12,9 +12,9 @@ use super::sql::end_sessions;
 use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, loopback, unknown};
 use crate::Relaunch;
 use crate::fault::FaultKind;
-use crate::history::Rule;
+use crate::history::{Late, Rule};
+use crate::late::{Again, Found};
 use crate::replica;
-use crate::revived::Revived;
 
 /// How long a replica stands still, in milliseconds: from less than its clients wait for an answer to more than their leases.
 const PAUSES: RangeInclusive<u64> = 500..=10_000;
@@ -218,6 +218,7 @@ impl Node {
 struct Replicas {
     behind: Box<dyn Behind>,
     nodes: Vec<Node>,
+    late: Found,
 }
 
 pub(super) fn start_redis(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
@@ -236,7 +237,12 @@ fn start(relaunch: &Relaunch, behind: impl Behind + 'static) -> Result<Box<dyn T
     let nodes = (0..2).map(|_| Node::start(relaunch, &behind));
     let nodes = nodes.collect::<Result<_>>()?;
     let behind = Box::new(behind);
-    Ok(Box::new(Replicas { behind, nodes }))
+    let late = Found::default();
+    Ok(Box::new(Replicas {
+        behind,
+        nodes,
+        late,
+    }))
 }
 
 impl TestStore for Replicas {
@@ -319,11 +325,10 @@ impl TestStore for Replicas {
             FaultKind::Repeat => self.nodes[node].before.repeat(),
             FaultKind::Revive => {
                 let requests = self.nodes.iter().flat_map(|node| node.before.take_kept());
-                match Revived::find(requests.collect()) {
-                    Some(revived) => revived.start(self.nodes[node].port.number()),
-                    // Nothing was taken and released meanwhile.
-                    None => Ok(()),
-                }
+                let port = self.nodes[node].port.number();
+                let again = Again::among(requests.collect());
+                let mut again = again.into_iter();
+                again.try_for_each(|again| again.start(port, &self.late))
             }
             other => Err(unknown(self, other)),
         }
@@ -339,6 +344,10 @@ impl TestStore for Replicas {
 
     fn window(&self) -> u64 {
         self.behind.window()
+    }
+
+    fn late(&mut self) -> Vec<Late> {
+        self.late.take()
     }
 
     fn forgets_after(&self) -> u64 {

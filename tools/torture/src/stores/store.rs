@@ -6,7 +6,7 @@ use std::time::Duration;
 use fencelock_testbed::{ClockShim, Failure, Redis, Result};
 
 use crate::fault::FaultKind;
-use crate::history::Rule;
+use crate::history::{Late, Rule};
 
 /// The rules that may be broken when the store grants a lock twice.
 pub(crate) const TWO_HOLDERS: &[Rule] = &[
@@ -117,10 +117,9 @@ pub(crate) trait TestStore: Send {
         2000
     }
 
-    /// How long a lock may stay taken that was released and that somebody waits for, in milliseconds, whatever requests come
-    /// late; `None` if that is not promised.
-    fn idle(&self) -> Option<u64> {
-        None
+    /// What late requests have brought that they must not. Called after the run.
+    fn late(&mut self) -> Vec<Late> {
+        Vec::new()
     }
 
     /// How long the server may take to remove unused data, in milliseconds.

@@ -1,0 +1,275 @@
+//! Requests of the lock service that arrive once more, late, and what they may bring. Random repetition hardly ever finds the
+//! moments that matter, so that this is a schedule, and each of its requests is followed by a look.
+//!
+//! - The request that takes a lock comes again after the release. The lock may be held then for a claim window, and no
+//!   longer, since nobody knows of that grant. Renewals of the grant before must not prolong it.
+//! - The request that took a lock comes again while its claim holds. The lease must not become shorter.
+
+use std::collections::HashSet;
+use std::io::{Error, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fencelock::Clock;
+use fencelock_testbed::{Failure, Result};
+use serde_json::Value;
+
+use crate::history::Late;
+
+/// How many claims of each kind are taken again at once.
+const AT_ONCE: usize = 6;
+/// How long the claim is asked for.
+const TAKING: Duration = Duration::from_secs(3);
+/// How often a renewal of the grant before comes again.
+const RENEWALS: u32 = 3;
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(4);
+/// What is left of a lease is told in whole milliseconds.
+const ROUNDING: u64 = 5;
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found(Arc<Mutex<Vec<Late>>>);
+
+impl Found {
+    pub(crate) fn take(&self) -> Vec<Late> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(&self, name: &str, what: String) {
+        let (name, at) = (name.to_owned(), Clock::Boot.now().as_nanos());
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Late { name, at, what });
+    }
+}
+
+/// A request as it was on the wire, and what it says.
+#[derive(Clone, Debug)]
+struct Request {
+    bytes: Vec<u8>,
+    method: String,
+    path: String,
+    body: Value,
+}
+
+impl Request {
+    fn read(bytes: Vec<u8>) -> Option<Self> {
+        let text = String::from_utf8_lossy(&bytes);
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let mut words = head.split(' ');
+        let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let body = serde_json::from_str(body).unwrap_or_default();
+        Some(Self {
+            bytes,
+            method,
+            path,
+            body,
+        })
+    }
+
+    /// The claim that it takes, or polls for.
+    fn takes(&self) -> Option<&str> {
+        let claim = self.path.strip_prefix("/v1/claims/");
+        claim.filter(|_| self.method == "PUT")
+    }
+
+    fn releases(&self) -> Option<&str> {
+        let claim = self.path.strip_prefix("/v1/claims/")?;
+        claim.strip_suffix("/release")
+    }
+
+    /// The token by which it renews a claim.
+    fn renews(&self, claim: &str) -> Option<u64> {
+        let mut of = self.body.get("claims")?.as_array()?.iter();
+        of.find(|of| of["claim"] == claim)?["token"].as_u64()
+    }
+}
+
+/// The requests of one claim that come again.
+#[derive(Debug)]
+pub(crate) struct Again {
+    claim: String,
+    name: String,
+    /// The last one: a poll, if the claim has waited.
+    take: Request,
+    /// A renewal of the grant before, and its token.
+    renewal: Option<(Request, u64)>,
+    released: bool,
+}
+
+impl Again {
+    /// Among requests, those of claims that were released, preferably after a renewal, and of claims that were renewed and
+    /// not released.
+    pub(crate) fn among(requests: Vec<Vec<u8>>) -> Vec<Self> {
+        let all: Vec<Request> = requests.into_iter().filter_map(Request::read).collect();
+        let mut known = HashSet::new();
+        let claims = all.iter().filter_map(Request::takes);
+        let claims = claims.filter(|claim| known.insert(*claim));
+        let found = claims.filter_map(|claim| Self::of(claim, &all));
+        let (mut released, held): (Vec<_>, Vec<_>) = found.partition(|again| again.released);
+        released.sort_by_key(|again| again.renewal.is_none());
+        let held = held.into_iter().filter(|again| again.renewal.is_some());
+        let held: Vec<Self> = held.take(AT_ONCE).collect();
+        released.into_iter().take(AT_ONCE).chain(held).collect()
+    }
+
+    fn of(claim: &str, all: &[Request]) -> Option<Self> {
+        let take = all.iter().rfind(|one| one.takes() == Some(claim))?.clone();
+        let mut renewals = all.iter().filter_map(|one| Some((one, one.renews(claim)?)));
+        let renewal = renewals.next();
+        Some(Self {
+            claim: claim.to_owned(),
+            name: take.body["name"].as_str()?.to_owned(),
+            take,
+            renewal: renewal.map(|(request, token)| (request.clone(), token)),
+            released: all.iter().any(|one| one.releases() == Some(claim)),
+        })
+    }
+
+    /// Sends them to the replica on a port, in the background.
+    pub(crate) fn start(self, port: u16, found: &Found) -> Result<()> {
+        let (thread, found) = (std::thread::Builder::new(), found.clone());
+        let started = thread.name("late requests".into()).spawn(move || {
+            // The replica may be down, which ends it.
+            drop(match self.released {
+                true => self.after_the_release(port, &found),
+                false => self.while_it_holds(port, &found),
+            });
+        });
+        started.map(drop).map_err(Failure::to("start a thread"))
+    }
+
+    fn after_the_release(&self, port: u16, found: &Found) -> std::io::Result<()> {
+        let window = get(port, "/v1/store")?["claim_window_ms"].as_u64();
+        let begin = Instant::now();
+        let token = loop {
+            let answer = ask(port, &self.take.bytes)?;
+            if answer["state"] == "held" {
+                break answer["token"].as_u64();
+            }
+            if begin.elapsed() > TAKING {
+                return Ok(());
+            }
+        };
+        let (Some(window), Some(token)) = (window, token) else {
+            return Ok(());
+        };
+        // With the token of before, it was not released after all: the request may have been lost.
+        if self.renewal.as_ref().is_some_and(|(_, of)| *of == token) {
+            return Ok(());
+        }
+        let longest = window + ROUNDING;
+        if let Some(left) = self.left(port, token)?.filter(|left| *left > longest) {
+            let what =
+                format!("a late request keeps it for {left} ms; a claim window has {window}");
+            found.add(&self.name, what);
+        }
+        for (renewal, old) in self.renewal.iter().cycle().take(RENEWALS as usize) {
+            let answer = ask(port, &renewal.bytes)?;
+            let mut of = answer["claims"].as_array().into_iter().flatten();
+            if of.any(|of| of["claim"] == self.claim && of["state"] == "held") {
+                let what = format!("a renewal by token {old} prolonged the grant of token {token}");
+                found.add(&self.name, what);
+            }
+        }
+        Ok(())
+    }
+
+    fn while_it_holds(&self, port: u16, found: &Found) -> std::io::Result<()> {
+        let Some((_, token)) = self.renewal else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        let Some(before) = self.left(port, token)? else {
+            return Ok(());
+        };
+        ask(port, &self.take.bytes)?;
+        let Some(after) = self.left(port, token)? else {
+            return Ok(());
+        };
+        let gone = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if after.saturating_add(gone).saturating_add(ROUNDING) < before {
+            let what = format!(
+                "the lease of token {token} had {before} ms left, and {after} ms after a late request and {gone} ms"
+            );
+            found.add(&self.name, what);
+        }
+        Ok(())
+    }
+
+    /// How long the store keeps the lock for the claim's grant of this token, in milliseconds.
+    fn left(&self, port: u16, token: u64) -> std::io::Result<Option<u64>> {
+        // The names of a run have no character that must be escaped.
+        let view = get(port, &format!("/v1/lock?name={}", self.name))?;
+        let mut holders = view["holders"].as_array().into_iter().flatten();
+        let own = holders.find(|holder| holder["claim"] == self.claim && holder["token"] == token);
+        Ok(own.and_then(|holder| {
+            let delay = holder["lock_delay_ms"].as_u64().unwrap_or(0);
+            Some(holder["ttl_left_ms"].as_u64()?.saturating_sub(delay))
+        }))
+    }
+}
+
+fn get(port: u16, path: &str) -> std::io::Result<Value> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    ask(port, request.as_bytes())
+}
+
+/// Sends a request over a connection of its own, and reads the answer, which is JSON.
+fn ask(port: u16, request: &[u8]) -> std::io::Result<Value> {
+    let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    server.set_read_timeout(Some(ANSWER))?;
+    server.write_all(request)?;
+    let (mut answer, mut bytes) = (Vec::new(), [0; 4096]);
+    loop {
+        match server.read(&mut bytes)? {
+            0 => return Err(Error::other("the answer has no end")),
+            count => answer.extend_from_slice(&bytes[..count]),
+        }
+        let text = String::from_utf8_lossy(&answer);
+        if let Some((_, body)) = text.split_once("\r\n\r\n")
+            && let Ok(json) = serde_json::from_str(body)
+        {
+            return Ok(json);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn claims_that_were_released_or_renewed_are_taken_again() {
+        let put = |id: &str, wait: u32| {
+            format!("PUT /v1/claims/{id} HTTP/1.1\r\n\r\n{{\"name\":\"x\",\"wait_ms\":{wait}}}")
+        };
+        let release = |id: &str| format!("POST /v1/claims/{id}/release HTTP/1.1\r\n\r\n{{}}");
+        let renewal = |id: &str| {
+            let one = format!(r#"{{"claims":[{{"claim":"{id}","token":7}}]}}"#);
+            format!("POST /v1/renewals HTTP/1.1\r\n\r\n{one}")
+        };
+        let requests = [
+            put("a1", 0),
+            put("b2", 0),
+            put("c3", 0),
+            put("a1", 500),
+            put("d4", 0),
+            release("b2"),
+            renewal("a1"),
+            renewal("d4"),
+            release("a1"),
+        ];
+        let found = Again::among(requests.iter().map(|text| text.clone().into()).collect());
+        let what = |again: &Again| (again.claim.clone(), again.released, again.renewal.is_some());
+        let found_claims: Vec<_> = found.iter().map(what).collect();
+        // Nothing is known of c3.
+        let expected = [("a1", true, true), ("b2", true, false), ("d4", false, true)];
+        let expected = expected.map(|(id, released, renewed)| (id.to_owned(), released, renewed));
+        assert_eq!(found_claims, expected);
+        assert_eq!(found[0].take.body["wait_ms"], 500, "the poll");
+    }
+}
