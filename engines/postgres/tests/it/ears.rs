@@ -15,9 +15,12 @@ use crate::shared::{inspect, soon, take};
 /// A nap that no test outlasts: who returns from it was woken.
 const LONG_NAP: f64 = 600.0;
 const KEY: i64 = 0x0123_4567_89ab_cdef;
-/// The ears of clients that are asleep.
-const ASLEEP: &str = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CALL fencelock_hear%' AND wait_event = 'PgSleep' \
-                      AND application_name = 'fencelock'";
+/// The waiters whose own ears are asleep. (The ear of a claim that holds by now may sleep on for the rest of its nap.)
+const ASLEEP: &str = "SELECT count(*) FROM fencelock_waiters JOIN pg_stat_activity ON pid::text = split_part(bell, '_', 3) \
+                      WHERE query LIKE 'CALL fencelock_hear%' AND wait_event = 'PgSleep'";
+/// The clients that are ears, asleep or not.
+const EARS: &str = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' \
+                    AND application_name = 'fencelock'";
 
 /// A connection of its own, and what it is notified of.
 async fn line(
@@ -100,11 +103,10 @@ async fn hear(ear: &tokio_postgres::Client, bell: &str, nap: f64, naps: i32) -> 
 async fn wait_asleep(
     admin: &tokio_postgres::Client,
     client: &Client,
-    ears: i64,
 ) -> JoinHandle<Result<Guard, Error>> {
     let waiting = tokio::spawn(client.lock("a").into_future());
     until("it sleeps", async || {
-        client.look("a").await.unwrap().waiters.len() == 1 && number(admin, ASLEEP).await == ears
+        client.look("a").await.unwrap().waiters.len() == 1 && number(admin, ASLEEP).await == 1
     })
     .await;
     waiting
@@ -151,6 +153,58 @@ async fn a_lost_cancellation_is_made_up_for() {
     held.release().await.unwrap();
     let heard = soon("the ear", hear(&ear, &bell, LONG_NAP, 1)).await;
     assert!(heard.is_some());
+}
+
+/// A releaser wakes an ear after its commit: the ear sees at once what it is woken for, and sleeps no second nap before that.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ear_is_woken_after_the_commit() {
+    // The commit of a change of holders waits for a lock that the test holds.
+    const HOLD_UP: &str = "\
+        CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+        PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$; \
+        CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT OR DELETE ON fencelock_holders \
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()";
+    let server = Postgres::start().unwrap();
+    let client = open(&server.url()).await.unwrap();
+    let (admin, (ear, mut told)) = (raw(&server, "admin").await, line(&server, "lock").await);
+    admin.batch_execute(HOLD_UP).await.unwrap();
+    let bell = make_ear(&ear).await;
+    for by_eviction in [true, false] {
+        let held = take(&client, "a").await;
+        queue(&admin, &bell).await;
+        let changing = async {
+            until("it sleeps", async || number(&admin, ASLEEP).await == 1).await;
+            let lock = admin.batch_execute("SELECT pg_advisory_lock(1)");
+            lock.await.unwrap();
+            let changer = client.clone();
+            let changed = tokio::spawn(async move {
+                if by_eviction {
+                    let evicted = changer.evict("a", held.token(), Evict::Release);
+                    assert!(evicted.await.unwrap());
+                } else {
+                    held.release().await.unwrap();
+                }
+            });
+            let held_up = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1 AND NOT granted";
+            until("it commits", async || number(&admin, held_up).await == 1).await;
+            let unlock = admin.batch_execute("SELECT pg_advisory_unlock(1)");
+            unlock.await.unwrap();
+            changed.await.unwrap();
+        };
+        let hearing = async {
+            let heard = soon("the ear", hear(&ear, &bell, LONG_NAP, 1)).await;
+            // By the answer to this, it was notified of all that was committed when it woke.
+            ear.batch_execute("SELECT 1").await.unwrap();
+            (heard, told.try_recv().ok())
+        };
+        let ((heard, news), ()) = tokio::join!(hearing, changing);
+        match by_eviction {
+            true => assert!(news.is_some_and(|news| news.starts_with("turn "))),
+            false => assert!(heard.is_some()),
+        }
+        let rest = "DELETE FROM fencelock_waiters; DELETE FROM fencelock_holders";
+        admin.batch_execute(rest).await.unwrap();
+    }
 }
 
 /// Cancellations at any moment, for nothing, and one after the other: every waiter has its turn at once.
@@ -211,34 +265,30 @@ async fn ears_come_and_go_with_the_crowd() {
     })
     .await;
     let (_, held) = hand_over(held, waiting).await;
-    assert_eq!(number(&admin, ASLEEP).await, 0);
+    assert_eq!(number(&admin, EARS).await, 0);
     let crowd = crowd(&server).await;
-    let waiting = wait_asleep(&admin, &one, 1).await;
+    let waiting = wait_asleep(&admin, &one).await;
     // Another kind of news than a grant by the releaser: this one is told that it is its turn.
     let begun = Instant::now();
     assert!(one.evict("a", held.token(), Evict::Release).await.unwrap());
     let held = soon("the waiter", waiting).await.unwrap().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2));
     // What an ear was granted is a hold like any other.
-    let waiting = wait_asleep(&admin, &two, 1).await;
+    let waiting = wait_asleep(&admin, &two).await;
     let (_, held) = hand_over(held, waiting).await;
     soon("a renewal", held.prolonged()).await;
     assert!(held.is_valid());
     let state = "SELECT count(*) FROM fencelock_holders WHERE state = 'held'";
     assert_eq!(number(&admin, state).await, 1);
-    let waiting = wait_asleep(&admin, &one, 1).await;
+    let waiting = wait_asleep(&admin, &one).await;
     drop(crowd);
-    until("it is no ear", async || {
-        number(
-            &admin,
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'",
-        )
-        .await
-            == 1
-            && number(&admin, ASLEEP).await == 0
+    let hearing = "SELECT count(*) FROM fencelock_waiters WHERE fencelock_hears(bell)";
+    until("the waiter is no ear", async || {
+        number(&admin, hearing).await == 0 && number(&admin, ASLEEP).await == 0
     })
     .await;
-    let (_, held) = hand_over(held, waiting).await;
+    let (took, held) = hand_over(held, waiting).await;
+    assert!(took < Duration::from_millis(1900), "{took:?}");
     held.release().await.unwrap();
 }
 
@@ -256,13 +306,13 @@ async fn an_ear_that_connects_again_hears() {
     let end = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE query LIKE 'CALL fencelock_hear%' \
                AND application_name = 'fencelock'";
     for turn in 0..4 {
-        let waiting = wait_asleep(&admin, [&two, &one][turn % 2], 1).await;
+        let waiting = wait_asleep(&admin, [&two, &one][turn % 2]).await;
         assert!(number(&admin, end).await >= 1);
         let (took, next) = hand_over(held, waiting).await;
         assert!(took < Duration::from_secs(5), "{took:?}");
         held = next;
     }
-    let waiting = wait_asleep(&admin, &two, 1).await;
+    let waiting = wait_asleep(&admin, &two).await;
     number(&admin, end).await;
     until("another ear sleeps", async || {
         number(&admin, ASLEEP).await == 1
@@ -307,7 +357,7 @@ async fn the_ear_of_a_vanished_client_blocks_nobody() {
         open(&server.url_at(proxy.port(), "lock")).await.unwrap(),
     );
     let held = take(&one, "a").await;
-    let vanished = wait_asleep(&admin, &two, 1).await;
+    let vanished = wait_asleep(&admin, &two).await;
     let next = tokio::spawn(one.lock("a").into_future());
     until("both wait", async || {
         one.look("a").await.unwrap().waiters.len() == 2
@@ -349,7 +399,7 @@ async fn without_the_right_to_cancel_clients_listen() {
         assert!(took < Duration::from_millis(1900), "{took:?}");
         held = next;
     }
-    assert_eq!(number(&admin, ASLEEP).await, 0);
+    assert_eq!(number(&admin, EARS).await, 0);
     held.release().await.unwrap();
     let said = inspect(&server.url()).await.unwrap().diagnose().await;
     assert!(
@@ -405,8 +455,6 @@ async fn clients_that_cannot_ring_share_the_tables() {
         next.release().await.unwrap();
     }
     // Three times were enough: it listens.
-    const EARS: &str = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' \
-                        AND application_name = 'fencelock'";
     assert_eq!(number(&admin, EARS).await, 0);
     // A new client releases, and an old one that listens is told.
     let (old, mut told) = line(&server, "lock").await;
