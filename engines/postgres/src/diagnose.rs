@@ -21,6 +21,8 @@ const MISSING: &str = "\
         WHERE NOT has_sequence_privilege(to_regclass('fencelock_tokens'), privilege) UNION ALL \
     SELECT 'EXECUTE on ' || proname FROM pg_proc \
         WHERE proname LIKE 'fencelock\\_%' AND pg_function_is_visible(oid) AND NOT has_function_privilege(oid, 'EXECUTE')";
+/// Whether this user may wake the waiters of others by a cancellation.
+const CANCELS: &str = "SELECT has_function_privilege('pg_cancel_backend(integer)', 'EXECUTE')";
 /// Tables that do not exist.
 const ABSENT: &str = "SELECT of FROM unnest($1::text[]) AS of WHERE to_regclass(of) IS NULL";
 /// Whether this user may create what is missing when it first takes a lock: it must own what exists.
@@ -62,6 +64,18 @@ pub(super) async fn findings(hosts: &Hosts) -> Result<Vec<Finding>> {
             format!("this user has no {right}, so waiting, renewing or releasing fails"),
             format!("GRANT {right} to this user"),
         ));
+    }
+    if hosts.config.strategy == Strategy::Lease {
+        let rows = session
+            .query(hosts, "ask for its rights", CANCELS, &[])
+            .await?;
+        if !rows.first().is_some_and(|row| row.get(0)) {
+            findings.push(Finding::new(
+                Purpose::Efficiency,
+                "this user has no EXECUTE on pg_cancel_backend(integer), so with many clients each hand-off wakes all of them",
+                "GRANT EXECUTE ON FUNCTION pg_cancel_backend(integer) to this user",
+            ));
+        }
     }
     let mut watch = ClockWatch::new(hosts.to_string());
     for round in 0..ClockWatch::TIMES {

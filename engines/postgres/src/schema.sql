@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS fencelock_bound (
 CREATE INDEX IF NOT EXISTS fencelock_bound_name ON fencelock_bound (name);
 
 -- strategy=lease: a gate per name that is in use, its holders and its queue. Times are microseconds since 1970, UTC. The
--- column `bell` is the channel on which the claim's process is notified.
+-- column `bell` is the channel on which the claim's process is notified: 'fencelock_ear_PID_KEY', with the connection that listens
+-- and the number of a lock (16 hex digits) that it holds while it is an ear.
 CREATE TABLE IF NOT EXISTS fencelock_locks (
     name text COLLATE "C" PRIMARY KEY,
     version bigint NOT NULL
@@ -71,6 +72,9 @@ ALTER TABLE fencelock_waiters
     ADD COLUMN IF NOT EXISTS reach bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS label text;
 
+-- A hold that a releaser gave to an ear, until its client gives a sign of life.
+CREATE INDEX IF NOT EXISTS fencelock_holders_given ON fencelock_holders (bell) WHERE state = 'given';
+
 -- What a set of stores says of this one, for each prefix of names.
 CREATE TABLE IF NOT EXISTS fencelock_record (
     scope text COLLATE "C" PRIMARY KEY,
@@ -83,7 +87,7 @@ CREATE OR REPLACE FUNCTION fencelock_now() RETURNS bigint LANGUAGE sql VOLATILE 
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
 -- The revision of these functions. A client that finds none, or a lower one, runs this script again.
-CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 3 $$;
+CREATE OR REPLACE FUNCTION fencelock_revision() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 4 $$;
 
 -- Lifts tokens above the time and above `least_`, if they are below. Returns the last one by then. Tokens grow more slowly
 -- than the time does, so a token above the time is above all earlier ones, also after an old dump was restored. It lifts a
@@ -181,29 +185,104 @@ BEGIN
         VALUES (of, coalesce(queue_.last, 0) + 1, who, how, now_ + place, whose, ring, count, reach_, note);
 END $$;
 
--- Releases a hold, and returns whether the claim held. The next waiters that may hold are granted the lock: for a moment, until
--- their processes give a sign of life.
-CREATE OR REPLACE FUNCTION fencelock_let_go(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Whether this bell is that of an ear: of a connection that wants to be cancelled, and not notified. If not, it becomes none before
+-- the transaction ends. A number of a process that is used again for another one is not taken for it.
+CREATE OR REPLACE FUNCTION fencelock_hears(bell text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN bell ~ '^fencelock_ear_[1-9][0-9]{0,8}_[0-9a-f]{16}$'
+        AND NOT pg_try_advisory_xact_lock_shared(('x' || split_part(bell, '_', 4))::bit(64)::bigint);
+END $$;
+
+-- Wakes ears. It comes after the commit of what they shall see: an ear looks as soon as it is cancelled, and then sleeps on.
+-- An ear that is none any more is notified, and so is one that this user may not cancel.
+CREATE OR REPLACE FUNCTION fencelock_ring(bells text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    held_ boolean;
+    bell_ text;
+BEGIN
+    FOREACH bell_ IN ARRAY bells LOOP
+        IF fencelock_hears(bell_) THEN
+            BEGIN
+                PERFORM pg_cancel_backend(split_part(bell_, '_', 3)::integer);
+                CONTINUE;
+            EXCEPTION WHEN insufficient_privilege THEN
+                NULL;
+            END;
+        END IF;
+        PERFORM fencelock_tell(bell_, 'missed');
+    END LOOP;
+END $$;
+
+-- Makes this connection an ear. Returns false, and changes nothing, if it cannot be cancelled.
+CREATE OR REPLACE FUNCTION fencelock_become_ear(key bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    BEGIN
+        PERFORM pg_cancel_backend(pg_backend_pid());
+        PERFORM pg_sleep(1);
+    EXCEPTION
+        WHEN query_canceled THEN
+            -- It waits for those who have just seen no ear, and notify this connection.
+            PERFORM pg_advisory_lock(key);
+            RETURN true;
+        WHEN insufficient_privilege THEN
+            NULL;
+    END;
+    RETURN false;
+END $$;
+
+-- What an ear does: looks whether a releaser granted something to it, and sleeps until it is cancelled. It looks first, and again
+-- after each nap and each cancellation, also one that comes before the nap begins; each look sees all that was committed by then.
+-- One that comes before the procedure begins or after it ends is lost, but then the next call looks. Each nap is a transaction of
+-- its own: what is deleted meanwhile has to stay for as long as one lasts. Returns rows of claim, first token, count of tokens,
+-- and microseconds until it expires; NULL if it was cancelled for something else, or the naps are over.
+CREATE OR REPLACE PROCEDURE fencelock_hear(bells text[], known bigint[], nap double precision, naps integer, INOUT news text)
+    LANGUAGE plpgsql AS $$
+DECLARE
+    woken_ boolean := false;
+BEGIN
+    FOR nap_ IN 0..naps LOOP
+        BEGIN
+            SELECT string_agg(concat_ws(' ', encode(claim, 'hex'), first, count, expiry - fencelock_now()), E'\n') INTO news
+                FROM fencelock_holders WHERE bell = ANY (bells) AND state = 'given' AND expiry > fencelock_now()
+                AND first <> ALL (known);
+            EXIT WHEN woken_ OR news IS NOT NULL;
+            IF nap_ < naps THEN
+                PERFORM pg_sleep(nap);
+            END IF;
+        EXCEPTION WHEN query_canceled THEN
+            woken_ := true;
+        END;
+        IF NOT woken_ THEN
+            COMMIT;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Releases a hold, and returns whether the claim held. The next waiters that may hold are granted the lock: for a moment, until
+-- their processes give a sign of life. Those whose bells are returned are rung after the commit. The others are notified by it.
+CREATE OR REPLACE FUNCTION fencelock_give(of text, gate bigint, who bytea, OUT held_ boolean, OUT bells_ text[])
+    LANGUAGE plpgsql AS $$
+DECLARE
     now_ bigint;
     holders_ integer;
     mode_ text;
     expired_ boolean;
     token_ bigint;
     next_ record;
+    hears_ boolean;
 BEGIN
     DELETE FROM fencelock_locks WHERE name = of AND version = gate;
     IF FOUND THEN
         -- Nobody has come since.
         DELETE FROM fencelock_holders WHERE name = of AND claim = who RETURNING expiry > fencelock_now() INTO held_;
-        RETURN coalesce(held_, false);
+        held_ := coalesce(held_, false);
+        RETURN;
     END IF;
     UPDATE fencelock_locks SET version = version + 1 WHERE name = of;
     now_ := fencelock_now();
     DELETE FROM fencelock_holders WHERE name = of AND claim = who AND state <> 'abandoned' AND expiry > now_;
-    IF NOT FOUND THEN
-        RETURN false;
+    held_ := FOUND;
+    IF NOT held_ THEN
+        RETURN;
     END IF;
     LOOP
         -- The mode of all holders; NULL if they differ, which nothing may join.
@@ -224,20 +303,46 @@ BEGIN
         ELSE
             DELETE FROM fencelock_waiters WHERE name = of AND ticket = next_.ticket;
             -- The time is taken after the draw: a client that saw an older token asked before this lease begins.
+            hears_ := fencelock_hears(next_.bell);
             token_ := fencelock_draw();
             now_ := fencelock_now();
             INSERT INTO fencelock_holders (name, first, count, token, claim, mode, expiry, lock_delay, since, state, owner, label, bell)
-                VALUES (of, token_, next_.tokens, token_, next_.claim, next_.mode, now_ + next_.reach, 0, now_, 'held',
-                    next_.owner, next_.label, next_.bell);
-            PERFORM fencelock_tell(next_.bell, 'held ' || encode(next_.claim, 'hex') || ' ' || token_ || ' ' || next_.tokens
-                || ' ' || next_.reach);
+                VALUES (of, token_, next_.tokens, token_, next_.claim, next_.mode, now_ + next_.reach, 0, now_,
+                    CASE WHEN hears_ THEN 'given' ELSE 'held' END, next_.owner, next_.label, next_.bell);
+            IF hears_ THEN
+                bells_ := array_append(bells_, next_.bell);
+            ELSE
+                PERFORM fencelock_tell(next_.bell, 'held ' || encode(next_.claim, 'hex') || ' ' || token_ || ' ' || next_.tokens
+                    || ' ' || next_.reach);
+            END IF;
         END IF;
         EXIT WHEN next_.mode = 'x';
     END LOOP;
     IF holders_ = 0 THEN
         DELETE FROM fencelock_locks WHERE name = of AND NOT EXISTS (SELECT 1 FROM fencelock_waiters WHERE name = of);
     END IF;
-    RETURN true;
+END $$;
+
+CREATE OR REPLACE PROCEDURE fencelock_hand_off(of text, gate bigint, who bytea, INOUT held boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    bells_ text[];
+BEGIN
+    SELECT g.held_, g.bells_ INTO held, bells_ FROM fencelock_give(of, gate, who) AS g;
+    IF bells_ IS NOT NULL THEN
+        COMMIT;
+        PERFORM fencelock_ring(bells_);
+    END IF;
+END $$;
+
+-- For clients of revision 3, which ring nobody: an ear is notified, too, and looks after its nap at the latest.
+CREATE OR REPLACE FUNCTION fencelock_let_go(of text, gate bigint, who bytea) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    held_ boolean;
+    bells_ text[];
+BEGIN
+    SELECT g.held_, g.bells_ INTO held_, bells_ FROM fencelock_give(of, gate, who) AS g;
+    PERFORM fencelock_tell(bell, 'missed') FROM unnest(bells_) AS told (bell);
+    RETURN held_;
 END $$;
 
 -- Makes a change. Returns -1 if the gate is not at this version any more, or a hold that had expired was renewed; else the first

@@ -1,11 +1,10 @@
 //! The requests that the lease engine makes.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, HeldClaim, LockView, Record, RecordChange};
-use fencelock_core::{Finding, LockName, Promises, Result, Token, Tokens};
+use fencelock_core::{ClaimId, Finding, LockName, Promises, Result, Token, Tokens};
 use fencelock_sql::lease::mode_text;
 use fencelock_sql::lease::{CLAIM_WINDOW, Waiter};
 use fencelock_sql::server::{
@@ -71,6 +70,7 @@ impl Dialect for Leases {
     }
 
     async fn acquire_free(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Tokens>> {
+        let channel = self.ear.channel();
         let values: Values<'_> = &[
             &claim.name.as_str(),
             &version(first_version(claim.id)),
@@ -81,7 +81,7 @@ impl Dialect for Leases {
             &length(claim.lock_delay),
             &&*claim.owner,
             &claim.label.as_deref(),
-            &self.channel,
+            &&*channel,
         ];
         let rows = self.query(session, "take a lock", TAKE, values).await?;
         let first = rows.first().and_then(|row| row.get::<_, Option<i64>>(0));
@@ -89,6 +89,7 @@ impl Dialect for Leases {
     }
 
     async fn enqueue(&self, session: &mut Session, claim: &Claim) -> Tried<Option<Queued>> {
+        let channel = self.ear.channel();
         let values: Values<'_> = &[
             &claim.name.as_str(),
             &id(claim),
@@ -98,7 +99,7 @@ impl Dialect for Leases {
             &length(CLAIM_WINDOW),
             &&*claim.owner,
             &claim.label.as_deref(),
-            &self.channel,
+            &&*channel,
         ];
         let rows = self
             .query(session, "wait for a lock", QUEUE, values)
@@ -144,7 +145,7 @@ impl Dialect for Leases {
     }
 
     fn hears(&self, waiter: &Waiter<DbInstant>) -> bool {
-        waiter.address.as_deref() == Some(self.channel.as_bytes())
+        waiter.address.as_deref() == Some(self.ear.channel().as_bytes())
     }
 
     async fn keep_place(
@@ -154,12 +155,13 @@ impl Dialect for Leases {
         ticket: i64,
         time: Duration,
     ) -> Tried<bool> {
+        let channel = self.ear.channel();
         let values: Values<'_> = &[
             &claim.name.as_str(),
             &ticket,
             &id(claim),
             &length(time),
-            &self.channel,
+            &&*channel,
         ];
         let rows = self
             .query(session, "keep a place in the queue", KEEP_PLACE, values)
@@ -258,11 +260,19 @@ impl Dialect for Leases {
         Ok(rows.iter().all(|row| row.get(0)))
     }
 
+    fn await_turn(&self, claim: &Claim) {
+        self.ear.add(claim.id);
+    }
+
+    fn leave_queue(&self, claim: ClaimId) {
+        self.ear.remove(claim);
+    }
+
     fn is_listening(&self) -> bool {
-        self.listening.load(Ordering::SeqCst)
+        self.ear.is_listening()
     }
 
     async fn next_message(&self) -> Message {
-        self.receive().await
+        self.ear.receive().await
     }
 }

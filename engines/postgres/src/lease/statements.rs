@@ -3,8 +3,21 @@
 pub(super) const TAKE: &str = "SELECT fencelock_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 pub(super) const QUEUE: &str = "\
     SELECT version_, ahead_, left_, drawn_ FROM fencelock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9)";
-pub(super) const RELEASE: &str = "SELECT fencelock_let_go($1, $2, $3)";
-pub(super) const WRITE: &str = "SELECT fencelock_change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)";
+pub(super) const RELEASE: &str = "CALL fencelock_hand_off($1, $2, $3, NULL)";
+/// With the bells of ears among those that are notified.
+pub(super) const WRITE: &str = "\
+    SELECT fencelock_change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18), \
+    ARRAY(SELECT bell FROM (SELECT unnest($18::text[]) UNION ALL SELECT bell FROM fencelock_holders \
+        WHERE name = $1 AND first = $6 AND $5 IN ('release', 'ask')) AS told (bell) WHERE fencelock_hears(bell))";
+pub(super) const RING: &str = "SELECT fencelock_ring($1)";
+/// How many listen in this database, or are ears; 0 where NOTIFY wakes only those who listen on its channel.
+pub(super) const CROWD: &str = "\
+    SELECT CASE WHEN current_setting('server_version_num')::integer >= 190000 THEN 0 ELSE \
+    (SELECT count(*) /* fencelock_hear */ FROM pg_stat_activity WHERE datname = current_database() \
+        AND query ~ '^LISTEN fencelock_|fencelock_(hear|become_ear)') END";
+pub(super) const BECOME_EAR: &str = "SELECT fencelock_become_ear($1)";
+pub(super) const NO_EAR: &str = "SELECT pg_advisory_unlock($1) /* fencelock_hear */";
+pub(super) const HEAR: &str = "CALL fencelock_hear($1, $2, $3, $4, NULL)";
 /// The gate with the time, the holders and the queue. One statement, so all of one moment.
 pub(super) const READ: &str = "\
     SELECT 0 AS kind, version AS number, fencelock_now() AS expiry, '' AS mode, ''::bytea AS claim, 0 AS count, \
@@ -24,13 +37,14 @@ pub(super) const KEEP_PLACE: &str = "\
     WHERE name = $1 AND ticket = $2 AND claim = $3 AND expiry > fencelock_now() RETURNING 1";
 pub(super) const RENEW: &str = "\
     UPDATE fencelock_holders AS h SET expiry = fencelock_now() + v.lease, lock_delay = v.delay, token = v.token, \
-    owner = v.owner, label = v.label \
+    state = CASE h.state WHEN 'given' THEN 'held' ELSE h.state END, owner = v.owner, label = v.label \
     FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[]) \
     AS v (name, claim, lease, delay, token, owner, label) \
     WHERE h.name = v.name AND h.claim = v.claim AND h.state <> 'abandoned' AND h.expiry > fencelock_now() \
     AND v.token >= h.first AND v.token < h.first + h.count RETURNING h.claim, h.state = 'asked'";
 pub(super) const PROLONG: &str = "\
-    UPDATE fencelock_holders SET expiry = greatest(expiry, fencelock_now() + $4), lock_delay = greatest(lock_delay, $5) \
+    UPDATE fencelock_holders SET expiry = greatest(expiry, fencelock_now() + $4), lock_delay = greatest(lock_delay, $5), \
+    state = CASE state WHEN 'given' THEN 'held' ELSE state END \
     WHERE name = $1 AND claim = $2 AND first = $3 AND state <> 'abandoned' AND expiry > fencelock_now() RETURNING 1";
 pub(super) const EXPIRED: &str = "\
     (SELECT name FROM fencelock_holders WHERE expiry <= fencelock_now() LIMIT 100) UNION \

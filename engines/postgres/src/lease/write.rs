@@ -9,7 +9,7 @@ use fencelock_sql::lease::{Holder, mode_text};
 use fencelock_sql::server::{Change, DbInstant, Failure, HANDOFF_WINDOW, Write, Written};
 
 use super::connection::Leases;
-use super::statements::WRITE;
+use super::statements::{RING, WRITE};
 use super::stored::{count, id, length, tokens, version};
 use crate::connection::{Session, Values};
 
@@ -33,6 +33,7 @@ impl Leases {
             })
             .unzip();
         let claim = parameters.claim;
+        let channel = self.ear.channel();
         let values: Values<'_> = &[
             &write.name.as_str(),
             &version(write.version),
@@ -48,13 +49,18 @@ impl Leases {
             &length(parameters.delay),
             &claim.map(|claim| &*claim.owner),
             &claim.and_then(|claim| claim.label.as_deref()),
-            &self.channel,
+            &&*channel,
             &write.last,
             &claims,
             &channels,
         ];
         let rows = self.query(session, "change a lock", WRITE, values).await?;
         let written = rows.first().map_or(-1, |row| row.get::<_, i64>(0));
+        let told: Vec<&str> = rows.first().map_or_else(Vec::new, |row| row.get(1));
+        if written >= 0 && !told.is_empty() {
+            // What is lost with the connection, they find after their naps.
+            let _ = self.query(session, "wake waiters", RING, &[&told]).await;
+        }
         Ok(match (written, claim) {
             (-1, _) => Written::Stale,
             (0, _) | (_, None) => Written::Done(None),

@@ -108,7 +108,7 @@ async fn a_waiter_outlives_the_end_of_its_connection() {
         let waiter = tokio::spawn(two.lock("a").into_future());
         // A lease is bound to no connection, so all of them end, listeners too.
         let which = match strategy {
-            "lease" => "application_name = 'fencelock' AND query LIKE 'LISTEN%'",
+            "lease" => "application_name = 'fencelock' AND query ~ '^LISTEN|fencelock_hear'",
             _ => "application_name = 'fencelock' AND wait_event_type = 'Lock'",
         };
         let those = match strategy {

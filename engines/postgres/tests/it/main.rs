@@ -7,6 +7,7 @@ mod clock;
 mod conflicts;
 mod connections;
 mod crashes;
+mod ears;
 mod hosts;
 mod options;
 #[cfg(feature = "tls")]
