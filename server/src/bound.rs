@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Leave};
 use fencelock_core::support::{Backoff, Mutex};
-use fencelock_core::{BootInstant, ClaimId, Engine};
+use fencelock_core::{BootInstant, ClaimId, Engine, LockName, Token};
 use tokio::sync::{Notify, watch};
 
 use crate::known::Known;
@@ -50,13 +50,27 @@ struct Entry {
     /// Its client was told that it may believe until then. So long the store and the engine keep it for certain.
     believed: Option<BootInstant>,
     holds: bool,
+    /// Those of its grants.
+    tokens: Vec<Token>,
     /// It is being withdrawn.
     ending: bool,
 }
 
-/// The claim has ended here.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ended;
+/// Why a claim does not go on here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotHere {
+    /// It has ended, or was never here.
+    Ended,
+    /// The id is that of a claim for another lock, or the token is of none of its grants. What is here goes on.
+    Other,
+}
+
+impl Entry {
+    /// Its client was told until when it may believe, and that is over: lost stays lost.
+    fn is_lost(&self, now: BootInstant) -> bool {
+        self.holds && self.believed.is_some_and(|until| until <= now)
+    }
+}
 
 impl Bound {
     pub(crate) fn new(engine: Arc<dyn Engine>, known: Arc<Known>) -> Arc<Self> {
@@ -74,14 +88,21 @@ impl Bound {
         self: &Arc<Self>,
         claim: &Claim,
         until: BootInstant,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), NotHere> {
+        let now = self.engine.clock().now();
         let mut table = self.table.lock();
-        table.forget_old(self.engine.clock().now());
+        table.forget_old(now);
         if table.ended.contains(&claim.id) {
-            return Err(Ended);
+            return Err(NotHere::Ended);
         }
         match table.claims.get(&claim.id) {
-            Some(entry) if entry.ending => return Err(Ended),
+            Some(entry) if entry.claim.name != claim.name => return Err(NotHere::Other),
+            Some(entry) if entry.ending => return Err(NotHere::Ended),
+            Some(entry) if entry.is_lost(now) => {
+                drop(table);
+                self.end(claim.id);
+                return Err(NotHere::Ended);
+            }
             Some(_) => table.prolong(claim.id, until),
             None => {
                 let entry = Entry {
@@ -89,6 +110,7 @@ impl Bound {
                     until,
                     believed: None,
                     holds: false,
+                    tokens: Vec::new(),
                     ending: false,
                 };
                 table.order.insert((until, claim.id));
@@ -112,11 +134,14 @@ impl Bound {
         self.tell(&table);
     }
 
-    /// The claim holds. Until when its client has it; none if it has ended.
-    pub(crate) fn holds(&self, id: ClaimId) -> Option<BootInstant> {
+    /// The claim holds by this token. Until when its client has it; none if it has ended.
+    pub(crate) fn holds(&self, id: ClaimId, token: Token) -> Option<BootInstant> {
         let mut table = self.table.lock();
         let entry = table.claims.get_mut(&id).filter(|entry| !entry.ending)?;
         entry.holds = true;
+        if !entry.tokens.contains(&token) {
+            entry.tokens.push(token);
+        }
         Some(entry.until)
     }
 
@@ -129,22 +154,40 @@ impl Bound {
         }
     }
 
-    /// Until when the client of a hold may believe; none if it is not here, or is ending.
-    pub(crate) fn believed_until(&self, id: ClaimId) -> Option<BootInstant> {
+    /// Until when the client of a hold of this lock may believe; none if it is not here, or is ending.
+    pub(crate) fn believed_until(&self, id: ClaimId, name: &LockName) -> Option<BootInstant> {
         let table = self.table.lock();
         let entry = table.claims.get(&id)?;
-        entry.believed.filter(|_| entry.holds && !entry.ending)
+        let holds = entry.holds && !entry.ending && entry.claim.name == *name;
+        entry.believed.filter(|_| holds)
     }
 
-    /// A hold is about to be renewed, and is its client's until then.
-    pub(crate) fn renewing(&self, id: ClaimId, until: BootInstant) -> Result<(), Ended> {
+    /// Whether the id is that of a claim for another lock.
+    pub(crate) fn is_for_another(&self, id: ClaimId, name: &LockName) -> bool {
+        let table = self.table.lock();
+        let entry = table.claims.get(&id);
+        entry.is_some_and(|entry| entry.claim.name != *name)
+    }
+
+    /// A hold by this token is about to be renewed, and is its client's until then.
+    pub(crate) fn renewing(
+        &self,
+        id: ClaimId,
+        (name, token): (&LockName, Token),
+        until: BootInstant,
+    ) -> Result<(), NotHere> {
+        let now = self.engine.clock().now();
         let mut table = self.table.lock();
         match table.claims.get(&id) {
-            Some(entry) if !entry.ending => {
+            Some(entry) if entry.ending || entry.is_lost(now) => Err(NotHere::Ended),
+            Some(entry) if entry.claim.name != *name || !entry.tokens.contains(&token) => {
+                Err(NotHere::Other)
+            }
+            Some(_) => {
                 table.prolong(id, until);
                 Ok(())
             }
-            _ => Err(Ended),
+            None => Err(NotHere::Ended),
         }
     }
 

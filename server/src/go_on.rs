@@ -17,7 +17,7 @@ use http::StatusCode;
 
 use crate::asked::{Asked, released, since_sent, token};
 use crate::audit::Deed;
-use crate::bound::Ended;
+use crate::bound::NotHere;
 use crate::caller::Caller;
 use crate::incoming::{Json, Key, LongJson, Received, Speaks};
 use crate::known::Visit;
@@ -44,7 +44,7 @@ pub(crate) async fn renew(
     visit.take_turn().await;
     replica.check_fresh(received)?;
     caller.note_renewal();
-    renewing(&replica, &claim, received).map_err(|_| lost(&name, id, token))?;
+    renewing(&replica, &claim, token, received).map_err(|_| lost(&name, id, token))?;
     let renewal = replica
         .renewer
         .renew(HeldClaim::new(claim, token), visit)
@@ -84,10 +84,17 @@ pub(crate) async fn renew(
 }
 
 /// On a store that is bound to replicas: this replica keeps the claim for so long, if it has it.
-fn renewing(replica: &Replica, claim: &Claim, received: BootInstant) -> Result<(), Ended> {
+fn renewing(
+    replica: &Replica,
+    claim: &Claim,
+    token: Token,
+    received: BootInstant,
+) -> Result<(), NotHere> {
     let until = received + claim.ttl + claim.lock_delay;
     let bound = replica.bound.as_ref();
-    bound.map_or(Ok(()), |bound| bound.renewing(claim.id, until))
+    bound.map_or(Ok(()), |bound| {
+        bound.renewing(claim.id, (&claim.name, token), until)
+    })
 }
 
 /// The claim goes on.
@@ -153,6 +160,13 @@ pub(crate) async fn release(
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
     replica.check_fresh(received)?;
+    if let Some(bound) = &replica.bound
+        && bound.is_for_another(id, &name)
+    {
+        replica.metrics.released("not_owner");
+        let released = Outcome::NotOwner;
+        return Ok(json(StatusCode::OK, &Released { released }));
+    }
     let asked = Arc::clone(&replica);
     let call = async move {
         let withdrawn = asked.engine.withdraw(&claim, how).await;
@@ -246,13 +260,21 @@ async fn renew_lane(
     let asked = async {
         let visits = enter_all(replica, &held).await;
         replica.check_fresh(received)?;
-        let renewing = |held: &HeldClaim| renewing(replica, &held.claim, received).is_ok();
-        let here: Vec<bool> = held.iter().map(renewing).collect();
+        let renewing = |held: &HeldClaim| renewing(replica, &held.claim, held.token, received);
+        let checked: Vec<Result<(), NotHere>> = held.iter().map(renewing).collect();
+        // What is not meant is not asked for.
+        let here = held.iter().cloned().zip(visits).zip(&checked);
+        let here = here.filter(|(_, checked)| checked.is_ok());
+        let (here, visits) = here.map(|(here, _)| here).unzip();
         let engine = Arc::clone(&replica.engine);
-        let call = Renewer::renew_many(engine, held.clone(), visits);
-        let renewals = replica.carry(call).await?;
-        let renewals = renewals.into_iter().zip(here);
-        let renewals = renewals.map(|(renewal, here)| if here { renewal } else { Renewal::Lost });
+        let renewals = replica
+            .carry(Renewer::renew_many(engine, here, visits))
+            .await?;
+        let mut renewals = renewals.into_iter();
+        let renewals = checked.into_iter().map(|checked| {
+            checked?;
+            Ok(renewals.next().unwrap_or(Renewal::Lost))
+        });
         Ok::<_, Refusal>(renewals.collect::<Vec<_>>())
     };
     let renewals = match patience {
@@ -264,7 +286,9 @@ async fn renew_lane(
                     let cause = format!("no answer within {patience:?}");
                     Error::unavailable(&replica.engine, "renew holds", cause)
                 };
-                held.iter().map(|_| Renewal::Unknown(silent())).collect()
+                held.iter()
+                    .map(|_| Ok(Renewal::Unknown(silent())))
+                    .collect()
             }
         },
     };
@@ -332,17 +356,17 @@ fn all_held(
 fn answer(
     replica: &Replica,
     held: &HeldClaim,
-    renewal: Renewal,
+    renewal: Result<Renewal, NotHere>,
     received: BootInstant,
 ) -> RenewedOne {
     let claim = held.claim.id;
     match renewal {
-        Renewal::Kept {
+        Ok(Renewal::Kept {
             counted_from,
             lease,
             asked,
             ..
-        } => {
+        }) => {
             let until = counted_from + lease;
             kept(replica, claim, &held.claim.name, held.token, until);
             RenewedOne::Held {
@@ -359,13 +383,17 @@ fn answer(
                 release_requested: asked || must_go(replica),
             }
         }
-        Renewal::Unknown(error) => {
+        Ok(Renewal::Unknown(error)) => {
             replica.metrics.renewed("unknown");
             let detail = error.to_string();
             replica.hear(&Err::<(), _>(error));
             RenewedOne::Unknown { claim, detail }
         }
-        _ => {
+        Err(NotHere::Other) => {
+            replica.metrics.renewed("lost");
+            RenewedOne::Lost { claim }
+        }
+        Ok(_) | Err(NotHere::Ended) => {
             end(replica, claim);
             RenewedOne::Lost { claim }
         }

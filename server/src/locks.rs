@@ -154,7 +154,7 @@ pub(crate) async fn attest(
         Some((holder, grant)) => {
             let lease = since_sent(grant.counted_from, grant.lease, received);
             Attested {
-                lease_ms_since_sent: kept_here(&replica, &holder, received).min(lease),
+                lease_ms_since_sent: kept_here(&replica, (&name, &holder), received).min(lease),
                 holder: Some(Holder::from(holder)),
             }
         }
@@ -168,11 +168,15 @@ pub(crate) async fn attest(
 
 /// For how long this replica keeps a hold for certain: as long as it has told the holder. Where a session belongs to a replica,
 /// the store's countdown is not the hold's: other clients keep the session alive, and the replica ends what was not renewed.
-fn kept_here(replica: &Replica, holder: &HolderView, received: BootInstant) -> u64 {
+fn kept_here(
+    replica: &Replica,
+    (name, holder): (&LockName, &HolderView),
+    received: BootInstant,
+) -> u64 {
     let Some(bound) = &replica.bound else {
         return u64::MAX;
     };
-    let until = holder.claim.and_then(|id| bound.believed_until(id));
+    let until = holder.claim.and_then(|id| bound.believed_until(id, name));
     until.map_or(0, |until| millis(until.since(received)))
 }
 

@@ -200,8 +200,9 @@ impl Taking {
         let held = HeldClaim::new(self.claim.clone().ttl(self.ttl), token);
         if let Some(bound) = &self.replica.bound {
             let until = self.replica.clock.now() + self.ttl + self.claim.lock_delay;
-            let here = bound.holds(self.claim.id).is_some()
-                && bound.renewing(self.claim.id, until).is_ok();
+            let (id, name) = (self.claim.id, &self.claim.name);
+            let here = bound.holds(id, token).is_some()
+                && bound.renewing(id, (name, token), until).is_ok();
             if !here {
                 let detail = "the grant ended before it could be confirmed; ask again";
                 return Err(Refusal::new(Kind::Unavailable, detail));

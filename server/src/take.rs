@@ -177,7 +177,9 @@ impl Asking {
 
     fn ended(&self) -> Refusal {
         let id = self.claim.id;
-        let detail = format!("the claim {id} has ended at this replica; take a new id");
+        let detail = format!(
+            "the claim {id} has ended at this replica, or is for another lock; take a new id"
+        );
         Refusal::new(Kind::Ended, detail)
     }
 
@@ -186,7 +188,8 @@ impl Asking {
         let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
         if let Some(bound) = &self.replica.bound {
             // No longer than this replica keeps it.
-            let until = bound.holds(claim.id).ok_or_else(|| self.ended())?;
+            let held = bound.holds(claim.id, grant.tokens.first);
+            let until = held.ok_or_else(|| self.ended())?;
             lease = lease.min(millis(until.since(self.received)));
             bound.tells(claim.id, self.received + Duration::from_millis(lease));
         }
@@ -248,7 +251,7 @@ async fn place(
         if let Some(bound) = &asked.bound {
             match &standing {
                 // Its client may be gone; then it ends when it is due.
-                Ok(Standing::Held(_)) => drop(bound.holds(claim.id)),
+                Ok(Standing::Held(grant)) => drop(bound.holds(claim.id, grant.tokens.first)),
                 Ok(Standing::Busy) => bound.is_not_there(claim.id),
                 _ => {}
             }

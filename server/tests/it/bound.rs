@@ -352,3 +352,62 @@ async fn etcd_one_request_takes_and_another_releases() {
     assert_eq!(released.is(200)["released"], "released");
     assert_eq!(at.service().bound_claims(), 0);
 }
+
+#[tokio::test]
+async fn a_request_for_another_lock_or_grant_leaves_what_is_here() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let body = json!({"name": "a", "ttl_ms": 30_000});
+    let taken = put(&at, &client, id, body).await.is(200);
+    let token = taken["token"].clone();
+    let other = json!(token.as_u64().unwrap() + 1);
+    renew(&at, &client, id, &other, 30_000)
+        .await
+        .is_problem(410, "lost");
+    let path = |what: &str| format!("/v1/claims/{id}/{what}");
+    let body = json!({"name": "b", "token": token, "ttl_ms": 30_000});
+    send(&at, &client, "POST", &path("renew"), &body)
+        .await
+        .is_problem(410, "lost");
+    for (name, token) in [("a", &other), ("b", &token)] {
+        let one = json!({"claim": id, "name": name, "token": token, "ttl_ms": 30_000});
+        let many = json!({ "claims": [one] });
+        let many = send(&at, &client, "POST", "/v1/renewals", &many).await;
+        assert_eq!(many.is(200)["claims"][0]["state"], "lost");
+    }
+    put(&at, &client, id, json!({"name": "b"}))
+        .await
+        .is_problem(410, "ended");
+    let released = send(
+        &at,
+        &client,
+        "POST",
+        &path("release"),
+        &json!({"name": "b"}),
+    )
+    .await;
+    assert_eq!(released.is(200)["released"], "not-owner");
+    // It holds as before.
+    renew(&at, &client, id, &token, 30_000).await.is(200);
+    assert!(is_free(&look(&at, "b").await));
+    assert_eq!(
+        release(&at, &client, id).await.is(200)["released"],
+        "released"
+    );
+}
+
+/// The store may end a hold before this replica has withdrawn it.
+#[tokio::test]
+async fn a_claim_whose_lease_is_over_is_not_granted_again() {
+    let ((at, faults), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let body = json!({"name": "a", "ttl_ms": 200, "lock_delay_ms": 60_000});
+    let taken = put(&at, &client, id, body.clone()).await.is(200);
+    let lease = taken["lease_ms_since_sent"].as_u64().unwrap();
+    drop(faults);
+    tokio::time::sleep(Duration::from_millis(lease + 1)).await;
+    put(&at, &client, id, body).await.is_problem(410, "ended");
+    renew(&at, &client, id, &taken["token"], 200)
+        .await
+        .is_problem(410, "lost");
+}
