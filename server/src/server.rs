@@ -23,7 +23,7 @@ use crate::boundary::Local;
 use crate::caller::{CertificateName, Peer};
 use crate::config::Limits;
 use crate::replica::Replica;
-use crate::reserve::{Room, Seat};
+use crate::reserve::{Permit, Room};
 use crate::service::Service;
 use crate::tls::Tls;
 
@@ -230,14 +230,14 @@ impl Listening {
             if self.draining.is_cancelled() {
                 self.http.http1().keep_alive(false);
             }
-            match self.room.seat(peer.ip(), &self.replica.renewers) {
-                Seat::None => tracing::debug!(%peer, "too many connections; one is closed"),
-                seat => self.serve(stream, peer, seat),
+            match self.room.permit(peer.ip(), &self.replica.renewers) {
+                Permit::Refused => tracing::debug!(%peer, "too many connections; one is closed"),
+                permit => self.serve(stream, peer, permit),
             }
         }
     }
 
-    fn serve(&self, stream: TcpStream, peer: SocketAddr, seat: Seat) {
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: Permit) {
         // A hand-off is one small answer; waiting for more to send would delay it.
         let _ = stream.set_nodelay(true);
         let connection = Connection {
@@ -253,10 +253,10 @@ impl Listening {
         let count = self.open.clone();
         tokio::spawn(async move {
             let served = async {
-                let permit = match seat {
-                    Seat::Taken(permit) => Ok(permit),
-                    Seat::Later(_waiting, room) => room.acquire_owned().await,
-                    Seat::None => return,
+                let permit = match permit {
+                    Permit::Now(permit) => Ok(permit),
+                    Permit::Later(_waiting, room) => room.acquire_owned().await,
+                    Permit::Refused => return,
                 };
                 let Ok(permit) = permit else { return };
                 let _open = Open::new(&count, permit);
