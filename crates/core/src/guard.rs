@@ -1,4 +1,4 @@
-//! What a holder has in hand.
+//! The guard: a lock that is held.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -187,8 +187,8 @@ impl Guard {
         self.hold().until(changed).await
     }
 
-    /// Returns the reason once the grant may no longer be trusted; at once if that is so already, also where this
-    /// client's own tasks had no time to run.
+    /// Returns the reason when the grant may no longer be trusted. Returns at once if that is so already, even if this client's
+    /// own tasks had no time to run.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
