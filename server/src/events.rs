@@ -1,4 +1,4 @@
-//! What a replica knows to tell: what its engine says of holds, and who leads. These are hints: a client that gets one asks again.
+//! The events of a replica: what its engine reports of holds, and who leads. They are hints: a client that gets one asks again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

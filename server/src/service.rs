@@ -85,7 +85,7 @@ impl Service {
         self.0.draining.cancel();
     }
 
-    /// How many claims hang on this replica; none on a store that is not bound to replicas.
+    /// How many claims belong to this replica; none on a store that is not bound to replicas.
     #[must_use]
     pub fn bound_claims(&self) -> usize {
         self.0.bound.as_ref().map_or(0, |bound| bound.len())
@@ -97,7 +97,7 @@ impl Service {
         }
     }
 
-    /// Withdraws what hangs on this replica, and returns how many holds that ended.
+    /// Withdraws the claims of this replica, and returns how many holds that ended.
     pub(crate) async fn end_claims(&self) -> usize {
         let Some(bound) = &self.0.bound else {
             return 0;
