@@ -27,8 +27,8 @@ use crate::reserve::{Permit, Room};
 use crate::service::Service;
 use crate::tls::Tls;
 
-/// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. What is longer than the limits but not
-/// than this is refused with a problem.
+/// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. A head that is longer than the limits, but not
+/// longer than this, is refused with a problem.
 const READ_AHEAD: usize = 64 << 10;
 
 /// What HTTP/1 reads of headers at most. More than the limits, for the same reason.
@@ -130,7 +130,7 @@ impl Server {
     /// Reads the files of TLS again, for connections from now on.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then those of before stay.
+    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then the old ones stay.
     pub fn reload_tls(&self) -> fencelock_core::Result<()> {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
@@ -192,7 +192,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     http
 }
 
-/// Reads the files of TLS again and again: certificates are renewed without a word to this process.
+/// Reads the files of TLS again and again: nobody tells this process when a certificate was renewed.
 async fn read_again(tls: Weak<Tls>, period: Duration) {
     loop {
         tokio::time::sleep(period).await;

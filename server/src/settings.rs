@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::config::{AuditLog, Config, TlsFiles};
 use crate::principal::{Grant, Principal};
 
-/// What a configuration file says. What it leaves out is as by default.
+/// What a configuration file says. A key that it leaves out has its default.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Settings {
