@@ -120,7 +120,7 @@ impl Bound {
         Some(entry.until)
     }
 
-    /// The client of a hold is told now that it may believe until then.
+    /// The client of a hold now hears that it may believe until then.
     pub(crate) fn tells(&self, id: ClaimId, until: BootInstant) {
         let mut table = self.table.lock();
         if let Some(entry) = table.claims.get_mut(&id) {

@@ -125,7 +125,7 @@ impl Events {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// All that is told of claims.
+    /// All events of claims.
     pub(crate) fn of_claims(&self) -> broadcast::Receiver<Told> {
         self.told.subscribe()
     }
