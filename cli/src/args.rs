@@ -23,7 +23,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "URL", global = true, hide_default_value = true)]
     pub(crate) store: Option<String>,
 
-    /// The configuration file, which has the stores with names, and what the service is told [default: $FENCELOCK_CONFIG, else
+    /// The configuration file: the stores with names, and the settings of the service [default: $FENCELOCK_CONFIG, else
     /// /etc/fencelock/fencelock.toml]
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
@@ -195,8 +195,7 @@ pub(crate) struct HoldOptions {
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) max_hold: Option<String>,
 
-    /// Others get the lock after this time at the earliest, even if it is released before: for a job that is to run once
-    /// per period
+    /// Keep the lock taken for this time, even if it is released before: for a job that is to run once per period
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) at_least: Option<String>,
 
@@ -262,7 +261,7 @@ pub(crate) struct GrantOptions {
     #[arg(long, value_name = "FILE")]
     pub(crate) grant: PathBuf,
 
-    /// How long a store that does not answer is asked again [default: 10s]
+    /// How long to ask a store again that does not answer [default: 10s]
     #[arg(short = 'w', long, value_name = "DUR", allow_hyphen_values = true)]
     pub(crate) wait: Option<String>,
 }
@@ -319,7 +318,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "token", "ask"])]
     pub(crate) grant: Option<PathBuf>,
 
-    /// How long a store that does not answer is asked again for --grant [default: 10s]
+    /// How long to ask a store again that does not answer, for --grant [default: 10s]
     #[arg(
         short = 'w',
         long,
@@ -373,7 +372,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Vec<std::net::SocketAddr>,
 
-    /// Serve other machines although there is no TLS or nobody has to say who it is
+    /// Serve other machines even without TLS or without credentials
     #[arg(long)]
     pub(crate) insecure: bool,
 
@@ -385,7 +384,7 @@ pub(crate) struct Serve {
     #[arg(long = "host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
 
-    /// How long the end may take: renewals and releases are served until then [default: the file's, else 20s]
+    /// How long shutting down may take: renewals and releases are served until then [default: the file's, else 20s]
     #[arg(long, value_name = "DUR")]
     pub(crate) drain: Option<String>,
 

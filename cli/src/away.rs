@@ -1,4 +1,4 @@
-//! `--if-away`: what `run` does when the store is away. That is the choice of whoever runs it, never the store's.
+//! `--if-away`: what `run` does when the store is away. The user of the command decides that, never a store.
 
 use std::ffi::OsString;
 use std::fmt;

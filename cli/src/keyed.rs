@@ -1,4 +1,4 @@
-//! A store whose claims are of a key that this process can hand on.
+//! A store whose claims belong to a key that this process can pass on.
 
 use std::fmt;
 use std::sync::Arc;

@@ -18,10 +18,10 @@ use crate::store::{self, Resolved, Wanted};
 /// The port if none is given.
 const PORT: u16 = 7420;
 
-/// How long the end may take if nobody says.
+/// How long shutting down may take by default.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// What the environment may say, where the command line does not.
+/// The settings from the environment, for those that the command line does not have.
 const CONFIG: &str = "FENCELOCK_SERVE_CONFIG";
 const LISTEN: &str = "FENCELOCK_SERVE_LISTEN";
 const ADVERTISE: &str = "FENCELOCK_SERVE_ADVERTISE";
@@ -116,7 +116,7 @@ fn config_file(given: Option<PathBuf>) -> Option<PathBuf> {
     named.or_else(of_machine)
 }
 
-/// What the file, the environment and the command line say, the last counting most.
+/// The settings: the command line overrides the environment, which overrides the file.
 fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
     let mut settings = Settings::default();
     if let Some(file) = file {
@@ -151,7 +151,7 @@ fn settings(args: &Serve, file: Option<&PathBuf>) -> Result<Settings, Failure> {
     Ok(settings)
 }
 
-/// Other machines need TLS and have to say who they are, unless the operator means otherwise.
+/// Other machines need TLS and credentials, unless the operator said --insecure.
 fn refuse_strangers(settings: &Settings) -> Result<(), Failure> {
     let mut beyond = settings
         .listen
@@ -213,7 +213,7 @@ async fn start(settings: &Settings, engine: &Arc<dyn Engine>) -> Result<Vec<Serv
     Ok(servers)
 }
 
-/// Takes up other principals and certificates. What cannot be used is told, and changes nothing.
+/// Replaces the principals and certificates. Reports those that cannot be used, and then changes nothing.
 fn reload(args: &Serve, file: Option<&PathBuf>, servers: &[Server]) {
     let reloaded = settings(args, file).and_then(|settings| {
         for server in servers {

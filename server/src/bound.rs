@@ -1,6 +1,6 @@
-//! Stores on which a claim belongs to the process that placed it: what this replica holds for its clients. All holds of a
-//! replica hang on sessions that each other's renewals keep alive, so here is the lease of each claim: what its client does
-//! not renew in time is withdrawn, again and again until the store has confirmed it.
+//! Stores on which a claim belongs to the process that placed it: what this replica holds for its clients. The holds of a
+//! replica share sessions, which any renewal keeps alive. So the replica keeps a lease for each claim: it withdraws a claim
+//! that its client does not renew in time, again and again until the store has confirmed that.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -145,7 +145,7 @@ impl Bound {
         Some(entry.until)
     }
 
-    /// The client of a hold is told now that it may believe until then.
+    /// The client of a hold now hears that it may believe until then.
     pub(crate) fn tells(&self, id: ClaimId, until: BootInstant) {
         let mut table = self.table.lock();
         if let Some(entry) = table.claims.get_mut(&id) {

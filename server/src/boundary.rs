@@ -1,4 +1,5 @@
-//! What every request must pass, and what every answer has. Loopback is no boundary: a web page in a browser reaches it.
+//! The checks that every request must pass, and the headers of every answer. Loopback is no boundary: a web page in a browser
+//! reaches it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;

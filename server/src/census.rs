@@ -1,5 +1,5 @@
 //! How many claims hold and wait, for each pattern of lock names that is a label of metrics. It is read from the store, since a
-//! replica does not know what others serve, nor who came without the service.
+//! replica knows neither the claims at other replicas nor the clients that use the store directly.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

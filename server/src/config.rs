@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::principal::{Grant, Principal, Right};
 
-/// How a replica serves. [`Config::default`] is for one machine: loopback, and nobody has to say who they are.
+/// How a replica serves. [`Config::default`] is for one machine: it listens on loopback and asks for no credentials.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
@@ -17,7 +17,7 @@ pub struct Config {
     pub hosts: Vec<String>,
     /// Who may use the service, and for what.
     pub principals: Vec<Principal>,
-    /// What may be done without credentials. By default: take and look, nothing to others.
+    /// What clients without credentials may do. By default: take and look, but not evict.
     pub anonymous: Vec<Grant>,
     /// Where evictions, refusals and reloads are written; nowhere by default.
     pub audit: Option<AuditLog>,
@@ -40,14 +40,14 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// The authority of the clients' certificates, if they may have some.
+    /// The authority of the clients' certificates, if clients may have certificates.
     pub client_ca: Option<PathBuf>,
     /// Whether a client must have a certificate.
     pub client_required: bool,
 }
 
 impl Config {
-    /// For a service that only friends reach: everybody may do everything.
+    /// For a service that only trusted clients can reach: every client may do everything.
     #[must_use]
     pub fn trusting() -> Self {
         Self {
@@ -103,7 +103,7 @@ pub struct Limits {
     pub connections: usize,
     /// The most requests that wait at a time. A claim that is in the queue already is not counted.
     pub polls: usize,
-    /// The longest lease that a client may ask for, its lock-delay included; that of the store if it is shorter.
+    /// The longest lease that a client may ask for, lock-delay included. The store's own limit counts if it is shorter.
     pub max_ttl: Duration,
 }
 

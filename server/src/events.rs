@@ -1,4 +1,4 @@
-//! What a replica knows to tell: what its engine says of holds, and who leads. These are hints: a client that gets one asks again.
+//! The events of a replica: what its engine reports of holds, and who leads. They are hints: a client that gets one asks again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -125,7 +125,7 @@ impl Events {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// All that is told of claims.
+    /// All events of claims.
     pub(crate) fn of_claims(&self) -> broadcast::Receiver<Told> {
         self.told.subscribe()
     }

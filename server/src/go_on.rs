@@ -1,4 +1,4 @@
-//! A claim goes on and ends: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
+//! To renew and to release claims: `POST /v1/claims/{id}/renew` and `/release`, and `POST /v1/renewals`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

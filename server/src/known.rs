@@ -1,5 +1,5 @@
-//! The claims of which something is going on in this replica: whose turn it is to speak to the store about a claim, which
-//! request of a claim is the newest, and which waiters have not asked again.
+//! The claims with requests in this replica: which request of a claim may ask the store now, which one is the newest, and which
+//! waiters have not asked again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

@@ -1,8 +1,9 @@
 //! The lock service: one HTTP API over every store, for programs in any language.
 //!
-//! A replica translates between HTTP and one [`Engine`](fencelock_core::Engine). It decides nothing that the store does not decide, and believes in
-//! nothing: the client believes, the store keeps, the replica forwards. So any number of replicas may serve one store, any
-//! of them serves any request of any claim, and the end of one costs a repeated request.
+//! A replica translates between HTTP and one [`Engine`](fencelock_core::Engine). It makes no decision of its own: the store
+//! keeps the locks, the client decides how long it believes in a grant, and the replica forwards. So any number of replicas may
+//! serve one store. On a store whose claims any process may go on with, any replica serves any request of any claim, and the
+//! end of one costs a repeated request. On other stores a claim belongs to the replica that placed it.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

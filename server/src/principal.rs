@@ -16,7 +16,7 @@ const SECRET: usize = 43;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Somebody who uses the service.
+/// A user of the service: a person or a program.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Principal {
@@ -31,9 +31,9 @@ pub struct Principal {
     /// What it may do. The longest prefix that a name begins with counts.
     #[serde(default)]
     pub rights: Vec<Grant>,
-    /// How many locks it may take a second at one replica; without end by default.
+    /// How many locks it may take a second at one replica; no limit by default.
     pub takes_per_s: Option<u32>,
-    /// How many of its claims may wait at one replica; without end by default.
+    /// How many of its claims may wait at one replica; no limit by default.
     pub waiting: Option<usize>,
     /// How many streams of events it may have open at one replica; 1000 by default.
     pub streams: Option<usize>,

@@ -1,4 +1,4 @@
-//! Whether the event loop turns: a task that ticks, and how late it is. A process that stood still (stopped, swapped out, moved
+//! Whether the event loop runs: a task that ticks, and how late it is. A process that stood still (stopped, swapped out, moved
 //! to another machine) has requests that nobody waits for any more.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Renewals in batches: those that arrive while a batch is out form the next one. They never wait behind takes, nor behind
-//! renewals of another lane: one part of a store that does not answer holds up no other.
+//! renewals of another lane: a part of a store that does not answer delays no other part.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Room for those that hold: a tenth of the connections is for peers that have sent a renewal within the last minute, so that a
+//! A reserve for holders: a tenth of the connections is for peers that have sent a renewal within the last minute, so that a
 //! flood of others does not end their holds.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// A peer that has renewed is known for so long.
 const KNOWN: Duration = Duration::from_secs(60);
 
-/// From how many known peers on those of long ago are looked for.
+/// With more known peers than this, those that have not renewed for long are removed.
 const SWEEP: usize = 1024;
 
 /// The peers that have renewed.
@@ -53,15 +53,15 @@ pub(crate) struct Room {
     waiting: Arc<Semaphore>,
 }
 
-/// What a new connection gets.
+/// Whether a new connection may be served.
 #[derive(Debug)]
-pub(crate) enum Seat {
-    /// It is served.
-    Taken(OwnedSemaphorePermit),
-    /// It is served when another one has ended. The first permit is for waiting.
+pub(crate) enum Permit {
+    /// Yes.
+    Now(OwnedSemaphorePermit),
+    /// When another one has ended. The first permit is for waiting.
     Later(OwnedSemaphorePermit, Arc<Semaphore>),
-    /// Too many wait already.
-    None,
+    /// No: too many wait already.
+    Refused,
 }
 
 impl Room {
@@ -75,18 +75,18 @@ impl Room {
         }
     }
 
-    pub(crate) fn seat(&self, peer: IpAddr, renewers: &Renewers) -> Seat {
+    pub(crate) fn permit(&self, peer: IpAddr, renewers: &Renewers) -> Permit {
         if let Ok(permit) = Arc::clone(&self.all).try_acquire_owned() {
-            return Seat::Taken(permit);
+            return Permit::Now(permit);
         }
         if renewers.knows(peer)
             && let Ok(permit) = Arc::clone(&self.reserved).try_acquire_owned()
         {
-            return Seat::Taken(permit);
+            return Permit::Now(permit);
         }
         match Arc::clone(&self.waiting).try_acquire_owned() {
-            Ok(permit) => Seat::Later(permit, Arc::clone(&self.all)),
-            Err(_) => Seat::None,
+            Ok(permit) => Permit::Later(permit, Arc::clone(&self.all)),
+            Err(_) => Permit::Refused,
         }
     }
 }

@@ -23,12 +23,12 @@ use crate::boundary::Local;
 use crate::caller::{CertificateName, Peer};
 use crate::config::Limits;
 use crate::replica::Replica;
-use crate::reserve::{Room, Seat};
+use crate::reserve::{Permit, Room};
 use crate::service::Service;
 use crate::tls::Tls;
 
-/// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. What is longer than the limits but not
-/// than this is refused with a problem.
+/// What HTTP/1 reads ahead at most, and so the most bytes of a request's head. A head that is longer than the limits, but not
+/// longer than this, is refused with a problem.
 const READ_AHEAD: usize = 64 << 10;
 
 /// What HTTP/1 reads of headers at most. More than the limits, for the same reason.
@@ -130,7 +130,7 @@ impl Server {
     /// Reads the files of TLS again, for connections from now on.
     ///
     /// # Errors
-    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then those of before stay.
+    /// [`Error::Config`](fencelock_core::Error::Config) if they cannot be used; then the old ones stay.
     pub fn reload_tls(&self) -> fencelock_core::Result<()> {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
@@ -192,7 +192,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     http
 }
 
-/// Reads the files of TLS again and again: certificates are renewed without a word to this process.
+/// Reads the files of TLS again and again: nobody tells this process when a certificate was renewed.
 async fn read_again(tls: Weak<Tls>, period: Duration) {
     loop {
         tokio::time::sleep(period).await;
@@ -230,14 +230,14 @@ impl Listening {
             if self.draining.is_cancelled() {
                 self.http.http1().keep_alive(false);
             }
-            match self.room.seat(peer.ip(), &self.replica.renewers) {
-                Seat::None => tracing::debug!(%peer, "too many connections; one is closed"),
-                seat => self.serve(stream, peer, seat),
+            match self.room.permit(peer.ip(), &self.replica.renewers) {
+                Permit::Refused => tracing::debug!(%peer, "too many connections; one is closed"),
+                permit => self.serve(stream, peer, permit),
             }
         }
     }
 
-    fn serve(&self, stream: TcpStream, peer: SocketAddr, seat: Seat) {
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: Permit) {
         // A hand-off is one small answer; waiting for more to send would delay it.
         let _ = stream.set_nodelay(true);
         let connection = Connection {
@@ -253,10 +253,10 @@ impl Listening {
         let count = self.open.clone();
         tokio::spawn(async move {
             let served = async {
-                let permit = match seat {
-                    Seat::Taken(permit) => Ok(permit),
-                    Seat::Later(_waiting, room) => room.acquire_owned().await,
-                    Seat::None => return,
+                let permit = match permit {
+                    Permit::Now(permit) => Ok(permit),
+                    Permit::Later(_waiting, room) => room.acquire_owned().await,
+                    Permit::Refused => return,
                 };
                 let Ok(permit) = permit else { return };
                 let _open = Open::new(&count, permit);

@@ -29,17 +29,17 @@ impl Service {
         Ok(Self(Arc::new(Replica::new(engine, config)?)))
     }
 
-    /// What serves requests, for a listener of one's own. [`Server`](crate::Server) limits connections, too.
+    /// The routes of the API, for a listener of your own. [`Server`](crate::Server) limits connections, too.
     pub fn router(&self) -> Router {
         router::router(Arc::clone(&self.0))
     }
 
-    /// What serves `/metrics`, `/healthz` and `/readyz` where [`Config::admin`] is set, for a listener of one's own.
+    /// The routes `/metrics`, `/healthz` and `/readyz` if [`Config::admin`] is set, for a listener of your own.
     pub fn admin_router(&self) -> Router {
         router::admin(Arc::clone(&self.0))
     }
 
-    /// Begins what goes on beside requests.
+    /// Starts the background tasks.
     pub(crate) fn start(&self) {
         self.0.start();
     }
@@ -66,7 +66,7 @@ impl Service {
         self.0.known.len()
     }
 
-    /// Takes up other principals and rights, and opens the audit log again. Requests that are being served are not touched.
+    /// Replaces the principals and rights, and opens the audit log again. It does not affect requests that are being served.
     ///
     /// # Errors
     /// [`Error::Invalid`](fencelock_core::Error::Invalid) if they cannot be used; then nothing changes.
@@ -74,18 +74,18 @@ impl Service {
         self.0.reload(principals, anonymous)
     }
 
-    /// How many lines the audit log has lost since it could not be written fast enough.
+    /// How many lines the audit log has lost because it could not be written fast enough.
     #[must_use]
     pub fn audit_dropped(&self) -> u64 {
         self.0.audit.as_ref().map_or(0, Audit::dropped)
     }
 
-    /// From now on, new claims are refused and nobody waits here any more; everything else is served.
+    /// From now on the replica refuses new claims and lets no request wait; it serves everything else.
     pub fn refuse_new(&self) {
         self.0.draining.cancel();
     }
 
-    /// How many claims hang on this replica; none on a store that is not bound to replicas.
+    /// How many claims belong to this replica; none on a store that is not bound to replicas.
     #[must_use]
     pub fn bound_claims(&self) -> usize {
         self.0.bound.as_ref().map_or(0, |bound| bound.len())
@@ -97,7 +97,7 @@ impl Service {
         }
     }
 
-    /// Withdraws what hangs on this replica, and returns how many holds that ended.
+    /// Withdraws the claims of this replica, and returns how many holds that ended.
     pub(crate) async fn end_claims(&self) -> usize {
         let Some(bound) = &self.0.bound else {
             return 0;

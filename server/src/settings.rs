@@ -1,5 +1,5 @@
-//! The service's part of the configuration file: `[serve]` and `[[principal]]`, in TOML. What is not known is an error. The
-//! stores with names (`[store.NAME]`) are left to those who open stores.
+//! The service's part of the configuration file: `[serve]` and `[[principal]]`, in TOML. An unknown key is an error. The
+//! sections of stores (`[store.NAME]`) are read where stores are opened.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::config::{AuditLog, Config, TlsFiles};
 use crate::principal::{Grant, Principal};
 
-/// What a configuration file says. What it leaves out is as by default.
+/// What a configuration file says. A key that it leaves out has its default.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Settings {

@@ -1,5 +1,5 @@
-//! The simple mode: `POST /v1/claims`. One request takes, waiting included. The replica draws the claim and its key, places
-//! again while the request is open, and confirms what was granted, so that the answer has the whole lease.
+//! The simple mode: `POST /v1/claims`. One request takes a lock, and waits for it. The replica draws the claim and its key,
+//! places again while the request is open, and confirms what was granted, so that the answer has the whole lease.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `PUT /v1/claims/{id}`: take, stand in the queue, or poll.
+//! `PUT /v1/claims/{id}`: take, wait in the queue, or poll.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 
 use crate::member::{Common, Member};
 
-/// Stores that are one store: each name lies on one of them.
+/// Several stores as one: each name lies on one of them.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -3,7 +3,7 @@
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// How much this shard wants this key: FNV-1a (64 bits) of the shard's id, a zero byte, the byte `i` and the key, through the
+/// The bid of this shard for this key: FNV-1a (64 bits) of the shard's id, a zero byte, the byte `i` and the key, through the
 /// finalizer of splitmix64. A shard of weight `w` bids for each `i` below `w`; the greatest bid of all has the key.
 ///
 /// ```

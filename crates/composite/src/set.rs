@@ -1,4 +1,4 @@
-//! A set as a program names it: its shards, its name and its rule, and the two things to do with it: making and opening it.
+//! A set as a program describes it: its shards, its name and its key rule; and how it is made and opened.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,7 +15,7 @@ use crate::promises::Promised;
 use crate::shard::Shard;
 use crate::stored::Stored;
 
-/// A set of shards to be. See [`Routed::shards`].
+/// The description of a set, to make or open it. See [`Routed::shards`].
 #[derive(Debug)]
 #[must_use = "call open or init"]
 pub struct Shards {
@@ -59,14 +59,14 @@ impl Shards {
         self
     }
 
-    /// Which stores are opened together with the set: all, by default.
+    /// Which stores are opened together with the set. All by default.
     pub fn opening(mut self, opening: Opening) -> Self {
         self.opening = opening;
         self
     }
 
     /// Whether each store has a [`Breaker`](fencelock_core::layers::Breaker), so that requests for its names fail at once while
-    /// it is away: yes, by default.
+    /// it is away. Yes by default.
     pub fn breaker(mut self, breaker: bool) -> Self {
         self.breaker = breaker;
         self
@@ -128,7 +128,7 @@ impl Shards {
     }
 
     /// Writes the record of each store, for a new set: before the first lock is taken, and again when a store promises less
-    /// than it did. An attempt that was interrupted is finished by the next one. All stores must answer.
+    /// than it did. If an attempt is interrupted, the next one finishes its work. All stores must answer.
     ///
     /// # Errors
     /// As [`open`](Self::open); [`Error::Config`] if a store has the record of another shard, set or map, or a lock is held in a
@@ -185,7 +185,7 @@ async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]
     Ok(())
 }
 
-/// Refuses a store that is in use: who locks there looks for no lock on another store.
+/// Refuses a store that is in use: a client that locks there does not look for locks on other stores.
 async fn check_unused(engine: &dyn Engine) -> Result<()> {
     let mut at = None;
     loop {

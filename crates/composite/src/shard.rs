@@ -1,4 +1,4 @@
-//! A shard as a program names it: an id, a weight, and how its store is opened.
+//! A shard as a program describes it: an id, a weight, and how its store is opened.
 
 use std::fmt::{self, Debug, Display};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ pub trait OpenStore: Debug + Display + Send + Sync + 'static {
     /// Opens the store, with one attempt. Called again after an error, when the store is next needed.
     ///
     /// # Errors
-    /// Those of the store. After an [`Error::Unavailable`](fencelock_core::Error::Unavailable) the shard counts as away, and
-    /// any other says that the set cannot be used as it is.
+    /// Those of the store. After an [`Error::Unavailable`](fencelock_core::Error::Unavailable) the shard counts as away. After
+    /// any other error the set cannot be used as it is.
     async fn open(&self) -> Result<Arc<dyn Engine>>;
 
     /// The clock of the engine; all shards of a set have the same one.

@@ -56,7 +56,7 @@ impl Stored {
     }
 
     /// # Errors
-    /// Why the text is none that this version can go by.
+    /// Why this version cannot use the text.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let read = serde_json::from_str::<Self>(text);
         let stored = read.map_err(|error| format!("its record cannot be read ({error})"))?;

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 /// The environment variable that names the file.
 pub const VARIABLE: &str = "FENCELOCK_CONFIG";
 
-/// The file, if nobody names one.
+/// The file that is read if neither the command line nor the environment names one.
 pub const DEFAULT_PATH: &str = "/etc/fencelock/fencelock.toml";
 
-/// The file that the command line names, else that of the environment, else the one of this machine. The working directory
-/// is never looked into: cron and a shell must not end up on different stores by accident.
+/// The file that the command line names, else that of the environment, else the one of this machine. It never looks in the
+/// working directory: cron and a shell must not end up on different stores by accident.
 #[must_use]
 pub fn path(given: Option<PathBuf>) -> PathBuf {
     let variable = || {

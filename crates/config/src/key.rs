@@ -9,7 +9,7 @@ pub(crate) const SHARDS: &str = "shards";
 /// What the locks are for.
 pub(crate) const PURPOSE: &str = "purpose";
 
-/// Options of a set, which have no URL to stand in. They are those of a URL `shards:`.
+/// The options of a set, which has no URL for them. They are those of a URL `shards:`.
 pub(crate) const OF_A_SET: [&str; 5] = ["key", "set", "prefix", "connect-timeout", "breaker"];
 
 /// The keys of a shard that is written as a table.

@@ -1,7 +1,7 @@
 //! The configuration file: one for the command, the library and the service, in TOML.
 //!
-//! It has the sections `[store.NAME]`, `[serve]` and `[[principal]]`. Each part reads its own and leaves the others alone, but
-//! none accepts a section that nobody knows ([`check_sections`]). [`Stores`] are the stores that have names: each comes to a
+//! It has the sections `[store.NAME]`, `[serve]` and `[[principal]]`. Each part reads its own sections and ignores the others,
+//! but none accepts a section that no part knows ([`check_sections`]). [`Stores`] are the stores that have names: each gives a
 //! URL that the library opens.
 //!
 //! Nothing here knows an engine. No error quotes a value of the file, which may be a password in the wrong place.

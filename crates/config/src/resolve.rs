@@ -21,7 +21,7 @@ const OPTION: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b']');
 
 impl Stores {
-    /// The URL of a store, with or without the `@` before its name. A set of stores comes to a URL `shards:`.
+    /// The URL of a store, with or without the `@` before its name. For a set of stores it is a URL `shards:`.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no such store, its URL has a password, or it is made of itself.

@@ -1,4 +1,4 @@
-//! No password stands in the file.
+//! The file has no password.
 
 use fencelock_core::{Result, StoreUrl};
 

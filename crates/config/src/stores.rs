@@ -89,7 +89,7 @@ impl Stores {
     /// Reads the text of a file. `file` is its name, for errors.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the file and the line, for what is not known, and what is of the wrong kind.
+    /// [`Error::Config`] that names the file and the line, for an unknown key and a value of the wrong kind.
     pub fn read(file: &str, text: &str) -> Result<Self> {
         let sections = sections(file, text)?;
         let place = Place { file, text };

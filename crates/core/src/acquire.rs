@@ -234,7 +234,7 @@ impl Acquire {
         self
     }
 
-    /// Asks at most this often, then gives up with [`Error::Held`]. Does not join the queue, as with [`Acquire::unfair`].
+    /// Asks at most this many times, then gives up with [`Error::Held`]. Does not join the queue, as with [`Acquire::unfair`].
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -273,7 +273,7 @@ impl Acquire {
         self
     }
 
-    /// On behalf of an owner. If the owner has the lock already, it enters it again, with the same token.
+    /// Takes the lock on behalf of an owner. If the owner holds the lock already, it enters it again, with the same token.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -309,8 +309,8 @@ impl Acquire {
         self
     }
 
-    /// Whether the client renews the lease by itself (the default). If not, it ends after the ttl, of which waiting uses up
-    /// nothing; see also [`Guard::refresh`].
+    /// Whether the client renews the lease by itself (the default). If not, the lease ends after the ttl. The time of waiting
+    /// does not count. See also [`Guard::refresh`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -348,9 +348,9 @@ impl Acquire {
         self
     }
 
-    /// Others get the lock after this time from its grant at the earliest, also if it is released before: for a job that
-    /// many machines start at about the same time and that is to run once per period. Choose it longer than their clocks
-    /// are apart, and shorter than the period.
+    /// Keeps the lock taken for this time from its grant, also if it is released before: for a job that many machines start at
+    /// about the same time and that is to run once per period. Choose it longer than their clocks are apart, and shorter than
+    /// the period.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -373,11 +373,11 @@ impl Acquire {
     /// # }
     /// ```
     ///
-    /// No process stays for that: the store keeps the lock by its lease, also if the holder is killed. A release or drop
-    /// before the time is over ends the guard and leaves a lease for what is left. The lock is still shown with its holder
-    /// then, [`Client::check`](crate::Client::check) says yes to its sequencer, and
-    /// [`Client::evict`](crate::Client::evict) frees it. Nobody else of this process is handed the lock, nor is its owner:
-    /// a later request waits like any other. Of an owner that enters a lock again, the first request counts.
+    /// No process stays for that: the store keeps the lock by its lease, also if the holder is killed. A release or drop before
+    /// the time is over ends the guard and leaves a lease for what is left. The lock is still shown with its holder then,
+    /// [`Client::check`](crate::Client::check) says yes to its sequencer, and [`Client::evict`](crate::Client::evict) frees it.
+    /// The lock is handed neither to another task of this process nor to its owner: a later request waits like any other. If an
+    /// owner enters a lock again, its first request counts.
     ///
     /// A request that is dropped or times out before its guard is there is undone at once. A lock that was force-released
     /// is free at once.
@@ -392,9 +392,9 @@ impl Acquire {
         self
     }
 
-    /// Renews only while `check` says yes. It is asked before each renewal, at a third of the ttl, and after a no again
-    /// and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its validity, hears
-    /// of it, and the lock is given back (its lock-delay runs) although its guard is still there.
+    /// Renews only while `check` says yes. The client calls it before each renewal, at a third of the ttl, and after a no again
+    /// and again while the validity lasts. A holder that stays unhealthy loses the lock at the end of its validity, hears of
+    /// it, and the lock is given back (its lock-delay runs) although its guard is still there.
     ///
     /// The check must answer at once: all renewals wait for it. A panic in it counts as a no. See
     /// [`Heartbeat`](crate::Heartbeat) for a check that wants signs of life. It changes nothing for a hold that was joined.

@@ -1,4 +1,4 @@
-//! Several locks as one: taken in one order by everybody, all of them or none, by one deadline, in one guard.
+//! Several locks as one: all clients take them in the same order, all of them or none, by one deadline, in one guard.
 
 use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
@@ -19,9 +19,9 @@ type Change = Arc<dyn Fn(Acquire) -> Acquire + Send + Sync>;
 
 /// A request for several locks, made by [`Client::lock_all`] or [`Client::try_lock_all`]. Await it.
 ///
-/// The locks are taken one after the other in the order of their names, which is the same for everybody, so that two who
-/// want the same locks never wait for each other in a circle. (Somebody who holds a lock already and then wants others by
-/// `lock_all` is outside that order.) A name that was given twice is one lock.
+/// The locks are taken one after the other in the order of their names. So two requests for the same locks never wait for each
+/// other in a circle. (A task that holds a lock already and then asks for others by `lock_all` is outside that order.) A name
+/// that was given twice is one lock.
 ///
 /// # Cancel safety
 /// The future may be dropped at any time: what was taken is released in the background, and no place in the queue is left.
@@ -48,7 +48,7 @@ pub struct AcquireAll {
 }
 
 impl Client {
-    /// A request for several locks that waits, for ever if need be. See [`AcquireAll::timeout`].
+    /// A request for several locks that waits without limit. See [`AcquireAll::timeout`].
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -65,7 +65,7 @@ impl Client {
         AcquireAll::new(self, names, true)
     }
 
-    /// A request for several locks that does not wait: [`Error::Held`] with the name of one that somebody has.
+    /// A request for several locks that does not wait: [`Error::Held`] with the name of one that somebody else holds.
     ///
     /// ```
     /// # use fencelock_core::*;

@@ -272,7 +272,7 @@ impl Client {
         }
     }
 
-    /// A request for a lock that waits, for ever if need be, also while the store does not answer. See
+    /// A request for a lock. It waits without limit until the lock is granted, also while the store does not answer. See
     /// [`Acquire::timeout`].
     ///
     /// ```
@@ -336,7 +336,7 @@ impl Client {
         self.lock(name).with(body).await
     }
 
-    /// A new owner: what it holds it may enter again, and a child process may join it.
+    /// A new owner. It may enter a lock again that it holds, and a child process may join it.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -355,11 +355,12 @@ impl Client {
         Owner::fresh(&self.state.settings.who, self.state.ids.next())
     }
 
-    /// A new owner within that of an outer process, from its text (`FENCELOCK_OWNER`). What that owner holds, or one around
-    /// it, is joined, not taken: it is never renewed or released from here. What else is locked is the new owner's alone.
+    /// A new owner within the owner of an outer process, from that owner's text (`FENCELOCK_OWNER`). A lock that the outer
+    /// owner holds, or an owner around it, is joined: this process never renews or releases it. Every other lock is the new
+    /// owner's alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the text is no owner's, or locks stand within locks some twenty deep.
+    /// [`Error::Invalid`] if the text is not that of an owner, or owners are nested some twenty deep.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -412,7 +413,8 @@ impl Client {
             .await
     }
 
-    /// The lock once its highest token is another than `seen` (`None`: it was free).
+    /// Waits until the highest token of the lock is another than `seen` (`None`: the lock was free), and returns the lock as it
+    /// is then.
     ///
     /// # Errors
     /// As [`Client::look`].
@@ -471,9 +473,9 @@ impl Client {
         Ok(found)
     }
 
-    /// Takes a lock from its holder, or asks for it; only the holder with this very token is meant. `false` if it does
-    /// not hold. Where tasks of one process hand a lock on, the store has their tokens as those of one grant: then the task
-    /// that has the lock by now is meant.
+    /// Takes a lock from the holder with this token, or asks that holder to release it. Returns `false` if no holder has this
+    /// token. If tasks of one process hand a lock on, the store has their tokens as those of one grant: then the call concerns
+    /// the task that has the lock by now.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name, [`Error::Unavailable`] if the store does not answer, [`Error::Unsupported`] if
@@ -501,8 +503,8 @@ impl Client {
         self.state.background.carry(evict).await
     }
 
-    /// Whether that very grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay
-    /// is no longer held; but where a hold lives as long as a session ([`LeaseKind::Session`]), the store does not tell that.
+    /// Whether that very grant is held now (Chubby's `CheckSequencer`). A lock that the store only keeps for its lock-delay is
+    /// no longer held; where a hold lives as long as a session ([`LeaseKind::Session`]), the store cannot tell the difference.
     /// A lock that stays taken after its release ([`Acquire::at_least`]) counts as held.
     ///
     /// # Errors
@@ -614,11 +616,11 @@ impl Client {
         self.state.engine.to_string()
     }
 
-    /// Ends the client, all clones of it: requests end with [`Error::Closed`], holds are lost to their guards and released,
-    /// and background work is waited for, for 4 s at most.
+    /// Ends the client and all its clones: requests end with [`Error::Closed`], guards report a loss, and all holds are
+    /// released. Waits for background work for 4 s at most.
     ///
     /// # Errors
-    /// What the engine says of closing its connections.
+    /// Those of closing the engine's connections.
     ///
     /// # Cancel safety
     /// May be dropped and called again; the client is closed from the first call on.

@@ -121,8 +121,8 @@ impl Client {
 }
 
 impl Election {
-    /// A request to lead, which waits until all who campaigned before have had their turn, where the store keeps a line.
-    /// `value` is for those who look at the leader: at most 255 bytes, no control characters.
+    /// A request to lead. Where the store keeps an order, it waits until all earlier candidates have had their turn. `value` is
+    /// for those who look at the leader: at most 255 bytes, no control characters.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -165,7 +165,7 @@ impl Election {
         Ok(leader_of(self.client.look(&self.name).await?))
     }
 
-    /// Every leader from now on, the present one first; some that led for a moment only may be left out.
+    /// Every leader from now on, the present one first. A leader that led only for a moment may be left out.
     ///
     /// ```
     /// # use fencelock_core::*;
@@ -266,8 +266,8 @@ impl Deref for Leadership {
 }
 
 impl Leaders {
-    /// The next leader, or `None` once nobody leads. The first call tells at once who leads now. Tokens of leaders told
-    /// strictly increase, unless the store lost its memory.
+    /// The next leader, or `None` once nobody leads. The first call tells at once who leads now. The tokens of the leaders that
+    /// it returns strictly increase, unless the store lost its memory.
     ///
     /// # Errors
     /// As [`Client::look`]; call again.

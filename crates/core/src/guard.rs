@@ -1,4 +1,4 @@
-//! What a holder has in hand.
+//! The guard: a lock that is held.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -164,7 +164,7 @@ impl Guard {
         self.hold().valid_until()
     }
 
-    /// Returns the new end of validity once it has changed.
+    /// Waits until the end of the validity has changed, and returns the new one.
     ///
     /// # Cancel safety
     /// May be dropped. A change between two calls is missed; read [`Guard::valid_until`] first.
@@ -187,8 +187,8 @@ impl Guard {
         self.hold().until(changed).await
     }
 
-    /// Returns the reason once the grant may no longer be trusted; at once if that is so already, also where this
-    /// client's own tasks had no time to run.
+    /// Returns the reason when the grant may no longer be trusted. Returns at once if that is so already, even if this client's
+    /// own tasks had no time to run.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -328,8 +328,8 @@ impl Guard {
     /// [`Client::check`](crate::Client::check) says yes to it while the lock is held.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the grant is no longer valid; [`Error::Unavailable`] if the store had to be told the token and
-    /// did not answer.
+    /// [`Error::Lost`] if the grant is no longer valid; [`Error::Unavailable`] if the store did not know the token yet and did
+    /// not answer.
     ///
     /// # Cancel safety
     /// May be dropped: the request goes on in the background.
@@ -364,8 +364,8 @@ impl Guard {
 
     /// Renews now, for `ttl` from now on; later renewals keep the client's own ttl.
     ///
-    /// A renewal that had no answer may still arrive. So from then on no renewal of this hold is believed for longer than
-    /// that one asked for; [`Guard::remaining`] tells.
+    /// A renewal without an answer may still arrive. So from then on the client believes in no renewal of this hold for longer
+    /// than that one asked for; see [`Guard::remaining`].
     ///
     /// # Errors
     /// [`Error::Invalid`] for a ttl that the store does not take, [`Error::Lost`] if the lock is held no more,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::types::{BootInstant, Clock};
 
-/// A sign of life that work gives now and then, for [`Acquire::healthy`](crate::Acquire::healthy): a lock whose work has given
-/// none for too long is not renewed. Cheap to clone; all clones are one heart.
+/// Signs of life for [`Acquire::healthy`](crate::Acquire::healthy). If the work under a lock has given none for too long, the
+/// lock is not renewed. Cheap to clone; all clones share their signs of life.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// A heart that must beat again within `most`, from now on.
+    /// A heartbeat that must come again within `most`, from now on.
     #[must_use]
     pub fn every(most: Duration) -> Self {
         let last = Arc::new(AtomicU64::new(Clock::Boot.now().as_nanos()));

@@ -1,4 +1,4 @@
-//! A lock that several hold at a time.
+//! A lock that several holders have at a time.
 
 use std::num::NonZeroU32;
 

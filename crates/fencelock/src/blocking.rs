@@ -44,7 +44,7 @@ pub struct Client {
     runtime: Arc<Ended>,
 }
 
-/// A runtime that is ended without waiting, so that a guard may be dropped anywhere.
+/// A runtime that ends without waiting, so that a guard may be dropped anywhere.
 struct Ended(Option<Runtime>);
 
 impl Ended {
@@ -75,7 +75,7 @@ impl Drop for Ended {
 /// ```
 ///
 /// # Errors
-/// As there, and [`Error::Internal`] if no thread can be started.
+/// As [`connect`](fn@crate::connect), and [`Error::Internal`] if no thread can be started.
 pub fn connect(store: impl Into<Store>) -> Result<Client> {
     connect_for(store, Purpose::default())
 }
@@ -405,7 +405,7 @@ impl Acquire {
         self.set(|request| request.label(label))
     }
 
-    /// On behalf of an owner.
+    /// Takes the lock on behalf of an owner.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -547,7 +547,7 @@ impl Guard {
         self.runtime.block_on(self.guard.sequencer())?
     }
 
-    /// Waits for the loss of the lock, at most for `patience`; the reason if it came.
+    /// Waits for the loss of the lock, at most for `patience`. Returns the reason if the lock was lost.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -35,21 +35,21 @@ impl Config {
     /// The environment variable that names the file.
     pub const VARIABLE: &'static str = fencelock_config::VARIABLE;
 
-    /// The file of this machine, where the environment names none.
+    /// The file that is read if the environment names none.
     pub const DEFAULT_PATH: &'static str = fencelock_config::DEFAULT_PATH;
 
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config), which names the file and the line: it cannot be read, or says something
-    /// that is not known.
+    /// [`Error::Config`](crate::Error::Config), which names the file and the line, if the file cannot be read or has an unknown
+    /// key.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let stores = Stores::load(path)?;
         Ok(Self { stores })
     }
 
-    /// Reads the file that `$FENCELOCK_CONFIG` names, else `/etc/fencelock/fencelock.toml`. The working directory is never
-    /// looked into.
+    /// Reads the file that `$FENCELOCK_CONFIG` names, else `/etc/fencelock/fencelock.toml`. It never looks in the working
+    /// directory.
     ///
     /// ```no_run
     /// let config = fencelock::Config::find()?;
@@ -102,7 +102,7 @@ impl Config {
             .purpose(fencelock_config::name_of(name).unwrap_or(name))
     }
 
-    /// The URL of a store; an `@` before the name may stay. It has no password, since the file has none. A set comes to a URL
+    /// The URL of a store; an `@` before the name may stay. It has no password, since the file has none. For a set it is a URL
     /// `shards:`.
     ///
     /// ```
@@ -118,7 +118,7 @@ impl Config {
         self.stores.url(name)
     }
 
-    /// A store, to be opened. What is wrong with it is said then.
+    /// A store that is not open yet. Opening it reports what is wrong with it.
     ///
     /// ```
     /// # use fencelock::Config;

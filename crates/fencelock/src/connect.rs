@@ -12,7 +12,7 @@ use fencelock_core::{Client, Engine, LockName, Observer, Purpose, Result};
 use crate::store::Store;
 use crate::to_open::ToOpen;
 
-/// Opens a store, which a URL or typed options name; await the result.
+/// Opens the store of a URL or of typed options; await the result.
 ///
 /// The options are those of `redis`, `redlock`, `sqlite`, `mysql`, `postgres`, `zookeeper`, `etcd` and `http`, the modules of
 /// the features that are on:
@@ -74,16 +74,15 @@ pub async fn open_engine(store: impl Into<Store> + Send) -> Result<Arc<dyn Engin
 }
 
 /// Writes the record of each store of a [`ShardSet`](crate::ShardSet) or of a URL `shards:`, for a new set: before the first
-/// lock is taken, and again when a store promises less than it did. What was interrupted is finished by the next call. All
-/// stores must answer, and no program uses the set meanwhile.
+/// lock is taken, and again when a store promises less than it did. If a call is interrupted, the next one finishes its work.
+/// All stores must answer, and no program may use the set meanwhile.
 ///
 /// # Errors
 /// [`Error::Config`](crate::Error::Config) if it is no set, or a store has the record of another shard or set;
-/// [`Error::Unsupported`](crate::Error::Unsupported) if a store
-/// keeps no record; and what opening the stores meets.
+/// [`Error::Unsupported`](crate::Error::Unsupported) if a store keeps no record; and those of opening the stores.
 ///
 /// # Cancel safety
-/// May be dropped: some of the stores may have their records then.
+/// May be dropped. Some of the stores may have their records by then.
 #[cfg(feature = "composite")]
 pub async fn init(store: impl Into<Store> + Send) -> Result<()> {
     store.into().0?.init().await
@@ -103,7 +102,7 @@ type NameClass = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 
 type Layer = Box<dyn FnOnce(Arc<dyn Engine>) -> Arc<dyn Engine> + Send>;
 
-/// A client to be: settings, then `.await`.
+/// A client that is not open yet: change its settings, then `.await` it.
 ///
 /// # Errors
 /// [`Error::Config`](crate::Error::Config) for a URL or an option that cannot be used,
@@ -136,8 +135,8 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// What the locks are for; see [`Client::warnings`]. By default what the configuration file says of a store with a name,
-    /// else efficiency.
+    /// What the locks are for; see [`Client::warnings`]. By default the purpose that the configuration file gives a store with
+    /// a name, else efficiency.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -1,6 +1,6 @@
-//! The tables of the SQL stores, for those whose users may not make them.
+//! The tables of the SQL stores, for users who may not create them.
 
-/// The kinds of database of which [`schema`] knows the statements in this build.
+/// The kinds of database for which this build has a [`schema`].
 ///
 /// ```
 /// for kind in fencelock::schemas() {
@@ -17,8 +17,8 @@ pub fn schemas() -> Vec<&'static str> {
     ]
 }
 
-/// The statements that make a store's tables in a database of this kind (`postgres`, `mysql`), to be run by somebody who
-/// may; `None` if this build knows none. Where the store's user may make them, it does so by itself.
+/// The statements that create a store's tables in a database of this kind (`postgres`, `mysql`), for an administrator to run;
+/// `None` if this build has none. If the store's user may create tables, fencelock does so by itself.
 ///
 /// ```
 /// if let Some(statements) = fencelock::schema("postgres") {

@@ -120,8 +120,8 @@ impl ShardSet {
         self
     }
 
-    /// Whether requests for the names of a shard fail at once while it is away, as by
-    /// [`Breaker`](fencelock_core::layers::Breaker): yes, by default. In a URL: `breaker`.
+    /// Whether requests for the names of a shard fail at once while it is away, by a
+    /// [`Breaker`](fencelock_core::layers::Breaker). Yes by default. In a URL: `breaker`.
     pub fn breaker(mut self, breaker: bool) -> Self {
         self.breaker = breaker;
         self

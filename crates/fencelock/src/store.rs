@@ -32,7 +32,7 @@ impl From<&str> for Store {
 }
 
 impl Store {
-    /// Whether the options can be used: they are read, and so are the files and variables that they name. Nothing is sent.
+    /// Checks the options: reads them, and the files and variables that they name. Sends nothing.
     ///
     /// ```
     /// use fencelock::Store;
@@ -192,8 +192,8 @@ fn not_built(url: &StoreUrl, feature: &str) -> fencelock_core::Error {
 
 #[cfg(feature = "composite")]
 impl crate::shards::ShardSet {
-    /// Adds a shard: its id, its weight (a whole number from 1 to 100), and its store, which is opened when it is first
-    /// needed. What is wrong with them is said when the set is opened.
+    /// Adds a shard: its id, its weight (a whole number from 1 to 100), and its store, which is opened when it is first needed.
+    /// Opening the set reports what is wrong with them.
     pub fn shard(self, id: impl Into<String>, weight: u8, store: impl Into<Store>) -> Self {
         self.add(id.into(), weight, store.into().0)
     }

@@ -1,4 +1,4 @@
-//! The simple mode, for curl, PHP and cron: one request takes, waiting included (`POST /v1/claims`).
+//! The simple mode, for curl, PHP and cron: one request takes a lock, and waits for it (`POST /v1/claims`).
 
 use std::num::NonZeroU32;
 

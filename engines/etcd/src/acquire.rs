@@ -1,6 +1,6 @@
 //! Acquiring: a claim takes the lock, or a place in the queue.
 //!
-//! An uncontended lock takes one small transaction. A lock that was found taken recently is queued for at once.
+//! An uncontended lock takes one small transaction. A claim on a lock that was contended recently joins the queue at once.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! The cluster, through one of its members: found, kept while it answers, and replaced when it does not.
+//! The cluster, through one of its members. The client finds a member, keeps it while it answers, and then looks for another
+//! one.
 //!
-//! One member at a time, the first that answers and has a leader. A channel balanced over all members would send every
+//! It uses one member at a time, the first that answers and has a leader. A channel balanced over all members would send every
 //! third request to the one that is cut off.
 
 use std::sync::Arc;

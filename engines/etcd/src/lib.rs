@@ -22,9 +22,9 @@
 //! layout has exclusive mode only, its tokens are bare create revisions, and, as in Go, a holder of `a/b` blocks `a`.
 //!
 //! # Tokens
-//! A token is the create revision of the claim's key times 16, plus the token base: the time in microseconds at which the
-//! store was first used, less what was counted by then. Tokens therefore keep increasing if the cluster is built anew or a
-//! snapshot is restored. A grant carries up to 15 tokens; the 16th is for a hold that is downgraded to shared.
+//! A token is the create revision of the claim's key times 16, plus the token base. Clients raise the base until the next token
+//! is at least the time in microseconds (see the module `token_base`). Tokens therefore keep increasing if the cluster is built
+//! anew or a snapshot is restored. A grant carries up to 15 tokens; the 16th is for a hold that is downgraded to shared.
 //!
 //! # Least rights
 //! etcd 3.4 or later. With authentication enabled, a user needs `readwrite` on the prefix `fencelock/`; with

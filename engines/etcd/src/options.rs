@@ -5,7 +5,7 @@ use fencelock_core::{StoreUrl, server_setters, setters};
 
 use crate::layout::{LAYOUTS, Layout};
 
-/// Where the cluster is, and how to use it: what a URL says, in types.
+/// Where the cluster is, and how to use it: the options of a URL, with types.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::layout::{LAYOUTS, Layout};
 /// # }
 /// ```
 ///
-/// What makes no sense is refused when the store is opened.
+/// Opening the store refuses options that make no sense.
 ///
 /// # Own options of the driver
 /// From `etcd_client::ConnectOptions` fencelock takes credentials, TLS and all else, and makes connections of its own. It

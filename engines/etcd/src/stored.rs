@@ -1,5 +1,5 @@
-//! The value of a claim's key: how it is written and read. It is JSON, for people with `etcdctl get`. What is read is never
-//! trusted.
+//! The value of a claim's key: how it is written and read. It is JSON, for people with `etcdctl get`. The client never trusts
+//! what it reads.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

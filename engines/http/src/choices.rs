@@ -1,4 +1,4 @@
-//! The options that are one of some words.
+//! The options that take one of several words.
 
 /// Which replica a request goes to. One that did not answer is left out for a while in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What this client knows of a claim that waits, or of which a request had no answer. Other claims have no entry, except
+//! What this client knows of a claim that waits, or that has a request without an answer. Other claims have no entry, except
 //! where claims belong to a replica: there each has one until it is withdrawn.
 
 use std::collections::HashMap;

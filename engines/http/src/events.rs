@@ -1,4 +1,4 @@
-//! What the service tells unasked: server-sent events about this client's claims, from each replica.
+//! What the service reports by itself: server-sent events about this client's claims, from each replica.
 //!
 //! They are hints. A hold is lost when its validity ends or a renewal says so, also if no event ever comes.
 

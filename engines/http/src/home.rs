@@ -1,7 +1,7 @@
 //! On a store whose claims belong to a replica: which replica has which claim.
 //!
-//! A claim lives at the replica that was asked for it first, and every request about it names that replica by its id. A
-//! replica that was restarted has another id, and so has another one behind the same balancer: both refuse the request.
+//! A claim lives at the replica that was asked for it first, and every request about it names that replica by its id. A replica
+//! that was restarted has another id, and another replica behind the same balancer has one, too: both refuse the request.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Locks through the lock service (`fencelock serve`): the HTTP API of its replicas as an engine.
 //!
-//! The store behind the service keeps the locks, and, on most stores, any replica serves any request. The client alone believes,
-//! by its own clock, and renews.
+//! The store behind the service keeps the locks, and, on most stores, any replica serves any request. Only the client renews a
+//! hold, and only the client decides how long it believes in it, by its own clock.
 //!
 //! * A claim is its id, which commits to a secret key of this client (`Fencelock-Key`). So nobody else speaks for it, and no
 //!   replica has stored anything about it.

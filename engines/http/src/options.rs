@@ -4,7 +4,7 @@ use fencelock_core::{StoreUrl, setters};
 
 use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 
-/// Where the lock service is, and how to use it: what a URL says, in types.
+/// Where the lock service is, and how to use it: the options of a URL, with types.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::choices::{IDENTITIES, Identity, SPREADS, Spread};
 /// # }
 /// ```
 ///
-/// What makes no sense is refused when the store is opened.
+/// Opening the store refuses options that make no sense.
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
@@ -71,7 +71,7 @@ impl Options {
         tls_key(path) "tls-key";
         /// How long a connection to a replica may take; 1 s by default.
         connect_timeout(duration) "connect-timeout";
-        /// How long one answer may take, beside the time that it was asked to wait; 2 s by default.
+        /// How long one answer may take, beside the time that the request waits for the lock; 2 s by default.
         response_timeout(duration) "response-timeout";
         /// Which replica a request goes to; by default [`Spread::Claim`].
         spread(choice Spread in SPREADS) "spread";

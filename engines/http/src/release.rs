@@ -1,4 +1,4 @@
-//! To release, to leave the queue, and to undo what had no answer: `POST /v1/claims/{id}/release`.
+//! To release, to leave the queue, and to undo a request without an answer: `POST /v1/claims/{id}/release`.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -23,7 +23,7 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
     ("get-lock", Strategy::GetLock),
 ];
 
-/// Where the database is, and how locks are kept in it: what a URL says, in types.
+/// Where the database is, and how locks are kept in it: the options of a URL, with types.
 ///
 /// ```no_run
 /// use fencelock_mysql::{Options, Strategy};
@@ -39,7 +39,7 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
 /// # }
 /// ```
 ///
-/// What makes no sense is refused when the store is opened.
+/// Opening the store refuses options that make no sense.
 ///
 /// # Own options of the driver
 /// From `mysql_async::Opts` fencelock takes address, database, credentials, TLS and all else, and makes connections of its
@@ -47,7 +47,7 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 3] = [
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
-    /// A program's own options of the driver, one per host.
+    /// A program's own options of the driver, one for each host.
     pub(crate) own: Vec<Opts>,
 }
 
@@ -91,8 +91,8 @@ impl Options {
         response_timeout(duration) "response-timeout";
         /// What the names of the tables begin with: at most 48 letters, digits and `_`; `fencelock` by default.
         table(text) "table";
-        /// The most connections of one client: at least 2, 8 by default. For the strategies but `Lease` how many claims may
-        /// hold or wait in the database at once: at least 1, 32 by default.
+        /// The most connections of one client: at least 2, 8 by default. For the other strategies: how many claims may hold or
+        /// wait in the database at once, at least 1, 32 by default.
         max_connections(number) "max-connections";
     }
 }

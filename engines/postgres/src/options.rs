@@ -24,7 +24,7 @@ pub(crate) const DEFAULT_PORT: u16 = 5432;
 pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
     [("lease", Strategy::Lease), ("advisory", Strategy::Advisory)];
 
-/// Where the database is, and how locks are kept in it: what a URL says, in types.
+/// Where the database is, and how locks are kept in it: the options of a URL, with types.
 ///
 /// ```no_run
 /// use fencelock_postgres::Options;
@@ -40,7 +40,7 @@ pub(crate) const STRATEGIES: [(&str, Strategy); 2] =
 /// # }
 /// ```
 ///
-/// What makes no sense is refused when the store is opened.
+/// Opening the store refuses options that make no sense.
 ///
 /// # Own configurations of the driver
 /// From a `tokio_postgres::Config` fencelock takes address, database, credentials and all else, and makes connections of its
@@ -51,7 +51,7 @@ pub struct Options {
     pub(crate) own: Own,
 }
 
-/// What a program brings itself.
+/// What a program configures itself.
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     /// One per host.
@@ -123,8 +123,8 @@ impl Options {
         tls(choice Mode in MODES) "tls";
         /// How long one answer, and each later connection, may take; 2 s by default.
         response_timeout(duration) "response-timeout";
-        /// The most connections of one client, beside one that listens: at least 2, 8 by default. For
-        /// [`Strategy::Advisory`] how many claims may hold or wait in the database at once: at least 1, 32 by default.
+        /// The most connections of one client, beside one that listens: at least 2, 8 by default. For [`Strategy::Advisory`]:
+        /// how many claims may hold or wait in the database at once, at least 1, 32 by default.
         max_connections(number) "max-connections";
     }
 }

@@ -6,7 +6,7 @@ use fencelock_core::{StoreUrl, server_setters, setters};
 
 use crate::client::{encrypt, socket_url, url_of};
 
-/// Where Redis or Valkey is, and how to use it: what a URL says, in types.
+/// Where Redis or Valkey is, and how to use it: the options of a URL, with types.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::client::{encrypt, socket_url, url_of};
 /// # }
 /// ```
 ///
-/// A host is `HOST` or `HOST:PORT`. What makes no sense is refused when the store is opened.
+/// A host is `HOST` or `HOST:PORT`. Opening the store refuses options that make no sense.
 ///
 /// # Own clients
 /// From a `redis::Client` fencelock takes address, credentials and TLS, and makes connections of its own. It takes no
@@ -29,7 +29,7 @@ use crate::client::{encrypt, socket_url, url_of};
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,
-    /// A program's own clients: one; or of a Cluster, some; or of a master, and then of its Sentinels.
+    /// A program's own clients: of one server; of some nodes of a Cluster; or of a master and then of its Sentinels.
     pub(crate) own: Vec<redis::Client>,
 }
 
@@ -120,8 +120,8 @@ impl Options {
         self
     }
 
-    /// Sentinel and Cluster: pairs of the address (`HOST:PORT`) that they tell and the one to use instead. By default none.
-    /// In a URL: `address-map`.
+    /// Sentinel and Cluster: pairs of an address (`HOST:PORT`) that the servers report and the address to use instead. By
+    /// default none. In a URL: `address-map`.
     #[must_use]
     pub fn address_map<T: Into<String>>(mut self, pairs: impl IntoIterator<Item = (T, T)>) -> Self {
         let pairs = pairs.into_iter();
@@ -138,7 +138,8 @@ impl Options {
         response_timeout(duration) "response-timeout";
         /// How long a lock that was handed over waits for a sign of life of its new holder: at least 50 ms, 2 s by default.
         claim_window(duration) "claim-window";
-        /// For how long nothing is granted after a restart of the server: the longest ttl + lock-delay in use. By default 0.
+        /// For how long nothing is granted after a restart of the server. Set it to the longest ttl + lock-delay in use. By
+        /// default 0.
         restart_delay(duration) "restart-delay";
         /// How many replicas must have a grant or a renewal before it counts; 0 by default.
         replicas(number) "replicas";

@@ -1,8 +1,8 @@
-//! Whether a server's settings survive its next start: those of `CONFIG SET` do not.
+//! Whether a server's settings last over its next start. Those of `CONFIG SET` do not.
 //!
-//! A server tells which settings it has, not where they come from. It counts its commands, though: without a `CONFIG SET`
-//! since the start, the next start finds the same settings. Whether the last `CONFIG SET` or the last `CONFIG REWRITE` came
-//! later it does not tell; a `CONFIG REWRITE` is believed.
+//! A server tells which settings it has, not where they come from. It counts its commands, though: without a `CONFIG SET` since
+//! the start, the next start finds the same settings. It does not tell whether the last `CONFIG SET` or the last
+//! `CONFIG REWRITE` came later; the engine believes a `CONFIG REWRITE`.
 
 use crate::server::ServerInfo;
 

@@ -1,4 +1,4 @@
-//! Claims of which a request to place them had no reply: it may still take effect.
+//! Claims for which a request to place them had no reply. The request may still take effect.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

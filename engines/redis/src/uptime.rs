@@ -1,5 +1,5 @@
-//! For how long a server process has run at least. Its reported uptime does not tell: it follows the server's clock, which
-//! may be set right after the start. What counts is since when clients have seen the process, by the boot clocks of their
+//! How long a server process has run at least. Its reported uptime does not count, because it follows the server's clock, which
+//! may be set right after the start. Two times count: how long clients have seen the process, by the boot clocks of their
 //! machines, and how much processor time it has used. The server remembers both, so that a new client need not wait for a
 //! server that has run for long.
 

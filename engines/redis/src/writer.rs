@@ -1,5 +1,5 @@
-//! Connections to write a grant or a renewal over and to wait on for replicas. `WAIT` blocks a connection, so each has one of
-//! its own meanwhile.
+//! Connections on which a grant or a renewal is written, and which then wait for the replicas. `WAIT` blocks a connection, so
+//! each grant or renewal has a connection of its own meanwhile.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The name of the file, of which there must be one.
+//! The name of the file. The file must have only one.
 //!
 //! SQLite keeps two more files beside the file, `-wal` and `-shm`, under the name by which it was opened. Processes that
 //! open one file by two names do not see each other's locks, so two could hold. A file with a second name, or mounted by

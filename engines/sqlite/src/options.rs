@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fencelock_core::{StoreUrl, setters};
 
-/// Which file, and how to use it: what a URL says, in types.
+/// Which file, and how to use it: the options of a URL, with types.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,7 +47,7 @@ impl Options {
     setters! {
         /// How long opening waits for processes that have the file locked; 5 s by default.
         connect_timeout(duration) "connect-timeout";
-        /// How long each call waits for them; 5 s by default.
+        /// How long each call waits for such processes; 5 s by default.
         response_timeout(duration) "response-timeout";
         /// Text that is put before every name in the store, and is not shown. By default none.
         prefix(text) "prefix";

@@ -1,4 +1,4 @@
-//! Reading the file without the right to write it, and without a trace. Each read opens the file and closes it.
+//! Reading the file without the right to write it, and without writing anything. Each read opens the file and closes it.
 //!
 //! SQLite reads a file with a write-ahead log through the `-wal` and `-shm` beside it. They are there while a process uses
 //! the file, and SQLite creates them if they are missing. This module only reads them. Where they are missing, nobody uses

@@ -3,7 +3,7 @@
 use fencelock_core::{StoreUrl, server_setters, setters};
 use zookeeper_client::Connector;
 
-/// Where the servers are, and how to use them: what a URL says, in types.
+/// Where the servers are, and how to use them: the options of a URL, with types.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -21,11 +21,11 @@ use zookeeper_client::Connector;
 /// ```
 ///
 /// The user is one of the scheme `digest`. A file of `tls_ca`, `tls_cert` or `tls_key` means TLS to all servers (feature
-/// `tls`). What makes no sense is refused when the store is opened.
+/// `tls`). Opening the store refuses options that make no sense.
 ///
 /// # Own connectors
 /// From a `zookeeper_client::Connector` fencelock takes credentials and TLS, and makes sessions of its own. It takes no open
-/// client: its session has another timeout than locks need, and ends with all that the program keeps in it.
+/// client, whose session has another timeout than locks need, and whose end takes away all that the program keeps in it.
 #[derive(Clone)]
 pub struct Options {
     pub(crate) url: StoreUrl,

@@ -224,8 +224,8 @@ async fn draining_asks_holders_to_go_and_ends_what_is_left() {
     assert_eq!(service.bound_claims(), 0);
 }
 
-/// Two clients of one replica. Their holds hang on the same session, which one of them keeps alive; that of the other,
-/// which is silent, ends all the same.
+/// Two clients of one replica. Their holds depend on the same session, which one of them keeps alive; that of the other, which
+/// is silent, ends all the same.
 async fn a_silent_client_loses_alone(at: &Server, ttl: u64) {
     let (alive, silent) = (Client::new(), Client::new());
     let (a, b) = (alive.claim(), silent.claim());

@@ -253,7 +253,9 @@ pub enum Rule {
     /// The fence refuses no holder.
     FenceOpen,
     /// First come, first served.
-    Line,
+    // Its name in older histories.
+    #[serde(alias = "line")]
+    Queue,
     /// A task that waits long enough without a fault is granted the lock.
     Starvation,
     /// After the last fault every lock is granted again.
@@ -275,7 +277,7 @@ impl Rule {
         Self::TokenOrder,
         Self::Fence,
         Self::FenceOpen,
-        Self::Line,
+        Self::Queue,
         Self::Starvation,
         Self::Progress,
         Self::Late,
@@ -293,7 +295,7 @@ impl Rule {
             Self::TokenOrder => "token-order",
             Self::Fence => "fence",
             Self::FenceOpen => "fence-open",
-            Self::Line => "line",
+            Self::Queue => "queue",
             Self::Starvation => "starvation",
             Self::Progress => "progress",
             Self::Late => "late",

@@ -1,4 +1,4 @@
-//! The tests' own way to `fencelock torture`, and that of docs/torture.md's table.
+//! The tests' own way to `fencelock torture`, and that of docs/torture-results.md's table.
 
 use std::process::ExitCode;
 

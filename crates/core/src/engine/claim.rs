@@ -168,9 +168,10 @@ pub enum Standing {
     Waiting(Place),
     /// Somebody else holds, and the claim was not to wait. The server keeps nothing of the claim.
     Busy,
-    /// The claim is over, and its id must not be placed again: it belonged to a process beside this one, which has ended it
-    /// or cannot be reached. It is withdrawn as every claim that was placed. Whoever still wants the lock claims it anew,
-    /// with a new id, at the end of the queue. An engine whose claims belong to its own process takes a new place by itself.
+    /// The claim is over, and its id must not be placed again. It belonged to another process (such as a replica of the lock
+    /// service), which has ended it or cannot be reached. The core withdraws it like every claim that was placed. If it still
+    /// wants the lock, it makes a new claim, with a new id, at the end of the queue. An engine whose claims belong to its own
+    /// process takes a new place by itself.
     Ended,
 }
 
@@ -223,7 +224,7 @@ pub enum Renewal {
     Lost,
     /// The claim does not hold: what its hold depended on has ended.
     Ended(LeaseKind),
-    /// No answer, or none that tells.
+    /// No answer, or one that does not decide it.
     Unknown(Error),
 }
 
@@ -239,7 +240,7 @@ impl Renewal {
     }
 }
 
-/// How to leave.
+/// How to withdraw a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
     /// In good order: the next waiter may have the lock at once.

@@ -49,7 +49,7 @@ impl fmt::Debug for EventStream {
 pub struct EventSender(mpsc::UnboundedSender<Event>);
 
 impl EventSender {
-    /// Reports an event. Nobody may listen: the engine is about to be dropped then.
+    /// Reports an event. If nobody listens, the engine is about to be dropped.
     pub fn tell(&self, event: Event) {
         let _ = self.0.send(event);
     }
@@ -82,7 +82,7 @@ impl EventSource {
         (EventSender(sender), source)
     }
 
-    /// The same, for at most so many events that wait to be heard.
+    /// The same, for at most so many events that nobody has taken yet.
     #[must_use]
     pub fn bounded(most: usize) -> (mpsc::Sender<Event>, Self) {
         let (sender, mut events) = mpsc::channel(most);

@@ -71,7 +71,7 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// What this store promises, as it was found when it was opened.
     fn promises(&self) -> &Promises;
 
-    /// The clock that this engine's instants are of.
+    /// The clock of this engine's instants.
     fn clock(&self) -> Clock {
         Clock::Boot
     }
@@ -90,9 +90,9 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
     /// Prolongs many holds in as few round trips as the engine can; one that fails does not fail the others. Answers in
     /// the order of `held`. Also records each token in the store.
     ///
-    /// Each is for one grant alone: if the store has the claim with tokens among which [`HeldClaim::token`] is not, it is
-    /// [`Renewal::Lost`], and nothing changes. The lease then is the claim's ttl from now, also if that is shorter than what
-    /// was left.
+    /// Each renewal is for one grant alone: if [`HeldClaim::token`] is not among the tokens that the store has for the claim,
+    /// the answer is [`Renewal::Lost`], and nothing changes. The lease then is the claim's ttl from now, also if that is
+    /// shorter than what was left.
     async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal>;
 
     /// Releases, leaves the queue, or undoes a call of unknown outcome. While an earlier call of this claim that had no
@@ -108,27 +108,27 @@ pub trait Engine: Debug + Display + Send + Sync + 'static {
         let _ = claim;
     }
 
-    /// The ten bytes with which the ids of this engine's claims begin, if the store prescribes them; else the client draws
-    /// its own.
+    /// The first ten bytes of the ids of this engine's claims, if the store prescribes them. Otherwise the client draws its
+    /// own.
     fn claim_ids(&self) -> Option<[u8; 10]> {
         None
     }
 
-    /// Claims of different lanes are renewed by different calls, so that a part of a store that does not answer holds up no
-    /// renewal of the others.
+    /// The lane of a name. The core renews claims of different lanes by different calls, so that a part of a store that does
+    /// not answer delays no renewal of the other parts.
     fn lane(&self, name: &LockName) -> u32 {
         let _ = name;
         0
     }
 
-    /// The store's record: what it is after `change`, which takes effect only if the version still is
-    /// [`RecordChange::from`]. The caller compares the text, not the version: a change that is
-    /// repeated after a lost reply finds itself. Linearizable, and as durable as grants are. It is no lock: no listing shows it.
+    /// Returns the store's record, after `change` if there is one. The change takes effect only if the version still is
+    /// [`RecordChange::from`]. The caller compares the text, not the version: if it repeats a change after a lost reply, it
+    /// finds its own text. Linearizable, and as durable as grants are. The record is no lock: no listing shows it.
     ///
-    /// There is one for each `scope`, which is the prefix that is before all names (`""`: none).
+    /// There is one record for each `scope`: the prefix before all names (`""`: none).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where a store has none, and what the request meets.
+    /// [`Error::Unsupported`] if the store has no record, and those of the request.
     async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
         let _ = (scope, change);
         let why = "this kind of store keeps none; a set of stores needs one in each of them";
@@ -165,8 +165,8 @@ pub trait Inspect: Send + Sync {
     /// The lock as it is now. May be dropped.
     async fn look(&self, name: &LockName) -> Result<LockView>;
 
-    /// The lock once its highest token is another than `seen` (`None`: the lock was free). By default it looks again and
-    /// again, with pauses that grow to half a second. May be dropped.
+    /// Waits until the highest token of the lock is another than `seen` (`None`: the lock was free). By default it looks again
+    /// and again, with pauses that grow to half a second. May be dropped.
     async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
         let mut pause = Duration::from_millis(20);
         loop {
@@ -183,9 +183,9 @@ pub trait Inspect: Send + Sync {
     /// have more or fewer than `limit`.
     async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>>;
 
-    /// Force-releases the lock or asks for its release, fenced: only the holder with this very token (or with this token in
-    /// its range) is meant. `false` if it does not hold. The store does not know which token of a range is in use: within a
-    /// process the lock may have been handed on since.
+    /// Force-releases the lock, or asks for its release. Only the holder with this token (or with this token in its range) is
+    /// affected; `false` if there is none. The store does not know which token of a range is in use: within a process the lock
+    /// may have been handed on since.
     async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool>;
 
     /// The hold of an owner in another process, and what a process that joins it may believe; `None` if this owner does
@@ -208,7 +208,7 @@ pub trait StoreOptions: Debug + Send + Sync + 'static {
     /// The options as a URL has them.
     fn url(&mut self) -> &mut StoreUrl;
 
-    /// Reads the options, and the files and variables that they name, as opening does first; nothing is sent.
+    /// Reads the options, and the files and variables that they name, as opening does; sends nothing.
     ///
     /// # Errors
     /// [`Error::Config`] for options that cannot be used.
@@ -219,13 +219,13 @@ pub trait StoreOptions: Debug + Send + Sync + 'static {
     /// Opens the store. May be called again after an error.
     ///
     /// # Errors
-    /// [`Error::Config`] for options that cannot be used, and what opening meets.
+    /// [`Error::Config`] for options that cannot be used, and those of the connection.
     async fn open(&self) -> Result<Arc<dyn Engine>>;
 
-    /// Writes what must stand in a store before it is opened for the first time: the records of a set of stores.
+    /// Prepares a store for its first opening: writes the records of a set of stores.
     ///
     /// # Errors
-    /// [`Error::Config`] for a store that needs nothing of the kind, and what opening meets.
+    /// [`Error::Config`] for a store that needs no preparation, and those of opening.
     async fn init(&mut self) -> Result<()> {
         let why = "it is one store, which needs no records; a set of stores is shards:?a=URL&b=URL";
         Err(self.url().refuse(why))

@@ -1,4 +1,4 @@
-//! What a store can and cannot promise, said before anyone relies on it.
+//! What a store can and cannot promise.
 
 use std::time::Duration;
 
@@ -125,8 +125,8 @@ pub struct Promises {
     pub lock_delay: bool,
     /// Whether a grant may carry a range of tokens, for hand-off inside a process.
     pub ranges: bool,
-    /// Whether another process may go on with a claim that it knows by its id: it places the claim again and gets its grant
-    /// or its place in the queue, renews it, and withdraws it.
+    /// Whether another process that knows a claim's id may go on with the claim: it may place it again (which returns its grant
+    /// or its place in the queue), renew it, and withdraw it.
     pub portable: bool,
     /// Whether the store keeps a record, which a set of stores needs ([`Engine::record`](super::Engine::record)).
     pub record: bool,
@@ -142,7 +142,7 @@ pub struct Promises {
     pub min_ttl: Duration,
     /// The longest `ttl + lock_delay`.
     pub max_ttl: Duration,
-    /// The shortest time for which the store keeps a grant that it made to a waiter and that the waiter has not confirmed.
+    /// The shortest time for which the store keeps a grant that a waiter got and has not confirmed.
     pub claim_window: Duration,
     /// The ways in which this store, as it was found, could grant a lock twice; empty if none is known.
     pub limits: Vec<Finding>,
@@ -172,8 +172,8 @@ impl Promises {
         }
     }
 
-    /// The same with all that the contract knows: waiters in the order in which they came, shared mode, permits, a lock-delay,
-    /// ranges of tokens, and claims with which another process may go on.
+    /// The same with everything that the contract has: first come, first served, shared mode, permits, a lock-delay, ranges of
+    /// tokens, and claims with which another process may go on.
     #[must_use]
     pub fn full(engine: &'static str, clock: &'static str) -> Self {
         Self {

@@ -1,8 +1,8 @@
-//! What of a store's URL may be shown: nothing that stands before an `@`, and no option.
+//! Which part of a store's URL may be shown: nothing before an `@`, and no option.
 //!
-//! A person who writes a `/`, `?` or `@` of a password as it is, or forgets the slashes before the hosts, makes the password a
-//! path, an option or a host. So every part before the last `@` may be a password, whatever it looks like. Where such a
-//! part would have to be a path, an option or a host, the URL is refused before anybody can quote the part.
+//! If a person does not encode a `/`, `?` or `@` of a password, or forgets the slashes before the hosts, then parsing takes the
+//! password for a path, an option or a host. So every part before the last `@` may be a password, whatever it looks like. Where
+//! such a part would have to be a path, an option or a host, the URL is refused before anybody can quote the part.
 
 /// What to do about an `@` behind the hosts.
 pub(crate) const AMBIGUOUS: &str = "an @ stands in it where no user and password can be; write SCHEME://USER:PASSWORD@HOST, and in user, \
@@ -47,7 +47,7 @@ pub(crate) fn is_plain_host(host: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-/// Whether an `@` stands where what is before it could be a password and would be taken for something else.
+/// Whether the text before an `@` could be a password that parsing would take for something else.
 pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
     let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (hosts, path) = match before.strip_prefix("//") {

@@ -45,9 +45,9 @@ pub struct StoreUrl {
     /// Whether the store is opened to look at it only: nothing is taken through this connection. Then opening writes nothing,
     /// and needs no right to write and no server that takes writes.
     pub inspect_only: bool,
-    /// Whether a store that is made of others opens only those that a call needs.
+    /// Whether a set of stores opens only the stores that a call needs.
     pub as_needed: bool,
-    /// What the locks there are for, if whoever named the store said so.
+    /// What the locks in this store are for, if the program or the configuration file says so.
     pub purpose: Option<Purpose>,
     /// After the hosts, without the slash that begins it; without `//`, everything after the scheme. Percent-decoded.
     pub path: String,
@@ -445,7 +445,7 @@ impl StoreUrl {
         Ok(hosts)
     }
 
-    /// Ends the reading: whatever was not taken is refused.
+    /// Ends the reading: refuses every option that was not taken.
     ///
     /// # Errors
     /// [`Error::Config`] naming an unknown option and those that are known, or a password that has no place here.

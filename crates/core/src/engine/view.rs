@@ -133,7 +133,7 @@ pub struct HolderView {
 }
 
 impl HolderView {
-    /// A holder of which no more is known.
+    /// A holder with nothing else known about it.
     #[must_use]
     pub const fn new(owner: String, mode: Mode) -> Self {
         Self {

@@ -16,15 +16,15 @@ use crate::types::{ClaimId, Error, LockName, Result, Token, in_words};
 /// An engine whose requests for locks fail at once while the store is away (a *circuit breaker*: Nygard, "Release It!", 2007).
 ///
 /// It opens after 5 failures in a row, or 2 s without an answer. Only [`Error::Unavailable`] is a failure: a lock that is held
-/// is an answer. While it is open, `place` fails without asking the store, and one `place` per pause is let through to see:
-/// after 0.25 s first, then after twice as long each time, 15 s at most, each drawn at random between half of it and the whole.
-/// Any answer closes it.
+/// is an answer. While it is open, `place` fails without asking the store, and after each pause one `place` goes through as a
+/// probe. The pauses last 0.25 s, then twice as long each time, 15 s at most; each is drawn at random between half of that and
+/// the whole. Any answer closes it.
 ///
-/// Renewals and releases always go through, and so does all that only looks: what they bring is worth a time-out.
+/// Renewals and releases always go through, and so do calls that only look: their result is worth a time-out.
 ///
-/// It also keeps a budget of retries, so that a store that comes back is not trampled: requests that repeat one without an
-/// answer are at most a tenth of the calls that succeeded in the last 10 s, and one per second. What is beyond it is not
-/// sent: a request that waits takes its longest pause.
+/// It also keeps a budget of retries, so that they do not overload a store that comes back: requests that repeat one without an
+/// answer are at most a tenth of the calls that succeeded in the last 10 s, and one per second. It sends no more than that: a
+/// request that waits takes its longest pause instead.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Breaker {
         Self { engine, gate }
     }
 
-    /// How long the store has not answered and when it is asked again; none while it is asked as ever.
+    /// How long the store has not answered and when it is asked again; `None` while requests go through.
     #[must_use]
     pub fn away(&self) -> Option<Away> {
         self.gate.away()

@@ -13,21 +13,21 @@ use crate::engine::{Claim, Engine, HeldClaim, Leave, Renewal, Standing, Withdraw
 use crate::support::Mutex;
 use crate::types::{Error, Result};
 
-/// What befalls one call.
+/// What happens to one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
     /// Nothing.
     None,
-    /// The request never arrives; the caller is told that no answer came.
+    /// The request never arrives; the caller gets the error that no answer came.
     LoseRequest,
-    /// The request takes effect; the caller is told that no answer came.
+    /// The request takes effect; the caller gets the error that no answer came.
     LoseReply,
     /// The request arrives late.
     DelayRequest(Duration),
     /// The request takes effect at once, and its answer comes late.
     DelayReply(Duration),
-    /// The caller is told that no answer came, and then, later, the request takes effect all the same.
+    /// The caller gets the error that no answer came, and later the request takes effect all the same.
     ArriveAfterError(Duration),
     /// The request waits until [`FaultHandle::open`] lets it through.
     Hold,

@@ -1,4 +1,4 @@
-//! Whether a store that does not answer is asked: the state of a [`Breaker`](super::Breaker).
+//! The state of a [`Breaker`](super::Breaker): whether a request may go to a store that does not answer.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,7 +13,7 @@ const FAILURES: u32 = 5;
 /// So long without an answer opens it.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// The first and the longest pause between two requests that are let through to see.
+/// The first and the longest pause between two probes.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
 
 /// Retries are counted over so many seconds.
@@ -52,7 +52,7 @@ struct Open {
     since: BootInstant,
     pause: Duration,
     next: BootInstant,
-    /// One request is under way to see.
+    /// A probe is under way.
     probing: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What every layer has: all that it does not change goes to the engine below.
+//! What every layer has: it passes each call that it does not change to the engine below.
 
 use std::fmt::{Debug, Display};
 

@@ -43,7 +43,7 @@ pub(crate) struct Hold {
     /// Whether it may be handed to a waiter of this process: not if it was requested with an end or without renewal, or if
     /// others are to read its token.
     plain: bool,
-    /// A sequencer is out, so that the store must keep naming the token in it.
+    /// A sequencer was made, so the store must keep its token.
     sequenced: AtomicBool,
     asked: AtomicBool,
     /// It is held in shared mode by now, with this token.
@@ -69,7 +69,7 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
     /// For how long the store keeps it in any case.
     pub(crate) at_least: Option<Duration>,
-    /// What must be so for a renewal.
+    /// The condition of a renewal.
     pub(crate) healthy: Option<Health>,
 }
 

@@ -1,7 +1,8 @@
 //! What a program may observe: an observer of its own, metrics (with the feature `metrics`) and spans. Logs go through
 //! `tracing`, too.
 //!
-//! Spans and metrics have few-valued fields only. The name of a lock is none of them: the class that the program gives it is.
+//! The fields of spans and the labels of metrics have few values only. So they have the class that the program gives a lock,
+//! not its name.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug};

@@ -160,7 +160,8 @@ impl<'a> Placing<'a> {
         }
     }
 
-    /// The store has ended the claim, or whoever kept it is gone. What is left of it is withdrawn, and a new claim goes on.
+    /// The store has ended the claim, or the process that kept it is gone. Withdraws what is left of it, and goes on with a new
+    /// claim.
     fn ended(&mut self) -> Result<Next> {
         undo(self.state, self.claim);
         (self.placed, self.unsure) = (false, false);

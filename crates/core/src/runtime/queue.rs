@@ -36,7 +36,7 @@ struct Waiter {
     turn: oneshot::Sender<Turn>,
 }
 
-/// What a waiting task is told.
+/// The news for a waiting task.
 #[derive(Debug)]
 pub(crate) enum Turn {
     /// Place your claim at the store.

@@ -1,13 +1,13 @@
-//! Whether a server's clock is right and goes evenly: for [`Inspect::diagnose`](crate::engine::Inspect::diagnose).
+//! Whether a server's clock is right and runs evenly: for [`Inspect::diagnose`](crate::engine::Inspect::diagnose).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::engine::Finding;
 use crate::types::{BootInstant, Clock};
 
-/// A clock that differs by more is worth a word.
+/// A clock that differs by more than this is reported.
 const APART: Duration = Duration::from_secs(1);
-/// What a clock that is slewed does not make of a second, and an answer's way explains no more of.
+/// More than slewing a clock adds to a second, and more than the time of an answer's way explains.
 const STEP: Duration = Duration::from_millis(50);
 
 /// A server's clock, asked a few times within a second, against this machine's.
@@ -62,7 +62,7 @@ impl ClockWatch {
     /// How long to wait between two questions.
     pub const PAUSE: Duration = Duration::from_millis(200);
 
-    /// Nothing was asked yet. `name` is what findings call the server.
+    /// A watch that has asked nothing yet. Findings call the server `name`.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl ClockWatch {
         });
     }
 
-    /// What there is to say of the answers.
+    /// The findings from the answers.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let change = "keep all clocks right with NTP, and have it slew them, not step";

@@ -9,8 +9,8 @@ use crate::types::LockName;
 
 const NAMES: usize = 1024;
 
-/// Which locks were contended recently: for those the way that prepares for others is faster than the way that expects nobody.
-/// Names with the same hash share a counter; a wrong guess costs one request.
+/// Which locks were contended recently. For those, the requests that prepare for other claims are faster than the fast path of
+/// an uncontended lock. Names with the same hash share a counter; a wrong guess costs one request.
 #[derive(Debug)]
 pub struct Contention(Box<[NameContention; NAMES]>);
 

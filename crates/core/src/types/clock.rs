@@ -81,7 +81,7 @@ impl fmt::Debug for BootInstant {
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub enum Clock {
-    /// `CLOCK_BOOTTIME` (on systems without it, the monotonic clock). What everything but a test of the core uses.
+    /// `CLOCK_BOOTTIME` (on systems without it, the monotonic clock). Everything uses it except tests of the core.
     #[default]
     Boot,
     /// tokio's clock, counted from the instant given: it stands still and jumps in a runtime with paused time.

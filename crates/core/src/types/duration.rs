@@ -36,7 +36,7 @@ pub(super) fn read_duration(text: &str) -> Result<Duration, &'static str> {
     Ok(duration)
 }
 
-/// A duration as people say it, in the units that they would use: `40ms`, `26.7s`, `2m05s`, `10 years`.
+/// A duration for people, in a unit that fits: `40ms`, `26.7s`, `2m05s`, `10 years`.
 ///
 /// ```
 /// # use std::time::Duration;

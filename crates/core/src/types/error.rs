@@ -148,7 +148,7 @@ pub enum Error {
     },
 }
 
-/// An input, in quotes and cut short: it is the reader's own, and may be very long.
+/// An input in quotes, shortened, since it may be very long. It is the reader's own.
 fn quoted(input: &str) -> String {
     const MOST: usize = 100;
     match input.char_indices().nth(MOST) {

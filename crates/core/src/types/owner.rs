@@ -1,4 +1,4 @@
-//! Owners: who may enter again what it holds already.
+//! Owners. An owner may enter a lock again that it holds.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use super::token::ClaimId;
 /// The longest owner text, in bytes; the same for labels.
 pub(crate) const MAX_TEXT_BYTES: usize = 255;
 
-/// Stands between who an owner is, for people, and what makes it unlike any other.
+/// Separates the readable part of an owner text from the part that makes it unique.
 pub(crate) const MARK: char = '#';
 
-/// Stands between an owner and one within it, which has so many hex digits of its own.
+/// Separates an owner from one within it, which adds so many hex digits.
 const WITHIN: char = '/';
 const WITHIN_DIGITS: usize = 8;
 
-/// Somebody who may enter again what it holds: tasks that share an owner share its locks. Made by
+/// An owner may enter a lock again that it holds: tasks that share an owner share its locks. Made by
 /// [`Client::owner`](crate::Client::owner); a child process gets its text and calls [`Client::join`](crate::Client::join).
 ///
 /// ```
@@ -33,7 +33,7 @@ const WITHIN_DIGITS: usize = 8;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Owner {
     pub(crate) text: Arc<str>,
-    /// What it is to hold may be held by an owner around it, in another process.
+    /// An owner around it, in another process, may hold the locks that it asks for.
     pub(crate) outer: bool,
 }
 
@@ -44,8 +44,7 @@ impl Owner {
         Self { text, outer }
     }
 
-    /// One within the owner with this text: of its own, so that two commands side by side within one do not enter each
-    /// other's locks.
+    /// A new owner within the owner with this text. Two such owners within one do not enter each other's locks.
     pub(crate) fn within(text: &str, id: ClaimId) -> Result<Self> {
         let Some((_, rest)) = text.rsplit_once(MARK) else {
             let why = "it must be what FENCELOCK_OWNER held in the outer process";
@@ -81,7 +80,7 @@ impl fmt::Debug for Owner {
     }
 }
 
-/// The owners around one, from within.
+/// The owners around one, the nearest first.
 pub(crate) fn around(text: &str) -> impl Iterator<Item = &str> {
     fn next(text: &str) -> Option<&str> {
         let (around, within) = text.rsplit_once(WITHIN)?;
@@ -90,7 +89,7 @@ pub(crate) fn around(text: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(next(text), |text| next(text))
 }
 
-/// Refuses an owner or label that engines need not take.
+/// Refuses an owner text or label that an engine need not accept.
 pub(crate) fn check_text(what: &'static str, text: &str) -> Result<()> {
     if text.len() > MAX_TEXT_BYTES {
         let why = format!("it has {} bytes; {MAX_TEXT_BYTES} are allowed", text.len());

@@ -51,7 +51,7 @@ impl fmt::Display for Token {
 pub struct Tokens {
     /// The token of the claim that was granted.
     pub first: Token,
-    /// How many, at least 1. The others belong to those to whom this process hands the lock on.
+    /// How many, at least 1. The further tokens are for the tasks to which this process hands the lock on.
     pub count: u32,
 }
 

@@ -1,5 +1,5 @@
 //! How a node is connected and how it comes to vote: at once if the server still has its memory, else when it has waited long
-//! enough and the other nodes tell it how far tokens have come.
+//! enough and has heard from the other nodes how far tokens have come.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

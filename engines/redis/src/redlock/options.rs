@@ -4,7 +4,7 @@ use fencelock_core::{StoreUrl, server_setters, setters};
 
 use crate::client::{encrypt, url_of};
 
-/// Where the nodes are, and how to use them: what a URL says, in types.
+/// Where the nodes are, and how to use them: the options of a URL, with types.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::client::{encrypt, url_of};
 /// # }
 /// ```
 ///
-/// What makes no sense is refused when the store is opened. Own clients are [as of one server](crate::Options#own-clients).
+/// Opening the store refuses options that make no sense. Own clients are [as of one server](crate::Options#own-clients).
 #[derive(Clone)]
 pub struct Options {
     pub(super) url: StoreUrl,
@@ -32,7 +32,7 @@ impl Options {
         StoreUrl::new("redlock", nodes, "").into()
     }
 
-    /// The servers of own clients, each with its credentials and its TLS.
+    /// The servers of a program's own clients, each with its credentials and its TLS.
     #[must_use]
     pub fn from_clients(nodes: Vec<redis::Client>) -> Self {
         let url = url_of(&nodes, "redlock");
@@ -76,7 +76,8 @@ impl Options {
     setters! {
         /// How many nodes must agree: at least the majority, which is the default.
         quorum(number) "quorum";
-        /// How long one node may take to answer: at least 1 ms, 50 ms by default. Every ttl must be five times as long.
+        /// How long one node may take to answer: at least 1 ms, 50 ms by default. Every ttl must be at least five times as
+        /// long.
         node_timeout(duration) "node-timeout";
         /// The longest ttl + lock-delay; 30 s by default. A restarted node does not vote for that time and 2 s.
         max_ttl(duration) "max-ttl";

@@ -1,4 +1,4 @@
-//! More claims than connections, where a lock hangs on a connection.
+//! More claims than connections, where a lock depends on a connection.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A replica of the lock service before a store whose claims hang on the replica's session: the table by which the replica ends
-//! the claims of clients that are gone. Two clients share the session, which the heartbeats of either keep alive.
+//! A replica of the lock service before a store whose claims depend on the replica's session: the table by which the replica
+//! ends the claims of clients that are gone. Two clients share the session, which the heartbeats of either keep alive.
 //!
 //! Messages may be late without limit, overtake each other, or never arrive. The replica may stop (then it takes no step) and
 //! die. Time passes in ticks that all see alike.

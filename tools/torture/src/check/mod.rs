@@ -110,7 +110,7 @@ pub fn check(history: &History) -> Verdict {
 /// Why the store had not promised the rule, if so.
 fn excuse(history: &History, violation: &Violation) -> Option<String> {
     match violation.rule {
-        Rule::Line | Rule::Starvation if !history.promised.fifo => {
+        Rule::Queue | Rule::Starvation if !history.promised.fifo => {
             return Some("this store keeps no order".into());
         }
         _ => {}

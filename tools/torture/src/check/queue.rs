@@ -35,7 +35,7 @@ fn order(history: &History, name: u32, found: &mut Vec<Violation>) {
             && calm(history, stood, granted.max(at))
         {
             found.push(Violation {
-                rule: Rule::Line,
+                rule: Rule::Queue,
                 at: granted,
                 name: Some(name),
                 attempts: attempts_of(history, &[other, claim]),

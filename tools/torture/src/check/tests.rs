@@ -291,7 +291,7 @@ fn the_line() {
     let passed = [claim(0, 1, Some(5), 30, 2), claim(1, 6, Some(8), 20, 1)];
     let mut bad = nothing();
     bad.claims = passed.into();
-    objects(&bad, Rule::Line);
+    objects(&bad, Rule::Queue);
     // A claim that was sent before the other was queued may be granted first.
     let mut good = nothing();
     good.claims = vec![claim(0, 1, Some(5), 30, 2), claim(1, 4, Some(8), 20, 1)];
@@ -300,7 +300,7 @@ fn the_line() {
     bad.promised.fifo = false;
     let verdict = check(&bad);
     assert!(verdict.holds());
-    assert_eq!(rules(&verdict), [Rule::Line]);
+    assert_eq!(rules(&verdict), [Rule::Queue]);
     // A worker that is cut off may be passed over.
     bad.promised.fifo = true;
     bad.faults = vec![fault("partition", 7, 9, &[])];
@@ -418,7 +418,7 @@ fn what_is_not_promised_is_reported_as_such() {
     broken.faults.clear();
     broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Exclusion])];
     assert!(check(&broken).holds());
-    broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Line])];
+    broken.befell = vec![fault("a change of the leader", 0, 700, &[Rule::Queue])];
     objects(&broken, Rule::Exclusion);
     // Tokens are still promised.
     let mut twice = history(vec![grant(0, 1, 10, 20), grant(1, 1, 30, 40)]);

@@ -1,4 +1,4 @@
-//! The table of docs/torture.md: one row for each kind of store and each fault.
+//! The table of docs/torture-results.md: one row for each kind of store and each fault.
 
 use std::fmt;
 
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_documented_page_has_a_place_for_it() {
-        let page = include_str!("../../../../docs/torture.md");
+        let page = include_str!("../../../../docs/torture-results.md");
         assert!(place(page, "new\n").is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! Short runs on every kind of store that can be started here. The long ones are in docs/torture.md.
+//! Short runs on every kind of store that can be started here. The long ones are in docs/torture-results.md.
 
 use std::fs;
 use std::sync::Mutex;
