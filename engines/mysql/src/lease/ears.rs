@@ -1,11 +1,15 @@
 //! Whether waiters can be woken on this server, the rows that name each waiter's ear, and whom a change wakes.
 
+use std::time::Duration;
+
 use fencelock_core::engine::Claim;
-use fencelock_sql::server::{Failure, Write};
+use fencelock_sql::lease::{Waiter, mode_text};
+use fencelock_sql::server::{DbInstant, Failure, Write, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::ring::Ring;
 use super::stored::{count, label, name};
+use super::write::GO;
 use crate::diagnose;
 use crate::ear::{EAR, new_name};
 use crate::request::{NOW, Request, bytes};
@@ -75,6 +79,42 @@ impl Leases {
             count(claim),
             label(claim),
         )
+    }
+
+    /// Whether the row of this waiter names the ear of this client.
+    pub(super) fn hears_of(&self, waiter: &Waiter<DbInstant>) -> bool {
+        // Without an ear it polls.
+        !self.ears.work() || waiter.address.as_deref() == Some(self.ears.listener.name().as_bytes())
+    }
+
+    /// Keeps a waiter's place, whose turn is told to this client from now on.
+    pub(super) async fn move_ear(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+        ticket: i64,
+        time: Duration,
+    ) -> Tried<bool> {
+        let keep = format!(
+            "UPDATE {} SET expiry = {NOW} + {}, mode = '{}' WHERE name = {} AND ticket = {ticket} AND claim = {} \
+             AND expiry > {NOW}",
+            self.tables.waiters,
+            micros(time),
+            mode_text(claim.mode),
+            name(&claim.name),
+            bytes(claim.id.as_bytes()),
+        );
+        if !self.ears.work() {
+            let answers = self.run(session, &Request::of(keep)).await?;
+            return Ok(answers[0].affected > 0);
+        }
+        let mut request = Request::transaction();
+        let kept = request.push(keep);
+        request.push("SET @fencelock_go = ROW_COUNT()");
+        request.push(self.insert_ear(claim, ticket, GO));
+        request.commit();
+        let answers = self.run(session, &request).await?;
+        Ok(answers[kept].affected > 0)
     }
 
     /// Wakes the waiters of other clients that may hold after a change.
