@@ -9,7 +9,6 @@ use fencelock_sql::server::{DbInstant, Failure, Write, micros};
 use super::connection::{Leases, Session, Tried};
 use super::ring::Ring;
 use super::stored::{count, label, name};
-use super::write::GO;
 use crate::diagnose;
 use crate::ear::{EAR, new_name};
 use crate::request::{NOW, Request, bytes};
@@ -95,26 +94,27 @@ impl Leases {
         ticket: i64,
         time: Duration,
     ) -> Tried<bool> {
-        let keep = format!(
-            "UPDATE {} SET expiry = {NOW} + {}, mode = '{}' WHERE name = {} AND ticket = {ticket} AND claim = {} \
-             AND expiry > {NOW}",
-            self.tables.waiters,
+        let Tables { waiters, ears, .. } = &*self.tables;
+        // One statement, for waiters do this again and again.
+        let (tables, ear) = match self.ears.work() {
+            true => (
+                format!(
+                    "{waiters} AS w LEFT JOIN {ears} AS e ON e.name = w.name AND e.ticket = w.ticket AND e.claim = w.claim"
+                ),
+                format!(", e.ear = '{}'", self.ears.listener.name()),
+            ),
+            false => (format!("{waiters} AS w"), String::new()),
+        };
+        let request = Request::of(format!(
+            "UPDATE {tables} SET w.expiry = {NOW} + {}, w.mode = '{}'{ear} \
+             WHERE w.name = {} AND w.ticket = {ticket} AND w.claim = {} AND w.expiry > {NOW}",
             micros(time),
             mode_text(claim.mode),
             name(&claim.name),
             bytes(claim.id.as_bytes()),
-        );
-        if !self.ears.work() {
-            let answers = self.run(session, &Request::of(keep)).await?;
-            return Ok(answers[0].affected > 0);
-        }
-        let mut request = Request::transaction();
-        let kept = request.push(keep);
-        request.push("SET @fencelock_go = ROW_COUNT()");
-        request.push(self.insert_ear(claim, ticket, GO));
-        request.commit();
+        ));
         let answers = self.run(session, &request).await?;
-        Ok(answers[kept].affected > 0)
+        Ok(answers[0].affected > 0)
     }
 
     /// Wakes the waiters of other clients that may hold after a change.

@@ -15,7 +15,7 @@ use super::stored::{GATE_COLUMNS, gate_values, id, insert_holder, list, name, to
 use crate::error::is_duplicate;
 use crate::request::{NOW, Request, bytes};
 
-pub(super) const GO: &str = "@fencelock_go = 1";
+const GO: &str = "@fencelock_go = 1";
 
 type Held<'a> = &'a Holder<DbInstant>;
 
