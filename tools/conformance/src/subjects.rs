@@ -34,6 +34,7 @@ pub fn all() -> Vec<&'static dyn Subject> {
         true => &[
             &http::SQLITE,
             &http::POSTGRES,
+            &http::MYSQL,
             &http::ETCD,
             &http::ZOOKEEPER,
             &http::REDLOCK,

@@ -1,7 +1,10 @@
 //! Whether waiters can be woken on this server, the rows that name each waiter's ear, and whom a change wakes.
 
+use std::time::Duration;
+
 use fencelock_core::engine::Claim;
-use fencelock_sql::server::{Failure, Write};
+use fencelock_sql::lease::{Waiter, mode_text};
+use fencelock_sql::server::{DbInstant, Failure, Write, micros};
 
 use super::connection::{Leases, Session, Tried};
 use super::ring::Ring;
@@ -75,6 +78,43 @@ impl Leases {
             count(claim),
             label(claim),
         )
+    }
+
+    /// Whether the row of this waiter names the ear of this client.
+    pub(super) fn hears_of(&self, waiter: &Waiter<DbInstant>) -> bool {
+        // Without an ear it polls.
+        !self.ears.work() || waiter.address.as_deref() == Some(self.ears.listener.name().as_bytes())
+    }
+
+    /// Keeps a waiter's place, whose turn is told to this client from now on.
+    pub(super) async fn move_ear(
+        &self,
+        session: &mut Session,
+        claim: &Claim,
+        ticket: i64,
+        time: Duration,
+    ) -> Tried<bool> {
+        let Tables { waiters, ears, .. } = &*self.tables;
+        // One statement, for waiters do this again and again.
+        let (tables, ear) = match self.ears.work() {
+            true => (
+                format!(
+                    "{waiters} AS w LEFT JOIN {ears} AS e ON e.name = w.name AND e.ticket = w.ticket AND e.claim = w.claim"
+                ),
+                format!(", e.ear = '{}'", self.ears.listener.name()),
+            ),
+            false => (format!("{waiters} AS w"), String::new()),
+        };
+        let request = Request::of(format!(
+            "UPDATE {tables} SET w.expiry = {NOW} + {}, w.mode = '{}'{ear} \
+             WHERE w.name = {} AND w.ticket = {ticket} AND w.claim = {} AND w.expiry > {NOW}",
+            micros(time),
+            mode_text(claim.mode),
+            name(&claim.name),
+            bytes(claim.id.as_bytes()),
+        ));
+        let answers = self.run(session, &request).await?;
+        Ok(answers[0].affected > 0)
     }
 
     /// Wakes the waiters of other clients that may hold after a change.

@@ -7,15 +7,14 @@ use fencelock_core::engine::{Claim, HeldClaim, LockView, Record, RecordChange};
 use fencelock_core::{
     ClaimId, Durability, Finding, LockName, Mode, Promises, Result, Token, Tokens, Wake,
 };
-use fencelock_sql::lease::CLAIM_WINDOW;
-use fencelock_sql::lease::mode_text;
-use fencelock_sql::server::{Dialect, Message, Queued, Snapshot, Write, Written, micros};
+use fencelock_sql::lease::{CLAIM_WINDOW, Waiter};
+use fencelock_sql::server::{DbInstant, Dialect, Message, Queued, Snapshot, Write, Written};
 
 use super::connection::{Leases, Session, Tried};
 use super::stored::name;
 use crate::connection::hang_up;
 use crate::diagnose;
-use crate::request::{NOW, Request, bytes};
+use crate::request::Request;
 use crate::server::ServerInfo;
 
 #[async_trait]
@@ -109,6 +108,10 @@ impl Dialect for Leases {
         self.write_change(session, write).await
     }
 
+    fn hears(&self, waiter: &Waiter<DbInstant>) -> bool {
+        self.hears_of(waiter)
+    }
+
     async fn keep_place(
         &self,
         session: &mut Session,
@@ -116,17 +119,7 @@ impl Dialect for Leases {
         ticket: i64,
         time: Duration,
     ) -> Tried<bool> {
-        let request = Request::of(format!(
-            "UPDATE {} SET expiry = {NOW} + {}, mode = '{}' WHERE name = {} AND ticket = {ticket} AND claim = {} \
-             AND expiry > {NOW}",
-            self.tables.waiters,
-            micros(time),
-            mode_text(claim.mode),
-            name(&claim.name),
-            bytes(claim.id.as_bytes()),
-        ));
-        let answers = self.run(session, &request).await?;
-        Ok(answers[0].affected > 0)
+        self.move_ear(session, claim, ticket, time).await
     }
 
     async fn renew(&self, session: &mut Session, held: &[HeldClaim]) -> Tried<Vec<Option<bool>>> {

@@ -19,7 +19,7 @@ impl Leases {
         session: &mut Session,
         of: &LockName,
     ) -> Tried<Option<Snapshot>> {
-        let request = Request::of(all_rows(&self.tables, &name(of)));
+        let request = Request::of(all_rows(&self.tables, &name(of), self.ears.work()));
         let mut answers = self.run(session, &request).await?;
         let rows = std::mem::take(&mut answers[0].rows).into_iter();
         let rows = rows.map(StoredRow::read).collect::<Option<Vec<_>>>();
@@ -47,7 +47,7 @@ impl Leases {
         session: &mut Session,
         names: &[LockName],
     ) -> Tried<Vec<LockView>> {
-        let request = Request::of(all_rows(&self.tables, &quoted(names)));
+        let request = Request::of(all_rows(&self.tables, &quoted(names), false));
         let rows = self.inspected(session, &request).await?.into_iter();
         // Unreadable rows are not shown. Taking such a lock is an error.
         Ok(views(rows.filter_map(StoredRow::read).collect()))

@@ -38,6 +38,8 @@ pub(super) struct StoredRow {
     state: Vec<u8>,
     pub(super) owner: String,
     label: Option<String>,
+    /// The name of a waiter's ear, if the ears were asked for.
+    ear: Option<Vec<u8>>,
 }
 
 const GATE: u8 = 0;
@@ -45,22 +47,30 @@ pub(super) const HOLDER: u8 = 1;
 pub(super) const WAITER: u8 = 2;
 
 /// Everything about some locks, in one statement and so of one moment.
-pub(super) fn all_rows(tables: &Tables, names: &str) -> String {
+pub(super) fn all_rows(tables: &Tables, names: &str, with_ears: bool) -> String {
     let Tables {
         locks,
         holders,
         waiters,
+        ears,
         ..
     } = tables;
+    let ear = match with_ears {
+        true => format!(
+            "(SELECT ear FROM {ears} AS e WHERE e.name = {waiters}.name AND e.ticket = {waiters}.ticket \
+             AND e.claim = {waiters}.claim)"
+        ),
+        false => "NULL".to_owned(),
+    };
     format!(
         "SELECT 0 AS kind, name, version AS number, {NOW} AS expiry, '' AS mode, '' AS claim, 0 AS tokens, \
-             0 AS current, 0 AS lock_delay, 0 AS since, '' AS state, '' AS owner, NULL AS label \
+             0 AS current, 0 AS lock_delay, 0 AS since, '' AS state, '' AS owner, NULL AS label, NULL AS ear \
              FROM {locks} WHERE name IN ({names}) UNION ALL \
-             SELECT 1, name, id, expiry, 'x', claim, tokens, current, lock_delay, since, state, owner, label \
+             SELECT 1, name, id, expiry, 'x', claim, tokens, current, lock_delay, since, state, owner, label, NULL \
              FROM {locks} WHERE name IN ({names}) AND state <> 'none' UNION ALL \
-             SELECT 1, name, id, expiry, mode, claim, 1, current, lock_delay, since, state, owner, label \
+             SELECT 1, name, id, expiry, mode, claim, 1, current, lock_delay, since, state, owner, label, NULL \
              FROM {holders} WHERE name IN ({names}) UNION ALL \
-             SELECT 2, name, ticket, expiry, mode, claim, 0, 0, 0, 0, '', owner, NULL \
+             SELECT 2, name, ticket, expiry, mode, claim, 0, 0, 0, 0, '', owner, NULL, {ear} \
              FROM {waiters} WHERE name IN ({names})"
     )
 }
@@ -102,6 +112,7 @@ impl StoredRow {
                 Some(label) => Some(text(label)?),
                 None => None,
             },
+            ear: take(row, 13)?,
         })
     }
 
@@ -125,7 +136,7 @@ impl StoredRow {
             ticket: i64::try_from(self.number).unwrap_or(i64::MAX),
             mode,
             expiry: self.expiry,
-            address: None,
+            address: self.ear.clone(),
         }
     }
 

@@ -218,23 +218,32 @@ async fn a_claim_that_one_process_forgets_goes_on_in_another(ctx: Ctx) {
 }
 
 /// A claim waits through one process and then through another. The turn is told to the second one: without that, a waiter
-/// would learn of it when it asks again, which takes 2 s and more.
+/// would learn of it when its process looks by itself, which takes a second and more. A busy machine may be slow once, but not
+/// each time. In the first turn a process may still open what it hears by.
 async fn the_process_that_asked_last_hears_of_the_turn(ctx: Ctx) {
     let (one, two, three) = (ctx.engine().await, ctx.engine().await, ctx.engine().await);
     for mode in modes(ctx.promises()) {
-        let name = format!("{}/{}", ctx.name(), mode.as_str());
-        let before = claim(&ctx, &name, against(mode), false);
-        held(&*one, &before).await;
-        let moved = claim(&ctx, &name, mode, true);
-        waits(&*two, &moved).await;
-        two.forget(&moved.id);
-        let place = waits(&*three, &moved).await;
-        release(&*one, &before).await;
-        let released = Instant::now();
-        granted(&*three, &moved, place).await;
-        let took = released.elapsed();
-        assert!(took < Duration::from_millis(1500), "{mode:?}: {took:?}");
-        release(&*three, &moved).await;
+        let mut fastest = Duration::MAX;
+        for turn in 0..4 {
+            let name = format!("{}/{}", ctx.name(), mode.as_str());
+            let before = claim(&ctx, &name, against(mode), false);
+            held(&*one, &before).await;
+            let moved = claim(&ctx, &name, mode, true);
+            waits(&*two, &moved).await;
+            two.forget(&moved.id);
+            let place = waits(&*three, &moved).await;
+            release(&*one, &before).await;
+            let released = Instant::now();
+            granted(&*three, &moved, place).await;
+            let took = released.elapsed();
+            assert!(took < Duration::from_millis(1500), "{mode:?}: {took:?}");
+            if turn > 0 {
+                fastest = fastest.min(took);
+            }
+            release(&*three, &moved).await;
+        }
+        let told = Duration::from_millis(500);
+        assert!(fastest < told, "{mode:?}: {fastest:?}");
     }
     ctx.await_nothing_left().await;
 }

@@ -16,7 +16,7 @@ use fencelock_testbed::{Dir, Failure, Port, Process, Proxy, Result, Worker};
 use fencelock_wire::ClaimKey;
 
 use crate::subject::{Passwords, Server, Store, Subject};
-use crate::subjects::{etcd, memory, postgres, redis, redlock, sqlite, zookeeper};
+use crate::subjects::{etcd, memory, mysql, postgres, redis, redlock, sqlite, zookeeper};
 
 /// Two replicas in this process.
 pub(crate) struct TwoReplicas {
@@ -34,6 +34,7 @@ pub(crate) static MEMORY: TwoReplicas = TwoReplicas::before("http-memory", &memo
 pub(crate) static REDIS: TwoReplicas = TwoReplicas::before("http-redis", &redis::OneRedis);
 pub(crate) static SQLITE: TwoReplicas = TwoReplicas::before("http-sqlite", &sqlite::InFile);
 pub(crate) static POSTGRES: TwoReplicas = TwoReplicas::before("http-postgres", &postgres::LEASE);
+pub(crate) static MYSQL: TwoReplicas = TwoReplicas::before("http-mysql", &mysql::LEASE);
 // On these a claim belongs to the replica that took it, and stays there.
 pub(crate) static ETCD: TwoReplicas = TwoReplicas::before("http-etcd", &etcd::OneEtcd);
 pub(crate) static ZOOKEEPER: TwoReplicas =

@@ -4,11 +4,13 @@
 use std::ops::RangeInclusive;
 use std::process::Command;
 
-use fencelock_testbed::{Etcd, Failure, Flow, Port, Postgres, Proxy, Redis, Result, Worker};
+use fencelock_testbed::{
+    Etcd, Failure, Flow, MariaDb, Port, Postgres, Proxy, Redis, Result, Worker,
+};
 
 use super::etcd::keys_left as etcd_left;
 use super::redis::COUNTER;
-use super::sql::end_sessions;
+use super::sql::{end_connections, end_sessions};
 use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, loopback, unknown};
 use crate::Relaunch;
 use crate::fault::FaultKind;
@@ -101,6 +103,41 @@ impl Behind for Postgres {
 
     fn kill_connections(&self) -> Result<()> {
         end_sessions(self)
+    }
+
+    fn window(&self) -> u64 {
+        6000
+    }
+
+    fn left(&self) -> Result<Vec<String>> {
+        // `list`, which is called for every store, sees what is held.
+        Ok(Vec::new())
+    }
+}
+
+impl Behind for MariaDb {
+    fn name(&self) -> &'static str {
+        "http-mysql"
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        Self::url_at(self, port, "lock")
+    }
+
+    fn kill9(&self) {
+        Self::kill9(self);
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        Self::restart(self)
+    }
+
+    fn kill_connections(&self) -> Result<()> {
+        end_connections(self)
     }
 
     fn window(&self) -> u64 {
@@ -227,6 +264,10 @@ pub(super) fn start_redis(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
 
 pub(super) fn start_postgres(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
     start(relaunch, Postgres::start()?)
+}
+
+pub(super) fn start_mariadb(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {
+    start(relaunch, MariaDb::start()?)
 }
 
 pub(super) fn start_etcd(relaunch: &Relaunch) -> Result<Box<dyn TestStore>> {

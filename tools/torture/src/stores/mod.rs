@@ -84,6 +84,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         http::start_postgres,
     ),
     (
+        "http-mysql",
+        "two replicas of the lock service before a MariaDB",
+        http::start_mariadb,
+    ),
+    (
         "http-etcd",
         "two replicas of the lock service before one etcd, which own their claims",
         http::start_etcd,

@@ -115,13 +115,18 @@ impl Server for MariaDb {
     own_methods!();
 
     fn kill_connections(&self) -> Result<()> {
-        let others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'";
-        for id in self.sql(others)?.lines() {
-            // The connection may have ended already.
-            drop(self.sql(&format!("KILL {id}")));
-        }
-        Ok(())
+        end_connections(self)
     }
+}
+
+/// Ends every connection to a MariaDB but its own.
+pub(super) fn end_connections(server: &MariaDb) -> Result<()> {
+    let others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'";
+    for id in server.sql(others)?.lines() {
+        // The connection may have ended already.
+        drop(server.sql(&format!("KILL {id}")));
+    }
+    Ok(())
 }
 
 impl Server for Postgres {
