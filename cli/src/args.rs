@@ -1,5 +1,7 @@
 //! The command line.
 
+mod stores;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,6 +9,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use fencelock::{Error, parse_duration};
+
+pub(crate) use stores::{Config, ConfigCheck, Migrate, Shards, Status};
 
 /// The default of `--ttl`.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -66,6 +70,9 @@ pub(crate) enum Command {
     /// Make a set of stores, on which the names of locks are spread
     #[command(subcommand)]
     Shards(Shards),
+    /// Move locks from one store to another
+    #[command(subcommand)]
+    Migrate(Migrate),
     /// Measure the store, with its plain client library for comparison
     Bench(fencelock_bench::Args),
     /// Serve locks over HTTP, for programs in any language
@@ -100,36 +107,6 @@ pub(crate) enum Command {
     },
     /// Print the manual page
     Man,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Config {
-    /// Read the file and say what is wrong with it, without connecting to anything
-    Check(ConfigCheck),
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct ConfigCheck {
-    /// Connect to each store, too
-    #[arg(long)]
-    pub(crate) connect: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct Status {
-    /// Print a JSON array; with --watch one on each line
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    /// Look again every 2 seconds
-    #[arg(long)]
-    pub(crate) watch: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Shards {
-    /// Write the records that say which store is which shard of the set of --store: once, before its first lock is taken
-    Init,
 }
 
 /// The options that `run`, `hold` and `take` share.

@@ -19,6 +19,7 @@ mod json;
 mod keyed;
 mod launch;
 mod manual;
+mod migrate;
 #[cfg(feature = "serve")]
 mod notify;
 mod progress;
@@ -42,7 +43,7 @@ use clap::error::{ContextValue, ErrorKind};
 use fencelock::StoreUrl;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Cli, Command, Config, Shards};
+use crate::args::{Cli, Command, Config, Migrate, Shards};
 use crate::exit::{Failure, Outcome, code, print, say};
 use crate::store::Wanted;
 
@@ -111,6 +112,9 @@ fn start() -> Outcome {
         Command::Shards(Shards::Init) => block_on(init_shards(store)),
         Command::Config(Config::Check(args)) => block_on(config::check(args, store)),
         Command::Status(args) => block_on(status::status(args, store)),
+        Command::Migrate(Migrate::Offline { from, to }) => {
+            block_on(migrate::offline(&from, &to, store))
+        }
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
         Command::Ls(args) => block_on(inspect::ls(args, store)),

@@ -21,6 +21,7 @@ mod inputs;
 mod inspect;
 #[cfg(feature = "redis")]
 mod late_store;
+mod migrate;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nested;

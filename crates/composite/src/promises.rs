@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, LeaseKind, Order, Promises, Wake};
+use fencelock_core::{Durability, Floor, LeaseKind, Order, Promises, Wake};
 use serde::{Deserialize, Serialize};
 
 const CLOCK: &str = "what each shard's store needs (see its page)";
@@ -16,6 +16,8 @@ pub(crate) struct Promised {
     lock_delay: bool,
     ranges: bool,
     portable: bool,
+    #[serde(default = "no_floor")]
+    floor: String,
     lease: String,
     wake: String,
     durability: String,
@@ -26,6 +28,7 @@ pub(crate) struct Promised {
 
 // Each from the weakest to the strongest.
 const ORDERS: [Order; 2] = [Order::Unordered, Order::Fifo];
+const FLOORS: [Floor; 3] = [Floor::Refused, Floor::Name, Floor::Store];
 const LEASES: [LeaseKind; 3] = [LeaseKind::Connection, LeaseKind::Session, LeaseKind::Lease];
 const WAKES: [Wake; 2] = [Wake::Poll, Wake::Push];
 const DURABILITIES: [Durability; 3] = [
@@ -33,6 +36,11 @@ const DURABILITIES: [Durability; 3] = [
     Durability::Process,
     Durability::Durable,
 ];
+
+/// What records of before floors promise.
+fn no_floor() -> String {
+    Floor::Refused.as_str().to_owned()
+}
 
 /// The place of a word in such a list. What this version does not know counts as the weakest.
 fn strength<T: Copy>(list: &[T], as_str: fn(T) -> &'static str, word: &str) -> usize {
@@ -56,6 +64,7 @@ impl Promised {
             lock_delay: promises.lock_delay,
             ranges: promises.ranges,
             portable: promises.portable,
+            floor: promises.floor.as_str().to_owned(),
             lease: promises.lease.as_str().to_owned(),
             wake: promises.wake.as_str().to_owned(),
             durability: promises.durability.as_str().to_owned(),
@@ -74,6 +83,7 @@ impl Promised {
             lock_delay: self.lock_delay && other.lock_delay,
             ranges: self.ranges && other.ranges,
             portable: self.portable && other.portable,
+            floor: weaker(&FLOORS, Floor::as_str, &self.floor, &other.floor),
             lease: weaker(&LEASES, LeaseKind::as_str, &self.lease, &other.lease),
             wake: weaker(&WAKES, Wake::as_str, &self.wake, &other.wake),
             durability: weaker(
@@ -101,6 +111,7 @@ impl Promised {
                 "claims with which another process goes on",
                 both.portable != self.portable,
             ),
+            ("claims above a given token", both.floor != self.floor),
             ("holds that outlive a connection", both.lease != self.lease),
             ("such short leases", both.min_ttl_ms != self.min_ttl_ms),
             ("such long leases", both.max_ttl_ms != self.max_ttl_ms),
@@ -123,6 +134,8 @@ impl Promised {
             .lock_delay(self.lock_delay)
             .ranges(self.ranges)
             .portable(self.portable)
+            // Each store has its own counter.
+            .floor(FLOORS[strength(&FLOORS, Floor::as_str, &self.floor)].min(Floor::Name))
             .lease(LEASES[strength(&LEASES, LeaseKind::as_str, &self.lease)])
             .wake(WAKES[strength(&WAKES, Wake::as_str, &self.wake)])
             .durability(DURABILITIES[strength(&DURABILITIES, Durability::as_str, &self.durability)])

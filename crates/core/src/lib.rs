@@ -26,8 +26,8 @@ pub use all::{AcquireAll, Guards};
 pub use client::{Client, ClientBuilder, DEFAULT_BATCH};
 pub use election::{Campaign, Election, Leader, Leaders, Leadership};
 pub use engine::{
-    Durability, Engine, Evict, Finding, HolderView, Inspect, LeaseKind, LockView, Order, Promises,
-    Purpose, StoreUrl, UrlHost, WaiterView, Wake,
+    Durability, Engine, Evict, Finding, Floor, HolderView, Inspect, LeaseKind, LockView, Order,
+    Promises, Purpose, StoreUrl, UrlHost, WaiterView, Wake,
 };
 pub use guard::{Guard, Held};
 pub use health::Heartbeat;

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use crate::engine::{
-    Claim, Cursor, Engine, Event, EventSender, EventSource, EventStream, Evict, Grant, HeldClaim,
-    HolderView, Inspect, Leave, LockView, Page, Place, Promises, Record, RecordChange, Renewal,
-    Standing, WaiterView, Wake, Withdrawn,
+    Claim, Cursor, Engine, Event, EventSender, EventSource, EventStream, Evict, Floor, Grant,
+    HeldClaim, HolderView, Inspect, Leave, LockView, Page, Place, Promises, Record, RecordChange,
+    Renewal, Standing, WaiterView, Wake, Withdrawn,
 };
 use crate::support::Mutex;
 use crate::support::admission::admits;
@@ -213,6 +213,7 @@ impl Holder {
 fn promises() -> Promises {
     Promises::full("memory", "none: client and store share one clock")
         .record(true)
+        .floor(Floor::Store)
         .wake(Wake::Push)
         .min_ttl(Duration::from_millis(10))
         .max_ttl(Duration::from_secs(365 * 86_400))
@@ -230,7 +231,9 @@ impl Engine for Memory {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
+        claim.check_floor(self, &self.promises)?;
         let standing = self.on_lock(&claim.name, |lock, last, now| {
+            *last = (*last).max(claim.floor.get());
             if let Some(holder) = lock.holder(claim.id) {
                 if holder.claim.mode == Mode::Exclusive && claim.mode != Mode::Exclusive {
                     holder.claim.mode = claim.mode;

@@ -168,7 +168,8 @@ impl FenceError {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "token {} of lock {} is stale: token {won} has been here ({})", 
+    "token {} of lock {} is stale: token {won} has been here ({}). If the locks were moved to another store, raise its tokens: \
+     `fencelock migrate offline OLD NEW`",
     late.token, late.name, reason(late.mode)
 )]
 #[non_exhaustive]

@@ -34,6 +34,8 @@ struct Sent {
 impl State {
     pub(crate) async fn place(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
         self.layout().check_name(&claim.name)?;
+        claim.check_floor(&self.cluster.config.store, &self.promises)?;
+        self.base.accept_above(claim.floor);
         let known = self.entries.lock().get(claim.id).cloned();
         if let Some(entry) = &known
             && entry.created.is_some()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, Finding, LeaseKind, Order, Promises, Wake};
+use fencelock_core::{Durability, Finding, Floor, LeaseKind, Order, Promises, Wake};
 
 use crate::config::Config;
 use crate::layout::Layout;
@@ -24,6 +24,10 @@ pub(crate) fn promises(config: &Config, limits: Vec<Finding>) -> Promises {
         .lock_delay(true)
         .ranges(own)
         .record(true)
+        .floor(match own {
+            true => Floor::Store,
+            false => Floor::Refused,
+        })
         .lease(LeaseKind::Session)
         .wake(Wake::Push)
         .durability(Durability::Durable)

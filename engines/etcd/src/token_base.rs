@@ -38,11 +38,15 @@ pub(crate) struct TokenBase {
     raising: SingleFlight,
     /// The highest token that this client has seen.
     highest: AtomicU64,
+    /// The highest floor of a claim.
+    floor: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     base: u64,
+    /// The floor that it was raised above.
+    floor: u64,
     /// The connection over which it was raised.
     connection: u64,
     raised_at: BootInstant,
@@ -62,11 +66,18 @@ impl TokenBase {
     fn trusted(&self, connection: &Connection) -> Option<u64> {
         let known = (*self.known.lock()).filter(|known| known.connection == connection.number)?;
         let fresh = || Clock::Boot.now() < known.raised_at + UNGUARDED;
-        (connection.is_guarded() || fresh()).then_some(known.base)
+        let above = known.floor >= self.floor.load(Ordering::SeqCst);
+        (above && (connection.is_guarded() || fresh())).then_some(known.base)
     }
 
     pub(crate) fn note_token(&self, token: Token) {
         self.highest.fetch_max(token.get(), Ordering::SeqCst);
+    }
+
+    /// From now on claims are sent with a base with which their tokens are above this floor.
+    pub(crate) fn accept_above(&self, floor: Token) {
+        // A base that was not raised above it is not trusted any more.
+        self.floor.fetch_max(floor.get(), Ordering::SeqCst);
     }
 
     /// What a claim that is sent with the known base must come after.
@@ -132,9 +143,11 @@ impl TokenBase {
         }
         loop {
             let raised_at = Clock::Boot.now();
-            if let Some(base) = self.raise(cluster).await? {
+            let floor = self.floor.load(Ordering::SeqCst);
+            if let Some(base) = self.raise(cluster, floor).await? {
                 *self.known.lock() = Some(Known {
                     base,
+                    floor,
                     connection: connection.number,
                     raised_at,
                 });
@@ -144,7 +157,7 @@ impl TokenBase {
     }
 
     /// Raises the base if necessary. `None` if another client changed it meanwhile.
-    async fn raise(&self, cluster: &Cluster) -> Result<Option<u64>> {
+    async fn raise(&self, cluster: &Cluster, floor: u64) -> Result<Option<u64>> {
         let got = cluster
             .get(|| READING.into(), BASE, GetOptions::new())
             .await?;
@@ -159,7 +172,7 @@ impl TokenBase {
         };
         let revision = got.header().map_or(0, |header| header.revision());
         let counted = (revision.unsigned_abs() + 1) * u64::from(TOKENS_PER_REVISION);
-        let lowest = self.highest.load(Ordering::SeqCst) + 1;
+        let lowest = self.highest.load(Ordering::SeqCst).max(floor) + 1;
         let next = stored.map_or(0, |base| base + counted);
         if stored.is_some() && next >= now().saturating_sub(TOLERANCE).max(lowest) {
             return Ok(stored);
@@ -205,6 +218,7 @@ mod tests {
             let raised_at = BootInstant::from_nanos(7);
             Some(Known {
                 base,
+                floor: 0,
                 connection: 1,
                 raised_at,
             })

@@ -49,6 +49,7 @@ impl Engine for Http {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
+        claim.check_floor(self, self.promises())?;
         acquire::place(&self.state, claim).await
     }
 

@@ -28,6 +28,8 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
     let state = &servers.state;
     state.check_not_inspect_only("taking a lock")?;
     check_name(&claim.name)?;
+    claim.check_floor(state.store(), &servers.promises)?;
+    let raises = claim.floor.get() > 0 && raise_floor(servers, claim);
     let entry = state.entries.find(&claim.id);
     let contention = state.contention.of(&claim.name);
     let is_new = entry.is_none();
@@ -35,6 +37,7 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
         && claim.mode == Mode::Exclusive
         && claim.reserve <= 1
         && !claim.record
+        && !raises
         && !state.config.timed()
         && !contention.is_contended();
     if fast {
@@ -60,6 +63,16 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
         Err(_) => {}
     }
     standing
+}
+
+/// From now on this client accepts no token of the claim's counter that is not above the claim's floor, and the script lifts
+/// the counter. Returns whether that is news.
+fn raise_floor(servers: &Servers, claim: &Claim) -> bool {
+    let state = &servers.state;
+    let slot = state.keys(&claim.name).slot;
+    let raises = state.highest(slot) < claim.floor.get();
+    state.saw(slot, claim.floor.get());
+    raises
 }
 
 /// The server that may grant a claim of this slot now.

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fencelock_core::{Durability, Finding, Promises, Wake};
+use fencelock_core::{Durability, Finding, Floor, Promises, Wake};
 
 use crate::config::{Config, Deployment};
 use crate::server::ServerInfo;
@@ -30,6 +30,11 @@ pub(crate) fn of(servers: &[ServerInfo], config: &Config) -> Promises {
     };
     Promises::full(engine, clock)
         .record(true)
+        // In a cluster each slot has its own counter.
+        .floor(match config.is_cluster() {
+            true => Floor::Name,
+            false => Floor::Store,
+        })
         .wake(Wake::Push)
         .durability(durability.unwrap_or(Durability::Volatile))
         .min_ttl(Duration::from_millis(10))

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 use fencelock_sql::lease::{self, CLAIM_WINDOW, RECHECK, Rows, Step};
 use rusqlite::{Params, params};
 
@@ -27,6 +27,10 @@ fn take_step(
     claim: &Claim,
     asked_at: BootInstant,
 ) -> Sql<Result<Standing>> {
+    if claim.floor > Token(0) {
+        let floor = token_value(claim.floor);
+        transaction.execute("UPDATE store SET token = ?1 WHERE token < ?1", [floor])?;
+    }
     if let Some(tokens) = grant_alone(transaction, claim)? {
         return Ok(Ok(Standing::Held(Grant::new(tokens, asked_at, claim.ttl))));
     }

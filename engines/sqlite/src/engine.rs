@@ -9,7 +9,7 @@ use fencelock_core::engine::{
     Renewal, Standing, Withdrawn,
 };
 use fencelock_core::support::Mutex;
-use fencelock_core::{ClaimId, Durability, Engine, Promises, Result, Wake};
+use fencelock_core::{ClaimId, Durability, Engine, Floor, Promises, Result, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 
 use crate::acquire;
@@ -106,6 +106,7 @@ fn promises(file: &File, wake: Wake) -> Promises {
     let clock = "all processes read one boot clock; the wall clock, which tokens follow, is not set back over a restart of the machine or while an old copy of the file is put back";
     Promises::full("sqlite", clock)
         .record(true)
+        .floor(Floor::Store)
         .wake(wake)
         // A loss of power may cost the last commits. It also ends every process that held: the next boot ends all holds,
         // and lifts the counter of tokens to the time.
@@ -127,6 +128,7 @@ impl Engine for Sqlite {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
+        claim.check_floor(self, &self.promises)?;
         acquire::place(&self.worker, claim).await
     }
 

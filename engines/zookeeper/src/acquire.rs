@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 use futures_util::TryFutureExt;
 use futures_util::future::join3;
 use zookeeper_client::{CreateMode, CreateOptions, Error as Refusal, MultiWriteResult};
@@ -92,8 +92,18 @@ impl State {
             }
         };
         for _ in 0..ATTEMPTS {
-            let seen = self.create_node(&entry, claim).await;
-            let seen = seen.map_err(|failure| self.error(taking(claim), failure))?;
+            let failure = |failure| self.error(taking(claim), failure);
+            if claim.floor > Token(0) {
+                let managed = Arc::clone(&entry.known.lock().managed);
+                let raised = Box::pin(self.raise_tokens(&managed, claim.floor)).await;
+                raised.map_err(|failed| {
+                    if !entry.known.lock().uncertain {
+                        self.remove(&entry);
+                    }
+                    failure(failed)
+                })?;
+            }
+            let seen = self.create_node(&entry, claim).await.map_err(failure)?;
             match self.decide(&entry, claim, seen).await? {
                 Position::Held(grant) => return Ok(Standing::Held(grant)),
                 Position::Waiting(place) => {
@@ -401,13 +411,16 @@ impl State {
         {
             return Ok(position);
         }
+        // Read after the answer that the claim's node exists.
+        let bases = self.bases(&connection).await;
+        let bases = bases.map_err(|failure| self.error(taking(claim), failure))?;
         let (first, session, timeout) = {
             let mut known = entry.known.lock();
             let Some(czxid) = known.node.as_ref().map(|node| node.czxid) else {
                 return Ok(Position::Gone);
             };
             if !known.held {
-                known.first = stored::first_token(czxid);
+                known.first = bases.first_token(czxid);
                 known.recorded = known.first;
             }
             let session = Arc::clone(&known.session);

@@ -94,11 +94,7 @@ impl State {
             if let Some((answered, lease)) = data.pong
                 && answered == number
             {
-                let grant = Grant::new(
-                    Tokens::one(data.tokens(node.stat.czxid).1),
-                    counted_from,
-                    lease,
-                );
+                let grant = Grant::new(Tokens::one(data.tokens(node.first).1), counted_from, lease);
                 return Ok(Pinged::Answered(node.holder(Some(data)), grant));
             }
             if data.ping != Some(number) {

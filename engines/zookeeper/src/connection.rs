@@ -18,6 +18,7 @@ use zookeeper_client::{Client, Connector, CreateMode, Error, SessionInfo};
 
 use crate::config::Config;
 use crate::error::{Failure, error};
+use crate::token_history::Watched;
 
 /// One session as the servers know it, until it expires.
 #[derive(Debug)]
@@ -54,6 +55,7 @@ pub(crate) struct Connection {
     pub(crate) client: Client,
     pub(crate) session: Arc<Session>,
     pub(crate) lost: watch::Sender<bool>,
+    pub(crate) bases: Watched,
     response_timeout: Duration,
 }
 
@@ -186,6 +188,7 @@ pub(crate) async fn connect_once(
         client,
         session,
         lost: watch::Sender::new(false),
+        bases: Watched::default(),
         response_timeout: config.response_timeout,
     };
     let connection = Arc::new(connection);

@@ -72,6 +72,7 @@ impl Engine for ZooKeeper {
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.state.check_open()?;
+        claim.check_floor(self, &self.promises)?;
         self.state.place(claim).await
     }
 

@@ -16,7 +16,7 @@ use crate::error::{Failure, ReadError};
 use crate::names;
 use crate::queue::QueuedNode;
 use crate::state::State;
-use crate::stored::{ClaimData, Unreadable, first_token};
+use crate::stored::{ClaimData, Unreadable};
 
 /// How many nodes are read in one request.
 const BATCH: usize = 200;
@@ -31,16 +31,17 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct ReadNode {
     pub(crate) queued: QueuedNode,
     pub(crate) stat: Stat,
+    /// The first token that the node's creation tells.
+    pub(crate) first: Token,
     pub(crate) bytes: Vec<u8>,
 }
 
 impl ReadNode {
     pub(crate) fn holder(&self, data: Option<ClaimData>) -> HolderView {
         let Some(data) = data else {
-            return HolderView::new(self.foreign_owner(), self.queued.mode)
-                .token(first_token(self.stat.czxid));
+            return HolderView::new(self.foreign_owner(), self.queued.mode).token(self.first);
         };
-        let (_, token) = data.tokens(self.stat.czxid);
+        let (_, token) = data.tokens(self.first);
         HolderView::new(data.owner, self.queued.mode)
             .claim(names::claim_id(&self.queued.node))
             .token(token)
@@ -267,12 +268,14 @@ impl State {
                 .map(|queued| format!("{lock_node}/{}", queued.node))
                 .collect();
             let contents = self.read_nodes(connection, &paths).await?;
+            let bases = self.bases(connection).await?;
             let nodes: Vec<_> = queued
                 .into_iter()
                 .zip(contents)
                 .map(|(queued, content)| {
                     content.map(|(bytes, stat)| ReadNode {
                         queued,
+                        first: bases.first_token(stat.czxid),
                         stat,
                         bytes,
                     })
@@ -346,8 +349,8 @@ impl State {
         for node in queue.into_iter().take(holding) {
             let data = self.read_data(name, &node.bytes)?;
             let tokens = match &data {
-                Some(data) => data.tokens(node.stat.czxid).0,
-                None => Tokens::one(first_token(node.stat.czxid)),
+                Some(data) => data.tokens(node.first).0,
+                None => Tokens::one(node.first),
             };
             if tokens.contains(token) {
                 found = Some((node, data));

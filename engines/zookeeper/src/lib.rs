@@ -56,6 +56,8 @@ mod session;
 mod session_pool;
 mod state;
 mod stored;
+mod token_base;
+mod token_history;
 mod wait;
 
 pub use engine::ZooKeeper;
@@ -65,7 +67,7 @@ pub use options::Options;
 #[doc(hidden)]
 pub fn read_stored(bytes: &[u8]) {
     if let Ok(data) = stored::ClaimData::read(bytes) {
-        let (tokens, _) = data.tokens(7);
+        let (tokens, _) = data.tokens(fencelock_core::Token(7));
         let _ = tokens.contains(fencelock_core::Token(9));
         // What was read is written and read again without a difference.
         assert_eq!(stored::ClaimData::read(&data.write()), Ok(data));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fencelock_core::{Durability, Finding, LeaseKind, Promises, Wake};
+use fencelock_core::{Durability, Finding, Floor, LeaseKind, Promises, Wake};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use zookeeper_client::Error;
@@ -53,6 +53,7 @@ pub(crate) fn promises(
     Promises::full("zookeeper", clock)
         .portable(false)
         .record(true)
+        .floor(Floor::Store)
         .lease(LeaseKind::Session)
         .wake(Wake::Push)
         .durability(Durability::Durable)

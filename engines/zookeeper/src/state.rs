@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use fencelock_core::engine::{Claim, EventSender};
 use fencelock_core::support::Mutex;
@@ -31,6 +32,8 @@ pub(crate) struct State {
     pub(crate) watch_requests: mpsc::UnboundedSender<(Arc<Entry>, Arc<Connection>)>,
     pub(crate) registry: Mutex<Registry>,
     pub(crate) reap_due: Notify,
+    /// The highest floor of a claim that the token base was raised above.
+    pub(crate) raised: AtomicU64,
 }
 
 #[derive(Default)]
@@ -58,6 +61,7 @@ impl State {
             watch_requests,
             registry: Mutex::default(),
             reap_due: Notify::new(),
+            raised: AtomicU64::new(0),
         }
     }
 

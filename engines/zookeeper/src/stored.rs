@@ -10,10 +10,13 @@ use fencelock_core::{Token, Tokens};
 /// after a downgrade.
 const TOKEN_BITS: u32 = 5;
 
+/// How far apart the first tokens of two transactions are at least.
+pub(crate) const TOKENS_PER_TRANSACTION: u64 = 1 << TOKEN_BITS;
+
 /// The most tokens of one grant.
 pub(crate) const MAX_TOKENS: u32 = 16;
 
-/// The first token of a node that this transaction created. The ids of transactions grow over all servers and elections,
+/// The first token of a node that this transaction created, before the token base is added. The ids of transactions grow over all servers and elections,
 /// and the nodes of one queue hold in their order.
 pub(crate) fn first_token(czxid: i64) -> Token {
     Token((czxid as u64) << TOKEN_BITS)
@@ -150,9 +153,8 @@ impl ClaimData {
         Ok(data)
     }
 
-    /// The tokens of the grant, and the present token.
-    pub(crate) fn tokens(&self, czxid: i64) -> (Tokens, Token) {
-        let node = first_token(czxid);
+    /// The tokens of the grant, and the present token. `node`: the first one that the node's creation tells.
+    pub(crate) fn tokens(&self, node: Token) -> (Tokens, Token) {
         let (first, token) = self.tokens.unwrap_or((node, node));
         let count = self.count.clamp(1, MAX_TOKENS);
         (Tokens::new(first, count), token)
@@ -177,7 +179,7 @@ mod tests {
             pong: Some((7, Duration::from_millis(19_999))),
         };
         assert_eq!(ClaimData::read(&data.write()), Ok(data.clone()));
-        assert_eq!(data.tokens(99).1, Token(323));
+        assert_eq!(data.tokens(Token(99)).1, Token(323));
         let plain = ClaimData {
             label: None,
             tokens: None,
@@ -187,7 +189,7 @@ mod tests {
             ..data
         };
         assert_eq!(ClaimData::read(&plain.write()), Ok(plain.clone()));
-        assert_eq!(plain.tokens(10).1, Token(320));
+        assert_eq!(plain.tokens(Token(320)).1, Token(320));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod endings;
 mod exclusion;
 mod expiry;
 mod faults;
+mod floors;
 mod going_on;
 mod inspection;
 mod modes;
@@ -27,6 +28,7 @@ pub fn cases() -> Vec<&'static Case> {
     let groups = [
         exclusion::CASES,
         tokens::CASES,
+        floors::CASES,
         order::CASES,
         modes::CASES,
         compound::CASES,

@@ -97,6 +97,7 @@ impl Engine for Toy {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
+        claim.check_floor("toy:", &self.promises)?;
         let now = Clock::Boot.now();
         let expiry = now + claim.ttl + claim.lock_delay;
         let mut table = self.table();

@@ -3,4 +3,5 @@
 pub mod bound;
 pub mod claim;
 pub mod http;
+pub mod migrate;
 pub mod quorum_token;

@@ -1,11 +1,15 @@
 //! The words of the contract: a claim, its grant, its place in the queue, and how it ends.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::promises::LeaseKind;
+use super::promises::{Floor, LeaseKind, Promises};
 use super::setters::setters;
-use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Token, Tokens};
+use crate::types::{BootInstant, ClaimId, Error, LockName, Mode, Result, Token, Tokens};
+
+/// No claim has a higher [`floor`](Claim#structfield.floor): tokens are below 2^53, and those above the floor must have room.
+pub const MAX_FLOOR: Token = Token(1 << 52);
 
 /// One request for one lock, which waits or holds. Cheap to clone.
 ///
@@ -48,6 +52,10 @@ pub struct Claim {
     /// Whether others must be able to read the token from the store as soon as it is granted. Without it an engine may
     /// write the token with the first renewal only, if that is faster.
     pub record: bool,
+    /// The tokens of its grant are above this; 0 for none. Where the store has one counter ([`Floor::Store`]), the claim raises
+    /// it, so later grants to anybody are above it, too. A claim has one floor from its first call on; one that holds already
+    /// with a lower token keeps it.
+    pub floor: Token,
     /// A note for people. At most 255 bytes, no control characters.
     pub label: Option<Arc<str>>,
 }
@@ -66,12 +74,14 @@ impl Claim {
             wait: true,
             reserve: 1,
             record: false,
+            floor: Token(0),
             label: None,
         }
     }
 
     setters! {
         mode: Mode, ttl: Duration, lock_delay: Duration, wait: bool, reserve: u32, record: bool,
+        floor: Token,
     }
 
     /// Sets [`label`](Self#structfield.label).
@@ -79,6 +89,32 @@ impl Claim {
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.label = Some(label.into());
         self
+    }
+
+    /// What an engine calls before it sends anything of a claim.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the claim has a floor and the store promises none, [`Error::Invalid`] if the floor is above
+    /// [`MAX_FLOOR`].
+    pub fn check_floor(&self, store: &(impl Display + ?Sized), promises: &Promises) -> Result<()> {
+        if self.floor == Token(0) {
+            return Ok(());
+        }
+        if promises.floor == Floor::Refused {
+            let why = "the tokens of this kind of store cannot be raised";
+            return Err(Error::unsupported(
+                store,
+                "a grant above a given token",
+                why,
+            ));
+        }
+        match self.floor <= MAX_FLOOR {
+            true => Ok(()),
+            false => {
+                let why = format!("it leaves no room for the tokens above it; at most {MAX_FLOOR}");
+                Err(Error::invalid("floor", self.floor.to_string(), why))
+            }
+        }
     }
 }
 

@@ -21,10 +21,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use claim::{Claim, Event, Grant, HeldClaim, Leave, Place, Renewal, Standing, Withdrawn};
+pub use claim::{
+    Claim, Event, Grant, HeldClaim, Leave, MAX_FLOOR, Place, Renewal, Standing, Withdrawn,
+};
 pub use events::{EventSender, EventSource, EventStream};
 pub use host::{Address, UrlHost, host_and_port};
-pub use promises::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
+pub use promises::{Durability, Finding, Floor, LeaseKind, Order, Promises, Purpose, Wake};
 pub use record::{MAX_RECORD_BYTES, Record, RecordChange};
 pub use store_url::StoreUrl;
 pub use tls_files::{TlsFiles, TlsTexts};

@@ -25,6 +25,30 @@ impl Order {
     }
 }
 
+/// What [`Claim::floor`](super::Claim#structfield.floor) raises. From the weakest to the strongest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Floor {
+    /// A claim with a floor is refused.
+    Refused,
+    /// The tokens of the claim's name, and perhaps of some others: the store has several counters.
+    Name,
+    /// The tokens of all names: the store has one counter.
+    Store,
+}
+
+impl Floor {
+    /// As one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Refused => "none",
+            Self::Name => "name",
+            Self::Store => "store",
+        }
+    }
+}
+
 /// What ends a hold whose client is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -130,6 +154,8 @@ pub struct Promises {
     pub portable: bool,
     /// Whether the store keeps a record, which a set of stores needs ([`Engine::record`](super::Engine::record)).
     pub record: bool,
+    /// What a claim with a floor raises.
+    pub floor: Floor,
     /// What ends a hold whose client is gone.
     pub lease: LeaseKind,
     /// How waiters wake.
@@ -161,6 +187,7 @@ impl Promises {
             ranges: false,
             portable: false,
             record: false,
+            floor: Floor::Refused,
             lease: LeaseKind::Lease,
             wake: Wake::Poll,
             durability: Durability::Volatile,
@@ -189,6 +216,7 @@ impl Promises {
 
     setters! {
         order: Order, shared: bool, permits: bool, lock_delay: bool, ranges: bool, portable: bool, record: bool,
+        floor: Floor,
         lease: LeaseKind, wake: Wake, durability: Durability, min_ttl: Duration, max_ttl: Duration, claim_window: Duration,
         limits: Vec<Finding>,
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Evict, LockView, Page};
 use fencelock_core::{
-    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Promises, Result, Token, Tokens, Wake,
+    ClaimId, Durability, Error, Finding, Floor, LeaseKind, LockName, Promises, Result, Token,
+    Tokens, Wake,
 };
 use fencelock_sql::Settings;
 use fencelock_sql::bound::{CLAIM_WINDOW, CloseSignal, Dialect, Record, SessionId};
@@ -60,6 +61,11 @@ impl Dialect for BoundLocks {
             },
         )
         .ranges(true)
+        // The numbers of a run mean the same for as long as a connection is open.
+        .floor(match self.get_lock {
+            true => Floor::Refused,
+            false => Floor::Store,
+        })
         .lease(LeaseKind::Connection)
         .wake(Wake::Push)
         // A hold ends with the server.
@@ -90,6 +96,16 @@ impl Dialect for BoundLocks {
 
     fn session_id(&self, session: &Session) -> SessionId {
         session.id.clone()
+    }
+
+    async fn raise_tokens(&self, session: &mut Session, floor: Token) -> Result<()> {
+        if session.floor <= floor {
+            // With an error this connection still accepts no token that is not above the floor.
+            session.floor = Token(floor.get() + 1);
+            let lifted = self.lift_tokens_to(session, "COMMIT").await;
+            lifted.map_err(|failed| self.error("lift the token counter", failed))?;
+        }
+        Ok(())
     }
 
     async fn try_acquire(

@@ -85,26 +85,24 @@ impl BoundLocks {
         if let Some(tokens) = self.lock_free_row(session, idle, claim).await? {
             return Ok(Some(tokens));
         }
-        // Another client that inserts and locks the same row at this moment blocks this one for a second at most.
-        session
-            .run(Request::of("SET SESSION innodb_lock_wait_timeout = 1"))
-            .await?;
-        match self.insert_row(session, claim).await {
-            Ok(()) => {}
-            Err(Failure::Conflict(_)) => {
-                session.run(Request::of(patience())).await?;
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
-        }
-        // A clean-up locks rows for a moment. That is not a hold: wait until it ends, and let no other one begin.
+        // A clean-up locks rows for a moment, and deletes them. That is not a hold: wait until it ends, and let no other one
+        // begin before this client has looked again.
         let sweep = self.clean_up_key(session);
-        let mut wait = Request::of(patience());
+        // Another client that inserts and locks the same row at this moment blocks this one for a second at most.
+        let mut wait = Request::of("SET SESSION innodb_lock_wait_timeout = 1");
         wait.push(format!("DO GET_LOCK('{sweep}', {})", CLEAN_UP_SECONDS + 1));
         session.run(wait).await?;
-        let tokens = self.lock_free_row(session, idle, claim).await?;
-        let go_on = format!("DO RELEASE_LOCK('{sweep}')");
-        session.run(Request::of(go_on)).await?;
+        let tokens = match self.insert_row(session, claim).await {
+            Ok(()) => {
+                session.run(Request::of(patience())).await?;
+                self.lock_free_row(session, idle, claim).await?
+            }
+            Err(Failure::Conflict(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let mut go_on = Request::of(patience());
+        go_on.push(format!("DO RELEASE_LOCK('{sweep}')"));
+        session.run(go_on).await?;
         Ok(tokens)
     }
 

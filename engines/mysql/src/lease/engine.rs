@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, HeldClaim, LockView, Record, RecordChange};
 use fencelock_core::{
-    ClaimId, Durability, Finding, LockName, Mode, Promises, Result, Token, Tokens, Wake,
+    ClaimId, Durability, Finding, Floor, LockName, Mode, Promises, Result, Token, Tokens, Wake,
 };
 use fencelock_sql::lease::{CLAIM_WINDOW, Waiter};
 use fencelock_sql::server::{DbInstant, Dialect, Message, Queued, Snapshot, Write, Written};
@@ -44,6 +44,7 @@ impl Dialect for Leases {
             "the database's clock does not jump forward by more than is left of a lease",
         )
         .record(true)
+        .floor(Floor::Store)
         .durability(info.map_or(Durability::Process, ServerInfo::durability))
         .claim_window(CLAIM_WINDOW)
         .wake(match self.ears.work() {

@@ -152,6 +152,39 @@ async fn a_killed_server_frees_all_and_tokens_go_on() {
     }
 }
 
+/// A clean-up has locked the row of a lock that nobody holds, and is about to delete it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clean_up_refuses_nobody() {
+    let server = MariaDb::start().unwrap();
+    let client = with(&server, "strategy=for-update").await;
+    let before = token_of(&client, "a").await;
+    let mut cleaner = bare(&server).await;
+    let key = "CONCAT('fencelock-s', LEFT(SHA2(CONCAT(DATABASE(), CHAR(0), 'fencelock', CHAR(0)), 256), 48))";
+    for sql in [
+        &format!("DO GET_LOCK({key}, 10)"),
+        "INSERT IGNORE INTO fencelock_names (name) VALUES ('a')",
+        "START TRANSACTION",
+        "SELECT name FROM fencelock_names FOR UPDATE",
+    ] {
+        cleaner.query_drop(sql).await.unwrap();
+    }
+    let tried = tokio::spawn(async move { client.try_lock("a").await });
+    let waiting = "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
+    until("it waits for the end of the clean-up", || {
+        number(&server, waiting) == 1
+    })
+    .await;
+    for sql in [
+        "DELETE FROM fencelock_names WHERE name = 'a'",
+        "COMMIT",
+        &format!("DO RELEASE_LOCK({key})"),
+    ] {
+        cleaner.query_drop(sql).await.unwrap();
+    }
+    let guard = soon("the lock", tried).await.unwrap().unwrap();
+    assert!(guard.token() > before);
+}
+
 /// A waiter has just locked its row, and draws a token from a client that wants the row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_tried_again() {

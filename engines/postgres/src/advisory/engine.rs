@@ -4,7 +4,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fencelock_core::engine::{Claim, Evict, LockView, Page};
 use fencelock_core::{
-    ClaimId, Durability, Error, Finding, LeaseKind, LockName, Mode, Promises, Result, Token,
+    ClaimId, Durability, Error, Finding, Floor, LeaseKind, LockName, Mode, Promises, Result, Token,
     Tokens, Wake,
 };
 use fencelock_sql::Settings;
@@ -37,6 +37,7 @@ impl Dialect for Advisory {
         Ok(Promises::new("postgres", CLOCK)
             .shared(true)
             .ranges(true)
+            .floor(Floor::Store)
             .lease(LeaseKind::Connection)
             .wake(Wake::Push)
             // A hold ends with the server. The next start lifts tokens to the time.
@@ -61,6 +62,15 @@ impl Dialect for Advisory {
 
     fn session_id(&self, session: &Session) -> SessionId {
         session.id.clone()
+    }
+
+    async fn raise_tokens(&self, session: &mut Session, floor: Token) -> Result<()> {
+        if session.floor <= floor {
+            // With an error this connection still accepts no token that is not above the floor.
+            session.floor = Token(floor.get() + 1);
+            self.hosts.lift_tokens(session).await?;
+        }
+        Ok(())
     }
 
     async fn try_acquire(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencelock_core::engine::Claim;
-use fencelock_core::{ClaimId, Durability, Finding, Mode, Promises, Token, Tokens, Wake};
+use fencelock_core::{ClaimId, Durability, Finding, Floor, Mode, Promises, Token, Tokens, Wake};
 use fencelock_sql::lease::CLAIM_WINDOW;
 use fencelock_sql::lease::MOST_TOKENS;
 use fencelock_sql::server::micros;
@@ -15,6 +15,7 @@ pub(super) fn promises(limits: Vec<Finding>, durable: bool) -> Promises {
         "the database's clock does not jump forward by more than is left of a lease",
     )
     .record(true)
+    .floor(Floor::Store)
     .wake(Wake::Push)
     .durability(if durable {
         Durability::Durable

@@ -28,7 +28,8 @@ pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing>
     }
     let mut entry = state.entries.find(&claim.id);
     let contention = state.contention.of(&claim.name);
-    let mut fast = entry.is_none() && !claim.record && !contention.is_contended();
+    let floor = claim.floor.get();
+    let mut fast = entry.is_none() && !claim.record && floor == 0 && !contention.is_contended();
     let mut hint = entry.as_deref().map_or(0, take_hint);
     let mut splits = 0;
     loop {
@@ -37,7 +38,7 @@ pub(crate) async fn place(state: &Arc<State>, claim: &Claim) -> Result<Standing>
         }
         let manner = Manner {
             fast,
-            hint,
+            hint: hint.max(if floor > 0 { floor + 1 } else { 0 }),
             waits: claim.wait && !fast,
             gate: hint > 0 && state.config.gate,
         };

@@ -70,6 +70,7 @@ impl Engine for Redlock {
     }
 
     async fn place(&self, claim: &Claim) -> Result<Standing> {
+        claim.check_floor(self, &self.promises)?;
         acquire::place(&self.state, claim).await
     }
 

@@ -1,4 +1,4 @@
-use fencelock_core::{Finding, Promises, Wake};
+use fencelock_core::{Finding, Floor, Promises, Wake};
 
 use super::state::State;
 
@@ -7,6 +7,7 @@ pub(crate) fn of(state: &State) -> Promises {
                 by clients that were connected to it before";
     Promises::new("redlock", clock)
         .lock_delay(true)
+        .floor(Floor::Name)
         .wake(Wake::Push)
         .min_ttl(state.config.min_ttl())
         .max_ttl(state.config.max_ttl)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token};
 use tokio::time::timeout;
 
 use super::control::on_control;
@@ -84,9 +84,13 @@ impl<D: Dialect> State<D> {
         let mut conn = self.pool.get(permit).await?;
         loop {
             let asked_at = Clock::Boot.now();
-            let acquired = self
-                .dialect
-                .try_acquire(&mut conn.session, claim, claim.ttl);
+            let (dialect, session) = (&self.dialect, &mut conn.session);
+            let acquired = async {
+                if claim.floor > Token(0) {
+                    dialect.raise_tokens(session, claim.floor).await?;
+                }
+                dialect.try_acquire(session, claim, claim.ttl).await
+            };
             match self.within(&action, acquired).await {
                 Ok(Some(tokens)) => {
                     let mut hold = Hold::new(conn, claim, tokens);

@@ -81,6 +81,9 @@ pub trait Dialect: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// What names the connection at the server.
     fn session_id(&self, session: &Self::Session) -> SessionId;
 
+    /// Lifts the token counter above this floor. Where the promises say that floors are refused, it is never called.
+    async fn raise_tokens(&self, session: &mut Self::Session, floor: Token) -> Result<()>;
+
     /// Acquires the lock if it is free, and draws tokens after that. From then on the server ends the connection when it is
     /// silent for `idle`.
     async fn try_acquire(

@@ -80,6 +80,7 @@ impl<D: Dialect> Engine for BoundEngine<D> {
         let state = &self.state;
         state.check_open()?;
         state.check_writes("a lock")?;
+        claim.check_floor(&*state.dialect, &state.promises)?;
         state.used.store(true, Ordering::Relaxed);
         let entry = Arc::clone(state.entries.lock().entry(claim.id).or_default());
         let mut entry = entry.lock().await;

@@ -1,10 +1,11 @@
 //! Takes a lock, or a place in the queue: read, decide, and write the decision if nothing changed meanwhile.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing};
-use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Tokens};
+use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 
 use super::change::{Change, Written};
 use super::dialect::Dialect;
@@ -20,6 +21,9 @@ impl<D: Dialect> State<D> {
     pub(super) async fn place(&self, claim: &Claim) -> Result<Standing> {
         self.check_writes("a lock")?;
         let dialect = &self.pool.dialect;
+        if claim.floor > Token(0) {
+            claim.check_floor(dialect, &dialect.promises())?;
+        }
         let mut call = self.pool.call(action("take", &claim.name));
         let known = self.entries.get(claim.id);
         let fresh = known.is_none();
@@ -29,6 +33,7 @@ impl<D: Dialect> State<D> {
         let entry = known.unwrap_or_else(|| self.entries.register(claim.id));
         let done = async {
             Ok(attempt!(call, Lane::Others, |session| {
+                self.raise_tokens(session, claim.floor).await?;
                 place(dialect, session, claim, &entry, fresh).await
             }))
         };
@@ -53,6 +58,20 @@ impl<D: Dialect> State<D> {
         }
         self.wake(&done.next);
         Ok(done.answer)
+    }
+
+    /// Lifts the token counter above the floor of a claim, unless this was done before. From then on this connection accepts no
+    /// token that is not above it.
+    async fn raise_tokens(&self, session: &mut D::Session, floor: Token) -> Tried<()> {
+        let dialect = &self.pool.dialect;
+        let raised = self.raised.load(Ordering::SeqCst) >= floor.get();
+        if floor == Token(0) || (raised && dialect.token_floor(session) > floor) {
+            return Ok(());
+        }
+        dialect.saw_token(session, Token(floor.get() + 1));
+        dialect.lift_tokens(session).await?;
+        self.raised.fetch_max(floor.get(), Ordering::SeqCst);
+        Ok(())
     }
 }
 

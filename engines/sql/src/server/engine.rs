@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use fencelock_core::engine::{
@@ -39,6 +40,7 @@ impl<D: Dialect> LeaseEngine<D> {
         let (sender, events) = EventSource::channel();
         let connections = settings.connections.get();
         let state = Arc::new(State {
+            raised: AtomicU64::new(0),
             pool: Pool::new(dialect, settings.response_timeout, connections),
             entries: Entries::default(),
             unsettled: Mutex::default(),

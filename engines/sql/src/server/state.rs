@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use fencelock_core::engine::EventSender;
@@ -24,6 +25,8 @@ pub(super) struct State<D: Dialect> {
     /// Claims with requests of unknown outcome.
     pub(super) unsettled: Mutex<HashMap<ClaimId, Unsettled>>,
     pub(super) events: EventSender,
+    /// The highest floor of a claim that the token counter was lifted above.
+    pub(super) raised: AtomicU64,
 }
 
 /// Requests of unknown outcome.

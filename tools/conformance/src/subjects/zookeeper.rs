@@ -123,13 +123,16 @@ impl Store for Three {
 
     async fn leftovers(&self) -> Result<u64> {
         let server = self.ensemble.server(0);
-        let records = server.count_children(&self.root, RECORDS, None)?;
-        Ok(server.count_below(&self.root, None)? - records)
+        let permanent = count_permanent(server, &self.root, None)?;
+        Ok(server.count_below(&self.root, None)? - permanent)
     }
 }
 
-/// How the nodes of records begin.
-const RECORDS: &str = "%record";
+/// The nodes that stay: those of records, and the token base.
+fn count_permanent(server: &ZooKeeper, root: &str, user: Option<&str>) -> Result<u64> {
+    let records = server.count_children(root, "%record", user)?;
+    Ok(records + server.count_children(root, "%base", user)?)
+}
 
 fn user(password: &str) -> String {
     format!("lock:{password}")
@@ -163,8 +166,8 @@ impl Store for Node {
 
     async fn leftovers(&self) -> Result<u64> {
         let (zookeeper, user) = (self.zookeeper(), Some(user(PASSWORD)));
-        let records = zookeeper.count_children(&self.root, RECORDS, user.as_deref())?;
-        Ok(zookeeper.count_below(&self.root, user.as_deref())? - records)
+        let permanent = count_permanent(&zookeeper, &self.root, user.as_deref())?;
+        Ok(zookeeper.count_below(&self.root, user.as_deref())? - permanent)
     }
 
     fn server(&self) -> Option<&dyn Server> {

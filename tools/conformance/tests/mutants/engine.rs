@@ -95,6 +95,7 @@ impl WrongEngine {
             Mutant::TreatsSharedAsExclusive => claim.mode = Mode::Exclusive,
             Mutant::IgnoresTheLockDelay => claim.lock_delay = Duration::ZERO,
             Mutant::ForgetsLabels => claim.label = None,
+            Mutant::IgnoresFloors => claim.floor = Token(0),
             Mutant::GrantsOnePermitMore => {
                 if let Mode::Permit { of } = claim.mode {
                     let of = of.saturating_add(1);

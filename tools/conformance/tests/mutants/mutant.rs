@@ -38,6 +38,7 @@ pub(crate) enum Mutant {
     RedrawsByPlacing,
     RenewsByIdAlone,
     ChangesAnyRecord,
+    IgnoresFloors,
     /// No fault: it promises less.
     PromisesLittle,
 }
@@ -47,6 +48,14 @@ pub(crate) const MUTANTS: &[(Mutant, &[&str])] = &[
     (
         Mutant::ChangesAnyRecord,
         &["one_of_many_changes_the_record"],
+    ),
+    (
+        Mutant::IgnoresFloors,
+        &[
+            "a_token_is_above_the_floor",
+            "a_floor_is_for_all_who_come_later",
+            "a_floor_is_for_waiters_and_spares_who_holds",
+        ],
     ),
     (
         Mutant::GrantsWhatIsHeld,
