@@ -45,7 +45,7 @@ pub(crate) async fn store(
     let promises = replica.promises();
     let body = Store {
         engine: promises.engine.to_owned(),
-        store: replica.engine.to_string(),
+        store: replica.store.clone(),
         binding: replica.binding,
         claim_window_ms: millis(replica.window),
         poll_ms: millis(replica.poll()),

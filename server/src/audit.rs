@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -136,7 +137,7 @@ impl Tail {
 #[derive(Debug)]
 pub(crate) struct Audit {
     orders: SyncSender<Order>,
-    dropped: AtomicU64,
+    dropped: Arc<AtomicU64>,
     /// Whether grants and releases are written, too.
     pub(crate) grants: bool,
 }
@@ -156,8 +157,9 @@ impl Audit {
         let out = open(file.as_deref())?;
         let (orders, ordered) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("audit".to_owned());
-        thread.spawn(move || write_all(out, file, &ordered))?;
-        let dropped = AtomicU64::new(0);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let failed = Arc::clone(&dropped);
+        thread.spawn(move || write_all(out, file, &ordered, &failed))?;
         Ok(Self {
             orders,
             dropped,
@@ -199,11 +201,17 @@ fn open(file: Option<&Path>) -> io::Result<Option<File>> {
     file.map(append).transpose()
 }
 
-fn write_all(mut out: Option<File>, file: Option<PathBuf>, ordered: &Receiver<Order>) {
+fn write_all(
+    mut out: Option<File>,
+    file: Option<PathBuf>,
+    ordered: &Receiver<Order>,
+    dropped: &AtomicU64,
+) {
     while let Ok(order) = ordered.recv() {
         match order {
             Order::Write(text) => {
                 if let Err(error) = write(&mut out, &text) {
+                    dropped.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(%error, "the audit log cannot be written");
                 }
             }
@@ -254,7 +262,19 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+
+    #[tokio::test]
+    async fn lines_that_cannot_be_written_are_counted() {
+        let audit = Audit::open(Path::new("/dev/full"), true).unwrap();
+        let line = Line::new("r", "somebody", None, Deed::Grant);
+        audit.note(&line);
+        // What comes later is written later.
+        assert!(audit.confirm(&line).await.is_err());
+        assert_eq!(audit.dropped(), 1);
+    }
 
     #[test]
     fn times_are_those_of_the_calendar() {

@@ -4,6 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fencelock_core::{Error, Result};
+use http::Uri;
+use http::uri::{Authority, PathAndQuery};
+
+use crate::access::Access;
 use crate::principal::{Grant, Principal, Right};
 
 /// How a replica serves. [`Config::default`] is for one machine: it listens on loopback and asks for no credentials.
@@ -54,6 +59,42 @@ impl Config {
             anonymous: vec![Grant::on_all(Right::ALL)],
             ..Self::default()
         }
+    }
+
+    /// Whether a service can be started with this. Nothing is opened.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an address or a principal that cannot be used.
+    pub fn check(&self) -> Result<()> {
+        if let Some(advertise) = &self.advertise {
+            check_address(advertise)
+                .map_err(|why| Error::invalid("advertise", redacted(advertise), why))?;
+        }
+        Access::new(&self.principals, &self.anonymous, None).map(drop)
+    }
+}
+
+/// What clients are told to connect to: a URL without credentials, path or query.
+fn check_address(address: &str) -> std::result::Result<(), &'static str> {
+    let uri: Uri = address.parse().map_err(|_| "it is no URL")?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err("it must begin with http:// or https://");
+    }
+    let authority = uri.authority().map_or("", Authority::as_str);
+    if authority.contains('@') {
+        return Err("it must have no user and no password: every client reads it");
+    }
+    match uri.path_and_query().map_or("/", PathAndQuery::as_str) {
+        "/" => Ok(()),
+        _ => Err("it must have no path and no query"),
+    }
+}
+
+/// Without what may be a password.
+fn redacted(address: &str) -> &str {
+    match address.rsplit_once('@') {
+        Some((_, host)) => host,
+        None => address,
     }
 }
 

@@ -35,6 +35,7 @@ mod dashboard;
 mod events;
 mod go_on;
 mod hour;
+mod identity;
 mod incoming;
 mod known;
 mod locks;

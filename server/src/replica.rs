@@ -20,6 +20,7 @@ use crate::carried::Carried;
 use crate::census;
 use crate::config::Config;
 use crate::events::Events;
+use crate::identity::store_here;
 use crate::known::Known;
 use crate::measured::Measured;
 use crate::metrics::Metrics;
@@ -43,6 +44,8 @@ pub(crate) struct Replica {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) clock: Clock,
     pub(crate) config: Config,
+    /// Its store, as replicas compare it.
+    pub(crate) store: String,
     /// 16 hex digits, drawn at its start.
     pub(crate) id: String,
     pub(crate) binding: Binding,
@@ -85,11 +88,14 @@ impl Replica {
         let measured = Measured::new(engine, Arc::clone(&metrics));
         let engine: Arc<dyn Engine> = Arc::new(measured);
         let promises = engine.promises();
+        config
+            .check()
+            .map_err(|error| Error::config(&engine, error.to_string()))?;
         let access = Access::new(&config.principals, &config.anonymous, None)?;
         let audit = config.audit.as_ref().map(|log| {
             let opened = Audit::open(&log.file, log.grants);
-            let file = log.file.display().to_string();
-            opened.map_err(|error| Error::invalid("audit log", file, error.to_string()))
+            let file = log.file.display();
+            opened.map_err(|error| Error::config(&engine, format!("the audit log {file}: {error}")))
         });
         let window = match promises.claim_window < promises.max_ttl {
             true => promises.claim_window.min(LONGEST_WINDOW),
@@ -100,6 +106,7 @@ impl Replica {
             (!promises.portable).then(|| Bound::new(Arc::clone(&engine), Arc::clone(&known)));
         Ok(Self {
             clock: engine.clock(),
+            store: store_here(&*engine),
             id: draw_id(&engine)?,
             binding: match bound {
                 Some(_) => Binding::Replica,

@@ -155,6 +155,7 @@ impl Settings {
         if let Some(most) = duration("max_ttl", serve.limits.max_ttl)? {
             config.limits.max_ttl = most;
         }
+        config.check().map_err(|error| bad(error.to_string()))?;
         Ok(Self {
             listen: serve.listen,
             store: serve.store,
@@ -266,6 +267,11 @@ mod tests {
             "[[principal]]\nname = \"a\"\nrights = [{ prefix = \"\", rights = [\"all\"] }]",
             "[[principal]]\nname = \"a\"\ntokens = [{ id = \"a\", sha256 = \"00\" }]",
             "[[principal]]\nname = \"a\"\npassword = \"x\"",
+            "[[principal]]\nname = \"a\"\nrights = [{ prefix = \"nightly\", rights = [\"take\"] }]",
+            "[serve]\nadvertise = \"nonsense with spaces\"",
+            "[serve]\nadvertise = \"gw-1:7420\"",
+            "[serve]\nadvertise = \"http://gw-1:7420/locks\"",
+            "[serve]\nadvertise = \"http://u:hunter2@gw-1:7420\"",
             "[sevre]",
             "[serve]\nstore = \"redis://u:hunter2@h\"",
             "[serve]\nlisten = \"redis://u:hunter2@h\"",

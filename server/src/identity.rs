@@ -1,0 +1,65 @@
+//! Which store this is, as the clients of several replicas compare it: a lock that is taken in two stores is no lock.
+//!
+//! The URL of a server says enough. A file, and the memory of a process, are others on each machine under the same name.
+
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use fencelock_core::Engine;
+use sha2::{Digest, Sha256};
+
+/// The store's name, and for a store that is no server what tells it from those of the same name elsewhere.
+pub(crate) fn store_here(engine: &dyn Engine) -> String {
+    let name = engine.to_string();
+    match engine.promises().engine {
+        "memory" => format!("{name} ({})", here(&this_process())),
+        "sqlite" => format!("{name} ({})", here(&file_of(&name))),
+        _ => name,
+    }
+}
+
+/// A process of this machine; also one of another container, which may have the same number.
+fn this_process() -> String {
+    let space = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{} {}", space.display(), std::process::id())
+}
+
+/// A file of this machine; also one of another container, which may have the same path.
+fn file_of(name: &str) -> String {
+    let path = name.strip_prefix("sqlite:").unwrap_or(name);
+    let path = path.split('?').next().unwrap_or(path);
+    // Without an answer, the name of the file must do.
+    match fs::metadata(path) {
+        Ok(found) => format!("{} {}", found.dev(), found.ino()),
+        Err(_) => String::new(),
+    }
+}
+
+/// 8 hex digits for something on this machine, until its next start.
+fn here(what: &str) -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let hash = Sha256::digest(format!("{} {what}", boot.trim()));
+    let mut text = String::from("here: ");
+    for byte in &hash[..4] {
+        // A text takes whatever is written to it.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_itself_under_one_name_and_not_another_one() {
+        let (this, other) = (
+            concat!("sqlite:", env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+            "sqlite:/proc/version",
+        );
+        assert_eq!(file_of(this), file_of(&format!("{this}?prefix=x")));
+        assert_ne!(file_of(this), file_of(other));
+        assert_ne!(here(&file_of(this)), here(&file_of(other)));
+    }
+}
