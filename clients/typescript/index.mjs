@@ -3,6 +3,7 @@ export {
   connect,
   Client,
   Lock,
+  ConfigError,
   FencelockError,
   LockHeld,
   LockLost,

@@ -3,9 +3,10 @@
 
 import { hostname } from "node:os";
 import { FencelockError, LockHeld, LockLost, LockTimeout, Unavailable } from "./errors";
-import { NoAnswer, now, sleep, type Answer, type TransportOptions } from "./http";
+import { NoAnswer, now, sleep, type Answer } from "./http";
 import { Lock, TOO_LATE, validUntil, type Detached } from "./lock";
-import { Pauses, Service, drawIdentity, idsBegin, refusal, type Claim, type Identity, type Mode, type Terms } from "./service";
+import { Pauses, Service, drawIdentity, idsBegin, refusal } from "./service";
+import type { Claim, Identity, Mode, ServiceOptions, Terms } from "./service";
 
 /** How long `tryLock` asks again where nothing answers. */
 const TRY_MS = 5000;
@@ -19,7 +20,7 @@ const WAY_BACK_MS = 50;
 const LEAST_POLL_MS = 10;
 const MOST_LATE_GRANTS = 5;
 
-export interface ClientOptions extends TransportOptions {
+export interface ClientOptions extends ServiceOptions {
   /** Who claims, for people who look at the lock; the host and the process id by default. */
   owner?: string;
 }

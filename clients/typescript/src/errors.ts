@@ -20,6 +20,11 @@ export class Unavailable extends FencelockError {
   override name = "Unavailable";
 }
 
+/** The client's URLs or options are wrong: its replicas serve different stores, or open one with different options. */
+export class ConfigError extends FencelockError {
+  override name = "ConfigError";
+}
+
 /** The hold may no longer be trusted. Stop; what was not finished under this token is refused by the resource. */
 export class LockLost extends FencelockError {
   override name = "LockLost";

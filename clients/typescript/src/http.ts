@@ -60,6 +60,8 @@ export interface Answer {
   retryAfterMs: number;
   /** The replica closes the connection. It may be about to end. */
   closing: boolean;
+  /** The id of the replica that answered, which it draws at its start; "" if no replica did. */
+  replica: string;
 }
 
 /** No answer came. The request may take effect all the same. */
@@ -173,5 +175,6 @@ function parse(response: http.IncomingMessage, content: Buffer): Answer {
     detail: isProblem ? String(body.detail ?? body.title ?? "") : `HTTP status ${status} without an explanation`,
     retryAfterMs: Number.isFinite(seconds) && seconds >= 0 ? seconds * 1000 : 1000,
     closing: response.headers.connection?.toLowerCase() === "close",
+    replica: String(response.headers["fencelock-replica"] ?? ""),
   };
 }

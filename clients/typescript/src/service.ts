@@ -1,10 +1,28 @@
 // The replicas, what the store behind them promises, and one claim as the service knows it.
 
 import { createHash, randomBytes } from "node:crypto";
-import { FencelockError, Refused, Unavailable } from "./errors";
+import { ConfigError, FencelockError, Refused, Unavailable } from "./errors";
 import { Answer, NoAnswer, Transport, now, replicaUrl, sleep, type TransportOptions } from "./http";
 
 const RESPONSE_MS = 2000;
+/** All replicas have so long to say their store, however short the caller's time is. */
+const LEAST_OPEN_MS = 500;
+/** How often a URL is asked for its store before an answer from there counts as none: behind a balancer, others may say theirs. */
+const TRIES = 4;
+/** How many replicas are remembered. More come by only if they restart. */
+const MOST_KNOWN = 256;
+/** What makes a store another one, and what replicas of one store must say alike beside that. */
+const SAME = ["engine", "store"] as const;
+const ALIKE = ["binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared", "permits", "lock_delay"] as const;
+
+/** Which replicas may be asked, and as whom. */
+export interface ServiceOptions extends TransportOptions {
+  /**
+   * `url` (the default): replicas must have been started with the same URL of their store. `vouched`: they reach it by different
+   * URLs, and you vouch that it is one.
+   */
+  sameStore?: "url" | "vouched";
+}
 
 /** How a release went. */
 export type Outcome = "released" | "left-queue" | "already-expired" | "not-owner";
@@ -43,7 +61,7 @@ const numbered = (key: string, count: number): Identity => ({
 export const drawIdentity = (): Identity => numbered(drawKey(), 1);
 
 /** The part of `GET /v1/store` that the client needs. */
-interface Store {
+interface Store extends Partial<Record<(typeof SAME)[number] | (typeof ALIKE)[number], unknown>> {
   binding: "store" | "replica";
   claim_window_ms: number;
   poll_ms: number;
@@ -84,7 +102,7 @@ export class Pauses {
   }
 }
 
-/** The service: a list of replicas, any of which will do. */
+/** The service: a list of replicas, any of which will do, since all serve one store. */
 export class Service {
   readonly transport: Transport;
   /** What still runs when nobody waits for it: releases. */
@@ -93,10 +111,19 @@ export class Service {
   private current: number;
   private readonly key = drawKey();
   private count = 0;
-  private known: Known | undefined;
+  private readonly same: readonly (keyof Store)[];
+  /** What a replica said first. All others are compared with that. */
+  private first: Known | undefined;
+  /** The URLs that need not be asked again before they are used. */
+  private readonly usable = new Set<string>();
+  /** The ids of replicas that were asked, in order of their coming, and why one is not believed; "" if it serves this store. */
+  private readonly asked = new Map<string, string>();
 
-  constructor(urls: string[], readonly options: TransportOptions) {
+  constructor(urls: string[], readonly options: ServiceOptions) {
     if (urls.length === 0) throw new TypeError("name at least one replica");
+    const { sameStore = "url" } = options;
+    if (sameStore !== "url" && sameStore !== "vouched") throw new TypeError(`sameStore is url or vouched, not ${sameStore}`);
+    this.same = sameStore === "url" ? SAME : SAME.slice(0, 1);
     this.urls = urls.map((url) => replicaUrl(url, options));
     // So that the clients of a program that runs many times do not all begin with the same replica.
     this.current = Math.floor(Math.random() * urls.length);
@@ -131,24 +158,23 @@ export class Service {
     signal: AbortSignal,
     { named, identity = this.nextIdentity() }: { named?: Known | undefined; identity?: Identity | undefined } = {},
   ): Promise<Claim> {
-    if (named) this.known = named;
-    else if (!this.known || this.known.store.binding === "replica") this.known = await this.ask(deadline, signal);
-    const { store, url } = this.known;
+    const known = named ?? (this.first?.store.binding === "store" ? this.first : await this.find(deadline, signal));
+    const { store, url } = known;
     if (store.binding === "store") return new Claim(this, terms, store, identity, undefined);
     const at = store.advertise ? replicaUrl(store.advertise, this.options) : url;
     return new Claim(this, terms, store, identity, { url: at, id: store.replica });
   }
 
-  private async ask(deadline: number, signal: AbortSignal): Promise<Known> {
+  /** A replica that answers now. */
+  private async find(deadline: number, signal: AbortSignal): Promise<Known> {
     const pauses = new Pauses();
     for (;;) {
       const url = this.any();
       let why: string;
       try {
-        const answer = await this.send({ url }, ["GET", "/v1/store"], undefined, undefined, RESPONSE_MS, signal);
-        if (answer.status === 200 && answer.body?.poll_ms > 0) return { store: answer.body, url };
-        if (!isTransient(answer)) throw refusal(answer);
-        why = answer.detail;
+        if (this.first) return { url, store: await this.ask(url, RESPONSE_MS, signal) };
+        // A replica that hangs leaves time for the lock.
+        return await this.open(Math.min(RESPONSE_MS, Math.max((deadline - now()) / 2, LEAST_OPEN_MS)), signal);
       } catch (error) {
         if (!(error instanceof NoAnswer)) throw error;
         why = error.message;
@@ -159,6 +185,98 @@ export class Service {
       if (now() + pause >= deadline) throw new Unavailable(`the lock service does not answer: ${why}`);
       await sleep(pause, signal);
     }
+  }
+
+  /**
+   * Asks all replicas for their store. Those that answer must serve the same; the others are asked before they are used. Returns one
+   * that answered.
+   */
+  private async open(timeoutMs: number, signal: AbortSignal): Promise<Known> {
+    const asked = this.urls.map(async (url) => ({ url, store: await this.said(url, timeoutMs, signal) }));
+    const answers = await Promise.allSettled(asked);
+    const said = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+    const first = this.first ?? said[0];
+    if (!first || !said[0]) {
+      const errors = answers.map((answer) => (answer as PromiseRejectedResult).reason);
+      throw errors.find((error) => !(error instanceof NoAnswer)) ?? errors[0];
+    }
+    for (const { url, store } of said) {
+      const why = this.differs(url, store, first);
+      if (why) throw new ConfigError(why);
+    }
+    this.first = first;
+    for (const { url, store } of said) this.note(url, store, "");
+    while (!this.usable.has(this.any().href)) this.other(this.any());
+    return said.find(({ url }) => url === this.any()) ?? said[0];
+  }
+
+  /** What the replica at `url` says of its store. */
+  private async said(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<Store> {
+    const answer = await this.send({ url }, ["GET", "/v1/store"], undefined, undefined, timeoutMs, signal);
+    if (answer.status === 200 && answer.body?.poll_ms > 0) return answer.body;
+    throw isTransient(answer) ? new NoAnswer(answer.detail) : refusal(answer);
+  }
+
+  /** Why the replica at `url` does not serve the store of the first one; "" if it does. */
+  private differs(url: URL, store: Store, first: Known): string {
+    const other = (words: readonly (keyof Store)[]): boolean => words.some((word) => store[word] !== first.store[word]);
+    if (other(this.same)) {
+      return (
+        `the replicas serve two stores: ${url.href} serves ${store.store} (${store.engine}), and ${first.url.href} said that it ` +
+        `serves ${first.store.store} (${first.store.engine}); a lock that is taken in two stores is no lock. Start all replicas with ` +
+        'one store; if it is one by two names, use sameStore: "vouched"'
+      );
+    }
+    if (!other(ALIKE)) return "";
+    return (
+      `the replica at ${url.href} opened ${store.store} with other options than that at ${first.url.href} did; start all replicas ` +
+      "with the same"
+    );
+  }
+
+  private note(url: URL, store: Store, why: string): void {
+    if (why) this.usable.delete(url.href);
+    else this.usable.add(url.href);
+    this.asked.set(store.replica, why);
+    for (const id of this.asked.keys()) if (this.asked.size > MOST_KNOWN) this.asked.delete(id);
+  }
+
+  /** Asks the replica at `url` for its store. NoAnswer if it does not say, or serves another one. */
+  private async ask(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<Store> {
+    const store = await this.said(url, timeoutMs, signal);
+    const why = this.differs(url, store, this.first!);
+    this.note(url, store, why);
+    if (why) throw new NoAnswer(why);
+    return store;
+  }
+
+  /** A URL whose replica did not say yet that it serves this store is asked before it is used. */
+  async checkUrl(url: URL, timeoutMs: number, signal?: AbortSignal): Promise<void> {
+    if (!this.usable.has(url.href)) await this.ask(url, timeoutMs, signal);
+  }
+
+  /**
+   * NoAnswer if an answer does not count, since its replica serves another store. One that was not asked yet is asked now, over the
+   * same URL: it may have been started with another store.
+   */
+  async check({ replica, status }: Answer, url: URL, until: number, signal?: AbortSignal): Promise<void> {
+    if (!replica) {
+      // No replica answers so, but a balancer may, for one that is down.
+      if (status >= 300) return;
+      throw new NoAnswer(`${url.host}: the answer does not say which replica it is from`);
+    }
+    let why = `${url.host}: replica ${replica} does not say which store it serves`;
+    for (let tries = 0; tries < TRIES && !this.asked.has(replica); tries += 1) {
+      try {
+        // Behind a balancer, another one may say its own, which tells nothing of this one.
+        await this.ask(url, until - now(), signal);
+      } catch (error) {
+        if (!(error instanceof NoAnswer)) throw error;
+        why = error.message;
+      }
+    }
+    why = this.asked.get(replica) ?? why;
+    if (why) throw new NoAnswer(why);
   }
 
   send(
@@ -214,16 +332,20 @@ export class Claim {
   /** Sends one request. An answer that does not count is a NoAnswer, too. */
   private async send(request: [string, string], body: object, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
     const replica = this.bound ?? { url: this.service.any() };
+    const until = now() + timeoutMs;
     try {
-      const answer = await this.service.send(replica, request, this.identity.key, body, timeoutMs, signal);
+      if (!this.bound) await this.service.checkUrl(replica.url, timeoutMs, signal);
+      const answer = await this.service.send(replica, request, this.identity.key, body, until - now(), signal);
       if (isTransient(answer)) throw new NoAnswer(answer.detail);
+      await this.service.check(answer, replica.url, until, signal);
       if (answer.closing) this.moveOn(replica);
       // Between proxies that mix up answers, at least no other claim's grant is believed.
       if (answer.body.claim !== undefined && answer.body.claim !== this.id) throw new NoAnswer("an answer about another claim");
       return answer;
     } catch (error) {
       if (!signal?.aborted) this.moveOn(replica);
-      throw error;
+      // It does not say which store it serves.
+      throw error instanceof Refused ? new NoAnswer(error.message) : error;
     }
   }
 

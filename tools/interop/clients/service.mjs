@@ -1,6 +1,7 @@
-// The TypeScript client of the lock service as a program, started with URLS NAME. One command a line on stdin:
+// The TypeScript client of the lock service as a program, started with URLS NAME SAME_STORE. One command a line on stdin:
 //
-//     lock TTL_MS TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM; later, unasked: lost NS
+//     lock TTL_MS TIMEOUT_MS|-  held TOKEN | busy | timeout | unavailable | cancelled | refused STATUS PROBLEM | config MESSAGE; later, unasked:
+//                               lost NS
 //     cancel                    ends the lock command that waits
 //     release                   released | already-expired | not-owner | unavailable
 //     valid                     true | false
@@ -11,8 +12,8 @@ import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { connect } from "fencelock";
 
-const [urls, name] = process.argv.slice(2);
-const client = connect(urls);
+const [urls, name, sameStore] = process.argv.slice(2);
+const client = connect(urls, { sameStore });
 const tell = (line) => process.stdout.write(`${line}\n`);
 const clock = () => process.hrtime.bigint();
 const said = {
@@ -20,6 +21,7 @@ const said = {
   LockTimeout: () => "timeout",
   Unavailable: () => "unavailable",
   AbortError: () => "cancelled",
+  ConfigError: (error) => `config ${error.message}`,
   Refused: (error) => `refused ${error.status} ${error.problem}`,
 };
 tell("ready");

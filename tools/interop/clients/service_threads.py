@@ -10,12 +10,12 @@ import time
 import fencelock
 from service_words import say, word
 
-urls, name = sys.argv[1:3]
+urls, name, same_store = sys.argv[1:4]
 
 
 class Program:
     def __init__(self):
-        self.client = fencelock.Client(urls)
+        self.client = fencelock.Client(urls, same_store=same_store)
         self.held = None
 
     def lock(self, ttl, timeout):

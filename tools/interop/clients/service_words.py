@@ -12,4 +12,6 @@ def say(*words):
 def word(error):
     if isinstance(error, fencelock.Refused):
         return f"refused {error.status} {error.problem}"
+    if isinstance(error, fencelock.ConfigError):
+        return f"config {error}"
     return WORDS[type(error)]

@@ -63,7 +63,8 @@ function generator(seed) {
 }
 
 const ENDS = { released: "released", "already-expired": "expired", "not-owner": "not-owner" };
-const client = connect(urls);
+// Each replica reaches the one store through a proxy of its own.
+const client = connect(urls, { sameStore: "vouched" });
 let stopping = false;
 let numbers = 0;
 

@@ -4,13 +4,14 @@
 """
 
 from ._aio import AsyncClient, AsyncLock
-from ._errors import FencelockError, LockHeld, LockLost, LockTimeout, Refused, Unavailable
+from ._errors import ConfigError, FencelockError, LockHeld, LockLost, LockTimeout, Refused, Unavailable
 from ._threads import Client, Lock
 
 __all__ = [
     "AsyncClient",
     "AsyncLock",
     "Client",
+    "ConfigError",
     "FencelockError",
     "Lock",
     "LockHeld",

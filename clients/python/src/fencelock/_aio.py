@@ -276,7 +276,8 @@ class AsyncClient:
     """A client of the lock service in one event loop. Nothing is sent before it is needed.
 
     `urls` are the replicas; any of them will do. `tls` is for an authority of your own, or a client's certificate. `owner` says
-    who claims, for people who look at the lock; the host and the process id by default."""
+    who claims, for people who look at the lock; the host and the process id by default. `same_store`: "url" if replicas must have
+    been started with the same URL of their store, "vouched" if they reach it by different URLs, and you vouch that it is one."""
 
     def __init__(
         self,
@@ -285,8 +286,9 @@ class AsyncClient:
         token: Optional[str] = None,
         tls: Optional[ssl.SSLContext] = None,
         owner: Optional[str] = None,
+        same_store: str = "url",
     ) -> None:
-        self._service = Service(urls.split(",") if isinstance(urls, str) else list(urls), token, tls)
+        self._service = Service(urls.split(",") if isinstance(urls, str) else list(urls), token, tls, same_store)
         self._owner = owner if owner is not None else f"{socket.gethostname()}:{os.getpid()}"
         self._held: List[AsyncLock] = []
         self._takes: Set[asyncio.Task[AsyncLock]] = set()

@@ -17,6 +17,10 @@ class Unavailable(FencelockError):
     """No replica answered, or the store behind them did not, in the time that the caller had."""
 
 
+class ConfigError(FencelockError):
+    """The client's URLs or options are wrong: its replicas serve different stores, or open one with different options."""
+
+
 class LockLost(FencelockError):
     """The hold may no longer be trusted. Stop; what was not finished under this token is refused by the resource."""
 

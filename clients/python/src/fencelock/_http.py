@@ -44,6 +44,8 @@ class Answer:
     retry_after: float
     #: The replica closes the connection. It may be about to end.
     closing: bool
+    #: The id of the replica that answered, which it draws at its start; "" if no replica did.
+    replica: str
 
 
 def replica_url(text: str, token: Optional[str]) -> SplitResult:
@@ -249,4 +251,5 @@ def _parse(status: int, headers: http.client.HTTPMessage, content: bytes) -> Ans
         detail=str(body.get("detail", "")) if is_problem else f"HTTP status {status} without an explanation",
         retry_after=retry_after if math.isfinite(retry_after) else 1.0,
         closing=_is_closing(headers),
+        replica=headers.get("Fencelock-Replica", ""),
     )

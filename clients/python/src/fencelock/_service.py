@@ -8,13 +8,22 @@ import random
 import secrets
 import ssl
 from dataclasses import dataclass
-from typing import Any, Coroutine, Dict, List, Optional, Set
+from typing import Any, Coroutine, Dict, List, Optional, Set, Tuple
 from urllib.parse import SplitResult
 
-from ._errors import FencelockError, Refused, Unavailable
+from ._errors import ConfigError, FencelockError, Refused, Unavailable
 from ._http import Answer, Http, NoAnswer, now, replica_url
 
 RESPONSE_S = 2.0
+#: All replicas have so long to say their store, however short the caller's time is.
+LEAST_OPEN_S = 0.5
+#: How often a URL is asked for its store before an answer from there counts as none: behind a balancer, others may say theirs.
+TRIES = 4
+#: How many replicas are remembered. More come by only if they restart.
+MOST_KNOWN = 256
+#: What makes a store another one, and what replicas of one store must say alike beside that.
+SAME = ("engine", "store")
+ALIKE = ("binding", "claim_window_ms", "min_ttl_ms", "max_ttl_ms", "shared", "permits", "lock_delay")
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,10 @@ class Store:
     is_bound: bool
     claim_window: float
     poll: float
+
+
+def _store(body: Dict[str, Any]) -> Store:
+    return Store(body["binding"] == "replica", body["claim_window_ms"] / 1000, body["poll_ms"] / 1000)
 
 
 @dataclass(frozen=True)
@@ -93,11 +106,13 @@ def ids_begin(key: str) -> str:
 
 
 class Service:
-    """The service: a list of replicas, any of which will do."""
+    """The service: a list of replicas, any of which will do, since all serve one store."""
 
-    def __init__(self, urls: List[str], token: Optional[str], tls: Optional[ssl.SSLContext]) -> None:
+    def __init__(self, urls: List[str], token: Optional[str], tls: Optional[ssl.SSLContext], same_store: str) -> None:
         if not urls:
             raise ValueError("name at least one replica")
+        if same_store not in ("url", "vouched"):
+            raise ValueError(f"same_store is url or vouched, not {same_store!r}")
         self._token = token
         self._urls = [replica_url(url, token) for url in urls]
         # So that the clients of a program that runs many times do not all begin with the same replica.
@@ -106,7 +121,13 @@ class Service:
         self.key = secrets.token_urlsafe(32)
         self._ids_begin = ids_begin(self.key)
         self._count = 0
-        self._store: Optional[Store] = None
+        self._same = SAME if same_store == "url" else SAME[:1]
+        #: Where a replica first said what it serves, and what it said. All others are compared with that.
+        self._first: Optional[Tuple[SplitResult, Dict[str, Any]]] = None
+        #: The URLs that need not be asked again before they are used.
+        self._usable: Set[SplitResult] = set()
+        #: The ids of replicas that were asked, in order of their coming, and why one is not believed; "" if it serves this store.
+        self._asked: Dict[str, str] = {}
         #: What still runs when nobody waits for it: releases.
         self.background: Set[asyncio.Task[Any]] = set()
 
@@ -138,20 +159,18 @@ class Service:
 
     async def claim(self, terms: Terms, deadline: float, named: Optional[Replica] = None) -> Claim:
         """A new claim, at any replica; where the store is bound to replicas, at the one named or at one that answers now."""
-        if self._store and not self._store.is_bound:
-            return Claim(self, terms, self._store, None)
-        if self._store and named:
-            return Claim(self, terms, self._store, named)
+        if self._first and (named or not _store(self._first[1]).is_bound):
+            return Claim(self, terms, _store(self._first[1]), named)
         pauses = Pauses()
         while True:
             url = self.any()
             try:
-                answer = await self.send(Replica(url), "GET", "/v1/store", None, RESPONSE_S)
-                if answer.status == 200 and answer.body.get("poll_ms", 0) > 0:
-                    break
-                if not is_transient(answer):
-                    raise refusal(answer)
-                why = answer.detail
+                if not self._first:
+                    # A replica that hangs leaves time for the lock.
+                    url, body = await self._open(min(RESPONSE_S, max((deadline - now()) / 2, LEAST_OPEN_S)))
+                else:
+                    body = await self._ask(url, RESPONSE_S)
+                break
             except NoAnswer as error:
                 why = str(error)
             self.other(url)
@@ -159,10 +178,93 @@ class Service:
             if now() + pause >= deadline:
                 raise Unavailable(f"the lock service does not answer: {why}")
             await asyncio.sleep(pause)
-        body = answer.body
-        self._store = Store(body["binding"] == "replica", body["claim_window_ms"] / 1000, body["poll_ms"] / 1000)
-        bound = self.replica(body, url) if self._store.is_bound else None
-        return Claim(self, terms, self._store, bound)
+        store = _store(body)
+        return Claim(self, terms, store, self.replica(body, url) if store.is_bound else None)
+
+    async def _open(self, timeout: float) -> Tuple[SplitResult, Dict[str, Any]]:
+        """Asks all replicas for their store. Those that answer must serve the same; the others are asked before they are used.
+        Returns the URL of one that answered, and what it said."""
+        asked = (self._said(url, timeout) for url in self._urls)
+        answers = dict(zip(self._urls, await asyncio.gather(*asked, return_exceptions=True)))
+        said = {url: body for url, body in answers.items() if isinstance(body, dict)}
+        if not said:
+            errors = [error for error in answers.values() if isinstance(error, BaseException)]
+            raise next((error for error in errors if not isinstance(error, NoAnswer)), errors[0])
+        first = self._first or next(iter(said.items()))
+        for url, body in said.items():
+            if why := self._differs(url, body, first):
+                raise ConfigError(why)
+        self._first = first
+        for url, body in said.items():
+            self._note(url, body, "")
+        while self.any() not in self._usable:
+            self.other(self.any())
+        return (self.any(), said[self.any()]) if self.any() in said else first
+
+    async def _said(self, url: SplitResult, timeout: float) -> Dict[str, Any]:
+        """What the replica at `url` says of its store."""
+        answer = await self.send(Replica(url), "GET", "/v1/store", None, timeout)
+        if is_transient(answer):
+            raise NoAnswer(answer.detail)
+        if answer.status != 200 or not answer.body.get("poll_ms", 0) > 0:
+            raise refusal(answer)
+        return answer.body
+
+    def _differs(self, url: SplitResult, body: Dict[str, Any], first: Tuple[SplitResult, Dict[str, Any]]) -> str:
+        """Why the replica at `url` does not serve the store of the first one; "" if it does."""
+        where, said = first
+        if any(body.get(word) != said.get(word) for word in self._same):
+            return (
+                f"the replicas serve two stores: {url.geturl()} serves {body.get('store')} ({body.get('engine')}), and "
+                f"{where.geturl()} said that it serves {said.get('store')} ({said.get('engine')}); a lock that is taken in two "
+                "stores is no lock. Start all replicas with one store; if it is one by two names, use same_store=\"vouched\""
+            )
+        if any(body.get(word) != said.get(word) for word in ALIKE):
+            return (
+                f"the replica at {url.geturl()} opened {body.get('store')} with other options than that at {where.geturl()} did; "
+                "start all replicas with the same"
+            )
+        return ""
+
+    def _note(self, url: SplitResult, body: Dict[str, Any], why: str) -> None:
+        (self._usable.discard if why else self._usable.add)(url)
+        self._asked[body.get("replica", "")] = why
+        if len(self._asked) > MOST_KNOWN:
+            del self._asked[next(iter(self._asked))]
+
+    async def _ask(self, url: SplitResult, timeout: float) -> Dict[str, Any]:
+        """Asks the replica at `url` for its store. NoAnswer if it does not say, or serves another one."""
+        body = await self._said(url, timeout)
+        assert self._first
+        why = self._differs(url, body, self._first)
+        self._note(url, body, why)
+        if why:
+            raise NoAnswer(why)
+        return body
+
+    async def check_url(self, url: SplitResult, timeout: float) -> None:
+        """A URL whose replica did not say yet that it serves this store is asked before it is used."""
+        if url not in self._usable:
+            await self._ask(url, timeout)
+
+    async def check(self, answer: Answer, url: SplitResult, until: float) -> None:
+        """NoAnswer if an answer does not count, since its replica serves another store. One that was not asked yet is asked now,
+        over the same URL: it may have been started with another store."""
+        if not answer.replica:
+            if answer.status < 300:
+                raise NoAnswer(f"{url.netloc}: the answer does not say which replica it is from")
+            return  # no replica answers so, but a balancer may, for one that is down
+        why = f"{url.netloc}: replica {answer.replica} does not say which store it serves"
+        for _ in range(TRIES):
+            if answer.replica in self._asked:
+                break
+            try:
+                # Behind a balancer, another one may say its own, which tells nothing of this one.
+                await self._ask(url, until - now())
+            except NoAnswer as error:
+                why = str(error)
+        if why := self._asked.get(answer.replica, why):
+            raise NoAnswer(why)
 
     def replica(self, body: Dict[str, Any], url: SplitResult) -> Replica:
         """The replica that an answer names; at `url`, if it names no other."""
@@ -206,21 +308,24 @@ class Claim:
 
     async def _send(self, method: str, path: str, body: Dict[str, Any], timeout: float) -> Answer:
         """Sends one request. An answer that does not count is a NoAnswer, too."""
-        replica = self.bound or Replica(self.service.any())
+        replica, until = self.bound or Replica(self.service.any()), now() + timeout
         try:
-            answer = await self.service.send(replica, method, f"/v1/claims/{self.id}{path}", body, timeout, self.key)
+            if not self.bound:
+                await self.service.check_url(replica.url, timeout)
+            answer = await self.service.send(replica, method, f"/v1/claims/{self.id}{path}", body, until - now(), self.key)
             if is_transient(answer):
                 raise NoAnswer(answer.detail)
+            await self.service.check(answer, replica.url, until)
             if answer.closing and not self.bound:
                 self.service.other(replica.url)
             # Between proxies that mix up answers, at least no other claim's grant is believed.
             if answer.body.get("claim", self.id) != self.id:
                 raise NoAnswer("an answer about another claim")
             return answer
-        except NoAnswer:
+        except (NoAnswer, Refused) as error:  # Refused: it does not say which store it serves
             if not self.bound:
                 self.service.other(replica.url)
-            raise
+            raise NoAnswer(str(error)) from error
 
     async def _send_unsure(self, method: str, path: str, body: Dict[str, Any], timeout: float) -> Answer:
         try:

@@ -74,7 +74,8 @@ class Client:
     own in each child.
 
     `urls` are the replicas; any of them will do. `tls` is for an authority of your own, or a client's certificate. `owner` says
-    who claims, for people who look at the lock; the host and the process id by default."""
+    who claims, for people who look at the lock; the host and the process id by default. `same_store`: "url" if replicas must have
+    been started with the same URL of their store, "vouched" if they reach it by different URLs, and you vouch that it is one."""
 
     def __init__(
         self,
@@ -83,8 +84,9 @@ class Client:
         token: Optional[str] = None,
         tls: Optional[ssl.SSLContext] = None,
         owner: Optional[str] = None,
+        same_store: str = "url",
     ) -> None:
-        self._client = AsyncClient(urls, token=token, tls=tls, owner=owner)
+        self._client = AsyncClient(urls, token=token, tls=tls, owner=owner, same_store=same_store)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fencelock", daemon=True)
         self._thread.start()

@@ -14,6 +14,10 @@ use tokio::sync::Notify;
 pub(crate) enum Act {
     /// It is served.
     Pass,
+    /// It is served by the replica at this port, as behind a balancer.
+    PassTo(u16),
+    /// It is served, and the answer says that it is from the replica with this id.
+    PassAs(String),
     /// It is served, and its answer is lost: the connection stays open and silent.
     LoseAnswer,
     /// It is served, and its answer comes after the notification.
@@ -35,6 +39,10 @@ impl Request {
     /// The method and the path.
     pub(crate) fn line(&self) -> &str {
         self.text.split(" HTTP/").next().unwrap_or_default()
+    }
+
+    pub(crate) fn asks_for_store(&self) -> bool {
+        self.line() == "GET /v1/store"
     }
 
     pub(crate) fn is_put(&self) -> bool {
@@ -116,10 +124,15 @@ impl Fronts {
             let answer = match act {
                 Act::Answer(answer) => answer,
                 act => {
-                    let Some(answer) = forward(target, &request.text).await else {
+                    let target = match act {
+                        Act::PassTo(other) => other,
+                        _ => target,
+                    };
+                    let Some(mut answer) = forward(target, &request.text).await else {
                         return;
                     };
                     match act {
+                        Act::PassAs(id) => answer = from_replica(&answer, &id),
                         Act::LoseAnswer => {
                             // Until the client gives up.
                             drop(client.read(&mut [0]).await);
@@ -144,6 +157,13 @@ pub(crate) async fn forward(target: u16, request: &str) -> Option<String> {
     let mut replica = TcpStream::connect(("127.0.0.1", target)).await.ok()?;
     replica.write_all(request.as_bytes()).await.ok()?;
     message(&mut replica).await
+}
+
+/// The answer, as if the replica with this id gave it.
+fn from_replica(answer: &str, id: &str) -> String {
+    let name = "fencelock-replica: ";
+    let (before, rest) = answer.split_once(name).expect("it names its replica");
+    format!("{before}{name}{id}{}", &rest[id.len()..])
 }
 
 /// One request or answer with its body; none at the end of the connection.

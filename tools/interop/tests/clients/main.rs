@@ -14,6 +14,7 @@ mod program;
 mod prometheus;
 mod refusals;
 mod service;
+mod stores;
 mod torture;
 mod waiting;
 

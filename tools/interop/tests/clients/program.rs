@@ -98,6 +98,16 @@ pub(crate) fn python() -> Command {
 
 impl Program {
     pub(crate) async fn start(language: Language, urls: &str, name: &str) -> Self {
+        Self::start_with(language, urls, name, "url").await
+    }
+
+    /// With this word for how replicas show that their store is the same.
+    pub(crate) async fn start_with(
+        language: Language,
+        urls: &str,
+        name: &str,
+        same_store: &str,
+    ) -> Self {
         let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
         let (mut command, dir) = match language {
             Language::TypeScript => {
@@ -117,7 +127,7 @@ impl Program {
                 (command, None)
             }
         };
-        command.args([urls, name]);
+        command.args([urls, name, same_store]);
         let worker = Worker::spawn(&command).expect("a program");
         let mut this = Self {
             language,

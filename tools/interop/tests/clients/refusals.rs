@@ -141,6 +141,7 @@ async fn a_bound_claim_goes_where_it_is_sent(language: Language) {
                 );
                 Act::Answer(problem(421, "other-replica", &more, ""))
             }
+            false if request.port == second => bound(request, 'b'),
             false => bound(request, 'a'),
         },
     );
@@ -197,10 +198,10 @@ async fn a_bound_waiter_leaves_a_replica_that_is_gone(language: Language) {
 
 /// Passes, but says that the store is bound to replicas and that this one's id is `id` sixteen times.
 fn bound(request: &Request, id: char) -> Act {
-    if request.line() != "GET /v1/store" {
-        return Act::Pass;
-    }
     let id = id.to_string().repeat(16);
+    if !request.asks_for_store() {
+        return Act::PassAs(id);
+    }
     let body = format!(
         r#"{{"binding":"replica","claim_window_ms":2000,"poll_ms":1000,"replica":"{id}","advertise":null}}"#
     );

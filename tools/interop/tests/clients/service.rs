@@ -66,6 +66,12 @@ impl Replica {
 
     /// Starts it again on the same port, as another replica.
     pub(crate) fn restart(&mut self) {
+        self.restart_on(self.store.clone());
+    }
+
+    /// Starts it again on the same port, as a replica that serves this store.
+    pub(crate) fn restart_on(&mut self, store: String) {
+        self.store = store;
         self.process.kill9();
         self.process = serve(&self.store, self.port(), &self.options);
         self.await_answer();
