@@ -25,6 +25,7 @@ mod about;
 mod access;
 mod asked;
 mod audit;
+mod batch;
 mod bound;
 mod boundary;
 mod caller;

@@ -97,6 +97,7 @@ async fn a_request_must_name_this_replica() {
         ("POST", format!("{path}/renew")),
         ("POST", format!("{path}/release")),
         ("POST", "/v1/renewals".to_owned()),
+        ("POST", "/v1/batch".to_owned()),
     ] {
         let refused = raw(at.address(), &request(method, &path, &headers, "{}")).await;
         refused.is_problem(421, "other-replica");
