@@ -54,6 +54,7 @@ mod reply;
 mod reserve;
 mod router;
 mod scrape;
+mod series;
 mod server;
 mod service;
 mod settings;
