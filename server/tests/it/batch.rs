@@ -1,6 +1,7 @@
 //! Several takes and releases in one request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fencelock_core::Memory;
 use fencelock_core::layers::{Fault, Trouble};
@@ -179,9 +180,13 @@ async fn one_whose_store_is_silent_holds_up_no_other() {
             .matches("\"status\":200")
             .count()
     };
-    while answered(&read) < 2 {
-        assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
-    }
+    let others = async {
+        while answered(&read) < 2 {
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+        }
+    };
+    let others = tokio::time::timeout(Duration::from_secs(20), others);
+    others.await.expect("the silent one holds up the others");
     let silent = asked[0]["claim"].as_str().unwrap();
     assert!(!String::from_utf8_lossy(&read).contains(silent));
     handle.open(1);
@@ -207,7 +212,7 @@ async fn calls_go_on_when_their_client_is_gone() {
     assert!(is_free(&look(&at, "a").await));
     drop(stream);
     while at.connections() > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     handle.open(1);
     until(&at, "a", "held", |lock| !is_free(lock)).await;
