@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::{Error, LockName};
-use fencelock_wire::{Finding, Findings, Kind, Store, millis, millis_up};
+use fencelock_wire::{BATCH, Finding, Findings, Kind, Store, millis, millis_up};
 use http::StatusCode;
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::replica::Replica;
 use crate::reply::json;
 
 /// What this version can do beyond the basics.
-const FEATURES: [&str; 2] = ["simple", "renewals"];
+const FEATURES: [&str; 3] = ["simple", "renewals", BATCH];
 
 /// What it can do beside that if it hears what the store reports.
 const EVENTS: &str = "events";

@@ -30,23 +30,21 @@ pub(crate) async fn boundary(
 ) -> Response {
     let received = Received(replica.clock.now());
     request.extensions_mut().insert(received);
-    let route = request.extensions().get::<MatchedPath>();
-    let route = route.map(|path| path.as_str().to_owned());
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
     let mut response = match check(&replica, &request) {
         Ok(()) => serve(request, next).await,
         Err(refusal) => refusal.into_response(),
     };
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(&replica.id) {
-        headers.insert(HeaderName::from_static(REPLICA), id);
-    }
+    headers.insert(HeaderName::from_static(REPLICA), replica.id_header.clone());
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(kind) = response.extensions().get::<Kind>() {
         replica.metrics.refused(*kind);
     }
     let took = replica.clock.now().since(received.0);
     let metrics = &replica.metrics;
+    let route = route.as_ref().map(MatchedPath::as_str);
     metrics.request(route, &method, response.status(), took);
     response
 }

@@ -124,7 +124,7 @@ impl AuditLog {
 pub struct Limits {
     /// The longest body of a request, in bytes.
     pub body: usize,
-    /// The longest body of `POST /v1/renewals`, in bytes.
+    /// The longest body of `POST /v1/renewals` and `POST /v1/batch`, in bytes.
     pub renewals_body: usize,
     /// The longest path and query, in bytes.
     pub url: usize,

@@ -151,11 +151,23 @@ pub(crate) async fn release(
     Speaks(id): Speaks,
     Json(body): Json<Release>,
 ) -> Result<Response, Refusal> {
+    let released = releasing(&replica, received, &caller, id, body).await?;
+    Ok(json(StatusCode::OK, &released))
+}
+
+/// Withdraws a claim.
+pub(crate) async fn releasing(
+    replica: &Arc<Replica>,
+    received: BootInstant,
+    caller: &Caller,
+    id: ClaimId,
+    body: Release,
+) -> Result<Released, Refusal> {
     let how = match body.how {
         How::Release => Leave::Release,
         How::Abandon => Leave::Abandon,
     };
-    let claim = released(body, id, &replica, &caller)?;
+    let claim = released(body, id, replica, caller)?;
     let name = claim.name.clone();
     let mut visit = replica.known.enter(id);
     visit.take_turn().await;
@@ -165,9 +177,9 @@ pub(crate) async fn release(
     {
         replica.metrics.released("not_owner");
         let released = Outcome::NotOwner;
-        return Ok(json(StatusCode::OK, &Released { released }));
+        return Ok(Released { released });
     }
-    let asked = Arc::clone(&replica);
+    let asked = Arc::clone(replica);
     let call = async move {
         let withdrawn = asked.engine.withdraw(&claim, how).await;
         asked.hear(&withdrawn);
@@ -209,7 +221,7 @@ pub(crate) async fn release(
     if released == Outcome::Released {
         caller.note_if_grants(|line| line.name(name.as_str()).claim(id), Deed::Release);
     }
-    Ok(json(StatusCode::OK, &Released { released }))
+    Ok(Released { released })
 }
 
 /// Prolongs many holds of one key, with one call of the engine for each lane.

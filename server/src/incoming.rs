@@ -153,7 +153,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
     }
 }
 
-/// A body of JSON of `POST /v1/renewals`, which may be longer.
+/// A body of JSON of `POST /v1/renewals` and `POST /v1/batch`, which may be longer.
 #[derive(Debug)]
 pub(crate) struct LongJson<T>(pub(crate) T);
 

@@ -8,10 +8,11 @@ use std::time::Duration;
 use fencelock_core::{LockName, Mode};
 use fencelock_wire::Kind;
 use http::{Method, StatusCode};
-use metrics::{Key, Label, Level, Metadata, Recorder, Unit};
+use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::hour::Hour;
+use crate::series::{Requests, Series};
 
 static METADATA: Metadata<'static> =
     Metadata::new("fencelock_server", Level::INFO, Some(module_path!()));
@@ -52,6 +53,9 @@ pub(crate) const BUILD: &str = "fencelock_build_info";
 pub(crate) struct Metrics {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
+    counters: Series<Counter>,
+    histograms: Series<Histogram>,
+    requests: Requests,
     /// Patterns of lock names that may be labels: a name, or a prefix and `*`.
     names: Vec<Arc<str>>,
     /// For the dashboard.
@@ -69,6 +73,9 @@ impl Metrics {
         let metrics = Self {
             handle: recorder.handle(),
             recorder,
+            counters: Series::default(),
+            histograms: Series::default(),
+            requests: Requests::default(),
             names: names.iter().map(|name| Arc::from(name.as_str())).collect(),
             hour: Hour::new(),
         };
@@ -161,23 +168,33 @@ impl Metrics {
         self.names.iter().find(fits)
     }
 
-    fn label(&self, name: &LockName) -> Label {
-        match self.pattern(name) {
-            Some(pattern) => Label::new("lock", Arc::clone(pattern)),
-            None => Label::from_static_parts("lock", OTHER),
-        }
+    /// The label of a lock that a pattern names.
+    fn label(&self, name: &LockName) -> Option<Label> {
+        let pattern = self.pattern(name)?;
+        Some(Label::new("lock", Arc::clone(pattern)))
     }
 
-    fn count(&self, name: &'static str, labels: Vec<Label>) {
-        let key = Key::from_parts(name, labels);
-        let counter = self.recorder.register_counter(&key, &METADATA);
-        counter.increment(1);
+    /// Counts once more.
+    fn count(&self, name: &'static str, labels: &[(&'static str, &'static str)]) {
+        let new = || self.counter(name, all_static(labels));
+        self.counters
+            .with(name, labels, new, |counter| counter.increment(1));
     }
 
-    fn time(&self, name: &'static str, labels: Vec<Label>, took: Duration) {
+    fn time(&self, name: &'static str, labels: &[(&'static str, &'static str)], took: Duration) {
+        let new = || self.histogram(name, all_static(labels));
+        let record = |histogram: &Histogram| histogram.record(took.as_secs_f64());
+        self.histograms.with(name, labels, new, record);
+    }
+
+    fn counter(&self, name: &'static str, labels: Vec<Label>) -> Counter {
         let key = Key::from_parts(name, labels);
-        let histogram = self.recorder.register_histogram(&key, &METADATA);
-        histogram.record(took.as_secs_f64());
+        self.recorder.register_counter(&key, &METADATA)
+    }
+
+    fn histogram(&self, name: &'static str, labels: Vec<Label>) -> Histogram {
+        let key = Key::from_parts(name, labels);
+        self.recorder.register_histogram(&key, &METADATA)
     }
 
     pub(crate) fn set(&self, name: &'static str, labels: Vec<Label>, value: f64) {
@@ -185,26 +202,30 @@ impl Metrics {
         self.recorder.register_gauge(&key, &METADATA).set(value);
     }
 
+    /// A request to this route was answered.
     pub(crate) fn request(
         &self,
-        route: Option<String>,
+        route: Option<&str>,
         method: &Method,
         status: StatusCode,
         took: Duration,
     ) {
-        let route = match route {
-            Some(route) => Label::new("route", route),
-            None => Label::from_static_parts("route", OTHER),
+        let (route, method) = (route.unwrap_or(OTHER), method_word(method));
+        let new = || {
+            let route = Label::new("route", route.to_owned());
+            let timed = vec![route, text("method", method)];
+            let status = Label::new("status", status.as_str().to_owned());
+            let counted = [timed.clone(), vec![status]].concat();
+            (
+                self.counter(REQUESTS, counted),
+                self.histogram(REQUEST_SECONDS, timed),
+            )
         };
-        let method = Label::from_static_parts("method", method_word(method));
-        let status = Label::new("status", status.as_str().to_owned());
-        let timed = vec![route.clone(), method.clone()];
-        self.count(REQUESTS, vec![route, method, status]);
-        self.time(REQUEST_SECONDS, timed, took);
+        self.requests.answered((route, method, status), new, took);
     }
 
     pub(crate) fn refused(&self, kind: Kind) {
-        self.count(REFUSALS, vec![text("reason", kind.as_str())]);
+        self.count(REFUSALS, &[("reason", kind.as_str())]);
         if kind == Kind::Held {
             self.hour.note(|minute| minute.refused += 1);
         }
@@ -221,9 +242,19 @@ impl Metrics {
             Some(_) => "waited",
             None => "at_once",
         };
-        let lock = self.label(name);
-        self.time(WAIT_SECONDS, vec![lock.clone()], wait.unwrap_or_default());
-        self.count(GRANTS, vec![lock, text("mode", mode), text("how", how)]);
+        let waited = wait.unwrap_or_default();
+        match self.label(name) {
+            None => {
+                self.time(WAIT_SECONDS, &[("lock", OTHER)], waited);
+                self.count(GRANTS, &[("lock", OTHER), ("mode", mode), ("how", how)]);
+            }
+            Some(lock) => {
+                self.histogram(WAIT_SECONDS, vec![lock.clone()])
+                    .record(waited.as_secs_f64());
+                self.counter(GRANTS, vec![lock, text("mode", mode), text("how", how)])
+                    .increment(1);
+            }
+        }
         self.hour.note(|minute| match wait {
             Some(_) => minute.waited += 1,
             None => minute.at_once += 1,
@@ -232,7 +263,12 @@ impl Metrics {
 
     /// A hold was released after so long.
     pub(crate) fn held(&self, name: &LockName, time: Duration) {
-        self.time(HOLD_SECONDS, vec![self.label(name)], time);
+        match self.label(name) {
+            None => self.time(HOLD_SECONDS, &[("lock", OTHER)], time),
+            Some(lock) => self
+                .histogram(HOLD_SECONDS, vec![lock])
+                .record(time.as_secs_f64()),
+        }
     }
 
     /// The patterns of lock names that are labels.
@@ -246,29 +282,28 @@ impl Metrics {
     }
 
     pub(crate) fn renewed(&self, outcome: &'static str) {
-        self.count(RENEWALS, vec![text("outcome", outcome)]);
+        self.count(RENEWALS, &[("outcome", outcome)]);
     }
 
     pub(crate) fn released(&self, outcome: &'static str) {
-        self.count(RELEASES, vec![text("outcome", outcome)]);
+        self.count(RELEASES, &[("outcome", outcome)]);
     }
 
     pub(crate) fn lost(&self, reason: &'static str) {
-        self.count(LOSSES, vec![text("reason", reason)]);
+        self.count(LOSSES, &[("reason", reason)]);
         self.hour.note(|minute| minute.lost += 1);
     }
 
     pub(crate) fn evicted(&self, how: &'static str, outcome: &'static str) {
-        let labels = vec![text("how", how), text("outcome", outcome)];
-        self.count(EVICTIONS, labels);
+        self.count(EVICTIONS, &[("how", how), ("outcome", outcome)]);
     }
 
     pub(crate) fn paused(&self) {
-        self.count(PAUSES, Vec::new());
+        self.count(PAUSES, &[]);
     }
 
     pub(crate) fn lag(&self, lag: Duration) {
-        self.time(LAG, Vec::new(), lag);
+        self.time(LAG, &[], lag);
     }
 
     pub(crate) fn store_call(
@@ -278,12 +313,11 @@ impl Metrics {
         outcome: &'static str,
         took: Option<Duration>,
     ) {
-        let labels = vec![text("engine", engine), text("call", call)];
+        let labels = [("engine", engine), ("call", call), ("outcome", outcome)];
         if let Some(took) = took {
-            self.time(CALL_SECONDS, labels.clone(), took);
+            self.time(CALL_SECONDS, &labels[..2], took);
         }
-        let outcome = text("outcome", outcome);
-        self.count(CALLS, [labels, vec![outcome]].concat());
+        self.count(CALLS, &labels);
     }
 
     /// Sets a counter that another part of the service counts.
@@ -303,6 +337,10 @@ impl Metrics {
     pub(crate) fn tidy(&self) {
         self.handle.run_upkeep();
     }
+}
+
+fn all_static(labels: &[(&'static str, &'static str)]) -> Vec<Label> {
+    labels.iter().map(|(key, value)| text(key, value)).collect()
 }
 
 pub(crate) fn text(key: &'static str, value: &'static str) -> Label {

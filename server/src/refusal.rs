@@ -69,6 +69,10 @@ impl Refusal {
         self
     }
 
+    pub(crate) fn retries_after(&self) -> Option<u32> {
+        self.retry_after
+    }
+
     pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }

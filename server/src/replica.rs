@@ -12,6 +12,7 @@ use fencelock_core::{
 };
 use fencelock_wire::{Binding, Kind};
 use futures_util::FutureExt;
+use http::HeaderValue;
 
 use crate::access::Access;
 use crate::audit::{Audit, Deed, Line, Tail};
@@ -48,6 +49,8 @@ pub(crate) struct Replica {
     pub(crate) store: String,
     /// 16 hex digits, drawn at its start.
     pub(crate) id: String,
+    /// The same as the header of every answer.
+    pub(crate) id_header: HeaderValue,
     pub(crate) binding: Binding,
     /// The length of a first grant, and of a place in the queue.
     pub(crate) window: Duration,
@@ -104,10 +107,14 @@ impl Replica {
         let known = Known::new(Arc::clone(&engine), window);
         let bound =
             (!promises.portable).then(|| Bound::new(Arc::clone(&engine), Arc::clone(&known)));
+        let id = draw_id(&engine)?;
+        let id_header = HeaderValue::from_str(&id)
+            .map_err(|error| Error::internal(&engine, format!("the id of a replica: {error}")))?;
         Ok(Self {
             clock: engine.clock(),
             store: store_here(&*engine),
-            id: draw_id(&engine)?,
+            id,
+            id_header,
             binding: match bound {
                 Some(_) => Binding::Replica,
                 None => Binding::Store,

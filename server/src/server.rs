@@ -31,9 +31,6 @@ use crate::tls::Tls;
 /// longer than this, is refused with a problem.
 const READ_AHEAD: usize = 64 << 10;
 
-/// What HTTP/1 reads of headers at most. More than the limits, for the same reason.
-const MOST_HEADERS: usize = 256;
-
 /// How many requests one HTTP/2 connection has open at most.
 const STREAMS: u32 = 256;
 
@@ -182,8 +179,8 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         // Of the first request, `Connection::serve` takes care.
         .header_read_timeout(limits.idle_timeout)
-        .max_buf_size(READ_AHEAD)
-        .max_headers(MOST_HEADERS);
+        // It reads 100 headers, which is more than the limits, for the same reason. To read more costs it memory for each request.
+        .max_buf_size(READ_AHEAD);
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)

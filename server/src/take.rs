@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::support::Backoff;
-use fencelock_core::{BootInstant, Error, Sequencer};
+use fencelock_core::{BootInstant, ClaimId, Error, Sequencer};
 use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, WordHeld, WordWaiting, millis};
 use http::header::CONNECTION;
 use http::{HeaderValue, StatusCode};
@@ -34,9 +34,37 @@ pub(crate) async fn take(
     Speaks(id): Speaks,
     Json(body): Json<Take>,
 ) -> Result<Response, Refusal> {
+    let taken = taking(&replica, received, &caller, id, body).await?;
+    Ok(match taken {
+        Taken::Granted(body) => json(StatusCode::OK, &body),
+        Taken::Waiting(body) => {
+            let mut response = json(StatusCode::ACCEPTED, &body);
+            if replica.draining.is_cancelled() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
+            response
+        }
+    })
+}
+
+/// What became of a request to take a lock.
+pub(crate) enum Taken {
+    Granted(Granted),
+    Waiting(Waiting),
+}
+
+/// Takes, stands in the queue, or goes on waiting.
+pub(crate) async fn taking(
+    replica: &Arc<Replica>,
+    received: BootInstant,
+    caller: &Caller,
+    id: ClaimId,
+    body: Take,
+) -> Result<Taken, Refusal> {
     let wait = Duration::from_millis(body.wait_ms).min(replica.poll());
     let queue = body.queue;
-    let claim = Asked::from(body).claim(id, &replica, &caller)?;
+    let claim = Asked::from(body).claim(id, replica, caller)?;
     let in_queue = replica.known.has_placed(&id);
     if replica.draining.is_cancelled() && !in_queue {
         let detail =
@@ -72,10 +100,10 @@ pub(crate) async fn take(
         ttl,
         received,
         until: received + wait,
-        replica: Arc::clone(&replica),
+        replica: Arc::clone(replica),
     };
     let name = asking.claim.name.clone();
-    let taken = asking.run(visit, &caller, in_queue).await;
+    let taken = asking.run(visit, caller, in_queue).await;
     taken.map_err(|refusal| refusal.name(&name))
 }
 
@@ -107,7 +135,7 @@ impl Asking {
         mut visit: Visit,
         caller: &Caller,
         in_queue: bool,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<Taken, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
         visit.take_turn().await;
         if let Some(bound) = &self.replica.bound {
@@ -183,7 +211,7 @@ impl Asking {
         Refusal::new(Kind::Ended, detail)
     }
 
-    fn granted(&self, grant: &Grant, caller: &Caller, waited: bool) -> Result<Response, Refusal> {
+    fn granted(&self, grant: &Grant, caller: &Caller, waited: bool) -> Result<Taken, Refusal> {
         let claim = &self.claim;
         let mut lease = since_sent(grant.counted_from, grant.lease, self.received);
         if let Some(bound) = &self.replica.bound {
@@ -215,21 +243,15 @@ impl Asking {
             full_ttl: grant.lease >= self.ttl && self.is_whole(),
             release_requested: false,
         };
-        Ok(json(StatusCode::OK, &body))
+        Ok(Taken::Granted(body))
     }
 
-    fn waiting(&self, ahead: Option<u64>) -> Response {
-        let body = Waiting {
+    fn waiting(&self, ahead: Option<u64>) -> Taken {
+        Taken::Waiting(Waiting {
             state: WordWaiting::Waiting,
             ahead,
             poll_within_ms: millis(self.replica.window),
-        };
-        let mut response = json(StatusCode::ACCEPTED, &body);
-        if self.replica.draining.is_cancelled() {
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(CONNECTION, close);
-        }
-        response
+        })
     }
 
     fn held(&self) -> Refusal {

@@ -10,7 +10,11 @@ use subtle::ConstantTimeEq;
 
 /// The secret of a client: 43 to 86 characters of `A-Z a-z 0-9 _ -` with at least 256 random bits. Not shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
-pub struct ClaimKey(String);
+pub struct ClaimKey {
+    text: String,
+    /// Digested once, since every request compares it.
+    claim_ids: [u8; 10],
+}
 
 /// This is no claim key. (The text itself is not repeated: it may be one with a typing error.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,28 +41,32 @@ impl ClaimKey {
         let text = bytes
             .iter()
             .map(|byte| char::from(ALPHABET[usize::from(byte % 64)]));
-        Ok(Self(text.collect()))
+        Ok(Self::of(text.collect()))
+    }
+
+    fn of(text: String) -> Self {
+        let digest = Sha256::digest(text.as_bytes());
+        let mut claim_ids = [0; 10];
+        claim_ids.copy_from_slice(&digest[..10]);
+        Self { text, claim_ids }
     }
 
     /// The text, which a request carries in [`KEY`](crate::KEY).
     #[must_use]
     pub fn secret(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// The ten bytes with which the ids of this key's claims begin: the first of SHA-256 over its text.
     #[must_use]
-    pub fn claim_ids(&self) -> [u8; 10] {
-        let digest = Sha256::digest(self.0.as_bytes());
-        let mut begin = [0; 10];
-        begin.copy_from_slice(&digest[..10]);
-        begin
+    pub const fn claim_ids(&self) -> [u8; 10] {
+        self.claim_ids
     }
 
     /// Whether the claim is one of this key's. It takes as long for each wrong one.
     #[must_use]
     pub fn speaks_for(&self, claim: &ClaimId) -> bool {
-        self.claim_ids().ct_eq(&claim.as_bytes()[..10]).into()
+        self.claim_ids.ct_eq(&claim.as_bytes()[..10]).into()
     }
 }
 
@@ -68,7 +76,7 @@ impl FromStr for ClaimKey {
     fn from_str(text: &str) -> Result<Self, BadKey> {
         let fits = (43..=86).contains(&text.len());
         match fits && text.bytes().all(|byte| ALPHABET.contains(&byte)) {
-            true => Ok(Self(text.to_owned())),
+            true => Ok(Self::of(text.to_owned())),
             false => Err(BadKey),
         }
     }

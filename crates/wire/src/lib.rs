@@ -4,6 +4,7 @@
 //! the client **sent** the request that it answers. Requests refuse members that they do not know; answers may have more
 //! members than a client knows.
 
+mod batch;
 mod claim;
 mod key;
 mod lock;
@@ -16,6 +17,7 @@ mod simple;
 mod store;
 mod time;
 
+pub use batch::{Batch, BatchAnswer, BatchBody, BatchOne};
 pub use claim::{
     Granted, How, Outcome, Release, Released, Renew, Renewed, Take, Waiting, WordHeld, WordWaiting,
 };
@@ -38,6 +40,15 @@ pub const REPLICA: &str = "fencelock-replica";
 
 /// How many claims one request renews at most.
 pub const MOST_RENEWALS: usize = 500;
+
+/// How many requests one batch has at most.
+pub const MOST_IN_BATCH: usize = 128;
+
+/// The media type of the answers to a batch: one JSON value on each line.
+pub const LINES: &str = "application/x-ndjson";
+
+/// The feature of a service that answers batches.
+pub const BATCH: &str = "batch";
 
 /// How long the name of an owner may be, in bytes. The service puts the name of the principal before it.
 pub const MOST_OWNER_BYTES: usize = 200;

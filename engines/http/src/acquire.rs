@@ -7,6 +7,7 @@ use fencelock_core::{Clock, Result, Tokens};
 use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, millis, millis_up};
 use http::{Method, StatusCode};
 
+use crate::batch::What;
 use crate::connection::Ask;
 use crate::error::{Action, RequestError, unreadable};
 use crate::state::{Request, State};
@@ -76,6 +77,8 @@ pub(crate) async fn put(
         claim: Some(&claim.id),
         at,
         home: home.as_ref(),
+        // What waits would hold up the others.
+        with_others: wait.is_zero().then_some(What::Take),
         limit,
     };
     let reply = match &state.homes {

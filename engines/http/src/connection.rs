@@ -24,7 +24,7 @@ type Body = Full<Bytes>;
 const IDLE: Duration = Duration::from_secs(30);
 
 /// How long an answer may take to be read that came in time, while this process was stopped.
-const UNREAD: Duration = Duration::from_millis(50);
+pub(crate) const UNREAD: Duration = Duration::from_millis(50);
 
 /// More than the longest answer: a page of locks with their queues.
 const MOST_BYTES: usize = 64 << 20;
@@ -64,7 +64,7 @@ pub(crate) struct Answer {
 }
 
 /// No answer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum NoAnswer {
     /// The request was not sent.
     NotSent(String),
@@ -147,11 +147,10 @@ impl Connections {
     ) -> Result<Answer, NoAnswer> {
         let answer = async {
             let response = self.send(replica, ask, "application/json").await?;
+            let replica = replica_of(&response);
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MOST_BYTES).collect().await;
             let body = body.map_err(|error| NoAnswer::InDoubt(full_text(&*error)))?;
-            let replica = head.headers.get(REPLICA);
-            let replica = replica.and_then(|id| id.to_str().ok()).map(str::to_owned);
             Ok(Answer {
                 status: head.status,
                 replica,
@@ -166,15 +165,16 @@ impl Connections {
         timeout(UNREAD, answer).await.unwrap_or_else(late)
     }
 
-    /// Sends a request whose answer has no end.
+    /// Sends a request whose answer is read as it comes.
     pub(crate) async fn stream(
         &self,
         replica: &str,
         ask: Ask<'_>,
         limit: Duration,
+        accept: &'static str,
     ) -> Result<Response<Incoming>, NoAnswer> {
         let late = |_| Err(NoAnswer::InDoubt(format!("no answer within {limit:?}")));
-        let sent = self.send(replica, ask, "text/event-stream");
+        let sent = self.send(replica, ask, accept);
         timeout(limit, sent).await.unwrap_or_else(late)
     }
 
@@ -211,6 +211,12 @@ impl Connections {
             }
         })
     }
+}
+
+/// Which replica an answer says that it is from.
+pub(crate) fn replica_of(response: &Response<Incoming>) -> Option<String> {
+    let id = response.headers().get(REPLICA)?;
+    id.to_str().ok().map(str::to_owned)
 }
 
 /// An error with its causes, which say more than it does.

@@ -61,7 +61,12 @@ async fn open(state: &State, replica: usize) -> Result<Incoming, NoAnswer> {
         ..Ask::get("/v1/events")
     };
     let address = state.replicas.address(replica);
-    let response = connections.stream(address, ask, state.config.response_timeout);
+    let response = connections.stream(
+        address,
+        ask,
+        state.config.response_timeout,
+        "text/event-stream",
+    );
     let response = response.await?;
     match response.status().is_success() {
         true => Ok(response.into_body()),

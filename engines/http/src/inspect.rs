@@ -38,6 +38,7 @@ impl State {
             claim: None,
             at: None,
             home: None,
+            with_others: None,
             limit,
         };
         let reply = self.ask(request).await?;
@@ -84,6 +85,7 @@ impl State {
             claim: None,
             at,
             home: None,
+            with_others: None,
             limit: self.config.response_timeout,
         };
         Ok(self.ask(request).await?)

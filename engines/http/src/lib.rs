@@ -19,6 +19,7 @@
 //! [`Options`] say where the service is and how to use it; the URL is in docs/stores.
 
 mod acquire;
+mod batch;
 mod choices;
 mod config;
 mod connection;

@@ -8,6 +8,7 @@ use fencelock_core::{BootInstant, Clock, Error, Result};
 use fencelock_wire::{How, Kind, ModeWord, Outcome, Release, Released, millis_up};
 use tokio::time::timeout;
 
+use crate::batch::What;
 use crate::error::{Action, RequestError};
 use crate::state::{Request, State};
 
@@ -100,6 +101,7 @@ async fn release_once(
         claim: Some(&claim.id),
         at,
         home: home.as_ref(),
+        with_others: Some(What::Release),
         limit: state.config.response_timeout,
     };
     let reply = state.ask(request).await?;

@@ -139,6 +139,7 @@ async fn ask(
             claim: None,
             at: None,
             home: batch.home.as_ref(),
+            with_others: None,
             limit: limit.clamp(
                 SHORTEST_LIMIT.min(state.config.response_timeout),
                 state.config.response_timeout,

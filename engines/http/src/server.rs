@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 use fencelock_core::{Error, Result};
-use fencelock_wire::{Binding, Store};
+use fencelock_wire::{BATCH, Binding, Store};
 
 use crate::choices::Identity;
 use crate::config::Config;
@@ -77,6 +77,11 @@ impl ServerInfo {
     /// Whether the service tells of losses as they happen.
     pub(crate) fn tells_events(&self) -> bool {
         self.said.features.iter().any(|feature| feature == EVENTS)
+    }
+
+    /// Whether the service takes several requests in one.
+    pub(crate) fn takes_batches(&self) -> bool {
+        self.said.features.iter().any(|feature| feature == BATCH)
     }
 
     pub(crate) fn promises(&self, config: &Config) -> Promises {

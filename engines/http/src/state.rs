@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
+use crate::batch::{Batches, What};
 use crate::config::{Config, Key};
 use crate::connection::{Answer, Ask, Connections, NoAnswer};
 use crate::entry::Entries;
@@ -34,7 +35,9 @@ const CONNECTIONS: usize = 3;
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: Config,
-    pub(crate) connections: Connections,
+    pub(crate) connections: Arc<Connections>,
+    /// For each replica.
+    batches: Vec<Arc<Batches>>,
     pub(crate) replicas: Replicas,
     /// Where claims belong to a replica: the replicas that take them.
     pub(crate) homes: Option<Homes>,
@@ -59,6 +62,8 @@ pub(crate) struct Request<'a> {
     pub(crate) at: Option<usize>,
     /// The only replica to send it to: the claim belongs to it.
     pub(crate) home: Option<&'a Arc<Home>>,
+    /// What it asks for, if it may go together with others.
+    pub(crate) with_others: Option<What>,
     /// The most that all of it may take.
     pub(crate) limit: Duration,
 }
@@ -106,7 +111,7 @@ enum Served {
 impl State {
     /// Asks all replicas for their store. Those that answer must serve the same.
     pub(crate) async fn open(config: Config, sender: EventSender) -> Result<Self> {
-        let connections = Connections::new(&config);
+        let connections = Arc::new(Connections::new(&config));
         let replicas = Replicas::new(&config.replicas, config.spread);
         let asked = (0..replicas.len()).map(|index| {
             let address = replicas.address(index);
@@ -145,6 +150,11 @@ impl State {
             entries: Arc::new(Entries::new(2 * info.window())),
             known: Mutex::new(known),
             closed: watch::Sender::new(false),
+            batches: config
+                .replicas
+                .iter()
+                .map(|address| Batches::new(Arc::clone(&connections), address))
+                .collect(),
             config,
             connections,
             replicas,
@@ -338,7 +348,17 @@ impl State {
         limit: Duration,
     ) -> Result<Answer, RequestError> {
         let (index, address) = (replica.index(), replica.address(&self.replicas));
-        let answer = self.connections.ask(address, request.ask, limit).await;
+        let (ask, batches) = (request.ask, &self.batches[index]);
+        // A request that names a replica goes alone: the service knows it by its header.
+        let with_others = request
+            .with_others
+            .filter(|_| ask.replica.is_none() && self.info.takes_batches());
+        let answer = match (with_others, request.claim, ask.key, ask.body) {
+            (Some(what), Some(claim), Some(key), Some(body)) => {
+                batches.ask(what, *claim, (key, body), limit).await
+            }
+            _ => self.connections.ask(address, ask, limit).await,
+        };
         let answer = answer.map_err(|none| {
             self.replicas.failed(index);
             self.no_answer(address, request.action, none)
@@ -443,6 +463,7 @@ impl State {
             claim: None,
             at: None,
             home: None,
+            with_others: None,
             limit: self.config.response_timeout,
         };
         let reply = self.ask(request).await?;

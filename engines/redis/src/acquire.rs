@@ -16,7 +16,7 @@ use crate::keys::{COUNTER, Keys, check_name};
 use crate::node::Node;
 use crate::reply::unexpected;
 use crate::servers::{Gate, GrantRules, Servers};
-use crate::stored::{MARK_LEN, kind, mark, millis, push_rest, px, unrecorded};
+use crate::stored::{MARK_LEN, kind, mark, millis, push_after_token, push_rest, px, unrecorded};
 use crate::writer::{Use, Writer};
 
 const ACTION: &str = "placing a claim";
@@ -36,13 +36,16 @@ pub(crate) async fn place(servers: &Servers, claim: &Claim) -> Result<Standing> 
     let fast = is_new
         && claim.mode == Mode::Exclusive
         && claim.reserve <= 1
-        && !claim.record
         && !raises
         && !state.config.timed()
         && !contention.is_contended();
     if fast {
         let (_, connection) = ready(servers, 0).await?;
-        if let Some(grant) = fast_path(servers, claim, &connection).await? {
+        let granted = match claim.record {
+            true => recorded_fast_path(servers, claim, &connection).await?,
+            false => fast_path(servers, claim, &connection).await?,
+        };
+        if let Some(grant) = granted {
             return Ok(Standing::Held(grant));
         }
     }
@@ -151,6 +154,39 @@ async fn fast_path(
     Ok(Some(
         Grant::new(Tokens::one(Token(token)), asked_at, claim.ttl).recorded(false),
     ))
+}
+
+/// Takes a free lock by a small script, which records the token. `None`: the script for every case must decide.
+async fn recorded_fast_path(
+    servers: &Servers,
+    claim: &Claim,
+    connection: &Connection,
+) -> Result<Option<Grant>> {
+    let state = &servers.state;
+    let (keys, mark) = (state.keys(&claim.name), mark(&claim.id));
+    let mut rest = Vec::with_capacity(64 + claim.owner.len());
+    push_after_token(&mut rest, claim, &state.channel);
+    let args = |command: &mut Cmd| {
+        keys.push_lock_queue_and_counter(command);
+        command.arg(&mark[..]).arg(px(claim)).arg(&rest[..]);
+        command.arg(state.highest(0)).arg(connection.deadline());
+    };
+    let asked_at = Clock::Boot.now();
+    let failed = |error| servers.place_failed(claim, connection, error);
+    match connection.run(&state.scripts.take, args).await {
+        Ok(Value::Int(0)) => {
+            state.contention.of(&claim.name).raise();
+            Ok(None)
+        }
+        Ok(Value::Int(token)) => {
+            let token = u64::try_from(token).unwrap_or(0);
+            state.saw(0, token);
+            let tokens = Tokens::one(Token(token));
+            Ok(Some(Grant::new(tokens, asked_at, claim.ttl)))
+        }
+        Ok(other) => Err(failed(unexpected(&other))),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// What `place.lua` answers.

@@ -145,6 +145,12 @@ impl<'a> Keys<'a> {
         self.push_beside(command, 5);
     }
 
+    /// Appends the lock, its queue, and the counter.
+    pub(crate) fn push_lock_queue_and_counter(&self, command: &mut Cmd) {
+        command.arg(3).arg(self.name.as_str()).arg(&self.queue);
+        command.arg(&*self.counter);
+    }
+
     /// Appends the lock and its queue.
     pub(crate) fn push_lock_and_queue(&self, command: &mut Cmd) {
         command.arg(2).arg(self.name.as_str()).arg(&self.queue);

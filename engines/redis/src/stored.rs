@@ -66,11 +66,17 @@ pub(crate) fn unrecorded(claim: &Claim, channel: &str) -> Vec<u8> {
     let label = claim.label.as_ref().map_or(0, |label| label.len() + 1);
     let mut value = Vec::with_capacity(MARK_LEN + 60 + claim.owner.len() + label);
     value.extend_from_slice(&mark(&claim.id));
-    value.extend_from_slice(b":0:1:0:");
-    push_number(&mut value, px(claim));
-    value.extend_from_slice(b":0:0:");
-    push_rest(&mut value, claim, channel);
+    value.extend_from_slice(b":0:1:0");
+    push_after_token(&mut value, claim, channel);
     value
+}
+
+/// What follows the token when a claim comes to hold at once.
+pub(crate) fn push_after_token(value: &mut Vec<u8>, claim: &Claim, channel: &str) {
+    value.push(b':');
+    push_number(value, px(claim));
+    value.extend_from_slice(b":0:0:");
+    push_rest(value, claim, channel);
 }
 
 /// The mode's name in scripts.

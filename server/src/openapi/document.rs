@@ -13,6 +13,8 @@ use super::routes::{ALWAYS, Parameter, Place, ROUTES, Route};
 #[openapi(components(schemas(
     fencelock_wire::Attest,
     fencelock_wire::Attested,
+    fencelock_wire::Batch,
+    fencelock_wire::BatchAnswer,
     fencelock_wire::Check,
     fencelock_wire::Checked,
     fencelock_wire::Evict,

@@ -1,6 +1,6 @@
 //! Every route: what it does, who may ask, what it takes and what it answers.
 
-use fencelock_wire::Kind;
+use fencelock_wire::{Kind, LINES};
 
 /// A method on a path.
 pub(super) struct Route {
@@ -40,7 +40,7 @@ pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) what: &'static str,
     pub(super) media: &'static str,
-    /// The schema, if it is JSON.
+    /// The schema, if it is JSON, or that of a line.
     pub(super) schema: Option<&'static str>,
 }
 
@@ -236,6 +236,22 @@ pub(super) const ROUTES: &[Route] = &[
             "The answers, in the order of the request",
             "RenewedMany",
         )],
+        problems: GO_ON,
+    },
+    Route {
+        method: "post",
+        path: "/v1/batch",
+        summary: "Up to 128 takes and releases of one key, none of which waits. What happened to one is in its answer, not in \
+            the status.",
+        right: Some("take"),
+        parameters: &[KEY, REPLICA],
+        body: Some("Batch"),
+        answers: &[Answer {
+            status: 200,
+            what: "A line of JSON for each, in the order in which the answers are known",
+            media: LINES,
+            schema: Some("BatchAnswer"),
+        }],
         problems: GO_ON,
     },
     Route {

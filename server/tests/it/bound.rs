@@ -12,7 +12,9 @@ use fencelock_testbed::{Etcd, Redlock, ZooKeeper};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::client::{Answer, Client, ask, is_free, look, raw, replica, request, until, waiters};
+use crate::client::{
+    Answer, Client, ask, in_order, is_free, look, raw, replica, request, until, waiters,
+};
 
 /// Says which replica is meant, as a client of a bound store must.
 async fn send(at: &Server, client: &Client, method: &str, path: &str, body: &Value) -> Answer {
@@ -97,6 +99,7 @@ async fn a_request_must_name_this_replica() {
         ("POST", format!("{path}/renew")),
         ("POST", format!("{path}/release")),
         ("POST", "/v1/renewals".to_owned()),
+        ("POST", "/v1/batch".to_owned()),
     ] {
         let refused = raw(at.address(), &request(method, &path, &headers, "{}")).await;
         refused.is_problem(421, "other-replica");
@@ -410,4 +413,47 @@ async fn a_claim_whose_lease_is_over_is_not_granted_again() {
     renew(&at, &client, id, &taken["token"], 200)
         .await
         .is_problem(410, "lost");
+}
+
+#[tokio::test]
+async fn a_request_in_a_batch_for_another_lock_leaves_what_is_here() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let id = client.claim();
+    let body = json!({"name": "a", "ttl_ms": 30_000});
+    let taken = put(&at, &client, id, body).await.is(200);
+    let batch = async |what: &str, name: &str| {
+        let one = json!({"claim": id, what: {"name": name}});
+        let all = json!({ "claims": [one] });
+        let answer = send(&at, &client, "POST", "/v1/batch", &all).await;
+        in_order(&[one], &answer.lines()).remove(0)
+    };
+    let refused = batch("take", "b").await;
+    assert_eq!(refused["body"]["type"], "urn:fencelock:ended", "{refused}");
+    let released = batch("release", "b").await;
+    assert_eq!(released["body"]["released"], "not-owner", "{released}");
+    // It holds as before.
+    renew(&at, &client, id, &taken["token"], 30_000)
+        .await
+        .is(200);
+    assert!(is_free(&look(&at, "b").await));
+    let released = batch("release", "a").await;
+    assert_eq!(released["body"]["released"], "released", "{released}");
+}
+
+/// The store may end a hold before this replica has withdrawn it.
+#[tokio::test]
+async fn a_batch_does_not_grant_a_claim_again_whose_lease_is_over() {
+    let ((at, _), client) = (memory().await, Client::new());
+    let take = json!({"name": "a", "ttl_ms": 200, "lock_delay_ms": 60_000});
+    let one = json!({"claim": client.claim(), "take": take});
+    let all = json!({ "claims": [one] });
+    let batch = async || {
+        let answer = send(&at, &client, "POST", "/v1/batch", &all).await;
+        in_order(std::slice::from_ref(&one), &answer.lines()).remove(0)
+    };
+    let taken = batch().await;
+    let lease = taken["body"]["lease_ms_since_sent"].as_u64().unwrap();
+    tokio::time::sleep(Duration::from_millis(lease + 1)).await;
+    let refused = batch().await;
+    assert_eq!(refused["body"]["type"], "urn:fencelock:ended", "{refused}");
 }

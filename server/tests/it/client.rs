@@ -54,6 +54,16 @@ impl Answer {
         self.body()
     }
 
+    /// The JSON values of its lines, if the status is 200.
+    #[track_caller]
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{self:?}");
+        assert_eq!(self.header("content-type"), Some("application/x-ndjson"));
+        self.has_common_headers();
+        let lines = self.text.lines().map(serde_json::from_str);
+        lines.collect::<Result<_, _>>().unwrap()
+    }
+
     /// It is this problem, with all that a problem has.
     #[track_caller]
     pub(crate) fn is_problem(&self, status: u16, kind: &str) {
@@ -110,6 +120,12 @@ async fn read(stream: &mut TcpStream) -> Answer {
         head,
         text: String::new(),
     };
+    let is_lines = answer.header("content-type") == Some("application/x-ndjson");
+    // Events come in chunks, too, and do not end.
+    if is_lines && answer.header("transfer-encoding") == Some("chunked") {
+        answer.text = chunks(stream, body).await;
+        return answer;
+    }
     let length = answer.header("content-length");
     let length: usize = length.unwrap_or("0").parse().unwrap();
     while body.len() < length {
@@ -117,6 +133,27 @@ async fn read(stream: &mut TcpStream) -> Answer {
     }
     answer.text = String::from_utf8(body).unwrap();
     answer
+}
+
+/// Reads a body in chunks to its end.
+async fn chunks(stream: &mut TcpStream, mut read: Vec<u8>) -> String {
+    let mut body = Vec::new();
+    loop {
+        let Some(end) = read.windows(2).position(|two| two == b"\r\n") else {
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "{read:?}");
+            continue;
+        };
+        let size = std::str::from_utf8(&read[..end]).unwrap();
+        let size = usize::from_str_radix(size, 16).unwrap();
+        while read.len() < end + size + 4 {
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "{read:?}");
+        }
+        body.extend_from_slice(&read[end + 2..end + 2 + size]);
+        read.drain(..end + size + 4);
+        if size == 0 {
+            return String::from_utf8(body).unwrap();
+        }
+    }
 }
 
 /// The bytes of a request.
@@ -180,6 +217,13 @@ impl Client {
         self.put(at, id, body).await
     }
 
+    /// Several requests in one; the answers in the order of these requests.
+    pub(crate) async fn batch(&self, at: &Server, claims: &[Value]) -> Vec<Value> {
+        let body = json!({ "claims": claims });
+        let answer = self.ask(at, "POST", "/v1/batch", &body).await;
+        in_order(claims, &answer.lines())
+    }
+
     pub(crate) async fn renew(&self, at: &Server, id: ClaimId, name: &str, token: u64) -> Answer {
         let path = format!("/v1/claims/{id}/renew");
         let body = json!({"name": name, "token": token});
@@ -190,6 +234,18 @@ impl Client {
         let path = format!("/v1/claims/{id}/release");
         self.ask(at, "POST", &path, &json!({"name": name})).await
     }
+}
+
+/// The answers to a batch in the order of its requests.
+#[track_caller]
+pub(crate) fn in_order(claims: &[Value], answers: &[Value]) -> Vec<Value> {
+    assert_eq!(answers.len(), claims.len(), "{answers:?}");
+    let of = |asked: &Value| {
+        let mut answers = answers.iter();
+        let found = answers.find(|answer| answer["claim"] == asked["claim"]);
+        found.expect("an answer to each").clone()
+    };
+    claims.iter().map(of).collect()
 }
 
 /// A request without a key.

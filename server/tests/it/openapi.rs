@@ -87,6 +87,20 @@ async fn answers_about_claims_are_as_documented() {
     let renewed = client.ask(&at, "POST", "/v1/renewals", &many).await;
     fits("post", "/v1/renewals", &renewed);
 
+    let (free, queued) = (client.claim().to_string(), client.claim().to_string());
+    let batch = json!({"claims": [
+        {"claim": free, "take": {"name": "free"}},
+        {"claim": queued, "take": {"name": "a", "queue": true}},
+        {"claim": client.claim().to_string(), "take": {"name": "a"}},
+        {"claim": client.claim().to_string(), "release": {"name": "a"}},
+    ]});
+    let answers = client.ask(&at, "POST", "/v1/batch", &batch).await;
+    assert_eq!(answers.lines().len(), 4);
+    fits("post", "/v1/batch", &answers);
+    let neither = json!({"claims": [{"claim": free}]});
+    let refused = client.ask(&at, "POST", "/v1/batch", &neither).await;
+    fits("post", "/v1/batch", &refused);
+
     let release = "/v1/claims/{id}/release";
     fits("post", release, &client.release(&at, waits, "a").await);
     fits("post", release, &client.release(&at, id, "a").await);
@@ -162,7 +176,12 @@ fn fits(document: &Value, method: &str, path: &str, answer: &Answer) {
     let media = media.split(';').next().unwrap();
     let content = &told["content"][media];
     assert!(content.is_object(), "{method} {path}: {media}: {answer:?}");
-    if media.ends_with("json") {
+    if media == "application/x-ndjson" {
+        for line in answer.lines() {
+            let wrong = wrong(document, &content["schema"], &line, "line");
+            assert_eq!(wrong, None, "{method} {path}: {answer:?}");
+        }
+    } else if media.ends_with("json") {
         let wrong = wrong(document, &content["schema"], &answer.body(), "body");
         assert_eq!(wrong, None, "{method} {path}: {answer:?}");
     }

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock_core::Memory;
+use fencelock_core::{ClaimId, Memory};
 use fencelock_server::{AuditLog, BearerToken, Config, Grant, Principal, Right, Server, TokenHash};
 use fencelock_testbed::Dir;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::client::{Answer, Client, raw, replica_with, request};
+use crate::client::{Answer, Client, in_order, raw, replica_with, request};
 
 /// A principal with a token, and the header that it sends.
 pub(crate) struct User {
@@ -338,6 +338,41 @@ async fn takes_are_limited_and_renewals_and_releases_never() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(begun.elapsed() >= Duration::from_millis(490));
+}
+
+#[tokio::test]
+async fn each_take_of_a_batch_is_counted_and_no_release() {
+    let mut busy = user("busy", &[("", Right::ALL)]);
+    busy.principal.takes_per_s = Some(2);
+    let (at, client) = (serve(&[&busy], |_| {}).await, Client::new());
+    let headers = [
+        ("Authorization", busy.header.as_str()),
+        ("Fencelock-Key", client.key.secret()),
+    ];
+    let batch = async |asks: &str, ids: &[ClaimId]| {
+        let one = |(number, id): (usize, &ClaimId)| json!({"claim": id, asks: {"name": format!("lock/{number}")}});
+        let claims: Vec<Value> = ids.iter().enumerate().map(one).collect();
+        let body = json!({ "claims": claims }).to_string();
+        let bytes = request("POST", "/v1/batch", &headers, &body);
+        in_order(&claims, &raw(at.address(), &bytes).await.lines())
+    };
+    let ids: Vec<ClaimId> = (0..20).map(|_| client.claim()).collect();
+    let taken = batch("take", &ids).await;
+    let of = |status: u64| {
+        taken
+            .iter()
+            .filter(move |answer| answer["status"] == status)
+    };
+    // The bucket fills meanwhile, but not by eight seconds' worth.
+    assert!((2..18).contains(&of(200).count()), "{taken:?}");
+    assert_eq!(of(200).count() + of(429).count(), 20);
+    assert!(
+        of(429).all(|answer| answer["retry_after_s"] == 1),
+        "{taken:?}"
+    );
+    for answer in batch("release", &ids).await {
+        assert_eq!(answer["status"], 200, "{answer}");
+    }
 }
 
 #[tokio::test]

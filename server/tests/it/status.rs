@@ -377,7 +377,10 @@ async fn the_store_says_what_it_promises() {
         (&json!(100), &json!("fifo"))
     );
     assert_eq!(store["replica"], at.service().id());
-    assert_eq!(store["features"], json!(["simple", "renewals", "events"]));
+    assert_eq!(
+        store["features"],
+        json!(["simple", "renewals", "batch", "events"])
+    );
     let findings = ask(&at, "GET", "/v1/store/findings", "").await.is(200);
     assert_eq!(findings, json!({"findings": []}));
     for path in ["/healthz", "/readyz"] {

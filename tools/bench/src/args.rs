@@ -103,6 +103,11 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 
+    /// The URL of a lock service before the store, which is measured in turns with the store alone
+    #[cfg(feature = "http")]
+    #[arg(skip)]
+    pub service: Option<String>,
+
     /// Be a worker process of a benchmark
     #[arg(long, hide = true)]
     pub worker: bool,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fencelock::Result;
 
 use crate::args::Args;
-use crate::contender::engine;
+use crate::contender::{Who, engine};
 #[cfg(any(
     feature = "redis",
     feature = "etcd",
@@ -40,6 +40,25 @@ impl Bench<'_> {
         format!("{}/{what}", self.run)
     }
 
+    /// Where a contender finds the store.
+    pub(crate) fn url_of(&self, who: Who) -> &str {
+        #[cfg(feature = "http")]
+        if let (Who::Served, Some(service)) = (who, &self.args.service) {
+            return service;
+        }
+        let _ = who;
+        self.url
+    }
+
+    /// The contenders through a lock service: one, if there is such a service.
+    pub(crate) fn served(&self) -> Vec<Who> {
+        #[cfg(feature = "http")]
+        if self.args.service.is_some() {
+            return vec![Who::Served];
+        }
+        Vec::new()
+    }
+
     /// Whether there is a bare client to compare with.
     pub(crate) fn has_baseline(&self) -> Result<bool> {
         Ok(engine(self.url)? != "memory")
@@ -57,35 +76,36 @@ impl Bench<'_> {
     }
 
     /// The median of a bare round trip to the server, in nanoseconds; `None` if there is no server.
-    pub(crate) async fn round_trip(&self) -> Result<Option<f64>> {
+    pub(crate) async fn round_trip(&self, who: Who) -> Result<Option<f64>> {
+        let url = self.url_of(who);
         #[cfg(feature = "redis")]
-        if engine(self.url)? == "redis" {
-            let bare = crate::bare::redis::BareRedis::open(self.url).await?;
+        if engine(url)? == "redis" {
+            let bare = crate::bare::redis::BareRedis::open(url).await?;
             return Ok(median(&bare.round_trips(2000).await?));
         }
         #[cfg(feature = "etcd")]
-        if engine(self.url)? == "etcd" {
-            let bare = crate::bare::etcd::BareEtcd::open(self.url).await?;
+        if engine(url)? == "etcd" {
+            let bare = crate::bare::etcd::BareEtcd::open(url).await?;
             return Ok(median(&bare.round_trips(200).await?));
         }
         #[cfg(feature = "zookeeper")]
-        if engine(self.url)? == "zookeeper" {
-            let bare = crate::bare::zookeeper::BareZooKeeper::open(self.url).await?;
+        if engine(url)? == "zookeeper" {
+            let bare = crate::bare::zookeeper::BareZooKeeper::open(url).await?;
             return Ok(median(&bare.round_trips(200).await?));
         }
         #[cfg(feature = "mysql")]
-        if engine(self.url)? == "mysql" {
-            let bare = crate::bare::mysql::BareMySql::open(self.url).await?;
+        if engine(url)? == "mysql" {
+            let bare = crate::bare::mysql::BareMySql::open(url).await?;
             return Ok(median(&bare.round_trips(2000).await?));
         }
         #[cfg(feature = "postgres")]
-        if engine(self.url)? == "postgres" {
-            let bare = crate::bare::postgres::BarePostgres::open(self.url).await?;
+        if engine(url)? == "postgres" {
+            let bare = crate::bare::postgres::BarePostgres::open(url).await?;
             return Ok(median(&bare.round_trips(2000).await?));
         }
         #[cfg(feature = "http")]
-        if engine(self.url)? == "http" {
-            let bare = crate::bare::http::BareHttp::open(self.url)?;
+        if engine(url)? == "http" {
+            let bare = crate::bare::http::BareHttp::open(url)?;
             return Ok(median(&bare.round_trips(2000).await?));
         }
         Ok(None)

@@ -21,6 +21,9 @@ pub(crate) enum Who {
     Fencelock,
     /// The engine's bare client.
     Bare,
+    /// This library, through a lock service before the store.
+    #[cfg(feature = "http")]
+    Served,
     /// The crate `rslock`.
     #[cfg(feature = "peers")]
     Rslock,
@@ -47,6 +50,8 @@ impl Who {
         match self {
             Self::Fencelock => "fencelock",
             Self::Bare => "bare client",
+            #[cfg(feature = "http")]
+            Self::Served => "through one replica",
             #[cfg(feature = "peers")]
             Self::Rslock => "rslock",
             #[cfg(feature = "etcd")]
@@ -93,6 +98,8 @@ impl Who {
         let all = [
             Self::Fencelock,
             Self::Bare,
+            #[cfg(feature = "http")]
+            Self::Served,
             #[cfg(feature = "peers")]
             Self::Rslock,
             #[cfg(feature = "etcd")]
@@ -147,6 +154,8 @@ impl Contender {
     pub(crate) async fn open(who: Who, url: &str) -> Result<Self> {
         match who {
             Who::Fencelock => Ok(Self::Fencelock(fencelock::connect(url).await?)),
+            #[cfg(feature = "http")]
+            Who::Served => Ok(Self::Fencelock(fencelock::connect(url).await?)),
             Who::Bare => match engine(url)? {
                 #[cfg(feature = "redis")]
                 "redis" => {

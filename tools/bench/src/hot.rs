@@ -122,8 +122,10 @@ fn whos(bench: &Bench<'_>, own_clients: bool) -> Result<Vec<Who>> {
     if bench.args.kazoo.is_some() && !own_clients && engine(bench.url)? == "zookeeper" {
         return Ok(vec![Who::Fencelock, Who::Kazoo]);
     }
-    let _ = (bench, own_clients);
-    Ok(vec![Who::Fencelock])
+    let _ = own_clients;
+    let mut whos = vec![Who::Fencelock];
+    whos.extend(bench.served());
+    Ok(whos)
 }
 
 fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool) -> Vec<Job> {
@@ -135,7 +137,7 @@ fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool
         jobs.push(Job {
             act,
             who,
-            url: bench.url.into(),
+            url: bench.url_of(who).into(),
             name: bench.name("hot"),
             tasks,
             first,
@@ -148,7 +150,7 @@ fn jobs(bench: &Bench<'_>, act: Act, who: Who, waiters: usize, own_clients: bool
 }
 
 async fn one_loop(bench: &Bench<'_>, who: Who, waiters: usize, own_clients: bool) -> Result<Round> {
-    let round_trip = bench.round_trip().await?;
+    let round_trip = bench.round_trip(who).await?;
     let jobs = jobs(bench, Act::Loop, who, waiters, own_clients);
     let mut workers = Workers::start(bench, &jobs).await?;
     let from = Clock::Boot.now() + WARM_UP;
@@ -193,7 +195,7 @@ async fn one_drain(
     waiters: usize,
     own_clients: bool,
 ) -> Result<Round> {
-    let round_trip = bench.round_trip().await?;
+    let round_trip = bench.round_trip(who).await?;
     let holder = Holder::take(bench, who, waiters).await?;
     let jobs = jobs(bench, Act::Once, who, waiters, own_clients);
     let mut workers = Workers::start(bench, &jobs).await?;
@@ -225,14 +227,14 @@ impl Holder {
     async fn take(bench: &Bench<'_>, who: Who, task: usize) -> Result<Self> {
         let name = bench.name("hot");
         if who.runs_here() {
-            let client = Contender::open(who, bench.url).await?;
+            let client = Contender::open(who, bench.url_of(who)).await?;
             let held = client.take(&name).await?;
             return Ok(Self::Here(Box::new(client), held, task));
         }
         let job = Job {
             act: Act::Hold,
             who,
-            url: bench.url.into(),
+            url: bench.url_of(who).into(),
             name,
             tasks: 1,
             first: task,

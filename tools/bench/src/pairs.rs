@@ -20,6 +20,7 @@ pub(crate) async fn measure(bench: &Bench<'_>) -> Result<Section> {
     if bench.has_baseline()? {
         whos.insert(0, Who::Bare);
     }
+    whos.extend(bench.served());
     #[cfg(feature = "peers")]
     if bench.args.peers && matches!(engine(bench.url)?, "redis" | "redlock") {
         whos.push(Who::Rslock);
@@ -88,7 +89,7 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
     let job = |process: usize| Job {
         act: Act::Pairs,
         who,
-        url: bench.url.into(),
+        url: bench.url_of(who).into(),
         name: bench.name("pairs"),
         tasks: workers,
         first: process * workers,
@@ -97,7 +98,7 @@ async fn one(bench: &Bench<'_>, who: Who, workers: usize, names: usize) -> Resul
     };
     let (begun, pairs, ended);
     if bench.args.pair_processes == 1 && who.runs_here() {
-        let contender = Contender::open(who, bench.url).await?;
+        let contender = Contender::open(who, bench.url_of(who)).await?;
         // Loads scripts, seeds counters.
         let warm = Clock::Boot.now() + Duration::from_millis(50);
         contender.pairs(job(0).names_of_tasks(), warm).await?;

@@ -29,7 +29,7 @@ def before_load_schema(context, raw_schema):
             for parameter in route.get("parameters", []):
                 if parameter["name"] in one:
                     parameter["schema"] = only(one[parameter["name"]])
-    for body in ("Take", "SimpleTake", "Renew", "RenewOne", "Release", "Attest", "Evict"):
+    for body in ("Take", "SimpleTake", "Renew", "RenewOne", "BatchOne", "Release", "Attest", "Evict"):
         properties = schemas[body]["properties"]
         for member in one.keys() & properties.keys():
             properties[member] = only(one[member])

@@ -44,7 +44,7 @@ impl Found {
     }
 }
 
-/// A request as it was on the wire, and what it says.
+/// A request about claims, and what it says: as it was on the wire, or one of a batch as it is when it comes alone.
 #[derive(Clone, Debug)]
 struct Request {
     bytes: Vec<u8>,
@@ -65,6 +65,49 @@ impl Request {
             method,
             path,
             body,
+        })
+    }
+
+    /// A batch is served as if each of its requests had come alone.
+    fn read_all(bytes: Vec<u8>) -> Vec<Self> {
+        let Some(request) = Self::read(bytes) else {
+            return Vec::new();
+        };
+        if request.path != "/v1/batch" {
+            return vec![request];
+        }
+        let of = request.body["claims"].as_array().into_iter().flatten();
+        of.filter_map(|one| request.alone(one)).collect()
+    }
+
+    /// One of this batch, with the headers of the batch.
+    fn alone(&self, one: &Value) -> Option<Self> {
+        let claim = one["claim"].as_str()?;
+        let (method, path, body) = match (one.get("take"), one.get("release")) {
+            (Some(take), _) => ("PUT", format!("/v1/claims/{claim}"), take),
+            (_, Some(release)) => ("POST", format!("/v1/claims/{claim}/release"), release),
+            _ => return None,
+        };
+        let text = String::from_utf8_lossy(&self.bytes);
+        let (head, _) = text.split_once("\r\n\r\n")?;
+        let content = body.to_string();
+        let mut alone = format!("{method} {path} HTTP/1.1\r\n");
+        for header in head.split("\r\n").skip(1) {
+            let (name, _) = header.split_once(':')?;
+            // The media type of the answer is another, too.
+            if !["content-length", "accept"].contains(&&*name.to_ascii_lowercase()) {
+                alone.push_str(&format!("{header}\r\n"));
+            }
+        }
+        alone.push_str(&format!(
+            "Content-Length: {}\r\n\r\n{content}",
+            content.len()
+        ));
+        Some(Self {
+            bytes: alone.into(),
+            method: method.to_owned(),
+            path,
+            body: body.clone(),
         })
     }
 
@@ -102,7 +145,7 @@ impl Again {
     /// Among requests, those of claims that were released, preferably after a renewal, and of claims that were renewed and
     /// not released.
     pub(crate) fn among(requests: Vec<Vec<u8>>) -> Vec<Self> {
-        let all: Vec<Request> = requests.into_iter().filter_map(Request::read).collect();
+        let all: Vec<Request> = requests.into_iter().flat_map(Request::read_all).collect();
         let mut known = HashSet::new();
         let claims = all.iter().filter_map(Request::takes);
         let claims = claims.filter(|claim| known.insert(*claim));
@@ -271,5 +314,40 @@ mod tests {
         let expected = expected.map(|(id, released, renewed)| (id.to_owned(), released, renewed));
         assert_eq!(found_claims, expected);
         assert_eq!(found[0].take.body["wait_ms"], 500, "the poll");
+    }
+
+    #[test]
+    fn one_of_a_batch_comes_again_alone() {
+        let content = concat!(
+            r#"{"claims":[{"claim":"a1","take":{"name":"x","ttl_ms":9}},"#,
+            r#"{"claim":"b2","release":{"name":"y"}},{"claim":"c3","take":{"name":"z"}}]}"#
+        );
+        let head = "POST /v1/batch HTTP/1.1\r\nhost: h\r\nfencelock-key: k\r\naccept: application/x-ndjson";
+        let batch = format!(
+            "{head}\r\ncontent-length: {}\r\n\r\n{content}",
+            content.len()
+        );
+        let put = |id: &str| format!("PUT /v1/claims/{id} HTTP/1.1\r\n\r\n{{\"name\":\"y\"}}");
+        let renewal = r#"{"claims":[{"claim":"c3","token":7}]}"#;
+        let renewal = format!("POST /v1/renewals HTTP/1.1\r\n\r\n{renewal}");
+        let release = r#"{"claims":[{"claim":"a1","release":{"name":"x"}}]}"#;
+        let release = format!("POST /v1/batch HTTP/1.1\r\n\r\n{release}");
+        let requests = [put("b2"), batch, renewal, release];
+        let found = Again::among(requests.iter().map(|text| text.clone().into()).collect());
+        let what = |again: &Again| (again.claim.clone(), again.released);
+        let found_claims: Vec<_> = found.iter().map(what).collect();
+        let expected = [("b2", true), ("a1", true), ("c3", false)];
+        let expected = expected.map(|(id, released)| (id.to_owned(), released));
+        assert_eq!(found_claims, expected);
+        let alone = String::from_utf8_lossy(&found[1].take.bytes);
+        let (head, body) = alone.split_once("\r\n\r\n").unwrap();
+        assert_eq!(body, found[1].take.body.to_string());
+        assert_eq!(
+            found[1].take.body,
+            serde_json::json!({"name": "x", "ttl_ms": 9})
+        );
+        let expected =
+            "PUT /v1/claims/a1 HTTP/1.1\r\nhost: h\r\nfencelock-key: k\r\nContent-Length: 23";
+        assert_eq!(head, expected);
     }
 }

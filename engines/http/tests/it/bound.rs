@@ -10,6 +10,7 @@ use fencelock_testbed::{Etcd, Flow, Port, Proxy};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::batches::{names, pairs, served};
 use crate::{connect, serve_as, soon, until, wait_for};
 
 /// The shortest of etcd.
@@ -102,6 +103,22 @@ async fn is_the_holder(client: &Client, guard: &Guard) {
     assert_eq!(view.holders.len(), 1, "{view:?}");
     assert_eq!(view.holders[0].claim, Some(guard.claim_id()));
     assert_eq!(view.token(), Some(guard.token()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_a_replica_go_alone() {
+    let etcd = Etcd::start().unwrap();
+    let replicas = two(&etcd).await;
+    let client = connect(&direct(&replicas)).await;
+    pairs(&client, names(16), 3).await;
+    let (mut batches, mut alone) = (0, 0);
+    for replica in &replicas {
+        let server = replica.server.as_ref().unwrap();
+        batches += served(server, "/v1/batch").await;
+        alone += served(server, "/v1/claims/{id}").await;
+    }
+    assert_eq!(batches, 0);
+    assert!(alone >= 48, "{alone} takes");
 }
 
 #[tokio::test(flavor = "multi_thread")]

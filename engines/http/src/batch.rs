@@ -1,0 +1,367 @@
+//! Takes and releases that start while others are under way go to their replica together: `POST /v1/batch`. One that is alone
+//! goes as a request of its own. Nothing in a batch waits for a lock, and each answer is handed on when it comes. Where claims
+//! belong to a replica, every request goes alone.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, ClaimId, Clock};
+use fencelock_wire::{LINES, MOST_IN_BATCH};
+use futures_util::future::join_all;
+use http::{HeaderValue, Method, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::connection::{Answer, Ask, Connections, NoAnswer, UNREAD, replica_of};
+
+/// How many requests to one replica are under way before the next ones are collected.
+const MOST_OUT: usize = 2;
+
+/// One that has no answer after this time holds up no others any more.
+const SLOW: Duration = Duration::from_millis(2);
+
+/// The service takes a mebibyte.
+const MOST_BYTES: usize = 900 << 10;
+
+/// More than the claim and the words around a request.
+const ITEM_BYTES: usize = 64;
+
+/// More than the longest line of an answer.
+const MOST_LINE: usize = 64 << 10;
+
+/// For how long a replica that knows no batches gets none.
+const PLAIN: Duration = Duration::from_secs(60);
+
+/// What a request in a batch asks for; its body is that of the request alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Take,
+    Release,
+}
+
+/// A request that may go with others.
+struct Item {
+    what: What,
+    claim: ClaimId,
+    key: HeaderValue,
+    body: Bytes,
+    limit: Duration,
+    answer: oneshot::Sender<Result<Answer, NoAnswer>>,
+}
+
+/// What collects requests to one replica.
+pub(crate) struct Batches {
+    connections: Arc<Connections>,
+    address: String,
+    state: Mutex<Collected>,
+}
+
+#[derive(Default)]
+struct Collected {
+    /// How many requests are under way that hold up others.
+    out: usize,
+    waiting: Vec<Item>,
+    /// Until then the replica gets no batches.
+    plain_until: Option<BootInstant>,
+}
+
+impl Batches {
+    pub(crate) fn new(connections: Arc<Connections>, address: &str) -> Arc<Self> {
+        Arc::new(Self {
+            connections,
+            address: address.to_owned(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Sends a request, alone or with others, and returns its answer. Must be called within a runtime.
+    pub(crate) async fn ask(
+        self: &Arc<Self>,
+        what: What,
+        claim: ClaimId,
+        (key, body): (&HeaderValue, &Bytes),
+        limit: Duration,
+    ) -> Result<Answer, NoAnswer> {
+        let (answer, answered) = oneshot::channel();
+        let item = Item {
+            what,
+            claim,
+            key: key.clone(),
+            body: body.clone(),
+            limit,
+            answer,
+        };
+        let begin = {
+            let mut state = self.state.lock();
+            state.waiting.push(item);
+            let begin = state.out < MOST_OUT;
+            state.out += usize::from(begin);
+            begin
+        };
+        if begin {
+            tokio::spawn(Slot::new(self).send());
+        }
+        let mut answered = answered;
+        let answer = match timeout(limit, &mut answered).await {
+            Ok(answer) => answer,
+            Err(_) => match timeout(UNREAD, answered).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    let why = format!("no answer within {limit:?}");
+                    return Err(NoAnswer::InDoubt(why));
+                }
+            },
+        };
+        let early = |_| {
+            Err(NoAnswer::InDoubt(
+                "the batch had no answer to it".to_owned(),
+            ))
+        };
+        answer.unwrap_or_else(early)
+    }
+
+    /// Each as a request of its own.
+    async fn send_each(&self, batch: Vec<Item>) {
+        let each = batch.into_iter().map(async |item| {
+            let (method, path) = match item.what {
+                What::Take => (&Method::PUT, format!("/v1/claims/{}", item.claim)),
+                What::Release => (&Method::POST, format!("/v1/claims/{}/release", item.claim)),
+            };
+            let ask = Ask {
+                method,
+                path: &path,
+                key: Some(&item.key),
+                replica: None,
+                body: Some(&item.body),
+            };
+            let answer = self.connections.ask(&self.address, ask, item.limit).await;
+            // The caller may be gone.
+            let _ = item.answer.send(answer);
+        });
+        join_all(each).await;
+    }
+
+    async fn send_together(&self, batch: Vec<Item>, slot: Slot) {
+        let limit = batch.iter().map(|item| item.limit).max();
+        let limit = limit.unwrap_or_default() + UNREAD;
+        let body = body(&batch);
+        let key = batch.first().map(|item| item.key.clone());
+        let ask = Ask {
+            method: &Method::POST,
+            path: "/v1/batch",
+            key: key.as_ref(),
+            replica: None,
+            body: Some(&body),
+        };
+        let asked = self.connections.stream(&self.address, ask, limit, LINES);
+        let response = match slot.until_slow(asked).await {
+            Ok(response) => response,
+            Err(none) => {
+                for item in batch {
+                    let _ = item.answer.send(Err(none.clone()));
+                }
+                return;
+            }
+        };
+        match response.status() {
+            StatusCode::OK => {
+                // Who has no answer by the end hears that.
+                let _ = timeout(limit, hand_on(batch, response)).await;
+            }
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+                tracing::debug!(replica = self.address, "this replica knows no batches");
+                self.state.lock().plain_until = Some(Clock::Boot.now() + PLAIN);
+                self.send_each(batch).await;
+            }
+            // One of them may be at fault for all; nothing was done.
+            StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => self.send_each(batch).await,
+            status => {
+                let replica = replica_of(&response);
+                let body = response.into_body().collect().await;
+                let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+                for item in batch {
+                    let (replica, body) = (replica.clone(), body.clone());
+                    let _ = item.answer.send(Ok(Answer {
+                        status,
+                        replica,
+                        body,
+                    }));
+                }
+            }
+        }
+    }
+}
+
+impl Collected {
+    /// What goes together: of one key, each claim once. Those that nobody waits for any more are not sent.
+    fn next_batch(&mut self) -> Vec<Item> {
+        let (mut batch, mut left): (Vec<Item>, Vec<Item>) = (Vec::new(), Vec::new());
+        let (mut claims, mut bytes) = (HashSet::new(), 0);
+        for item in std::mem::take(&mut self.waiting) {
+            if item.answer.is_closed() {
+                continue;
+            }
+            let size = item.body.len() + ITEM_BYTES;
+            // The first goes in any case, however long it is.
+            let goes = batch.first().is_none_or(|first| {
+                batch.len() < MOST_IN_BATCH && bytes + size <= MOST_BYTES && first.key == item.key
+            });
+            let fits = goes && claims.insert(item.claim);
+            match fits {
+                true => {
+                    bytes += size;
+                    batch.push(item);
+                }
+                false => left.push(item),
+            }
+        }
+        self.waiting = left;
+        batch
+    }
+}
+
+/// A request that is under way and holds up others.
+struct Slot(Option<Arc<Batches>>);
+
+impl Slot {
+    fn new(batches: &Arc<Batches>) -> Self {
+        Self(Some(Arc::clone(batches)))
+    }
+
+    /// Sends what has been collected.
+    async fn send(self) {
+        // Tasks that were woken together ask together.
+        tokio::task::yield_now().await;
+        let Some(batches) = self.0.clone() else {
+            return;
+        };
+        let (batch, is_plain) = {
+            let mut state = batches.state.lock();
+            let now = Clock::Boot.now();
+            let is_plain = state.plain_until.is_some_and(|until| now < until);
+            (state.next_batch(), is_plain)
+        };
+        match is_plain || batch.len() < 2 {
+            true => self.until_slow(batches.send_each(batch)).await,
+            false => batches.send_together(batch, self).await,
+        }
+    }
+
+    /// Does the work. It holds up others until it is done, but not for long.
+    async fn until_slow<T>(self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let done = timeout(SLOW, work.as_mut()).await;
+        self.pass_on();
+        match done {
+            Ok(done) => done,
+            Err(_) => work.await,
+        }
+    }
+
+    /// What has been collected meanwhile is sent.
+    fn pass_on(mut self) {
+        let Some(batches) = self.0.take() else {
+            return;
+        };
+        let goes_on = {
+            let mut state = batches.state.lock();
+            let goes_on = !state.waiting.is_empty();
+            state.out -= usize::from(!goes_on);
+            goes_on
+        };
+        if goes_on {
+            tokio::spawn(Self::new(&batches).send());
+        }
+    }
+}
+
+impl Drop for Slot {
+    /// The task that was to send ended early, with its runtime: nobody is left to send what waits.
+    fn drop(&mut self) {
+        let Some(batches) = self.0.take() else {
+            return;
+        };
+        let unsent = {
+            let mut state = batches.state.lock();
+            state.out -= 1;
+            std::mem::take(&mut state.waiting)
+        };
+        drop(unsent);
+    }
+}
+
+fn body(batch: &[Item]) -> Bytes {
+    let bytes = batch.iter().map(|item| item.body.len() + ITEM_BYTES);
+    let mut body = Vec::with_capacity(bytes.sum::<usize>() + ITEM_BYTES);
+    body.extend_from_slice(b"{\"claims\":[");
+    for (at, item) in batch.iter().enumerate() {
+        let comma = if at == 0 { "" } else { "," };
+        let what = match item.what {
+            What::Take => "take",
+            What::Release => "release",
+        };
+        let head = format!("{comma}{{\"claim\":\"{}\",\"{what}\":", item.claim);
+        body.extend_from_slice(head.as_bytes());
+        body.extend_from_slice(&item.body);
+        body.push(b'}');
+    }
+    body.extend_from_slice(b"]}");
+    Bytes::from(body)
+}
+
+/// One line of the answer.
+#[derive(Deserialize)]
+struct Line<'a> {
+    claim: ClaimId,
+    status: u16,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+/// Gives each answer to who asked, as it comes.
+async fn hand_on(batch: Vec<Item>, response: Response<Incoming>) {
+    let replica = replica_of(&response);
+    let answers = batch.into_iter().map(|item| (item.claim, item.answer));
+    let mut open: HashMap<ClaimId, oneshot::Sender<_>> = answers.collect();
+    let (mut body, mut read) = (response.into_body(), BytesMut::new());
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        read.extend_from_slice(&data);
+        while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+            let line = read.split_to(end + 1).freeze();
+            let Ok(said) = serde_json::from_slice::<Line<'_>>(&line) else {
+                continue;
+            };
+            let (Some(answer), Ok(status)) =
+                (open.remove(&said.claim), StatusCode::from_u16(said.status))
+            else {
+                continue;
+            };
+            let _ = answer.send(Ok(Answer {
+                status,
+                replica: replica.clone(),
+                body: line.slice_ref(said.body.get().as_bytes()),
+            }));
+        }
+        if read.len() > MOST_LINE {
+            return;
+        }
+    }
+}
+
+impl fmt::Debug for Batches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batches({})", self.address)
+    }
+}
