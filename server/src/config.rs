@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fencelock_core::{Error, Result};
+use fencelock_core::{Error, Result, StoreUrl};
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};
 
@@ -68,7 +68,7 @@ impl Config {
     pub fn check(&self) -> Result<()> {
         if let Some(advertise) = &self.advertise {
             check_address(advertise)
-                .map_err(|why| Error::invalid("advertise", redacted(advertise), why))?;
+                .map_err(|why| Error::invalid("advertise", StoreUrl::redacted(advertise), why))?;
         }
         Access::new(&self.principals, &self.anonymous, None).map(drop)
     }
@@ -87,14 +87,6 @@ fn check_address(address: &str) -> std::result::Result<(), &'static str> {
     match uri.path_and_query().map_or("/", PathAndQuery::as_str) {
         "/" => Ok(()),
         _ => Err("it must have no path and no query"),
-    }
-}
-
-/// Without what may be a password.
-fn redacted(address: &str) -> &str {
-    match address.rsplit_once('@') {
-        Some((_, host)) => host,
-        None => address,
     }
 }
 
