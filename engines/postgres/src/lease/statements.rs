@@ -14,7 +14,7 @@ pub(super) const RING: &str = "SELECT fencelock_ring($1)";
 pub(super) const CROWD: &str = "\
     SELECT CASE WHEN current_setting('server_version_num')::integer >= 190000 THEN 0 ELSE \
     (SELECT count(*) /* fencelock_hear */ FROM pg_stat_activity WHERE datname = current_database() \
-        AND query ~ '^LISTEN fencelock_|fencelock_(hear|become_ear)') END";
+        AND query ~ '^LISTEN fencelock_|fencelock_(hear|become_ear)\\M') END";
 pub(super) const BECOME_EAR: &str = "SELECT fencelock_become_ear($1)";
 pub(super) const NO_EAR: &str = "SELECT pg_advisory_unlock($1) /* fencelock_hear */";
 pub(super) const HEAR: &str = "CALL fencelock_hear($1, $2, $3, $4, NULL)";
