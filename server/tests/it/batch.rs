@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock_core::Memory;
 use fencelock_core::layers::{Fault, Trouble};
-use fencelock_server::{Config, Grant, Right};
+use fencelock_server::{Config, Grant, Right, Server};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -158,6 +158,17 @@ async fn what_is_no_batch_is_refused_and_nothing_of_it_is_done() {
     assert!(client.batch(&at, &[]).await.is_empty());
 }
 
+/// Sends a batch, and leaves its answers to be read.
+async fn begin(at: &Server, client: &Client, asked: &[Value]) -> TcpStream {
+    let body = json!({ "claims": asked });
+    let mut stream = TcpStream::connect(at.address()).await.unwrap();
+    stream
+        .write_all(&client.bytes("POST", "/v1/batch", &body))
+        .await
+        .unwrap();
+    stream
+}
+
 #[tokio::test]
 async fn one_whose_store_is_silent_holds_up_no_other() {
     let (fault, handle) = Fault::new(Arc::new(Memory::new()));
@@ -168,12 +179,7 @@ async fn one_whose_store_is_silent_holds_up_no_other() {
         take(client.claim(), "c"),
     ];
     handle.next([Trouble::Hold]);
-    let body = json!({ "claims": asked });
-    let mut stream = TcpStream::connect(at.address()).await.unwrap();
-    stream
-        .write_all(&client.bytes("POST", "/v1/batch", &body))
-        .await
-        .unwrap();
+    let mut stream = begin(&at, &client, &asked).await;
     let mut read = Vec::new();
     let answered = |read: &[u8]| {
         String::from_utf8_lossy(read)
@@ -202,12 +208,7 @@ async fn calls_go_on_when_their_client_is_gone() {
     let (at, client) = (replica(Arc::new(fault)).await, Client::new());
     let asked = [take(client.claim(), "a"), take(client.claim(), "b")];
     handle.next([Trouble::Hold]);
-    let body = json!({ "claims": asked });
-    let mut stream = TcpStream::connect(at.address()).await.unwrap();
-    stream
-        .write_all(&client.bytes("POST", "/v1/batch", &body))
-        .await
-        .unwrap();
+    let stream = begin(&at, &client, &asked).await;
     until(&at, "b", "held", |lock| !is_free(lock)).await;
     assert!(is_free(&look(&at, "a").await));
     drop(stream);

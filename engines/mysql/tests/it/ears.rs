@@ -6,6 +6,7 @@ use fencelock_testbed::{Flow, Proxy};
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::shared::hand_over;
 
 /// How many waiters there are.
 const WAITERS: &str = "SELECT COUNT(*) FROM `lock`.fencelock_waiters";
@@ -41,14 +42,6 @@ async fn has_just_asked(server: &MariaDb) {
     let expiry = || number(server, "SELECT SUM(expiry) FROM `lock`.fencelock_waiters");
     let before = expiry();
     until("it asks", || expiry() != before).await;
-}
-
-/// Releases a lock, and returns how long its waiter took.
-async fn hand_over(held: Guard, waiting: JoinHandle<Result<Guard, Error>>) -> (Duration, Guard) {
-    let begun = Instant::now();
-    held.release().await.unwrap();
-    let next = soon("the waiter", waiting).await.unwrap().unwrap();
-    (begun.elapsed(), next)
 }
 
 #[tokio::test(flavor = "multi_thread")]

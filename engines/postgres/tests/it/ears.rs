@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::AsyncMessage;
 
 use super::*;
-use crate::shared::{inspect, soon, take};
+use crate::shared::{hand_over, inspect, soon, take};
 
 /// A nap that no test outlasts: who returns from it was woken.
 const LONG_NAP: f64 = 600.0;
@@ -110,14 +110,6 @@ async fn wait_asleep(
     })
     .await;
     waiting
-}
-
-/// Releases a lock, and returns how long its waiter took.
-async fn hand_over(held: Guard, waiting: JoinHandle<Result<Guard, Error>>) -> (Duration, Guard) {
-    let begun = Instant::now();
-    held.release().await.unwrap();
-    let next = soon("the waiter", waiting).await.unwrap().unwrap();
-    (begun.elapsed(), next)
 }
 
 /// The sleep of an ear is long here: nothing but the cancellation ends it.
@@ -221,7 +213,7 @@ async fn needless_cancellations_harm_nobody() {
     let admin = raw(&server, "admin").await;
     let shots = tokio::spawn(async move {
         let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencelock' \
-                      AND query ~ 'fencelock_(hear|become_ear)'";
+                      AND query ~ 'fencelock_(hear|become_ear)\\M'";
         let mut shots = 0;
         loop {
             shots += number(&admin, cancel).await;

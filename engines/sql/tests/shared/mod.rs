@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Claim, Standing};
 use fencelock_core::{ClaimIds, Client, Error, Guard, LockName, Mode, StoreUrl, Token};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Far beyond what any step takes.
@@ -54,6 +55,17 @@ pub(crate) async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> 
 
 pub(crate) async fn take(client: &Client, name: &str) -> Guard {
     soon("a lock", client.lock(name)).await.unwrap()
+}
+
+/// Releases a lock, and returns how long its waiter took.
+pub(crate) async fn hand_over(
+    held: Guard,
+    waiting: JoinHandle<Result<Guard, Error>>,
+) -> (Duration, Guard) {
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    let next = soon("the waiter", waiting).await.unwrap().unwrap();
+    (begun.elapsed(), next)
 }
 
 pub(crate) async fn token_of(client: &Client, name: &str) -> Token {
