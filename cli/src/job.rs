@@ -47,7 +47,7 @@ pub(crate) async fn run(
     environment: &[(&'static str, String)],
     signals: &mut Signals,
 ) -> End {
-    let mut job = match Job::start(times, guard.valid_until(), words, environment) {
+    let mut job = match Job::start(times, guard, words, environment) {
         Ok(job) => job,
         Err(error) => {
             let outcome = Err(Failure::internal("starting the supervisor process", error));
@@ -87,15 +87,18 @@ struct Job {
 impl Job {
     fn start(
         times: &Times,
-        deadline: BootInstant,
+        guard: &Guard,
         words: &[OsString],
         environment: &[(&'static str, String)],
     ) -> io::Result<Self> {
+        let deadline = guard.valid_until();
+        // A store may grant less than the ttl at a time, as ZooKeeper does when its longest session is shorter.
+        let lease = guard.remaining().min(times.ttl);
         let terminal = Terminal::open();
         let given = terminal.as_ref().is_some_and(Terminal::is_ours);
         let terms = Terms {
             deadline,
-            grace: grace(times.kill_after, times.ttl),
+            grace: grace(times.kill_after, lease),
             kill_after: times.kill_after,
             max_hold: times.max_hold.map(|most| Clock::Boot.now() + most),
             foreground: given.then(getpgrp),

@@ -1,5 +1,7 @@
 //! The command on a ZooKeeper server: every exit code, and a hand-off.
 
+use std::time::Duration;
+
 use fencelock_testbed::{Port, ZooKeeper};
 
 use crate::exit_codes::{Described, Server, all};
@@ -54,4 +56,15 @@ fn run_and_hold_and_show() {
     assert_eq!(fixture.run(&["check", sequencer]).code, 1);
     // A client deletes its nodes when it ends.
     assert_eq!(server.count_below("/locks", None).unwrap(), 0);
+}
+
+#[test]
+fn a_ttl_above_the_longest_session_is_kept_up() {
+    let (shortest, longest) = (Duration::from_millis(400), Duration::from_secs(3));
+    let server = ZooKeeper::builder().sessions(shortest, longest).start();
+    let server = server.unwrap();
+    let fixture = Fixture::on(server.url());
+    // Longer than one lease, which is two thirds of the longest session.
+    let ran = fixture.run(&["run", "--ttl", "60s", "a", "--", "sleep", "3"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
 }
