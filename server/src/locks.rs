@@ -49,7 +49,10 @@ pub(crate) async fn lock(
         }
     };
     let wait = Duration::from_millis(query.number("wait_ms")?.unwrap_or_default());
-    let wait = wait.min(LONGEST_WATCH);
+    if wait > LONGEST_WATCH {
+        let detail = format!("wait_ms is at most {}", LONGEST_WATCH.as_millis());
+        return Err(Refusal::invalid(detail).name(&name));
+    }
     let view = match seen {
         None if !wait.is_zero() => {
             let detail = "wait_ms needs seen: the token of the lock as it was seen last, or none";

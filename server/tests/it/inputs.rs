@@ -147,6 +147,7 @@ async fn a_look_needs_a_name_and_takes_no_nonsense() {
         "?name=a&seen=-1&wait_ms=1",
         "?name=a&seen=9007199254740992&wait_ms=1",
         "?name=a&wait_ms=5",
+        "?name=a&seen=none&wait_ms=60001",
         "?name=a&seen=none&wait_ms=x",
     ] {
         ask(&at, "GET", &format!("/v1/lock{query}"), "")
