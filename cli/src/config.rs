@@ -65,6 +65,7 @@ fn check_service(file: &Config) -> Result<(), Failure> {
     let text = std::fs::read_to_string(name);
     let text = text.map_err(|error| Failure::new(code::CONFIG, format!("{name}: {error}")))?;
     let settings = fencelock_server::Settings::read(name, &text)?;
+    settings.check_files()?;
     match settings.store {
         Some(store) if store.starts_with('@') => {
             file.url(&store)?;

@@ -14,6 +14,8 @@ use fencelock_core::{ClaimId, Token};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
+use crate::config::AuditLog;
+
 /// How many lines may wait to be written. What comes beyond is dropped and counted.
 const WAITING: usize = 4096;
 
@@ -151,9 +153,8 @@ enum Order {
 }
 
 impl Audit {
-    /// Appends to a file, or writes to standard output (`stdout`).
-    pub(crate) fn open(target: &Path, grants: bool) -> io::Result<Self> {
-        let file = (target != Path::new("stdout")).then(|| target.to_owned());
+    pub(crate) fn open(log: &AuditLog) -> io::Result<Self> {
+        let file = log.path().map(Path::to_owned);
         let out = open(file.as_deref())?;
         let (orders, ordered) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("audit".to_owned());
@@ -163,7 +164,7 @@ impl Audit {
         Ok(Self {
             orders,
             dropped,
-            grants,
+            grants: log.grants,
         })
     }
 
@@ -268,7 +269,7 @@ mod tests {
 
     #[tokio::test]
     async fn lines_that_cannot_be_written_are_counted() {
-        let audit = Audit::open(Path::new("/dev/full"), true).unwrap();
+        let audit = Audit::open(&AuditLog::new("/dev/full")).unwrap();
         let line = Line::new("r", "somebody", None, Deed::Grant);
         audit.note(&line);
         // What comes later is written later.

@@ -1,7 +1,7 @@
 //! The settings of a replica.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fencelock_core::{Error, Result, StoreUrl};
@@ -107,6 +107,11 @@ impl AuditLog {
             file: file.into(),
             grants: false,
         }
+    }
+
+    /// The file, unless it is standard output.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        Some(self.file.as_path()).filter(|file| *file != Path::new("stdout"))
     }
 }
 

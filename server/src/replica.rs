@@ -96,7 +96,7 @@ impl Replica {
             .map_err(|error| Error::config(&engine, error.to_string()))?;
         let access = Access::new(&config.principals, &config.anonymous, None)?;
         let audit = config.audit.as_ref().map(|log| {
-            let opened = Audit::open(&log.file, log.grants);
+            let opened = Audit::open(log);
             let file = log.file.display();
             opened.map_err(|error| Error::config(&engine, format!("the audit log {file}: {error}")))
         });

@@ -2,7 +2,7 @@
 //! sections of stores (`[store.NAME]`) are read where stores are opened.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fencelock_config::{check_sections, name_of, refuse_password, toml_error};
@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use crate::config::{AuditLog, Config, TlsFiles};
 use crate::principal::{Grant, Principal};
+use crate::tls;
 
 /// What a configuration file says. A key that it leaves out has its default.
 #[derive(Clone, Debug, Default)]
@@ -164,6 +165,30 @@ impl Settings {
             insecure: serve.insecure,
             config,
         })
+    }
+
+    /// Whether the files that the settings name can be used: those of TLS are read, and the audit log's directory must
+    /// be there.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the file.
+    pub fn check_files(&self) -> Result<()> {
+        if let Some(files) = &self.config.tls {
+            tls::Tls::open(files)?;
+        }
+        let log = self.config.audit.as_ref().and_then(AuditLog::path);
+        // The directory of a bare name is the one in which the service is started.
+        let directory = log.and_then(Path::parent);
+        match directory.filter(|directory| !directory.as_os_str().is_empty()) {
+            Some(directory) if !directory.is_dir() => {
+                let why = format!(
+                    "the audit log: there is no directory {}",
+                    directory.display()
+                );
+                Err(Error::config("[serve.audit]", why))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -162,6 +162,16 @@ fn the_file_is_checked_without_connecting() {
         ("[serve]\nstore = \"@nobody\"", "@nobody"),
         #[cfg(feature = "serve")]
         ("[serve]\nstore = \"redis://u:hunter2@h\"", "password-file"),
+        #[cfg(feature = "serve")]
+        (
+            "[serve.audit]\nfile = \"/no/such/place/audit\"",
+            "/no/such/place",
+        ),
+        #[cfg(feature = "serve")]
+        (
+            "[serve.tls]\ncert = \"/no/such/cert\"\nkey = \"/no/such/key\"",
+            "/no/such/cert",
+        ),
     ] {
         let refused = Named::new(text).run(&["config", "check"]);
         assert_eq!(refused.code, 78, "{text}: {refused:?}");
