@@ -32,14 +32,18 @@ trait Behind: Send {
     fn restart(&mut self) -> Result<()>;
     /// As the administrator does.
     fn kill_connections(&self) -> Result<()>;
-    /// See [`TestStore::window`].
-    fn window(&self) -> u64;
+    /// See [`TestStore::window`]: by default that of a database.
+    fn window(&self) -> u64 {
+        6000
+    }
     /// See [`TestStore::forgets_after`].
     fn forgets_after(&self) -> u64 {
         0
     }
-    /// See [`TestStore::left`].
-    fn left(&self) -> Result<Vec<String>>;
+    /// See [`TestStore::left`]: by default nothing, since `list`, which is called for every store, sees what is held.
+    fn left(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
 }
 
 impl Behind for Redis {
@@ -104,15 +108,6 @@ impl Behind for Postgres {
     fn kill_connections(&self) -> Result<()> {
         end_sessions(self)
     }
-
-    fn window(&self) -> u64 {
-        6000
-    }
-
-    fn left(&self) -> Result<Vec<String>> {
-        // `list`, which is called for every store, sees what is held.
-        Ok(Vec::new())
-    }
 }
 
 impl Behind for MariaDb {
@@ -138,15 +133,6 @@ impl Behind for MariaDb {
 
     fn kill_connections(&self) -> Result<()> {
         end_connections(self)
-    }
-
-    fn window(&self) -> u64 {
-        6000
-    }
-
-    fn left(&self) -> Result<Vec<String>> {
-        // `list`, which is called for every store, sees what is held.
-        Ok(Vec::new())
     }
 }
 
