@@ -13,15 +13,15 @@ use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock};
 use fencelock_wire::{LINES, MOST_IN_BATCH};
 use futures_util::future::join_all;
-use http::{HeaderValue, Method, Response, StatusCode};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use http::{HeaderValue, Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::connection::{Answer, Ask, Connections, NoAnswer, UNREAD, replica_of};
+use crate::connection::{Answer, Ask, Connections, NoAnswer, UNREAD};
+use crate::exchange::Exchange;
 
 /// How many requests to one replica are under way before the next ones are collected.
 const MOST_OUT: usize = 2;
@@ -37,6 +37,9 @@ const ITEM_BYTES: usize = 64;
 
 /// More than the longest line of an answer.
 const MOST_LINE: usize = 64 << 10;
+
+/// So many requests that go alone show that there is no crowd any more.
+const CROWD: u8 = 16;
 
 /// For how long a replica that knows no batches gets none.
 const PLAIN: Duration = Duration::from_secs(60);
@@ -70,6 +73,8 @@ struct Collected {
     /// How many requests are under way that hold up others.
     out: usize,
     waiting: Vec<Item>,
+    /// While this is above 0, requests are many: those that start at the same time go together from the first one on.
+    crowd: u8,
     /// Until then the replica gets no batches.
     plain_until: Option<BootInstant>,
 }
@@ -86,9 +91,31 @@ impl Batches {
     /// Sends a request, alone or with others, and returns its answer. Must be called within a runtime.
     pub(crate) async fn ask(
         self: &Arc<Self>,
-        what: What,
-        claim: ClaimId,
+        (what, claim): (What, ClaimId),
+        ask: Ask<'_>,
         (key, body): (&HeaderValue, &Bytes),
+        limit: Duration,
+    ) -> Result<Answer, NoAnswer> {
+        if let Some(slot) = self.alone() {
+            let asked = self.connections.ask(&self.address, ask, limit);
+            return slot.until_slow(asked).await;
+        }
+        let item = (what, claim, key, body);
+        // Boxed, so that the future of a request that goes alone stays small.
+        Box::pin(self.ask_with_others(item, limit)).await
+    }
+
+    /// A slot for one that need not wait for others to go with it.
+    fn alone(self: &Arc<Self>) -> Option<Slot> {
+        let mut state = self.state.lock();
+        let alone = state.crowd == 0 && state.out < MOST_OUT && state.waiting.is_empty();
+        state.out += usize::from(alone);
+        alone.then(|| Slot::new(self, true))
+    }
+
+    async fn ask_with_others(
+        self: &Arc<Self>,
+        (what, claim, key, body): (What, ClaimId, &HeaderValue, &Bytes),
         limit: Duration,
     ) -> Result<Answer, NoAnswer> {
         let (answer, answered) = oneshot::channel();
@@ -103,12 +130,13 @@ impl Batches {
         let begin = {
             let mut state = self.state.lock();
             state.waiting.push(item);
+            state.crowd = CROWD;
             let begin = state.out < MOST_OUT;
             state.out += usize::from(begin);
             begin
         };
         if begin {
-            tokio::spawn(Slot::new(self).send());
+            tokio::spawn(Slot::new(self, false).send());
         }
         let mut answered = answered;
         let answer = match timeout(limit, &mut answered).await {
@@ -127,6 +155,19 @@ impl Batches {
             ))
         };
         answer.unwrap_or_else(early)
+    }
+
+    /// A request no longer holds up others. What has been collected meanwhile is sent. Must be called within a runtime.
+    fn pass_on(self: &Arc<Self>) {
+        let goes_on = {
+            let mut state = self.state.lock();
+            let goes_on = !state.waiting.is_empty();
+            state.out -= usize::from(!goes_on);
+            goes_on
+        };
+        if goes_on {
+            tokio::spawn(Slot::new(self, false).send());
+        }
     }
 
     /// Each as a request of its own.
@@ -162,9 +203,9 @@ impl Batches {
             replica: None,
             body: Some(&body),
         };
-        let asked = self.connections.stream(&self.address, ask, limit, LINES);
-        let response = match slot.until_slow(asked).await {
-            Ok(response) => response,
+        let asked = self.connections.begin(&self.address, ask, limit, LINES);
+        let exchange = match slot.until_slow(asked).await {
+            Ok(exchange) => exchange,
             Err(none) => {
                 for item in batch {
                     let _ = item.answer.send(Err(none.clone()));
@@ -172,10 +213,12 @@ impl Batches {
                 return;
             }
         };
-        match response.status() {
+        match exchange.status() {
             StatusCode::OK => {
                 // Who has no answer by the end hears that.
-                let _ = timeout(limit, hand_on(batch, response)).await;
+                if let Ok(Some(exchange)) = timeout(limit, hand_on(batch, exchange)).await {
+                    self.connections.keep(&self.address, exchange);
+                }
             }
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
                 tracing::debug!(replica = self.address, "this replica knows no batches");
@@ -185,9 +228,10 @@ impl Batches {
             // One of them may be at fault for all; nothing was done.
             StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => self.send_each(batch).await,
             status => {
-                let replica = replica_of(&response);
-                let body = response.into_body().collect().await;
-                let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+                let replica = exchange.replica();
+                let read = timeout(limit, self.connections.read(&self.address, exchange)).await;
+                let body = read.map(|answer| answer.map(|answer| answer.body));
+                let body = body.ok().and_then(Result::ok).unwrap_or_default();
                 for item in batch {
                     let (replica, body) = (replica.clone(), body.clone());
                     let _ = item.answer.send(Ok(Answer {
@@ -230,25 +274,34 @@ impl Collected {
 }
 
 /// A request that is under way and holds up others.
-struct Slot(Option<Arc<Batches>>);
+struct Slot {
+    batches: Option<Arc<Batches>>,
+    /// It belongs to its caller, and not to a task of its own.
+    is_alone: bool,
+}
 
 impl Slot {
-    fn new(batches: &Arc<Batches>) -> Self {
-        Self(Some(Arc::clone(batches)))
+    fn new(batches: &Arc<Batches>, is_alone: bool) -> Self {
+        Self {
+            batches: Some(Arc::clone(batches)),
+            is_alone,
+        }
     }
 
     /// Sends what has been collected.
     async fn send(self) {
         // Tasks that were woken together ask together.
         tokio::task::yield_now().await;
-        let Some(batches) = self.0.clone() else {
+        let Some(batches) = self.batches.clone() else {
             return;
         };
         let (batch, is_plain) = {
             let mut state = batches.state.lock();
             let now = Clock::Boot.now();
             let is_plain = state.plain_until.is_some_and(|until| now < until);
-            (state.next_batch(), is_plain)
+            let batch = state.next_batch();
+            state.crowd -= u8::from(batch.len() < 2).min(state.crowd);
+            (batch, is_plain)
         };
         match is_plain || batch.len() < 2 {
             true => self.until_slow(batches.send_each(batch)).await,
@@ -269,27 +322,22 @@ impl Slot {
 
     /// What has been collected meanwhile is sent.
     fn pass_on(mut self) {
-        let Some(batches) = self.0.take() else {
-            return;
-        };
-        let goes_on = {
-            let mut state = batches.state.lock();
-            let goes_on = !state.waiting.is_empty();
-            state.out -= usize::from(!goes_on);
-            goes_on
-        };
-        if goes_on {
-            tokio::spawn(Self::new(&batches).send());
+        if let Some(batches) = self.batches.take() {
+            batches.pass_on();
         }
     }
 }
 
 impl Drop for Slot {
-    /// The task that was to send ended early, with its runtime: nobody is left to send what waits.
+    /// The request ended early: its caller gave it up, or its task ended with its runtime. Then nobody is left to send what
+    /// waits.
     fn drop(&mut self) {
-        let Some(batches) = self.0.take() else {
+        let Some(batches) = self.batches.take() else {
             return;
         };
+        if self.is_alone && Handle::try_current().is_ok() {
+            return batches.pass_on();
+        }
         let unsent = {
             let mut state = batches.state.lock();
             state.out -= 1;
@@ -327,17 +375,14 @@ struct Line<'a> {
     body: &'a RawValue,
 }
 
-/// Gives each answer to who asked, as it comes.
-async fn hand_on(batch: Vec<Item>, response: Response<Incoming>) {
-    let replica = replica_of(&response);
+/// Gives each answer to who asked, as it comes. Returns the exchange if all of it was read.
+async fn hand_on(batch: Vec<Item>, mut exchange: Exchange) -> Option<Exchange> {
+    let replica = exchange.replica();
     let answers = batch.into_iter().map(|item| (item.claim, item.answer));
     let mut open: HashMap<ClaimId, oneshot::Sender<_>> = answers.collect();
-    let (mut body, mut read) = (response.into_body(), BytesMut::new());
-    while let Some(Ok(frame)) = body.frame().await {
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        read.extend_from_slice(&data);
+    let mut read = BytesMut::new();
+    while let Some(data) = exchange.more().await {
+        read.extend_from_slice(&data.ok()?);
         while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
             let line = read.split_to(end + 1).freeze();
             let Ok(said) = serde_json::from_slice::<Line<'_>>(&line) else {
@@ -355,9 +400,10 @@ async fn hand_on(batch: Vec<Item>, response: Response<Incoming>) {
             }));
         }
         if read.len() > MOST_LINE {
-            return;
+            return None;
         }
     }
+    Some(exchange)
 }
 
 impl fmt::Debug for Batches {

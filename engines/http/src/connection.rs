@@ -1,27 +1,25 @@
 //! HTTP to the replicas: one request and its answer, over connections that are kept.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use fencelock_core::support::Mutex;
+use bytes::{Bytes, BytesMut};
 use fencelock_wire::{KEY, REPLICA};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderName};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName};
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Client, ResponseFuture};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
+use tower_service::Service as _;
 
 use crate::config::Config;
+use crate::exchange::{Body, Connection, Exchange};
+use crate::idle::Idle;
 
-type Body = Full<Bytes>;
-
-/// A connection is closed before the service closes it, which does so after a minute.
-const IDLE: Duration = Duration::from_secs(30);
+/// As many headers as a request has, with some that hyper adds.
+const HEADERS: usize = 8;
 
 /// How long an answer may take to be read that came in time, while this process was stopped.
 pub(crate) const UNREAD: Duration = Duration::from_millis(50);
@@ -59,7 +57,7 @@ impl<'a> Ask<'a> {
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     /// Which replica it says that it is.
-    pub(crate) replica: Option<String>,
+    pub(crate) replica: Option<HeaderValue>,
     pub(crate) body: Bytes,
 }
 
@@ -74,24 +72,20 @@ pub(crate) enum NoAnswer {
     Closed,
 }
 
-/// With or without TLS.
+/// Opens connections, with or without TLS.
 #[derive(Clone, Debug)]
-enum HttpClient {
-    Plain(Client<HttpConnector, Body>),
+enum Connector {
+    Plain(HttpConnector),
     #[cfg(feature = "tls")]
-    Encrypted(Client<hyper_rustls::HttpsConnector<HttpConnector>, Body>),
+    Encrypted(hyper_rustls::HttpsConnector<HttpConnector>),
 }
 
-impl HttpClient {
+impl Connector {
     fn new(config: &Config) -> Self {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(config.connect_timeout));
-        let mut builder = Client::builder(TokioExecutor::new());
-        let builder = builder
-            .pool_idle_timeout(IDLE)
-            .pool_timer(TokioTimer::new());
         #[cfg(feature = "tls")]
         if let Some(tls) = &config.tls {
             let connector = hyper_rustls::HttpsConnectorBuilder::new()
@@ -99,24 +93,34 @@ impl HttpClient {
                 .https_only()
                 .enable_http1()
                 .wrap_connector(connector);
-            return Self::Encrypted(builder.build(connector));
+            return Self::Encrypted(connector);
         }
-        Self::Plain(builder.build(connector))
+        Self::Plain(connector)
     }
 
-    fn request(&self, request: Request<Body>) -> ResponseFuture {
-        match self {
-            Self::Plain(client) => client.request(request),
+    /// A new connection to the host and port of a URL.
+    async fn open(&self, url: Uri) -> Result<Connection, NoAnswer> {
+        let opened = match self.clone() {
+            Self::Plain(mut connector) => {
+                let stream = connector.call(url).await;
+                let stream = stream.map_err(|error| NoAnswer::NotSent(full_text(&error)))?;
+                Connection::new(stream).await
+            }
             #[cfg(feature = "tls")]
-            Self::Encrypted(client) => client.request(request),
-        }
+            Self::Encrypted(mut connector) => {
+                let stream = connector.call(url).await;
+                let stream = stream.map_err(|error| NoAnswer::NotSent(full_text(&*error)))?;
+                Connection::new(stream).await
+            }
+        };
+        opened.map_err(|error| NoAnswer::NotSent(full_text(&error)))
     }
 }
 
 /// The connections to all replicas.
-#[derive(Debug)]
 pub(crate) struct Connections {
-    client: Mutex<Option<HttpClient>>,
+    connector: Connector,
+    idle: Arc<Idle>,
     scheme: &'static str,
     bearer: Option<HeaderValue>,
 }
@@ -124,7 +128,8 @@ pub(crate) struct Connections {
 impl Connections {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
-            client: Mutex::new(Some(HttpClient::new(config))),
+            connector: Connector::new(config),
+            idle: Arc::default(),
             scheme: match config.tls {
                 Some(_) => "https",
                 None => "http",
@@ -135,7 +140,7 @@ impl Connections {
 
     /// Ends the idle connections. Those in use end with their request.
     pub(crate) fn close(&self) {
-        *self.client.lock() = None;
+        self.idle.close();
     }
 
     /// Sends a request to a replica, and reads the whole answer.
@@ -146,36 +151,65 @@ impl Connections {
         limit: Duration,
     ) -> Result<Answer, NoAnswer> {
         let answer = async {
-            let response = self.send(replica, ask, "application/json").await?;
-            let replica = replica_of(&response);
-            let (head, body) = response.into_parts();
-            let body = Limited::new(body, MOST_BYTES).collect().await;
-            let body = body.map_err(|error| NoAnswer::InDoubt(full_text(&*error)))?;
-            Ok(Answer {
-                status: head.status,
-                replica,
-                body: body.to_bytes(),
-            })
+            let exchange = self.send(replica, ask, "application/json").await?;
+            self.read(replica, exchange).await
         };
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(limit, answer.as_mut()).await {
             return answer;
         }
-        let late = |_| Err(NoAnswer::InDoubt(format!("no answer within {limit:?}")));
-        timeout(UNREAD, answer).await.unwrap_or_else(late)
+        timeout(UNREAD, answer)
+            .await
+            .unwrap_or_else(|_| late(limit))
     }
 
     /// Sends a request whose answer is read as it comes.
-    pub(crate) async fn stream(
+    pub(crate) async fn begin(
         &self,
         replica: &str,
         ask: Ask<'_>,
         limit: Duration,
         accept: &'static str,
-    ) -> Result<Response<Incoming>, NoAnswer> {
-        let late = |_| Err(NoAnswer::InDoubt(format!("no answer within {limit:?}")));
+    ) -> Result<Exchange, NoAnswer> {
         let sent = self.send(replica, ask, accept);
-        timeout(limit, sent).await.unwrap_or_else(late)
+        timeout(limit, sent).await.unwrap_or_else(|_| late(limit))
+    }
+
+    /// Reads the rest of an answer.
+    pub(crate) async fn read(
+        &self,
+        replica: &str,
+        mut exchange: Exchange,
+    ) -> Result<Answer, NoAnswer> {
+        let (status, id) = (exchange.status(), exchange.replica());
+        // Most often all of it comes at once.
+        let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
+        while let Some(data) = exchange.more().await {
+            let data = data.map_err(|error| NoAnswer::InDoubt(full_text(&error)))?;
+            if first.len() + rest.len() + data.len() > MOST_BYTES {
+                let why = format!("its answer is longer than {MOST_BYTES} bytes");
+                return Err(NoAnswer::InDoubt(why));
+            }
+            match first.is_empty() {
+                true => first = data,
+                false => rest.extend_from_slice(&data),
+            }
+        }
+        self.keep(replica, exchange);
+        let body = match rest.is_empty() {
+            true => first,
+            false => [first, rest.freeze()].concat().into(),
+        };
+        Ok(Answer {
+            status,
+            replica: id,
+            body,
+        })
+    }
+
+    /// Keeps the connection of an answer that was read.
+    pub(crate) fn keep(&self, replica: &str, exchange: Exchange) {
+        self.idle.put(replica, exchange.end());
     }
 
     async fn send(
@@ -183,40 +217,77 @@ impl Connections {
         replica: &str,
         ask: Ask<'_>,
         accept: &'static str,
-    ) -> Result<Response<Incoming>, NoAnswer> {
-        let client = self.client.lock().clone().ok_or(NoAnswer::Closed)?;
-        let uri = format!("{}://{replica}{}", self.scheme, ask.path);
-        let mut request = Request::builder().method(ask.method).uri(uri);
-        request = request.header(ACCEPT, accept);
+    ) -> Result<Exchange, NoAnswer> {
+        let request = self.request(replica, ask, accept);
+        let mut request = request.map_err(|error| NoAnswer::NotSent(error.to_string()))?;
+        loop {
+            let (connection, is_new) = match self.idle.take(replica) {
+                Some(connection) => (connection, false),
+                None => (self.open(replica).await?, true),
+            };
+            match connection.send(request).await {
+                Ok(exchange) => return Ok(exchange),
+                Err(mut failed) => match failed.take_message() {
+                    // It was closed while it was idle.
+                    Some(unsent) if !is_new => request = unsent,
+                    Some(_) => return Err(NoAnswer::NotSent(full_text(failed.error()))),
+                    None => return Err(NoAnswer::InDoubt(full_text(failed.error()))),
+                },
+            }
+        }
+    }
+
+    async fn open(&self, replica: &str) -> Result<Connection, NoAnswer> {
+        if self.idle.is_closed() {
+            return Err(NoAnswer::Closed);
+        }
+        let url = Uri::builder()
+            .scheme(self.scheme)
+            .authority(replica)
+            .path_and_query("/");
+        let url = url.build();
+        let url = url.map_err(|error| NoAnswer::NotSent(error.to_string()))?;
+        self.connector.open(url).await
+    }
+
+    fn request(
+        &self,
+        replica: &str,
+        ask: Ask<'_>,
+        accept: &'static str,
+    ) -> http::Result<Request<Body>> {
+        let mut request = Request::new(Body::new(ask.body.cloned().unwrap_or_default()));
+        *request.method_mut() = ask.method.clone();
+        *request.uri_mut() = ask.path.parse()?;
+        let headers = request.headers_mut();
+        headers.reserve(HEADERS);
+        headers.insert(HOST, HeaderValue::from_str(replica)?);
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
         if let Some(bearer) = &self.bearer {
-            request = request.header(AUTHORIZATION, bearer);
+            headers.insert(AUTHORIZATION, bearer.clone());
         }
         if let Some(key) = ask.key {
-            request = request.header(HeaderName::from_static(KEY), key);
+            headers.insert(HeaderName::from_static(KEY), key.clone());
         }
         if let Some(replica) = ask.replica {
-            request = request.header(HeaderName::from_static(REPLICA), replica);
+            headers.insert(HeaderName::from_static(REPLICA), replica.clone());
         }
         if ask.body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
+            let json = HeaderValue::from_static("application/json");
+            headers.insert(CONTENT_TYPE, json);
         }
-        let body = Full::new(ask.body.cloned().unwrap_or_default());
-        let request = request.body(body);
-        let request = request.map_err(|error| NoAnswer::NotSent(error.to_string()))?;
-        client.request(request).await.map_err(|error| {
-            let text = full_text(&error);
-            match error.is_connect() {
-                true => NoAnswer::NotSent(text),
-                false => NoAnswer::InDoubt(text),
-            }
-        })
+        Ok(request)
     }
 }
 
-/// Which replica an answer says that it is from.
-pub(crate) fn replica_of(response: &Response<Incoming>) -> Option<String> {
-    let id = response.headers().get(REPLICA)?;
-    id.to_str().ok().map(str::to_owned)
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connections({})", self.scheme)
+    }
+}
+
+fn late<T>(limit: Duration) -> Result<T, NoAnswer> {
+    Err(NoAnswer::InDoubt(format!("no answer within {limit:?}")))
 }
 
 /// An error with its causes, which say more than it does.

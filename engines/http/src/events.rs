@@ -8,12 +8,11 @@ use std::time::Duration;
 use fencelock_core::ClaimId;
 use fencelock_core::engine::Event;
 use fencelock_core::support::Backoff;
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use crate::connection::{Ask, Connections, NoAnswer};
+use crate::exchange::Exchange;
 use crate::state::State;
 
 /// The service writes at least each ten seconds.
@@ -41,9 +40,9 @@ pub(crate) async fn listen(state: Weak<State>, replica: usize) {
         let opened = open(&engine, replica).await;
         drop(engine);
         let read = async {
-            if let Ok(body) = opened {
+            if let Ok(stream) = opened {
                 pauses = Backoff::new(PAUSES.0, PAUSES.1);
-                read(&state, body).await;
+                read(&state, stream).await;
             }
             tokio::time::sleep(pauses.next_pause()).await;
         };
@@ -54,34 +53,31 @@ pub(crate) async fn listen(state: Weak<State>, replica: usize) {
     }
 }
 
-async fn open(state: &State, replica: usize) -> Result<Incoming, NoAnswer> {
+async fn open(state: &State, replica: usize) -> Result<Exchange, NoAnswer> {
     let connections: &Connections = &state.connections;
     let ask = Ask {
         key: state.config.keys.first().map(|key| &key.header),
         ..Ask::get("/v1/events")
     };
     let address = state.replicas.address(replica);
-    let response = connections.stream(
+    let stream = connections.begin(
         address,
         ask,
         state.config.response_timeout,
         "text/event-stream",
     );
-    let response = response.await?;
-    match response.status().is_success() {
-        true => Ok(response.into_body()),
-        false => Err(NoAnswer::NotSent(response.status().to_string())),
+    let stream = stream.await?;
+    match stream.status().is_success() {
+        true => Ok(stream),
+        false => Err(NoAnswer::NotSent(stream.status().to_string())),
     }
 }
 
 /// Reads until the stream ends or is silent.
-async fn read(state: &Weak<State>, mut body: Incoming) {
+async fn read(state: &Weak<State>, mut stream: Exchange) {
     let mut lines = Lines::default();
-    while let Ok(Some(Ok(frame))) = timeout(SILENCE, body.frame()).await {
-        let Some(bytes) = frame.data_ref() else {
-            continue;
-        };
-        for event in lines.take(bytes) {
+    while let Ok(Some(Ok(bytes))) = timeout(SILENCE, stream.more()).await {
+        for event in lines.take(&bytes) {
             let Some(state) = state.upgrade() else {
                 return;
             };

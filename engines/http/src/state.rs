@@ -355,7 +355,8 @@ impl State {
             .filter(|_| ask.replica.is_none() && self.info.takes_batches());
         let answer = match (with_others, request.claim, ask.key, ask.body) {
             (Some(what), Some(claim), Some(key), Some(body)) => {
-                batches.ask(what, *claim, (key, body), limit).await
+                let asked = (what, *claim);
+                batches.ask(asked, ask, (key, body), limit).await
             }
             _ => self.connections.ask(address, ask, limit).await,
         };
@@ -434,7 +435,8 @@ impl State {
             };
         };
         for _ in 0..TRIES {
-            if self.known.lock().contains(id) {
+            let is_it = |known: &String| known.as_bytes() == id.as_bytes();
+            if self.known.lock().iter().any(is_it) {
                 return Served::Ours;
             }
             match ask_store(&self.config, &self.connections, address, limit).await {
@@ -451,7 +453,8 @@ impl State {
                 Err(error) => return Served::Unknown(error.to_string()),
             }
         }
-        Served::Unknown(format!("replica {id} does not say which store it serves"))
+        let why = format!("replica {id:?} does not say which store it serves");
+        Served::Unknown(why)
     }
 
     /// The store behind the service answers.

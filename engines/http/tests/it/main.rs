@@ -5,6 +5,7 @@
 mod access;
 mod batches;
 mod bound;
+mod connections;
 mod events;
 mod replicas;
 mod stores;

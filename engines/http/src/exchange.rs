@@ -1,0 +1,119 @@
+//! One connection to a replica, and a request with its answer over it. Who asks drives the connection: a task for each
+//! connection would be woken for each request, and would wake the one that asks for its answer.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::rt::{Read, Write};
+
+use fencelock_wire::REPLICA;
+
+pub(crate) type Body = Full<Bytes>;
+
+type Driver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
+
+/// A connection without a request.
+pub(crate) struct Connection {
+    sender: SendRequest<Body>,
+    /// None once the connection has ended.
+    driver: Option<Driver>,
+}
+
+impl Connection {
+    pub(crate) async fn new<T>(stream: T) -> hyper::Result<Self>
+    where
+        T: Read + Write + Unpin + Send + 'static,
+    {
+        let (sender, driver) = handshake(stream).await?;
+        let driver: Driver = Box::pin(driver);
+        let driver = Some(driver);
+        Ok(Self { sender, driver })
+    }
+
+    /// Whether it is open, as far as this process has heard.
+    pub(crate) fn is_open(&mut self) -> bool {
+        turn(&mut self.driver, &mut Context::from_waker(Waker::noop()));
+        self.driver.is_some()
+    }
+
+    /// Sends a request. The error has the request if nothing of it was sent.
+    pub(crate) async fn send(
+        mut self,
+        request: Request<Body>,
+    ) -> Result<Exchange, TrySendError<Request<Body>>> {
+        // One that has ended is not ready; sending says so.
+        let _ = drive(&mut self.driver, self.sender.ready()).await;
+        let answer = self.sender.try_send_request(request);
+        let response = drive(&mut self.driver, answer).await?;
+        Ok(Exchange {
+            connection: self,
+            response,
+        })
+    }
+}
+
+/// A request whose answer has begun. If it is dropped, its connection ends.
+pub(crate) struct Exchange {
+    connection: Connection,
+    response: Response<Incoming>,
+}
+
+impl Exchange {
+    pub(crate) fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    /// Which replica the answer says that it is from.
+    pub(crate) fn replica(&self) -> Option<HeaderValue> {
+        self.response.headers().get(REPLICA).cloned()
+    }
+
+    /// More of the body; none at its end.
+    pub(crate) async fn more(&mut self) -> Option<hyper::Result<Bytes>> {
+        loop {
+            let frame = self.response.frame();
+            match drive(&mut self.connection.driver, frame).await? {
+                Ok(frame) => match frame.into_data() {
+                    Ok(data) => return Some(Ok(data)),
+                    // Trailers, which the service does not send.
+                    Err(_) => continue,
+                },
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+
+    /// The connection, after the whole body.
+    pub(crate) fn end(self) -> Connection {
+        self.connection
+    }
+}
+
+/// Does the work, and what the connection has to do for it.
+async fn drive<T>(driver: &mut Option<Driver>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        if let Poll::Ready(done) = work.as_mut().poll(context) {
+            return Poll::Ready(done);
+        }
+        turn(driver, context);
+        work.as_mut().poll(context)
+    })
+    .await
+}
+
+fn turn(driver: &mut Option<Driver>, context: &mut Context<'_>) {
+    if let Some(open) = driver
+        && open.as_mut().poll(context).is_ready()
+    {
+        // What waits for it hears of its end by this.
+        *driver = None;
+    }
+}

@@ -1,0 +1,104 @@
+//! Connections that are open and have no request.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, Clock};
+
+use crate::exchange::Connection;
+
+/// A connection is closed before the service closes it, which does so after a minute.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The connections of one client, by address.
+#[derive(Default)]
+pub(crate) struct Idle(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// With the time since when each is idle; the last ones are taken first.
+    hosts: HashMap<String, Vec<(BootInstant, Connection)>>,
+    /// Whether a task looks after them.
+    is_swept: bool,
+    is_closed: bool,
+}
+
+impl Idle {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.lock().is_closed
+    }
+
+    /// Ends them, and those that come back.
+    pub(crate) fn close(&self) {
+        let mut inner = self.0.lock();
+        inner.is_closed = true;
+        let hosts = std::mem::take(&mut inner.hosts);
+        drop(inner);
+        drop(hosts);
+    }
+
+    /// An open connection, if there is one.
+    pub(crate) fn take(&self, address: &str) -> Option<Connection> {
+        loop {
+            let (since, mut connection) = self.0.lock().hosts.get_mut(address)?.pop()?;
+            if !is_old(since) && connection.is_open() {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// A connection has no request any more. Must be called within a runtime.
+    pub(crate) fn put(self: &Arc<Self>, address: &str, mut connection: Connection) {
+        // Not under the lock: the end of a connection is a call of the system.
+        if !connection.is_open() {
+            return;
+        }
+        let now = Clock::Boot.now();
+        let mut inner = self.0.lock();
+        if inner.is_closed {
+            return;
+        }
+        match inner.hosts.get_mut(address) {
+            Some(idle) => idle.push((now, connection)),
+            None => {
+                let idle = vec![(now, connection)];
+                inner.hosts.insert(address.to_owned(), idle);
+            }
+        }
+        if !std::mem::replace(&mut inner.is_swept, true) {
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+    }
+
+    /// Ends those that are idle for long; whether any is left.
+    fn end_old(&self) -> bool {
+        let mut old = Vec::new();
+        let mut inner = self.0.lock();
+        inner.hosts.retain(|_, idle| {
+            let count = idle.iter().take_while(|(since, _)| is_old(*since)).count();
+            old.extend(idle.drain(..count));
+            !idle.is_empty()
+        });
+        let any = !inner.hosts.is_empty();
+        inner.is_swept = any;
+        drop(inner);
+        any
+    }
+}
+
+fn is_old(since: BootInstant) -> bool {
+    Clock::Boot.now().since(since) > LONGEST
+}
+
+/// Ends connections that are idle for long, until there are none.
+async fn sweep(idle: Weak<Idle>) {
+    loop {
+        tokio::time::sleep(LONGEST / 2).await;
+        match idle.upgrade() {
+            Some(idle) if idle.end_old() => {}
+            _ => return,
+        }
+    }
+}
