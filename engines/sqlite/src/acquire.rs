@@ -3,21 +3,19 @@ use std::time::Duration;
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::{BootInstant, Clock, Error, Mode, Result, Token, Tokens};
 use fencelock_sql::lease::{self, CLAIM_WINDOW, RECHECK, Rows, Step};
-use rusqlite::{Params, params};
+use rusqlite::params;
 
-use crate::handle::{Handle, How};
-use crate::job::Action;
+use crate::handle::Handle;
 use crate::rows::{delete_expired, leave_queue, read, wake_next};
 use crate::stored::{Sql, duration_value, instant_value, token_value};
+use crate::tokens::{self, SELECT_STORE, SELECT_STORE_IF_FREE};
 use crate::transaction::Transaction;
 
 pub(crate) async fn place(worker: &Handle, claim: &Claim) -> Result<Standing> {
     let asked_at = Clock::Boot.now();
-    let action = Action::on("take", &claim.name);
-    let claim = claim.clone();
     worker
-        .run(How::SmallWrite, action, move |transaction| {
-            take_step(transaction, &claim, asked_at)
+        .write_small("take", claim, move |transaction, claim| {
+            take_step(transaction, claim, asked_at)
         })
         .await?
 }
@@ -28,8 +26,7 @@ fn take_step(
     asked_at: BootInstant,
 ) -> Sql<Result<Standing>> {
     if claim.floor > Token(0) {
-        let floor = token_value(claim.floor);
-        transaction.execute("UPDATE store SET token = ?1 WHERE token < ?1", [floor])?;
+        tokens::raise(transaction, claim.floor)?;
     }
     if let Some(tokens) = grant_alone(transaction, claim)? {
         return Ok(Ok(Standing::Held(Grant::new(tokens, asked_at, claim.ttl))));
@@ -91,7 +88,7 @@ fn prolong(transaction: &Transaction<'_>, claim: &Claim) -> Sql<()> {
 }
 
 fn downgrade(transaction: &mut Transaction<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
-    let Some(tokens) = draw_tokens(transaction, claim, LAST_TOKEN, [])? else {
+    let Some(tokens) = tokens::draw(transaction, count(claim), SELECT_STORE, [])? else {
         return Ok(None);
     };
     let sql = "UPDATE holders SET mode = ?3, first = ?4, count = ?5, token = ?4, \
@@ -113,22 +110,20 @@ fn downgrade(transaction: &mut Transaction<'_>, claim: &Claim) -> Sql<Option<Tok
 }
 
 /// Grants a lock that has no row, in fewer statements. `None` if it has one, or if no token can be drawn.
-fn grant_alone(transaction: &Transaction<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
+fn grant_alone(transaction: &mut Transaction<'_>, claim: &Claim) -> Sql<Option<Tokens>> {
     if transaction.entries.waiting(claim.id).is_some() {
         return Ok(None);
     }
-    let sql = "SELECT token, boot FROM store \
-               WHERE NOT EXISTS (SELECT 1 FROM holders WHERE name = ?1) \
-               AND NOT EXISTS (SELECT 1 FROM waiters WHERE name = ?1)";
-    let Some(tokens) = draw_tokens(transaction, claim, sql, [claim.name.as_str()])? else {
+    let name = [claim.name.as_str()];
+    let Some(tokens) = tokens::draw(transaction, count(claim), SELECT_STORE_IF_FREE, name)? else {
         return Ok(None);
     };
     store_hold(transaction, claim, tokens)?;
     Ok(Some(tokens))
 }
 
-fn grant(transaction: &Transaction<'_>, claim: &Claim, rows: &Rows) -> Sql<Option<Tokens>> {
-    let Some(tokens) = draw_tokens(transaction, claim, LAST_TOKEN, [])? else {
+fn grant(transaction: &mut Transaction<'_>, claim: &Claim, rows: &Rows) -> Sql<Option<Tokens>> {
+    let Some(tokens) = tokens::draw(transaction, count(claim), SELECT_STORE, [])? else {
         return Ok(None);
     };
     delete_expired(transaction, &claim.name, rows)?;
@@ -158,33 +153,12 @@ fn store_hold(transaction: &Transaction<'_>, claim: &Claim, tokens: Tokens) -> S
     transaction.execute(sql, values)
 }
 
-const LAST_TOKEN: &str = "SELECT token, boot FROM store";
-
-/// The tokens of a grant, after the last token, which this query reads. `None` if it returns none, or if another machine uses
-/// the file now, or another boot of this one.
-fn draw_tokens(
-    transaction: &Transaction<'_>,
-    claim: &Claim,
-    last: &str,
-    values: impl Params,
-) -> Sql<Option<Tokens>> {
-    let count = match claim.mode {
+/// How many tokens the claim gets.
+fn count(claim: &Claim) -> u32 {
+    match claim.mode {
         Mode::Exclusive => claim.reserve.clamp(1, lease::MOST_TOKENS),
         Mode::Shared | Mode::Permit { .. } => 1,
-    };
-    let mut select = transaction.connection.prepare_cached(last)?;
-    let mut rows = select.query(values)?;
-    let Some(row) = rows.next()? else {
-        return Ok(None);
-    };
-    let file = transaction.file;
-    if file.boot.id().is_some() && !file.boot.is(row.get_ref(1)?.as_str()?) {
-        return Ok(None);
     }
-    let last = file.next_token(row.get(0)?, count);
-    drop(rows);
-    transaction.execute("UPDATE store SET token = ?1", [last])?;
-    Ok(Some(lease::tokens_up_to(last, count)))
 }
 
 fn used_by_another_machine(transaction: &Transaction<'_>) -> Error {

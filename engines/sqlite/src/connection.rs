@@ -1,5 +1,6 @@
 //! Opening the file for reading and writing: connect, prepare, refuse.
 
+use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +15,17 @@ use rusqlite::{Connection, OpenFlags};
 use crate::file::{File, micros};
 use crate::file_name;
 use crate::stored::{self, APPLICATION_ID, FORMAT, Sql};
+use crate::tokens;
+
+/// How long a file that was found under its name is believed to be there. A file that is replaced while it is in use is noticed
+/// that much later. To look costs a busy process a tenth of its time.
+const BELIEVED: Duration = Duration::from_millis(10);
 
 pub(crate) struct OpenFile {
     pub(crate) connection: Connection,
     identity: Identity,
+    /// When the path last named this file.
+    found: Cell<Option<BootInstant>>,
     deadline: Deadline,
 }
 
@@ -33,9 +41,20 @@ impl OpenFile {
         self.deadline.store(deadline.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Whether the path still names this file. An engine that goes on with a deleted file would not see the locks of the
-    /// processes that open the path later.
-    pub(crate) fn is_at(&self, path: &Path) -> bool {
+    /// Whether the path still names this file, or did a moment ago. An engine that goes on with a deleted file would not see the
+    /// locks of the processes that open the path later.
+    pub(crate) fn is_still_at(&self, path: &Path) -> bool {
+        let now = Clock::Boot.now();
+        if (self.found.get()).is_some_and(|found| now.since(found) < BELIEVED) {
+            return true;
+        }
+        let is_at = self.is_at(path);
+        self.found.set(is_at.then_some(now));
+        is_at
+    }
+
+    /// Whether the path names this file.
+    fn is_at(&self, path: &Path) -> bool {
         identity(path) == Some(self.identity)
     }
 }
@@ -75,6 +94,7 @@ impl File {
         let open = OpenFile {
             connection,
             identity,
+            found: Cell::new(None),
             deadline,
         };
         // Whatever `set_up` says of another file does not matter.
@@ -125,7 +145,8 @@ impl File {
         match stored::format(connection)? {
             0 => {
                 let boot = self.boot.id().unwrap_or_default();
-                stored::create_tables(connection, micros(), boot)
+                let token = micros().saturating_add(tokens::HORIZON);
+                stored::create_tables(connection, token, boot)
             }
             FORMAT => {
                 if !stored::has_all_columns(connection)? {
@@ -144,9 +165,7 @@ impl File {
     /// Whether the file says that it was last opened in this boot. A process that does not know its boot looks for holders
     /// of another boot instead.
     fn is_of_this_boot(&self, connection: &Connection) -> Sql<bool> {
-        let sql = "SELECT boot, token FROM store";
-        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get(1)?));
-        let (boot, token) = connection.query_row(sql, [], read)?;
+        let (boot, token) = tokens::last_opened(connection, &self.boot)?;
         self.saw_token(token);
         if self.boot.id().is_some() {
             return Ok(self.boot.is(&boot));

@@ -27,12 +27,17 @@ impl File {
         })
     }
 
+    /// The highest token that this engine has seen.
+    pub(crate) fn highest(&self) -> i64 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
     /// The file has this token.
     pub(crate) fn saw_token(&self, token: i64) {
         self.highest.fetch_max(token, Ordering::Relaxed);
     }
 
-    /// The last of `count` new tokens, where `stored` is the last token in the file.
+    /// The last of `count` new tokens by the counter, where `stored` is the last token in the file.
     ///
     /// It is above every token that this engine has seen, and not below the time in microseconds, which grows faster than
     /// any counter. So tokens go on increasing when the file was deleted, when an old copy was put back, and when a loss of

@@ -9,6 +9,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use fencelock_core::engine::Claim;
 use fencelock_core::{BootInstant, Clock, Error, Result};
 use tokio::sync::oneshot;
 
@@ -35,8 +36,6 @@ pub(crate) struct Handle {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum How {
     Write,
-    /// A few statements: on the caller's thread if they need not wait.
-    SmallWrite,
     /// Before everything that is queued: validity runs out while a renewal waits.
     Renew,
     /// It changes nothing and waits for no other process.
@@ -66,6 +65,24 @@ impl Handle {
         self.worker.state().set_unreachable();
     }
 
+    /// Does a few statements for a claim in a transaction: on the caller's thread if they need not wait.
+    pub(crate) async fn write_small<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        claim: &Claim,
+        work: impl Fn(&mut Transaction<'_>, &Claim) -> Sql<T> + Send + 'static,
+    ) -> Result<T> {
+        if let Some(done) = self.write_at_once(|transaction| work(transaction, claim)) {
+            return Ok(done);
+        }
+        let (action, claim) = (Action::on(verb, &claim.name), claim.clone());
+        let written = self.run(How::Write, action, move |transaction| {
+            work(transaction, &claim)
+        });
+        // Boxed, so that the future of the common case stays small.
+        Box::pin(written).await
+    }
+
     /// Does work in a transaction, alone or together with others. `work` may run more than once; only the effects and the
     /// result of its last run are kept.
     pub(crate) async fn run<T: Send + 'static>(
@@ -77,11 +94,6 @@ impl Handle {
         let (job, answer) = self.request(action.clone(), work);
         match how {
             How::Write => self.send(Message::Write(job))?,
-            How::SmallWrite => {
-                if let Some(job) = self.write_at_once(job) {
-                    self.send(Message::Write(job))?;
-                }
-            }
             How::Renew => {
                 self.renewals.send(job).map_err(|_| Error::Closed)?;
                 self.send(Message::Renew)?;
@@ -150,20 +162,14 @@ impl Handle {
         })
     }
 
-    /// Does the write on this thread if it need not wait. Otherwise nothing is done, and the job is returned.
-    fn write_at_once(&self, job: Box<dyn Job>) -> Option<Box<dyn Job>> {
-        let Some(mut state) = self.worker.idle_state().filter(|state| state.is_open()) else {
-            return Some(job);
-        };
-        let mut jobs = [job];
-        let done = state.transaction(&mut jobs, BootInstant::from_nanos(0));
-        let [job] = jobs;
-        // If it failed, the worker repeats it and reports the error.
-        let Ok(wake_ups) = done else { return Some(job) };
+    /// Does the write on this thread if it need not wait. Otherwise nothing is done, also if it failed: the worker repeats it
+    /// and reports the error.
+    fn write_at_once<T>(&self, work: impl FnOnce(&mut Transaction<'_>) -> Sql<T>) -> Option<T> {
+        let mut state = self.worker.idle_state().filter(|state| state.is_open())?;
+        let (done, wake_ups) = state.transaction(BootInstant::from_nanos(0), work).ok()?;
         let gone = state.wake_once(wake_ups);
         let reap = (!gone.is_empty()).then(|| state.reap_gone(gone));
         drop(state);
-        job.answer(None);
         // If the engine is closed by now, other processes pass over the expired rows, and the last one makes a checkpoint.
         if let Some(reap) = reap {
             let _ = self.send(Message::Write(reap));
@@ -171,6 +177,6 @@ impl Handle {
         if is_checkpoint_due() {
             let _ = self.send(Message::Checkpoint);
         }
-        None
+        Some(done)
     }
 }

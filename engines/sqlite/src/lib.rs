@@ -37,6 +37,7 @@ mod rows;
 mod socket;
 mod state;
 mod stored;
+mod tokens;
 mod transaction;
 mod wait;
 mod wake_up;

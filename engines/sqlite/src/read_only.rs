@@ -104,10 +104,17 @@ impl File {
     /// Hides the holders of other boots, and shows columns that the file does not have yet as empty.
     fn hide_other_boots(&self, connection: &Connection) -> Sql<()> {
         connection.pragma_update(None, "temp_store", "memory")?;
-        let more = match stored::has_all_columns(connection)? {
-            true => ["", ""],
-            false => [", NULL AS run, NULL AS written", ", NULL AS label"],
+        let missing = |table: &str, columns: &[&str]| -> Sql<String> {
+            let mut empty = String::new();
+            for column in columns {
+                if !stored::has_column(connection, table, column)? {
+                    empty += &format!(", NULL AS {column}");
+                }
+            }
+            Ok(empty)
         };
+        let holders = missing("holders", &["run", "written"])?;
+        let waiters = missing("waiters", &["label"])?;
         let boot: String =
             connection.query_row("SELECT boot FROM main.store", [], |row| row.get(0))?;
         let is_over = match self.boot.is(&boot) {
@@ -115,7 +122,6 @@ impl File {
             // With a margin, for rows that are renewed before they are read.
             false => self.boot.is_over(Clock::Boot.now() + MARGIN),
         };
-        let [holders, waiters] = more;
         connection.execute_batch(&format!(
             "CREATE TEMP VIEW holders AS SELECT * FROM (SELECT *{holders} FROM main.holders) WHERE NOT ({is_over});
              CREATE TEMP VIEW waiters AS SELECT *{waiters} FROM main.waiters;"

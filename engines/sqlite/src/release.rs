@@ -4,18 +4,15 @@ use fencelock_core::engine::{Claim, Leave, Withdrawn};
 use fencelock_core::{ClaimId, LockName, Result};
 use rusqlite::{OptionalExtension, Row, params};
 
-use crate::handle::{Handle, How};
-use crate::job::Action;
+use crate::handle::Handle;
 use crate::rows::{leave_queue, read, wake_next};
 use crate::stored::{Sql, duration_value, instant_value};
 use crate::transaction::Transaction;
 
 pub(crate) async fn withdraw(worker: &Handle, claim: &Claim, how: Leave) -> Result<Withdrawn> {
-    let action = Action::on("release", &claim.name);
-    let claim = claim.clone();
     worker
-        .run(How::SmallWrite, action, move |transaction| {
-            leave(transaction, &claim, how)
+        .write_small("release", claim, move |transaction, claim| {
+            leave(transaction, claim, how)
         })
         .await
 }
@@ -23,12 +20,15 @@ pub(crate) async fn withdraw(worker: &Handle, claim: &Claim, how: Leave) -> Resu
 fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Withdrawn> {
     transaction.entries.remove(claim.id);
     let name = &claim.name;
+    let delays = how == Leave::Abandon && !claim.lock_delay.is_zero();
+    if !delays && release_alone(transaction, claim)? {
+        return Ok(Withdrawn::Released);
+    }
     if let Some(Held {
         expiry,
         has_waiters,
     }) = stored(transaction, name, claim.id)?
     {
-        let delays = how == Leave::Abandon && !claim.lock_delay.is_zero();
         let live = expiry > instant_value(transaction.now);
         match delays && live {
             true => abandon(transaction, claim)?,
@@ -54,6 +54,19 @@ fn leave(transaction: &mut Transaction<'_>, claim: &Claim, how: Leave) -> Sql<Wi
             false => Withdrawn::NotOwner,
         },
     )
+}
+
+/// Deletes a hold that nobody waits for, in one statement. Whether there was one whose lease is not over.
+fn release_alone(transaction: &Transaction<'_>, claim: &Claim) -> Sql<bool> {
+    let sql = "DELETE FROM holders WHERE name = ?1 AND claim = ?2 AND expiry > ?3 \
+               AND NOT EXISTS (SELECT 1 FROM waiters WHERE name = ?1)";
+    let values = params![
+        claim.name.as_str(),
+        claim.id.as_bytes(),
+        instant_value(transaction.now),
+    ];
+    let mut delete = transaction.connection.prepare_cached(sql)?;
+    Ok(delete.execute(values)? > 0)
 }
 
 /// A hold as it was stored.

@@ -2,8 +2,11 @@
 
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
-    token INTEGER NOT NULL,   -- the last token drawn
-    boot TEXT NOT NULL        -- the kernel's boot id when the file was last opened by a process that knew it
+    token INTEGER NOT NULL,   -- no token above it was drawn
+    boot TEXT NOT NULL,       -- the kernel's boot id when the file was last opened by a process that knew it
+    horizon INTEGER,          -- as long as it is `token`, tokens up to it are drawn by the clock (tokens.rs)
+    origin INTEGER,           -- the token of the boot clock's zero, in microseconds, in the boot whose id this is:
+    origin_boot TEXT
 ) STRICT;
 
 CREATE TABLE holders (

@@ -21,9 +21,9 @@ use crate::wake_up::{Address, Delivery, Message, WakeUp};
 /// How often expired rows of all locks are deleted.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// One in so many commits is followed by a checkpoint: about each 1,000 pages, so that the log stays in caches. It is chosen
-/// at random and not counted, so that processes that make only a few commits do their share.
-const COMMITS_TO_CHECKPOINT: u32 = 330;
+/// One in so many commits is followed by a checkpoint, so that the log stays short: most commits write one page. It is chosen at
+/// random and not counted, so that processes that make only a few commits do their share.
+const COMMITS_TO_CHECKPOINT: u32 = 600;
 
 /// Whether this commit is to be followed by a checkpoint.
 pub(crate) fn is_checkpoint_due() -> bool {
@@ -77,7 +77,9 @@ impl State {
     /// Whether the file is open, and the path still names it.
     pub(crate) fn is_open(&self) -> bool {
         let path = &self.parts.file.config.path;
-        self.open.as_ref().is_some_and(|open| open.is_at(path))
+        self.open
+            .as_ref()
+            .is_some_and(|open| open.is_still_at(path))
     }
 
     /// Does all jobs in one transaction. If that fails, each is done in its own, so that one does not fail the others.
@@ -86,8 +88,12 @@ impl State {
             return;
         };
         let ready = self.reopen_if_replaced().map_err(Failure::from);
-        match ready.and_then(|()| self.transaction(jobs, deadline)) {
-            Ok(wake_ups) => {
+        let work = |transaction: &mut Transaction<'_>| {
+            let mut jobs = jobs.iter_mut();
+            jobs.try_for_each(|job| job.work(transaction))
+        };
+        match ready.and_then(|()| self.transaction(deadline, work)) {
+            Ok(((), wake_ups)) => {
                 self.wake(wake_ups);
                 jobs.drain(..).for_each(|job| job.answer(None));
             }
@@ -105,26 +111,30 @@ impl State {
         }
     }
 
-    /// Waits for other processes until the deadline. After an error nothing has changed. Returns the wake-ups to send.
-    pub(crate) fn transaction(
+    /// Waits for other processes until the deadline. After an error nothing has changed. Returns what `work` did, and the
+    /// wake-ups to send.
+    pub(crate) fn transaction<T>(
         &mut self,
-        jobs: &mut [Box<dyn Job>],
         deadline: BootInstant,
-    ) -> Result<Vec<WakeUp>, Failure> {
+        work: impl FnOnce(&mut Transaction<'_>) -> Sql<T>,
+    ) -> Result<(T, Vec<WakeUp>), Failure> {
         let open = self.opened()?;
         open.wait_until(deadline);
         execute(&open.connection, "BEGIN IMMEDIATE")?;
         let mut transaction = self.begin(&open.connection);
-        let worked = jobs
-            .iter_mut()
-            .try_for_each(|job| job.work(&mut transaction));
+        let worked = work(&mut transaction);
         let Transaction {
             connection,
             wake_ups,
+            drawn,
             ..
         } = transaction;
-        match worked.and_then(|()| execute(connection, "COMMIT")) {
-            Ok(()) => Ok(wake_ups),
+        if let Some(drawn) = drawn {
+            drawn.pass();
+        }
+        let done = worked.and_then(|done| execute(connection, "COMMIT").map(|()| done));
+        match done {
+            Ok(done) => Ok((done, wake_ups)),
             Err(error) => {
                 // It fails if SQLite has rolled back by itself.
                 let _ = execute(connection, "ROLLBACK");
@@ -178,6 +188,7 @@ impl State {
             now: Clock::Boot.now(),
             address: self.parts.address,
             entries: &self.parts.entries,
+            drawn: None,
             wake_ups: Vec::new(),
         }
     }
@@ -198,10 +209,9 @@ impl State {
     fn wake(&mut self, wake_ups: Vec<WakeUp>) {
         let mut gone = self.wake_once(wake_ups);
         while !gone.is_empty() {
-            let reap = self.reap_gone(gone);
-            let deadline = reap.deadline();
-            match self.transaction(&mut [reap], deadline) {
-                Ok(next) => gone = self.wake_once(next),
+            let mut reap = self.reap_gone(gone);
+            match self.transaction(reap.deadline(), |transaction| reap.work(transaction)) {
+                Ok(((), next)) => gone = self.wake_once(next),
                 // The next claims pass over these waiters when their rows have expired.
                 Err(_) => return,
             }
@@ -262,11 +272,10 @@ impl State {
         if !reap::has_expired(&open.connection, now).unwrap_or(false) {
             return;
         }
-        let job = self.job(Action::Other("delete expired rows"), reap::expired);
-        let deadline = job.deadline();
-        let jobs: &mut [Box<dyn Job>] = &mut [job];
-        if let Err(failure) = self.transaction(jobs, deadline) {
-            let error = failure.explain(&self.parts.file, jobs[0].action());
+        let deadline = now + self.parts.file.config.response_timeout;
+        if let Err(failure) = self.transaction(deadline, reap::expired) {
+            let action = Action::Other("delete expired rows");
+            let error = failure.explain(&self.parts.file, &action);
             tracing::debug!(%error, "expired rows stay for now");
         }
     }

@@ -15,10 +15,15 @@ pub(crate) const APPLICATION_ID: i64 = 0x666e_6c6b;
 pub(crate) const FORMAT: i64 = 1;
 
 pub(crate) const SCHEMA: &str = include_str!("schema.sql");
-/// Columns that format 1 did not have at first. Earlier versions of fencelock ignore them.
-const ADDED_COLUMNS: &str = "ALTER TABLE holders ADD COLUMN run TEXT;
-    ALTER TABLE holders ADD COLUMN written INTEGER;
-    ALTER TABLE waiters ADD COLUMN label TEXT;";
+/// Columns that format 1 did not have at first: table, name, type. Earlier versions of fencelock ignore them.
+const ADDED_COLUMNS: [(&str, &str, &str); 6] = [
+    ("holders", "run", "TEXT"),
+    ("holders", "written", "INTEGER"),
+    ("waiters", "label", "TEXT"),
+    ("store", "horizon", "INTEGER"),
+    ("store", "origin", "INTEGER"),
+    ("store", "origin_boot", "TEXT"),
+];
 
 /// The header of the file, read in one snapshot.
 pub(crate) struct Header {
@@ -56,12 +61,27 @@ pub(crate) fn create_tables(connection: &Connection, token: i64, boot: &str) -> 
 
 /// Whether the tables have [`ADDED_COLUMNS`].
 pub(crate) fn has_all_columns(connection: &Connection) -> Sql<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM pragma_table_info('waiters') WHERE name = 'label')";
-    connection.query_row(sql, [], |row| row.get(0))
+    for (table, column, _) in ADDED_COLUMNS {
+        if !has_column(connection, table, column)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether a table of the file itself has this column.
+pub(crate) fn has_column(connection: &Connection, table: &str, column: &str) -> Sql<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM pragma_table_info(?1, 'main') WHERE name = ?2)";
+    connection.query_row(sql, [table, column], |row| row.get(0))
 }
 
 pub(crate) fn add_columns(connection: &Connection) -> Sql<()> {
-    connection.execute_batch(ADDED_COLUMNS)
+    for (table, column, kind) in ADDED_COLUMNS {
+        if !has_column(connection, table, column)? {
+            connection.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {column} {kind}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// An instant that is too late for SQLite's integers is stored as the last one that fits.

@@ -1,6 +1,6 @@
 //! What the work inside one transaction needs.
 
-use fencelock_core::BootInstant;
+use fencelock_core::{BootInstant, Clock};
 use rusqlite::Connection;
 
 use crate::entry::Entries;
@@ -16,6 +16,8 @@ pub(crate) struct Transaction<'a> {
     /// Where this engine listens.
     pub(crate) address: Address,
     pub(crate) entries: &'a Entries,
+    /// The last token that it drew by the clock.
+    pub(crate) drawn: Option<Drawn>,
     /// To be sent after the commit.
     pub(crate) wake_ups: Vec<WakeUp>,
 }
@@ -24,5 +26,22 @@ impl Transaction<'_> {
     pub(crate) fn execute(&self, sql: &str, values: impl rusqlite::Params) -> Sql<()> {
         self.connection.prepare_cached(sql)?.execute(values)?;
         Ok(())
+    }
+}
+
+/// The last token that a transaction drew by the clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drawn {
+    pub(crate) token: i64,
+    /// The next transaction draws a later token if this one does not end before.
+    pub(crate) ends_from: BootInstant,
+}
+
+impl Drawn {
+    /// Waits for a few microseconds at most. Mostly the clock is there already.
+    pub(crate) fn pass(self) {
+        while Clock::Boot.now() < self.ends_from {
+            std::hint::spin_loop();
+        }
     }
 }

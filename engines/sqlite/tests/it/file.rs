@@ -46,9 +46,13 @@ async fn a_deleted_file_is_created_again_and_tokens_still_increase() {
         let path = format!("{}{end}", directory.file().display());
         std::fs::remove_file(path).unwrap();
     }
-    let after = held(&b, &claim("job")).await.tokens.first;
+    let claimed = claim("job");
+    let after = held(&b, &claimed).await.tokens.first;
     assert!(after > before);
-    // Both use the new file.
+    // Soon both use the new file.
+    while a.inspect().look(&claimed.name).await.unwrap().holders[0].claim != Some(claimed.id) {
+        tokio::task::yield_now().await;
+    }
     busy(&a, &attempt(claim("job"))).await;
 }
 
@@ -241,7 +245,8 @@ async fn a_file_without_the_later_columns_gets_them_and_keeps_its_holds() {
     let raw = directory.raw();
     raw.execute_batch(
         "ALTER TABLE holders DROP COLUMN run; ALTER TABLE holders DROP COLUMN written;
-         ALTER TABLE waiters DROP COLUMN label",
+         ALTER TABLE waiters DROP COLUMN label; ALTER TABLE store DROP COLUMN horizon;
+         ALTER TABLE store DROP COLUMN origin; ALTER TABLE store DROP COLUMN origin_boot",
     )
     .unwrap();
     let engine = directory.open().await;

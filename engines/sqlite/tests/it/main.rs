@@ -8,6 +8,7 @@ mod leases;
 mod namespaces;
 mod queue;
 mod restore;
+mod tokens;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
