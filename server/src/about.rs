@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use fencelock_core::{Error, LockName};
-use fencelock_wire::{BATCH, Finding, Findings, Kind, Store, millis, millis_up};
+use fencelock_wire::{BATCH, Finding, Findings, Kind, PLACE, Store, WITHOUT, millis, millis_up};
 use http::StatusCode;
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::replica::Replica;
 use crate::reply::json;
 
 /// What this version can do beyond the basics.
-const FEATURES: [&str; 3] = ["simple", "renewals", BATCH];
+const FEATURES: [&str; 4] = ["simple", "renewals", BATCH, PLACE];
 
 /// What it can do beside that if it hears what the store reports.
 const EVENTS: &str = "events";
@@ -40,7 +40,7 @@ pub(crate) async fn store(
     replica.start();
     let mut features = FEATURES.map(str::to_owned).to_vec();
     if replica.events.are_heard() {
-        features.push(EVENTS.to_owned());
+        features.extend([EVENTS, WITHOUT].map(str::to_owned));
     }
     let promises = replica.promises();
     let body = Store {

@@ -12,15 +12,12 @@ use fencelock_wire::{Kind, REPLICA};
 use futures_util::FutureExt;
 use http::header::{CACHE_CONTROL, HOST, ORIGIN};
 use http::uri::Authority;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
+use crate::caller::Origin;
 use crate::incoming::{Received, only_header};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
-
-/// The address on which a request came in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Local(pub(crate) SocketAddr);
 
 /// Checks a request, serves it, and completes its answer.
 pub(crate) async fn boundary(
@@ -30,12 +27,46 @@ pub(crate) async fn boundary(
 ) -> Response {
     let received = Received(replica.clock.now());
     request.extensions_mut().insert(received);
+    let origin = request.extensions().get::<Arc<Origin>>();
+    let checked = check(
+        &replica,
+        request.uri(),
+        request.headers(),
+        origin.map(|origin| &**origin),
+    );
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
-    let mut response = match check(&replica, &request) {
-        Ok(()) => serve(request, next).await,
-        Err(refusal) => refusal.into_response(),
+    let served = async {
+        checked?;
+        Ok(next.run(request).await)
     };
+    let response = served_whole(served).await;
+    let route = route.as_ref().map(MatchedPath::as_str);
+    complete(&replica, received, (route, &method), response)
+}
+
+/// The answer to a request, whatever comes of it.
+pub(crate) async fn served_whole(
+    served: impl Future<Output = Result<Response, Refusal>>,
+) -> Response {
+    // What a panic leaves behind belongs to this request alone.
+    let served = AssertUnwindSafe(served).catch_unwind().await;
+    let bug = |_| {
+        let detail = "the request met a bug; what it asked for may have been done";
+        Err(Refusal::new(Kind::Internal, detail))
+    };
+    served
+        .unwrap_or_else(bug)
+        .unwrap_or_else(Refusal::into_response)
+}
+
+/// Completes an answer, and counts it.
+pub(crate) fn complete(
+    replica: &Replica,
+    received: Received,
+    (route, method): (Option<&str>, &Method),
+    mut response: Response,
+) -> Response {
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static(REPLICA), replica.id_header.clone());
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -44,37 +75,32 @@ pub(crate) async fn boundary(
     }
     let took = replica.clock.now().since(received.0);
     let metrics = &replica.metrics;
-    let route = route.as_ref().map(MatchedPath::as_str);
-    metrics.request(route, &method, response.status(), took);
+    metrics.request(route, method, response.status(), took);
     response
 }
 
-async fn serve(request: Request, next: Next) -> Response {
-    // What a panic leaves behind belongs to this request alone.
-    let served = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    served.unwrap_or_else(|_| {
-        let detail = "the request met a bug; what it asked for may have been done";
-        Refusal::new(Kind::Internal, detail).into_response()
-    })
-}
-
-fn check(replica: &Replica, request: &Request) -> Result<(), Refusal> {
-    check_sizes(replica, request)?;
-    let host = host(request)?;
-    let local = request.extensions().get::<Local>().copied();
-    if !is_own(replica, &host, local) {
+/// Refuses a request that is too large, or that a page of another site sent.
+pub(crate) fn check(
+    replica: &Replica,
+    uri: &Uri,
+    headers: &HeaderMap,
+    origin: Option<&Origin>,
+) -> Result<(), Refusal> {
+    check_sizes(replica, uri, headers)?;
+    let host = host(uri, headers)?;
+    if !is_own(replica, &host, origin.and_then(|origin| origin.local)) {
         let detail = format!(
             "this service is not {}; ask for it by its address, or have its operator name the host",
             host.host()
         );
         return Err(Refusal::new(Kind::Forbidden, detail));
     }
-    check_origin(request, &host)
+    check_origin(headers, &host)
 }
 
-fn check_sizes(replica: &Replica, request: &Request) -> Result<(), Refusal> {
+fn check_sizes(replica: &Replica, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     let limits = &replica.config.limits;
-    let url = request.uri().path_and_query();
+    let url = uri.path_and_query();
     let too_large = |what: String| Err(Refusal::new(Kind::TooLarge, what).close());
     if url.is_some_and(|url| url.as_str().len() > limits.url) {
         return too_large(format!(
@@ -82,7 +108,6 @@ fn check_sizes(replica: &Replica, request: &Request) -> Result<(), Refusal> {
             limits.url
         ));
     }
-    let headers = request.headers();
     if headers.len() > limits.headers {
         return too_large(format!("there are more than {} headers", limits.headers));
     }
@@ -99,11 +124,11 @@ fn check_sizes(replica: &Replica, request: &Request) -> Result<(), Refusal> {
 }
 
 /// The host and port that the client asked for.
-fn host(request: &Request) -> Result<Authority, Refusal> {
-    if let Some(authority) = request.uri().authority() {
+fn host(uri: &Uri, headers: &HeaderMap) -> Result<Authority, Refusal> {
+    if let Some(authority) = uri.authority() {
         return Ok(authority.clone());
     }
-    let value = only_header(request.headers(), HOST.as_str())?;
+    let value = only_header(headers, HOST.as_str())?;
     let text = value.and_then(|value| value.to_str().ok());
     let authority = text.and_then(|text| text.parse::<Authority>().ok());
     let bad = || Refusal::invalid("the header Host is missing, or names no host");
@@ -115,11 +140,11 @@ fn host(request: &Request) -> Result<Authority, Refusal> {
 }
 
 /// Whether the host is this service. A page of another site reaches it under a name of that site only.
-fn is_own(replica: &Replica, host: &Authority, local: Option<Local>) -> bool {
+fn is_own(replica: &Replica, host: &Authority, local: Option<SocketAddr>) -> bool {
     let name = host.host();
     let address = name.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = address.parse::<IpAddr>() {
-        let is_local = local.is_some_and(|Local(local)| local.ip().to_canonical() == address);
+        let is_local = local.is_some_and(|local| local.ip().to_canonical() == address);
         return address.is_loopback() || is_local || named(replica, name);
     }
     name.eq_ignore_ascii_case("localhost") || named(replica, name)
@@ -136,8 +161,8 @@ fn named(replica: &Replica, host: &str) -> bool {
 }
 
 /// A page of another site must not do anything here, even if its browser lets it send the request.
-fn check_origin(request: &Request, host: &Authority) -> Result<(), Refusal> {
-    let Some(origin) = only_header(request.headers(), ORIGIN.as_str())? else {
+fn check_origin(headers: &HeaderMap, host: &Authority) -> Result<(), Refusal> {
+    let Some(origin) = only_header(headers, ORIGIN.as_str())? else {
         return Ok(());
     };
     let own = origin.to_str().ok().and_then(|origin| {

@@ -20,13 +20,14 @@ use crate::replica::Replica;
 /// In whose name a proxy asks.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// The address from which a connection came.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
-
-/// The name in the certificate of the client: its first DNS name or URI.
-#[derive(Clone, Debug)]
-pub(crate) struct CertificateName(pub(crate) Arc<str>);
+/// Where a connection came from, and where it came in.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: Option<SocketAddr>,
+    /// The name in the certificate of the client: its first DNS name or URI.
+    pub(crate) certificate: Option<Arc<str>>,
+}
 
 /// Who asks.
 #[derive(Debug)]
@@ -45,34 +46,8 @@ impl FromRequestParts<Arc<Replica>> for Caller {
         parts: &mut Parts,
         replica: &Arc<Replica>,
     ) -> Result<Self, Refusal> {
-        let access = replica.access();
-        let bearer = only_header(&parts.headers, AUTHORIZATION.as_str())?;
-        let certificate = parts.extensions.get::<CertificateName>();
-        let known = match (bearer, certificate) {
-            (Some(bearer), _) => {
-                let text = bearer.to_str().unwrap_or_default();
-                let token = bearer_token(text);
-                token.and_then(|token| access.of_token(&token))
-            }
-            (None, Some(CertificateName(name))) => {
-                // A certificate that no principal has is as none.
-                Some(
-                    access
-                        .of_certificate(name)
-                        .unwrap_or_else(|| access.anonymous()),
-                )
-            }
-            (None, None) => Some(access.anonymous()),
-        };
-        match known {
-            Some(known) => Ok(Self::of(known, parts, replica)),
-            None => {
-                let caller = Self::of(access.anonymous(), parts, replica);
-                caller.note(|line| line.outcome("bad token"), Deed::Refused);
-                let detail = "the bearer token is not one of this service, or its time is over";
-                Err(Refusal::new(Kind::Unauthorized, detail))
-            }
-        }
+        let origin = parts.extensions.get::<Arc<Origin>>();
+        Self::by_credentials(origin.map(|origin| &**origin), &parts.headers, replica)
     }
 }
 
@@ -107,13 +82,60 @@ fn bearer_token(text: &str) -> Option<BearerToken> {
 }
 
 impl Caller {
+    /// Who asks by its credentials, or without any.
+    pub(crate) fn by_credentials(
+        origin: Option<&Origin>,
+        headers: &HeaderMap,
+        replica: &Arc<Replica>,
+    ) -> Result<Self, Refusal> {
+        let access = replica.access();
+        let bearer = only_header(headers, AUTHORIZATION.as_str())?;
+        let certificate = origin.and_then(|origin| origin.certificate.as_ref());
+        let known = match (bearer, certificate) {
+            (Some(bearer), _) => {
+                let text = bearer.to_str().unwrap_or_default();
+                let token = bearer_token(text);
+                token.and_then(|token| access.of_token(&token))
+            }
+            (None, Some(name)) => {
+                // A certificate that no principal has is as none.
+                Some(
+                    access
+                        .of_certificate(name)
+                        .unwrap_or_else(|| access.anonymous()),
+                )
+            }
+            (None, None) => Some(access.anonymous()),
+        };
+        match known {
+            Some(known) => Ok(Self::new(known, origin, headers, replica)),
+            None => {
+                let caller = Self::new(access.anonymous(), origin, headers, replica);
+                caller.note(|line| line.outcome("bad token"), Deed::Refused);
+                let detail = "the bearer token is not one of this service, or its time is over";
+                Err(Refusal::new(Kind::Unauthorized, detail))
+            }
+        }
+    }
+
     /// Somebody who is known, as the author of this request.
     pub(crate) fn of(known: Arc<Known>, parts: &Parts, replica: &Arc<Replica>) -> Self {
-        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        let origin = parts.extensions.get::<Arc<Origin>>();
+        let origin = origin.map(|origin| &**origin);
+        Self::new(known, origin, &parts.headers, replica)
+    }
+
+    fn new(
+        known: Arc<Known>,
+        origin: Option<&Origin>,
+        headers: &HeaderMap,
+        replica: &Arc<Replica>,
+    ) -> Self {
+        let peer = origin.map(|origin| origin.peer);
         Self {
             known,
             peer,
-            forwarded_for: forwarded_for(replica, peer, &parts.headers),
+            forwarded_for: forwarded_for(replica, peer, headers),
             replica: Arc::clone(replica),
         }
     }

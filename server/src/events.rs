@@ -9,12 +9,16 @@ use fencelock_core::engine::Event;
 use fencelock_core::support::{Backoff, Mutex};
 use fencelock_core::{BootInstant, ClaimId, Engine, LockName, Token};
 use serde::Serialize;
-use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, mpsc};
 
 use crate::metrics::Metrics;
 
 /// How many events a slow reader may be behind. What comes beyond is lost for it.
 const BEHIND: usize = 1024;
+
+/// The event of a claim that holds after it waited.
+pub(crate) const GRANTED: &str = "granted";
 
 /// How long a lock is watched before it is seen whether anybody listens still.
 const LOOK_ROUND: Duration = Duration::from_secs(10);
@@ -27,12 +31,44 @@ const AFTER_ERROR: (Duration, Duration) = (Duration::from_millis(100), Duration:
 pub(crate) struct Events {
     engine: Arc<dyn Engine>,
     metrics: Arc<Metrics>,
-    told: broadcast::Sender<Told>,
+    /// Who listens to the claims of a key, by the first bytes of their ids.
+    listeners: Mutex<HashMap<[u8; 10], Vec<Listener>>>,
     holds: Mutex<Holds>,
     watched: Mutex<HashMap<LockName, broadcast::Sender<Told>>>,
     streams: AtomicUsize,
     /// The engine's events have another listener.
     deaf: AtomicBool,
+}
+
+/// One that listens to the claims of a key.
+#[derive(Debug)]
+struct Listener {
+    sender: mpsc::Sender<Told>,
+    /// Whether it wants to hear of grants, which are told by answers, too.
+    hears_grants: bool,
+}
+
+/// The events of claims or of a lock, for one that listens.
+#[derive(Debug)]
+pub(crate) enum Receiver {
+    Claims(mpsc::Receiver<Told>),
+    Lock(broadcast::Receiver<Told>),
+}
+
+impl Receiver {
+    /// The next event; none if there will be no more. May be dropped and called again.
+    pub(crate) async fn next(&mut self) -> Option<Told> {
+        match self {
+            Self::Claims(receiver) => receiver.recv().await,
+            Self::Lock(receiver) => loop {
+                match receiver.recv().await {
+                    Ok(told) => return Some(told),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return None,
+                }
+            },
+        }
+    }
 }
 
 /// The holds that were placed or renewed here last.
@@ -75,7 +111,7 @@ impl Events {
         Self {
             engine,
             metrics,
-            told: broadcast::Sender::new(BEHIND),
+            listeners: Mutex::default(),
             holds: Mutex::default(),
             watched: Mutex::default(),
             streams: AtomicUsize::new(0),
@@ -120,14 +156,28 @@ impl Events {
         self.streams.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A stream has ended.
-    pub(crate) fn closed(&self) {
+    /// A stream has ended, of the claims of this key, if it was not of a lock.
+    pub(crate) fn closed(&self, ids: Option<&[u8; 10]>) {
         self.streams.fetch_sub(1, Ordering::Relaxed);
+        let Some(ids) = ids else { return };
+        let mut listeners = self.listeners.lock();
+        if let Some(of_key) = listeners.get_mut(ids) {
+            of_key.retain(|listener| !listener.sender.is_closed());
+            if of_key.is_empty() {
+                listeners.remove(ids);
+            }
+        }
     }
 
-    /// All events of claims.
-    pub(crate) fn of_claims(&self) -> broadcast::Receiver<Told> {
-        self.told.subscribe()
+    /// The events of the claims of a key.
+    pub(crate) fn of_claims(&self, ids: [u8; 10], hears_grants: bool) -> Receiver {
+        let (sender, receiver) = mpsc::channel(BEHIND);
+        let listener = Listener {
+            sender,
+            hears_grants,
+        };
+        self.listeners.lock().entry(ids).or_default().push(listener);
+        Receiver::Claims(receiver)
     }
 
     fn hear(&self, event: Event) {
@@ -142,7 +192,7 @@ impl Events {
             self.metrics.lost("taken_away");
         }
         let (name, token) = hold.map(|hold| (hold.name, hold.token)).unzip();
-        self.tell(Told {
+        self.tell(claim, || Told {
             event,
             claim: Some(claim),
             name,
@@ -150,16 +200,27 @@ impl Events {
         });
     }
 
-    fn tell(&self, told: Told) {
-        // Nobody may listen.
-        let _ = self.told.send(told);
+    /// Tells those who listen to the claim's key, and wakes nobody else.
+    fn tell(&self, claim: ClaimId, told: impl FnOnce() -> Told) {
+        let mut ids = [0; 10];
+        ids.copy_from_slice(&claim.as_bytes()[..10]);
+        let listeners = self.listeners.lock();
+        let Some(of_key) = listeners.get(&ids) else {
+            return;
+        };
+        let told = told();
+        let is_grant = told.event == GRANTED;
+        for listener in of_key.iter().filter(|one| one.hears_grants || !is_grant) {
+            // One that is too far behind misses it.
+            let _ = listener.sender.try_send(told.clone());
+        }
     }
 
     /// A claim holds after it waited. A grant at once is told by its answer alone: that costs no write to each listener.
     pub(crate) fn granted(&self, id: ClaimId, name: &LockName, token: Token, until: BootInstant) {
         self.began(id, name, token, until);
-        self.tell(Told {
-            event: "granted",
+        self.tell(id, || Told {
+            event: GRANTED,
             claim: Some(id),
             name: Some(name.clone()),
             token: Some(token),
@@ -216,20 +277,16 @@ impl Events {
     }
 
     /// The changes of one lock. It is watched once, however many listen.
-    pub(crate) fn of_lock(
-        self: &Arc<Self>,
-        name: &LockName,
-        seen: Option<Token>,
-    ) -> broadcast::Receiver<Told> {
+    pub(crate) fn of_lock(self: &Arc<Self>, name: &LockName, seen: Option<Token>) -> Receiver {
         let mut watched = self.watched.lock();
         if let Some(sender) = watched.get(name) {
-            return sender.subscribe();
+            return Receiver::Lock(sender.subscribe());
         }
         let (sender, receiver) = broadcast::channel(BEHIND);
         watched.insert(name.clone(), sender.clone());
         let watch = watch(Arc::downgrade(self), name.clone(), seen, sender);
         tokio::spawn(watch);
-        receiver
+        Receiver::Lock(receiver)
     }
 
     /// Whether nobody listens to a lock any more; then it is watched no longer.

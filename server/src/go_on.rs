@@ -197,6 +197,8 @@ pub(crate) async fn releasing(
         withdrawn
     };
     let withdrawn = replica.carry(call).await?;
+    // The lock may have been handed over to a client that waits here.
+    replica.let_grants_go_first().await;
     let withdrawn = withdrawn.map_err(|error| {
         replica.metrics.released("unknown");
         Refusal::of(&error).name(&name)

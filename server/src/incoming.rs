@@ -1,11 +1,11 @@
 //! What a request says: its claim and key, its query, its body. Whatever cannot be used is a problem.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use fencelock_core::{BootInstant, ClaimId};
-use fencelock_wire::{ClaimKey, KEY, Kind, REPLICA};
+use fencelock_wire::{ClaimKey, KEY, Kind, LINES, REPLICA};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -38,6 +38,16 @@ impl FromRequestParts<Arc<Replica>> for Received {
 pub(crate) struct Key(ClaimKey);
 
 impl Key {
+    /// The key in the headers, which may have to name this replica, too.
+    pub(crate) fn of(headers: &HeaderMap, replica: &Replica) -> Result<Self, Refusal> {
+        check_replica(headers, replica)?;
+        let missing = || {
+            let detail = "the header Fencelock-Key is missing: it has the key of the claim";
+            Refusal::new(Kind::WrongKey, detail)
+        };
+        claim_key(headers)?.map(Self).ok_or_else(missing)
+    }
+
     /// Refuses a claim of another key.
     pub(crate) fn check(&self, claim: &ClaimId) -> Result<(), Refusal> {
         match self.0.speaks_for(claim) {
@@ -60,12 +70,7 @@ impl FromRequestParts<Arc<Replica>> for Key {
         parts: &mut Parts,
         replica: &Arc<Replica>,
     ) -> Result<Self, Refusal> {
-        check_replica(parts, replica)?;
-        let missing = || {
-            let detail = "the header Fencelock-Key is missing: it has the key of the claim";
-            Refusal::new(Kind::WrongKey, detail)
-        };
-        claim_key(&parts.headers)?.map(Self).ok_or_else(missing)
+        Self::of(&parts.headers, replica)
     }
 }
 
@@ -85,11 +90,11 @@ pub(crate) fn claim_key(headers: &HeaderMap) -> Result<Option<ClaimKey>, Refusal
 }
 
 /// Refuses a request for another replica, on a store that is bound to replicas.
-fn check_replica(parts: &Parts, replica: &Replica) -> Result<(), Refusal> {
+fn check_replica(headers: &HeaderMap, replica: &Replica) -> Result<(), Refusal> {
     if replica.bound.is_none() {
         return Ok(());
     }
-    let Some(named) = only_header(&parts.headers, REPLICA)? else {
+    let Some(named) = only_header(headers, REPLICA)? else {
         let detail = "a claim on this store belongs to the replica that placed it; name the replica that is meant in the \
                       header Fencelock-Replica (its id is in GET /v1/store)";
         return Err(Refusal::new(Kind::NameTheReplica, detail));
@@ -125,6 +130,25 @@ impl FromRequestParts<Arc<Replica>> for Speaks {
     }
 }
 
+/// Whether an answer may come in lines, the first of them before the rest is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WantsLines(pub(crate) bool);
+
+impl WantsLines {
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let accepts = headers.get(header::ACCEPT);
+        Self(accepts.is_some_and(|media| media == LINES))
+    }
+}
+
+impl FromRequestParts<Arc<Replica>> for WantsLines {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Replica>) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.headers))
+    }
+}
+
 /// A header that may be there once.
 pub(crate) fn only_header<'a>(
     headers: &'a HeaderMap,
@@ -144,12 +168,23 @@ pub(crate) fn only_header<'a>(
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);
 
+impl<T: DeserializeOwned> Json<T> {
+    pub(crate) async fn read(
+        headers: &HeaderMap,
+        body: impl Readable,
+        replica: &Replica,
+    ) -> Result<Self, Refusal> {
+        let limit = replica.config.limits.body;
+        Ok(Self(read_json(headers, body, replica, limit).await?))
+    }
+}
+
 impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, Refusal> {
-        let limit = replica.config.limits.body;
-        Ok(Self(read_json(request, replica, limit).await?))
+        let (parts, body) = request.into_parts();
+        Self::read(&parts.headers, body, replica).await
     }
 }
 
@@ -157,26 +192,38 @@ impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for Json<T> {
 #[derive(Debug)]
 pub(crate) struct LongJson<T>(pub(crate) T);
 
+impl<T: DeserializeOwned> LongJson<T> {
+    pub(crate) async fn read(
+        headers: &HeaderMap,
+        body: impl Readable,
+        replica: &Replica,
+    ) -> Result<Self, Refusal> {
+        let limit = replica.config.limits.renewals_body;
+        Ok(Self(read_json(headers, body, replica, limit).await?))
+    }
+}
+
 impl<T: DeserializeOwned> FromRequest<Arc<Replica>> for LongJson<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, Refusal> {
-        let limit = replica.config.limits.renewals_body;
-        Ok(Self(read_json(request, replica, limit).await?))
+        let (parts, body) = request.into_parts();
+        Self::read(&parts.headers, body, replica).await
     }
 }
 
 async fn read_json<T: DeserializeOwned>(
-    request: Request,
+    headers: &HeaderMap,
+    body: impl Readable,
     replica: &Replica,
     limit: usize,
 ) -> Result<T, Refusal> {
-    let media = only_header(request.headers(), header::CONTENT_TYPE.as_str())?;
+    let media = only_header(headers, header::CONTENT_TYPE.as_str())?;
     if !media.is_some_and(is_json) {
         let detail = "the body must be JSON, with the header Content-Type: application/json";
         return Err(Refusal::new(Kind::NotJson, detail));
     }
-    let body = read(request.into_body(), replica, limit).await?;
+    let body = read(body, replica, limit).await?;
     // Else an array with the members in order would do.
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(Refusal::invalid("the body must be a JSON object"));
@@ -194,9 +241,17 @@ fn is_json(media: &HeaderValue) -> bool {
     essence.eq_ignore_ascii_case(JSON)
 }
 
+/// The body of a request, through the router or not.
+pub(crate) trait Readable:
+    http_body::Body<Data = bytes::Bytes, Error: Into<axum::BoxError>>
+{
+}
+
+impl<B: http_body::Body<Data = bytes::Bytes, Error: Into<axum::BoxError>>> Readable for B {}
+
 /// The whole body, if it is short enough and arrives in time.
 pub(crate) async fn read(
-    body: Body,
+    body: impl Readable,
     replica: &Replica,
     limit: usize,
 ) -> Result<bytes::Bytes, Refusal> {

@@ -139,7 +139,7 @@ impl Metrics {
         let histograms = [
             (
                 REQUEST_SECONDS,
-                "How long a request took, its wait for a lock included",
+                "How long a request took until its answer began, with its wait for a lock unless a first line told the place",
             ),
             (CALL_SECONDS, "How long a call of the store took"),
             (

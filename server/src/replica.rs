@@ -70,6 +70,8 @@ pub(crate) struct Replica {
     pub(crate) renewers: Renewers,
     access: Mutex<Arc<Access>>,
     polls: AtomicUsize,
+    /// The claims that wait here now.
+    pub(crate) waiting: Waiting,
     answers: Mutex<Answers>,
 }
 
@@ -133,6 +135,7 @@ impl Replica {
             renewers: Renewers::default(),
             access: Mutex::new(Arc::new(access)),
             polls: AtomicUsize::new(0),
+            waiting: Waiting::default(),
             answers: Mutex::new(Answers {
                 last: None,
                 failing_since: None,
@@ -218,6 +221,13 @@ impl Replica {
         Ok(poll)
     }
 
+    /// If claims wait here, lets those requests be answered first by which somebody comes to hold a lock.
+    pub(crate) async fn let_grants_go_first(&self) {
+        if self.waiting.any() {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// How many requests wait.
     pub(crate) fn polls(&self) -> usize {
         self.polls.load(Ordering::Relaxed)
@@ -280,6 +290,31 @@ pub(crate) struct Poll(Arc<Replica>);
 impl Drop for Poll {
     fn drop(&mut self) {
         self.0.polls.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many claims wait.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting(Arc<AtomicUsize>);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Waits(Arc<AtomicUsize>);
+
+impl Waiting {
+    pub(crate) fn one_more(&self) -> Waits {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Waits(Arc::clone(&self.0))
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

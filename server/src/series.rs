@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fencelock_core::support::Mutex;
+use foldhash::fast::RandomState;
 use http::StatusCode;
 use metrics::{Counter, Histogram};
 
@@ -14,7 +15,7 @@ const MOST_LABELS: usize = 3;
 type Place = (usize, usize);
 
 /// Series whose labels are known when this is built.
-pub(crate) struct Series<T>(Mutex<HashMap<[Place; MOST_LABELS + 1], T>>);
+pub(crate) struct Series<T>(Mutex<HashMap<[Place; MOST_LABELS + 1], T, RandomState>>);
 
 impl<T> Default for Series<T> {
     fn default() -> Self {
@@ -53,7 +54,7 @@ struct Answers {
 
 /// The series of the requests, by route.
 #[derive(Default)]
-pub(crate) struct Requests(Mutex<HashMap<String, Vec<Answers>>>);
+pub(crate) struct Requests(Mutex<HashMap<String, Vec<Answers>, RandomState>>);
 
 impl Requests {
     /// Counts an answer. The series are `new` the first time.

@@ -2,12 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use fencelock_core::CancellationToken;
+use futures_util::FutureExt;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -19,9 +21,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
-use crate::boundary::Local;
-use crate::caller::{CertificateName, Peer};
+use crate::caller::Origin;
 use crate::config::Limits;
+use crate::direct::Direct;
 use crate::replica::Replica;
 use crate::reserve::{Permit, Room};
 use crate::service::Service;
@@ -67,13 +69,9 @@ impl Server {
         let address = listener.local_addr()?;
         let tls = service.tls().map(Tls::open).transpose();
         let tls = tls.map_err(io::Error::other)?.map(Arc::new);
-        Ok(Self::serve(
-            listener,
-            address,
-            service.router(),
-            service,
-            tls,
-        ))
+        let direct = Some(Arc::clone(service.replica()));
+        let served = (service.router(), direct);
+        Ok(Self::serve(listener, address, served, service, tls))
     }
 
     /// Listens for operators: `/metrics`, `/healthz` and `/readyz`, in plain HTTP, for all who reach the address.
@@ -83,14 +81,14 @@ impl Server {
     pub async fn start_admin(address: SocketAddr, service: Service) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        let router = service.admin_router();
-        Ok(Self::serve(listener, address, router, service, None))
+        let served = (service.admin_router(), None);
+        Ok(Self::serve(listener, address, served, service, None))
     }
 
     fn serve(
         listener: TcpListener,
         address: SocketAddr,
-        router: Router,
+        (router, direct): (Router, Option<Arc<Replica>>),
         service: Service,
         tls: Option<Arc<Tls>>,
     ) -> Self {
@@ -100,6 +98,7 @@ impl Server {
         let (count, open) = watch::channel(0);
         let listening = Listening {
             router,
+            direct,
             replica: Arc::clone(service.replica()),
             http: http(limits),
             room: Room::new(limits.connections),
@@ -203,6 +202,7 @@ async fn read_again(tls: Weak<Tls>, period: Duration) {
 /// What accepts connections.
 struct Listening {
     router: Router,
+    direct: Option<Arc<Replica>>,
     http: auto::Builder<TokioExecutor>,
     replica: Arc<Replica>,
     room: Room,
@@ -239,6 +239,7 @@ impl Listening {
         let _ = stream.set_nodelay(true);
         let connection = Connection {
             router: self.router.clone(),
+            direct: self.direct.clone(),
             http: self.http.clone(),
             local: stream.local_addr().ok(),
             peer,
@@ -266,8 +267,9 @@ impl Listening {
                 }
             };
             tokio::select! {
-                () = killed.cancelled() => {}
+                biased;
                 () = served => {}
+                () = killed.cancelled() => {}
             }
         });
     }
@@ -276,6 +278,8 @@ impl Listening {
 /// One connection.
 struct Connection {
     router: Router,
+    /// The replica, if the requests of which there are most need no router.
+    direct: Option<Arc<Replica>>,
     http: auto::Builder<TokioExecutor>,
     local: Option<SocketAddr>,
     peer: SocketAddr,
@@ -291,21 +295,33 @@ impl Connection {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         name: Option<Arc<str>>,
     ) {
-        let (router, local, peer) = (self.router, self.local, self.peer);
+        let (router, peer) = (self.router, self.peer);
+        let origin = Origin {
+            peer,
+            local: self.local,
+            certificate: name,
+        };
         let asked = Arc::new(Notify::new());
         let asks = Arc::clone(&asked);
+        let served = AtomicBool::new(false);
+        let (direct, origin) = (self.direct, Arc::new(origin));
         let service = service_fn(move |request: Request<Incoming>| {
-            asks.notify_one();
-            let mut request = request.map(Body::new);
-            let extensions = request.extensions_mut();
-            extensions.insert(Peer(peer));
-            if let Some(local) = local {
-                extensions.insert(Local(local));
+            if !served.swap(true, Ordering::Relaxed) {
+                asks.notify_one();
             }
-            if let Some(name) = &name {
-                extensions.insert(CertificateName(Arc::clone(name)));
+            let direct = direct.as_ref();
+            let direct = direct.and_then(|replica| Some((replica, Direct::of(&request)?)));
+            match direct {
+                Some((replica, direct)) => {
+                    let (replica, origin) = (Arc::clone(replica), Arc::clone(&origin));
+                    direct.serve(replica, origin, request).boxed()
+                }
+                None => {
+                    let mut request = request.map(Body::new);
+                    request.extensions_mut().insert(Arc::clone(&origin));
+                    router.clone().call(request).boxed()
+                }
             }
-            router.clone().call(request)
         });
         let connection = self.http.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
@@ -321,6 +337,7 @@ impl Connection {
                 }
             };
             let ended = tokio::select! {
+                biased;
                 ended = connection.as_mut() => ended,
                 asked = first.as_mut(), if silent => match asked {
                     Ok(()) => {

@@ -7,17 +7,15 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use fencelock_core::LockName;
-use fencelock_wire::{ClaimKey, Kind};
+use fencelock_wire::{ClaimKey, Kind, WITHOUT};
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
-use tokio::sync::broadcast;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use crate::access::Streams;
 use crate::caller::Caller;
-use crate::events::Told;
+use crate::events::{GRANTED, Receiver};
 use crate::incoming::{Query, claim_key};
 use crate::principal::Right;
 use crate::refusal::Refusal;
@@ -32,9 +30,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// What one client listens to.
 struct Stream {
     replica: Arc<Replica>,
-    receiver: broadcast::Receiver<Told>,
-    /// None: everything that comes is for it.
-    ids: Option<[u8; 10]>,
+    receiver: Receiver,
     until: Instant,
     begun: bool,
     over: bool,
@@ -43,11 +39,15 @@ struct Stream {
 }
 
 /// An open stream, counted until it is dropped.
-struct Open(Arc<Replica>);
+struct Open {
+    replica: Arc<Replica>,
+    /// Of the claims of this key, if it is not of a lock.
+    ids: Option<[u8; 10]>,
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.events.closed();
+        self.replica.events.closed(self.ids.as_ref());
     }
 }
 
@@ -60,34 +60,19 @@ impl Stream {
             return Some("retry: 1000\n\n".to_owned());
         }
         let beat = Instant::now() + BEAT;
-        loop {
-            let told = tokio::select! {
-                biased;
-                () = self.replica.draining.cancelled() => {
-                    self.over = true;
-                    return Some("event: draining\ndata: {}\n\n".to_owned());
-                }
-                told = self.receiver.recv() => told,
-                () = tokio::time::sleep_until(self.until) => return None,
-                () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
-            };
-            match told {
-                Ok(told) if self.is_for_me(&told) => {
-                    let data = serde_json::to_string(&told).unwrap_or_default();
-                    return Some(format!("event: {}\ndata: {data}\n\n", told.event));
-                }
-                Ok(_) | Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return None,
+        let told = tokio::select! {
+            biased;
+            () = self.replica.draining.cancelled() => {
+                self.over = true;
+                return Some("event: draining\ndata: {}\n\n".to_owned());
             }
-        }
-    }
-
-    fn is_for_me(&self, told: &Told) -> bool {
-        match (&self.ids, &told.claim) {
-            (None, _) => true,
-            (Some(ids), Some(claim)) => claim.as_bytes()[..10] == *ids,
-            (Some(_), None) => false,
-        }
+            told = self.receiver.next() => told,
+            () = tokio::time::sleep_until(self.until) => return None,
+            () = tokio::time::sleep_until(beat) => return Some(":\n\n".to_owned()),
+        };
+        let told = told?;
+        let data = serde_json::to_string(&told).unwrap_or_default();
+        Some(format!("event: {}\ndata: {data}\n\n", told.event))
     }
 }
 
@@ -99,7 +84,15 @@ pub(crate) async fn events(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
     replica.start();
-    let query = Query::read(query.as_deref(), &["lock"])?;
+    let query = Query::read(query.as_deref(), &["lock", WITHOUT])?;
+    let hears_grants = match query.get(WITHOUT) {
+        None => true,
+        Some(GRANTED) => false,
+        Some(other) => {
+            let detail = format!("the parameter {WITHOUT} may be {GRANTED}, and not {other:?}");
+            return Err(Refusal::invalid(detail));
+        }
+    };
     let (receiver, ids) = match (query.get("lock"), claim_key(&headers)?) {
         (Some(_), Some(_)) => {
             let detail = "a stream is about the lock of the parameter lock or about the claims of the header \
@@ -116,7 +109,8 @@ pub(crate) async fn events(
         }
         (None, Some(key)) => {
             caller.must_be_somebody()?;
-            (replica.events.of_claims(), Some(ClaimKey::claim_ids(&key)))
+            let ids = ClaimKey::claim_ids(&key);
+            (replica.events.of_claims(ids, hears_grants), Some(ids))
         }
         (None, None) => {
             let detail = "which events? Send the header Fencelock-Key, or the parameter lock";
@@ -129,11 +123,14 @@ pub(crate) async fn events(
     }
     let streams = caller.count_stream()?;
     replica.events.opened();
+    let open = Open {
+        replica: Arc::clone(&replica),
+        ids,
+    };
     let stream = Stream {
-        _open: Open(Arc::clone(&replica)),
+        _open: open,
         replica,
         receiver,
-        ids,
         until: Instant::now() + LONGEST,
         begun: false,
         over: false,

@@ -8,15 +8,20 @@ use axum::response::Response;
 use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::support::Backoff;
 use fencelock_core::{BootInstant, ClaimId, Error, Sequencer};
-use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, WordHeld, WordWaiting, millis};
+use fencelock_wire::{
+    BatchBody, Granted, Kind, ModeWord, Take, Waiting, WordHeld, WordWaiting, millis,
+};
+use futures_util::{FutureExt, TryFutureExt};
 use http::header::CONNECTION;
 use http::{HeaderValue, StatusCode};
+use tokio::sync::oneshot;
 
 use crate::asked::{Asked, since_sent};
 use crate::audit::{Deed, Line};
 use crate::caller::Caller;
-use crate::incoming::{Json, Received, Speaks};
+use crate::incoming::{Json, Received, Speaks, WantsLines};
 use crate::known::Visit;
+use crate::lines::{in_lines, line, to_line};
 use crate::refusal::Refusal;
 use crate::replica::Replica;
 use crate::reply::json;
@@ -32,10 +37,18 @@ pub(crate) async fn take(
     Received(received): Received,
     caller: Caller,
     Speaks(id): Speaks,
+    WantsLines(wants_lines): WantsLines,
     Json(body): Json<Take>,
 ) -> Result<Response, Refusal> {
-    let taken = taking(&replica, received, &caller, id, body).await?;
-    Ok(match taken {
+    if wants_lines && body.queue && body.wait_ms > 0 {
+        return take_in_lines(replica, received, caller, id, body).await;
+    }
+    let taken = taking(&replica, received, &caller, id, body, None).await?;
+    Ok(answer(&replica, taken))
+}
+
+fn answer(replica: &Replica, taken: Taken) -> Response {
+    match taken {
         Taken::Granted(body) => json(StatusCode::OK, &body),
         Taken::Waiting(body) => {
             let mut response = json(StatusCode::ACCEPTED, &body);
@@ -45,7 +58,30 @@ pub(crate) async fn take(
             }
             response
         }
-    })
+    }
+}
+
+/// If the claim waits, one line tells its place at once, and another one what comes of it.
+async fn take_in_lines(
+    replica: Arc<Replica>,
+    received: BootInstant,
+    caller: Caller,
+    id: ClaimId,
+    body: Take,
+) -> Result<Response, Refusal> {
+    let (tell, mut told) = oneshot::channel();
+    let asked = Arc::clone(&replica);
+    let taken = async move { taking(&asked, received, &caller, id, body, Some(tell)).await };
+    let mut taken = taken.boxed();
+    let place = tokio::select! {
+        biased;
+        taken = &mut taken => return Ok(answer(&replica, taken?)),
+        Ok(place) = &mut told => place,
+    };
+    let rest = async move { line(&replica, id, taken.map_ok(Taken::in_line)).await };
+    let mut response = in_lines(Some(to_line(&place).into()), [rest.boxed()]);
+    *response.status_mut() = StatusCode::ACCEPTED;
+    Ok(response)
 }
 
 /// What became of a request to take a lock.
@@ -54,13 +90,24 @@ pub(crate) enum Taken {
     Waiting(Waiting),
 }
 
-/// Takes, stands in the queue, or goes on waiting.
+impl Taken {
+    /// As it stands in a line of an answer.
+    pub(crate) fn in_line(self) -> (StatusCode, BatchBody) {
+        match self {
+            Self::Granted(granted) => (StatusCode::OK, BatchBody::Granted(granted)),
+            Self::Waiting(waiting) => (StatusCode::ACCEPTED, BatchBody::Waiting(waiting)),
+        }
+    }
+}
+
+/// Takes, stands in the queue, or goes on waiting. Tells the claim's place, if that is wanted, before it waits.
 pub(crate) async fn taking(
     replica: &Arc<Replica>,
     received: BootInstant,
     caller: &Caller,
     id: ClaimId,
     body: Take,
+    tell: Option<oneshot::Sender<Waiting>>,
 ) -> Result<Taken, Refusal> {
     let wait = Duration::from_millis(body.wait_ms).min(replica.poll());
     let queue = body.queue;
@@ -101,6 +148,7 @@ pub(crate) async fn taking(
         received,
         until: received + wait,
         replica: Arc::clone(replica),
+        tell,
     };
     let name = asking.claim.name.clone();
     let taken = asking.run(visit, caller, in_queue).await;
@@ -118,6 +166,8 @@ struct Asking {
     until: BootInstant,
     /// The first request of the claim came then.
     since: BootInstant,
+    /// Who wants to know its place before it waits.
+    tell: Option<oneshot::Sender<Waiting>>,
 }
 
 /// What ended a wait.
@@ -131,12 +181,15 @@ enum Woken {
 
 impl Asking {
     async fn run(
-        self,
+        mut self,
         mut visit: Visit,
         caller: &Caller,
         in_queue: bool,
     ) -> Result<Taken, Refusal> {
         let mut errors = Backoff::new(AFTER_ERROR.0, AFTER_ERROR.1);
+        if self.claim.wait {
+            self.replica.let_grants_go_first().await;
+        }
         visit.take_turn().await;
         if let Some(bound) = &self.replica.bound {
             let placing = bound.placing(&self.claim, self.received + self.replica.window);
@@ -156,7 +209,12 @@ impl Asking {
                 Err(error) => return Err(Refusal::of(&error)),
             };
             waited = true;
+            if let Some(tell) = self.tell.take() {
+                // Who is gone hears nothing.
+                let _ = tell.send(self.waiting(place.ahead));
+            }
             let replica = &self.replica;
+            let _waiting = replica.waiting.one_more();
             let woken = tokio::select! {
                 biased;
                 () = visit.superseded() => Woken::Over,
@@ -173,7 +231,7 @@ impl Asking {
                     return self.granted(&grant, caller, true);
                 }
                 Woken::Again if replica.clock.now() < self.until && !visit.is_superseded() => {}
-                Woken::Again | Woken::Over => return Ok(self.waiting(place.ahead)),
+                Woken::Again | Woken::Over => return Ok(Taken::Waiting(self.waiting(place.ahead))),
             }
         }
     }
@@ -246,12 +304,12 @@ impl Asking {
         Ok(Taken::Granted(body))
     }
 
-    fn waiting(&self, ahead: Option<u64>) -> Taken {
-        Taken::Waiting(Waiting {
+    fn waiting(&self, ahead: Option<u64>) -> Waiting {
+        Waiting {
             state: WordWaiting::Waiting,
             ahead,
             poll_within_ms: millis(self.replica.window),
-        })
+        }
     }
 
     fn held(&self) -> Refusal {

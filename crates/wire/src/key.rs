@@ -75,7 +75,8 @@ impl FromStr for ClaimKey {
 
     fn from_str(text: &str) -> Result<Self, BadKey> {
         let fits = (43..=86).contains(&text.len());
-        match fits && text.bytes().all(|byte| ALPHABET.contains(&byte)) {
+        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        match fits && text.bytes().all(is_known) {
             true => Ok(Self::of(text.to_owned())),
             false => Err(BadKey),
         }

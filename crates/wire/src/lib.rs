@@ -44,11 +44,17 @@ pub const MOST_RENEWALS: usize = 500;
 /// How many requests one batch has at most.
 pub const MOST_IN_BATCH: usize = 128;
 
-/// The media type of the answers to a batch: one JSON value on each line.
+/// The media type of answers with one JSON value on each line.
 pub const LINES: &str = "application/x-ndjson";
 
 /// The feature of a service that answers batches.
 pub const BATCH: &str = "batch";
+
+/// The feature of a service that tells the place of a claim at once, and on a second line what comes of it.
+pub const PLACE: &str = "place";
+
+/// The feature of a service that leaves out of a stream of events what this parameter of it names.
+pub const WITHOUT: &str = "without";
 
 /// How long the name of an owner may be, in bytes. The service puts the name of the principal before it.
 pub const MOST_OWNER_BYTES: usize = 200;

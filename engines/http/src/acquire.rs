@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Claim, Grant, Place, Standing};
 use fencelock_core::{Clock, Result, Tokens};
-use fencelock_wire::{Granted, Kind, ModeWord, Take, Waiting, millis, millis_up};
+use fencelock_wire::{Granted, Kind, LINES, ModeWord, Take, Waiting, millis, millis_up};
 use http::{Method, StatusCode};
 
 use crate::batch::What;
-use crate::connection::Ask;
+use crate::connection::{Ask, JSON};
 use crate::error::{Action, RequestError, unreadable};
+use crate::reply::Reply;
 use crate::state::{Request, State};
 
 /// When a claim that waits is placed again at the latest. Its polls keep the place until then, so this is far away.
@@ -28,7 +29,20 @@ pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
     if state.entries.has_ended(&claim.id) {
         return Ok(Standing::Ended);
     }
-    match put(state, claim, Duration::ZERO, limit, None).await {
+    let contention = state.contention.of(&claim.name);
+    // If others want the lock, it is likely to wait: then one request tells its place, and waits.
+    let waits = claim.wait && contention.is_contended() && state.info.tells_place();
+    let wait = match waits {
+        true => Wait::AfterPlace,
+        false => Wait::Not,
+    };
+    let placed = put(state, claim, wait, limit, None).await;
+    match &placed {
+        Ok(Standing::Held(_)) => contention.lower(),
+        Ok(_) => contention.raise(),
+        Err(_) => {}
+    }
+    match placed {
         Err(failed) if goes_elsewhere(state, claim, &failed) => {
             state.entries.ends(&claim.id);
             Ok(Standing::Ended)
@@ -52,39 +66,62 @@ fn goes_elsewhere(state: &State, claim: &Claim, failed: &RequestError) -> bool {
     (is_gone || failures > 1) && (behind_a_balancer || state.replicas.has_another(home.index))
 }
 
-/// One request to take the lock, which waits for so long at the service. `at` is the replica that is asked first.
+/// Whether a request waits at the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Not,
+    /// Its answer comes when it has waited.
+    Silently,
+    /// A claim that waits is told its place before, and what comes of it is read later.
+    AfterPlace,
+}
+
+/// One request to take the lock. `at` is the replica that is asked first.
 pub(crate) async fn put(
     state: &State,
     claim: &Claim,
-    wait: Duration,
+    wait: Wait,
     limit: Duration,
     at: Option<usize>,
 ) -> Result<Standing, RequestError> {
     let key = state.key_of(claim)?;
     let path = format!("/v1/claims/{}", claim.id);
-    let body = state.json(&take(claim, wait))?;
+    let time = match wait {
+        Wait::Not => Duration::ZERO,
+        Wait::Silently | Wait::AfterPlace => state.info.poll(),
+    };
+    let body = state.json(&take(claim, time))?;
     let action = Action::of("taking", &claim.name);
     let home = state.entries.home(&claim.id);
     let request = Request {
         ask: Ask {
             method: &Method::PUT,
-            path: &path,
             key: Some(&key.header),
-            replica: None,
             body: Some(&body),
+            accept: match wait {
+                Wait::AfterPlace => LINES,
+                Wait::Not | Wait::Silently => JSON,
+            },
+            ..Ask::get(&path)
         },
         action,
         claim: Some(&claim.id),
         at,
         home: home.as_ref(),
         // What waits would hold up the others.
-        with_others: wait.is_zero().then_some(What::Take),
+        with_others: (wait == Wait::Not).then_some(What::Take),
         limit,
     };
     let reply = match &state.homes {
         Some(homes) if home.is_none() => state.ask_first(homes, &claim.id, request).await?,
         _ => state.ask(request).await?,
     };
+    judge(state, claim, reply)
+}
+
+/// What an answer to a request to take the lock says.
+pub(crate) fn judge(state: &State, claim: &Claim, reply: Reply) -> Result<Standing, RequestError> {
+    let action = Action::of("taking", &claim.name);
     let said = match reply.status() {
         StatusCode::ACCEPTED => state.read(&reply, action).map(Said::Waiting),
         _ => state
@@ -103,6 +140,11 @@ pub(crate) async fn put(
             state.entries.waits(&claim.id);
             let mut place = Place::new(Clock::Boot.now() + RECHECK);
             place.ahead = waiting.ahead;
+            if reply.answer.rest.is_some()
+                && let Some(before) = state.entries.keep_told(&claim.id, reply)
+            {
+                state.entries.doubt(&claim.id, before.sent);
+            }
             Ok(Standing::Waiting(place))
         }
         Err(failed) if failed.kind == Some(Kind::Held) => {

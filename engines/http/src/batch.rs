@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fencelock_core::support::Mutex;
 use fencelock_core::{BootInstant, ClaimId, Clock};
 use fencelock_wire::{LINES, MOST_IN_BATCH};
@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::connection::{Answer, Ask, Connections, NoAnswer, UNREAD};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, Lines};
 
 /// How many requests to one replica are under way before the next ones are collected.
 const MOST_OUT: usize = 2;
@@ -34,9 +34,6 @@ const MOST_BYTES: usize = 900 << 10;
 
 /// More than the claim and the words around a request.
 const ITEM_BYTES: usize = 64;
-
-/// More than the longest line of an answer.
-const MOST_LINE: usize = 64 << 10;
 
 /// So many requests that go alone show that there is no crowd any more.
 const CROWD: u8 = 16;
@@ -181,8 +178,8 @@ impl Batches {
                 method,
                 path: &path,
                 key: Some(&item.key),
-                replica: None,
                 body: Some(&item.body),
+                ..Ask::get("")
             };
             let answer = self.connections.ask(&self.address, ask, item.limit).await;
             // The caller may be gone.
@@ -198,12 +195,12 @@ impl Batches {
         let key = batch.first().map(|item| item.key.clone());
         let ask = Ask {
             method: &Method::POST,
-            path: "/v1/batch",
             key: key.as_ref(),
-            replica: None,
             body: Some(&body),
+            accept: LINES,
+            ..Ask::get("/v1/batch")
         };
-        let asked = self.connections.begin(&self.address, ask, limit, LINES);
+        let asked = self.connections.begin(&self.address, ask, limit);
         let exchange = match slot.until_slow(asked).await {
             Ok(exchange) => exchange,
             Err(none) => {
@@ -216,7 +213,9 @@ impl Batches {
         match exchange.status() {
             StatusCode::OK => {
                 // Who has no answer by the end hears that.
-                if let Ok(Some(exchange)) = timeout(limit, hand_on(batch, exchange)).await {
+                if let Ok(Some(exchange)) =
+                    timeout(limit, hand_on(batch, Lines::of(exchange))).await
+                {
                     self.connections.keep(&self.address, exchange);
                 }
             }
@@ -238,6 +237,7 @@ impl Batches {
                         status,
                         replica,
                         body,
+                        rest: None,
                     }));
                 }
             }
@@ -376,34 +376,33 @@ struct Line<'a> {
 }
 
 /// Gives each answer to who asked, as it comes. Returns the exchange if all of it was read.
-async fn hand_on(batch: Vec<Item>, mut exchange: Exchange) -> Option<Exchange> {
-    let replica = exchange.replica();
+async fn hand_on(batch: Vec<Item>, mut lines: Lines) -> Option<Exchange> {
+    let replica = lines.replica();
     let answers = batch.into_iter().map(|item| (item.claim, item.answer));
     let mut open: HashMap<ClaimId, oneshot::Sender<_>> = answers.collect();
-    let mut read = BytesMut::new();
-    while let Some(data) = exchange.more().await {
-        read.extend_from_slice(&data.ok()?);
-        while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
-            let line = read.split_to(end + 1).freeze();
-            let Ok(said) = serde_json::from_slice::<Line<'_>>(&line) else {
-                continue;
-            };
-            let (Some(answer), Ok(status)) =
-                (open.remove(&said.claim), StatusCode::from_u16(said.status))
-            else {
-                continue;
-            };
-            let _ = answer.send(Ok(Answer {
-                status,
-                replica: replica.clone(),
-                body: line.slice_ref(said.body.get().as_bytes()),
-            }));
-        }
-        if read.len() > MOST_LINE {
-            return None;
-        }
+    while let Some(line) = lines.next().await.ok()? {
+        let Some((claim, status, body)) = read_line(&line) else {
+            continue;
+        };
+        let Some(answer) = open.remove(&claim) else {
+            continue;
+        };
+        let _ = answer.send(Ok(Answer {
+            status,
+            replica: replica.clone(),
+            body,
+            rest: None,
+        }));
     }
-    Some(exchange)
+    Some(lines.into_exchange())
+}
+
+/// What a line says of which claim.
+pub(crate) fn read_line(line: &Bytes) -> Option<(ClaimId, StatusCode, Bytes)> {
+    let said = serde_json::from_slice::<Line<'_>>(line).ok()?;
+    let status = StatusCode::from_u16(said.status).ok()?;
+    let body = line.slice_ref(said.body.get().as_bytes());
+    Some((said.claim, status, body))
 }
 
 impl fmt::Debug for Batches {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use fencelock_wire::{KEY, REPLICA};
+use futures_util::FutureExt;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -15,8 +16,10 @@ use tokio::time::timeout;
 use tower_service::Service as _;
 
 use crate::config::Config;
-use crate::exchange::{Body, Connection, Exchange};
+use crate::exchange::{Body, Connection, Exchange, Lines};
 use crate::idle::Idle;
+
+pub(crate) const JSON: &str = "application/json";
 
 /// As many headers as a request has, with some that hyper adds.
 const HEADERS: usize = 8;
@@ -38,6 +41,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) replica: Option<&'a HeaderValue>,
     /// JSON.
     pub(crate) body: Option<&'a Bytes>,
+    /// The media type of the answer.
+    pub(crate) accept: &'static str,
 }
 
 impl<'a> Ask<'a> {
@@ -48,6 +53,7 @@ impl<'a> Ask<'a> {
             key: None,
             replica: None,
             body: None,
+            accept: JSON,
         }
     }
 }
@@ -59,6 +65,8 @@ pub(crate) struct Answer {
     /// Which replica it says that it is.
     pub(crate) replica: Option<HeaderValue>,
     pub(crate) body: Bytes,
+    /// What comes later, if the body is the first line of several.
+    pub(crate) rest: Option<Lines>,
 }
 
 /// No answer.
@@ -151,8 +159,11 @@ impl Connections {
         limit: Duration,
     ) -> Result<Answer, NoAnswer> {
         let answer = async {
-            let exchange = self.send(replica, ask, "application/json").await?;
-            self.read(replica, exchange).await
+            let exchange = self.send(replica, ask).await?;
+            match exchange.is_in_lines() {
+                true => read_first(exchange).await,
+                false => self.read(replica, exchange).await,
+            }
         };
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(limit, answer.as_mut()).await {
@@ -169,9 +180,8 @@ impl Connections {
         replica: &str,
         ask: Ask<'_>,
         limit: Duration,
-        accept: &'static str,
     ) -> Result<Exchange, NoAnswer> {
-        let sent = self.send(replica, ask, accept);
+        let sent = self.send(replica, ask);
         timeout(limit, sent).await.unwrap_or_else(|_| late(limit))
     }
 
@@ -204,6 +214,7 @@ impl Connections {
             status,
             replica: id,
             body,
+            rest: None,
         })
     }
 
@@ -212,13 +223,15 @@ impl Connections {
         self.idle.put(replica, exchange.end());
     }
 
-    async fn send(
-        &self,
-        replica: &str,
-        ask: Ask<'_>,
-        accept: &'static str,
-    ) -> Result<Exchange, NoAnswer> {
-        let request = self.request(replica, ask, accept);
+    /// Keeps the connection of an answer whose last line was read, if its end came with that line.
+    pub(crate) fn keep_ended(&self, replica: &str, mut lines: Lines) {
+        if let Some(Ok(None)) = lines.next().now_or_never() {
+            self.keep(replica, lines.into_exchange());
+        }
+    }
+
+    async fn send(&self, replica: &str, ask: Ask<'_>) -> Result<Exchange, NoAnswer> {
+        let request = self.request(replica, ask);
         let mut request = request.map_err(|error| NoAnswer::NotSent(error.to_string()))?;
         loop {
             let (connection, is_new) = match self.idle.take(replica) {
@@ -250,19 +263,14 @@ impl Connections {
         self.connector.open(url).await
     }
 
-    fn request(
-        &self,
-        replica: &str,
-        ask: Ask<'_>,
-        accept: &'static str,
-    ) -> http::Result<Request<Body>> {
+    fn request(&self, replica: &str, ask: Ask<'_>) -> http::Result<Request<Body>> {
         let mut request = Request::new(Body::new(ask.body.cloned().unwrap_or_default()));
         *request.method_mut() = ask.method.clone();
         *request.uri_mut() = ask.path.parse()?;
         let headers = request.headers_mut();
         headers.reserve(HEADERS);
         headers.insert(HOST, HeaderValue::from_str(replica)?);
-        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        headers.insert(ACCEPT, HeaderValue::from_static(ask.accept));
         if let Some(bearer) = &self.bearer {
             headers.insert(AUTHORIZATION, bearer.clone());
         }
@@ -273,7 +281,7 @@ impl Connections {
             headers.insert(HeaderName::from_static(REPLICA), replica.clone());
         }
         if ask.body.is_some() {
-            let json = HeaderValue::from_static("application/json");
+            let json = HeaderValue::from_static(JSON);
             headers.insert(CONTENT_TYPE, json);
         }
         Ok(request)
@@ -284,6 +292,20 @@ impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connections({})", self.scheme)
     }
+}
+
+/// Reads the first line of an answer. The rest comes later.
+async fn read_first(exchange: Exchange) -> Result<Answer, NoAnswer> {
+    let (status, replica) = (exchange.status(), exchange.replica());
+    let mut lines = Lines::of(exchange);
+    let first = lines.next().await;
+    let first = first.map_err(|error| NoAnswer::InDoubt(error.to_string()))?;
+    Ok(Answer {
+        status,
+        replica,
+        body: first.unwrap_or_default(),
+        rest: Some(lines),
+    })
 }
 
 fn late<T>(limit: Duration) -> Result<T, NoAnswer> {

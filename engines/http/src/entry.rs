@@ -10,6 +10,7 @@ use fencelock_core::{BootInstant, ClaimId, Clock};
 use tokio::sync::watch;
 
 use crate::home::Home;
+use crate::reply::Reply;
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -18,6 +19,8 @@ struct Entry {
     /// How many polls are open, and where the last one is.
     polls: watch::Sender<usize>,
     polled_at: usize,
+    /// A poll whose first line told the claim's place, while nobody reads its second one.
+    told: Option<Reply>,
     /// When the last request was sent that may take effect later, if there is one.
     doubted: Option<BootInstant>,
     /// Where it lives, if claims belong to a replica.
@@ -33,7 +36,7 @@ struct Entry {
 
 impl Entry {
     fn is_in_use(&self) -> bool {
-        self.waits || *self.polls.borrow() > 0
+        self.waits || self.told.is_some() || *self.polls.borrow() > 0
     }
 
     /// Whether it was left behind: nobody will withdraw it.
@@ -153,7 +156,7 @@ impl Entries {
     pub(crate) fn waits_no_more(&self, claim: &ClaimId) {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(claim) {
-            entry.waits = false;
+            (entry.waits, entry.told) = (false, None);
             let may_hold = entry.holds || entry.ended || entry.doubted.is_some();
             if !may_hold && *entry.polls.borrow() == 0 {
                 all.remove(claim);
@@ -170,6 +173,20 @@ impl Entries {
         let (now, late) = (Clock::Boot.now(), self.late);
         let mut all = self.all.lock();
         all.retain(|_, entry| !entry.is_over(now, late) || entry.is_in_use());
+    }
+
+    /// What comes of a poll whose place was told is not read now. Returns it if nobody may want it any more.
+    pub(crate) fn keep_told(&self, claim: &ClaimId, told: Reply) -> Option<Reply> {
+        let mut all = self.all.lock();
+        match all.get_mut(claim).filter(|entry| entry.waits) {
+            Some(entry) => entry.told.replace(told),
+            None => Some(told),
+        }
+    }
+
+    /// A poll whose place was told and that nobody reads, if there is one.
+    pub(crate) fn take_told(&self, claim: &ClaimId) -> Option<Reply> {
+        self.all.lock().get_mut(claim)?.told.take()
     }
 
     /// A poll begins, at this replica first. From now on a release waits for its end.

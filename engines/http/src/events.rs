@@ -57,15 +57,15 @@ async fn open(state: &State, replica: usize) -> Result<Exchange, NoAnswer> {
     let connections: &Connections = &state.connections;
     let ask = Ask {
         key: state.config.keys.first().map(|key| &key.header),
-        ..Ask::get("/v1/events")
+        accept: "text/event-stream",
+        // A grant is the answer to a request.
+        ..Ask::get(match state.info.takes_without() {
+            true => "/v1/events?without=granted",
+            false => "/v1/events",
+        })
     };
     let address = state.replicas.address(replica);
-    let stream = connections.begin(
-        address,
-        ask,
-        state.config.response_timeout,
-        "text/event-stream",
-    );
+    let stream = connections.begin(address, ask, state.config.response_timeout);
     let stream = stream.await?;
     match stream.status().is_success() {
         true => Ok(stream),

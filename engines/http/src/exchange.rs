@@ -1,11 +1,14 @@
 //! One connection to a replica, and a request with its answer over it. Who asks drives the connection: a task for each
 //! connection would be woken for each request, and would wake the one that asks for its answer.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use fencelock_wire::{LINES, REPLICA};
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -13,7 +16,8 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::rt::{Read, Write};
 
-use fencelock_wire::REPLICA;
+/// More than the longest line of an answer.
+const MOST_LINE: usize = 64 << 10;
 
 pub(crate) type Body = Full<Bytes>;
 
@@ -70,6 +74,12 @@ impl Exchange {
         self.response.status()
     }
 
+    /// Whether the answer comes line by line.
+    pub(crate) fn is_in_lines(&self) -> bool {
+        let media = self.response.headers().get(CONTENT_TYPE);
+        media.is_some_and(|media| media == LINES)
+    }
+
     /// Which replica the answer says that it is from.
     pub(crate) fn replica(&self) -> Option<HeaderValue> {
         self.response.headers().get(REPLICA).cloned()
@@ -93,6 +103,67 @@ impl Exchange {
     /// The connection, after the whole body.
     pub(crate) fn end(self) -> Connection {
         self.connection
+    }
+}
+
+/// An answer that is read line by line.
+pub(crate) struct Lines {
+    exchange: Exchange,
+    read: BytesMut,
+}
+
+impl Lines {
+    pub(crate) fn of(exchange: Exchange) -> Self {
+        let read = BytesMut::new();
+        Self { exchange, read }
+    }
+
+    pub(crate) fn replica(&self) -> Option<HeaderValue> {
+        self.exchange.replica()
+    }
+
+    /// The next line; none if the answer has ended. May be dropped and called again.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, LineError> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                return Ok(Some(self.read.split_to(end + 1).freeze()));
+            }
+            if self.read.len() > MOST_LINE {
+                return Err(LineError::TooLong);
+            }
+            match self.exchange.more().await {
+                Some(Ok(data)) => self.read.extend_from_slice(&data),
+                Some(Err(error)) => return Err(LineError::Http(error)),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The exchange, after the last line.
+    pub(crate) fn into_exchange(self) -> Exchange {
+        self.exchange
+    }
+}
+
+impl fmt::Debug for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lines")
+    }
+}
+
+/// Why there is no next line.
+#[derive(Debug)]
+pub(crate) enum LineError {
+    Http(hyper::Error),
+    TooLong,
+}
+
+impl fmt::Display for LineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http(error) => fmt::Display::fmt(error, f),
+            Self::TooLong => write!(f, "a line is longer than {MOST_LINE} bytes"),
+        }
     }
 }
 

@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 
 use crate::connection::Ask;
 use crate::error::Action;
-use crate::state::{Reply, Request, State};
+use crate::reply::Reply;
+use crate::state::{Request, State};
 
 /// How long a request watches a lock.
 const WATCHES: Duration = Duration::from_secs(10);
@@ -76,10 +77,8 @@ impl State {
         let request = Request {
             ask: Ask {
                 method: &Method::POST,
-                path,
-                key: None,
-                replica: None,
                 body: Some(&body),
+                ..Ask::get(path)
             },
             action,
             claim: None,

@@ -35,6 +35,7 @@ mod options;
 mod release;
 mod renew;
 mod replicas;
+mod reply;
 mod server;
 mod state;
 mod tls;

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use crate::batch::What;
 use crate::error::{Action, RequestError};
 use crate::state::{Request, State};
+use crate::wait::end_told;
 
 /// How long an open poll may take to end. The service ends it when the release comes.
 const POLL_ENDS: Duration = Duration::from_millis(500);
@@ -29,6 +30,7 @@ const TRIES: usize = 3;
 pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
     let mut first = None;
     for _ in 0..TRIES {
+        end_told(state, claim);
         // A poll that is open now may come after this release, even if it is answered first.
         let polls = state.entries.open_polls(&claim.id);
         // Where its poll is, which then ends.
@@ -42,6 +44,9 @@ pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> R
             if !state.entries.settle(&claim.id, sent) {
                 let again = again(Arc::downgrade(state), claim.clone(), how);
                 tokio::spawn(again);
+            }
+            if withdrawn == Withdrawn::Released {
+                state.contention.of(&claim.name).clear_last();
             }
             return Ok(withdrawn);
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fencelock_core::engine::{Durability, Finding, LeaseKind, Order, Promises, Purpose, Wake};
 use fencelock_core::{Error, Result};
-use fencelock_wire::{BATCH, Binding, Store};
+use fencelock_wire::{BATCH, Binding, PLACE, Store, WITHOUT};
 
 use crate::choices::Identity;
 use crate::config::Config;
@@ -74,14 +74,28 @@ impl ServerInfo {
         Duration::from_millis(self.said.poll_ms)
     }
 
+    fn has(&self, feature: &str) -> bool {
+        self.said.features.iter().any(|known| known == feature)
+    }
+
     /// Whether the service tells of losses as they happen.
     pub(crate) fn tells_events(&self) -> bool {
-        self.said.features.iter().any(|feature| feature == EVENTS)
+        self.has(EVENTS)
+    }
+
+    /// Whether a stream of events may leave out some of them.
+    pub(crate) fn takes_without(&self) -> bool {
+        self.has(WITHOUT)
     }
 
     /// Whether the service takes several requests in one.
     pub(crate) fn takes_batches(&self) -> bool {
-        self.said.features.iter().any(|feature| feature == BATCH)
+        self.has(BATCH)
+    }
+
+    /// Whether the service tells a claim's place at once, and what comes of it on a second line.
+    pub(crate) fn tells_place(&self) -> bool {
+        self.has(PLACE)
     }
 
     pub(crate) fn promises(&self, config: &Config) -> Promises {

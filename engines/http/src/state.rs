@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fencelock_core::engine::{Claim, EventSender, Promises};
-use fencelock_core::support::Mutex;
+use fencelock_core::support::{Contention, Mutex};
 use fencelock_core::{BootInstant, ClaimId, Clock, Error, Result};
 use fencelock_wire::{Kind, Store};
 use futures_util::future::join_all;
@@ -21,6 +21,7 @@ use crate::entry::Entries;
 use crate::error::{Action, RequestError, refused, unreadable};
 use crate::home::{Home, Homes};
 use crate::replicas::Replicas;
+use crate::reply::{Asked, Reply};
 use crate::server::ServerInfo;
 
 /// How many replicas are remembered to serve this store. More come by only if they restart.
@@ -44,6 +45,7 @@ pub(crate) struct State {
     pub(crate) info: ServerInfo,
     pub(crate) promises: Promises,
     pub(crate) entries: Arc<Entries>,
+    pub(crate) contention: Contention,
     pub(crate) sender: EventSender,
     /// Set once by `close`.
     pub(crate) closed: watch::Sender<bool>,
@@ -66,38 +68,6 @@ pub(crate) struct Request<'a> {
     pub(crate) with_others: Option<What>,
     /// The most that all of it may take.
     pub(crate) limit: Duration,
-}
-
-/// An answer of a replica that serves this store.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    answer: Answer,
-    /// Before the request was sent.
-    pub(crate) sent: BootInstant,
-    replica: Asked,
-}
-
-/// Which replica was asked.
-#[derive(Clone, Debug)]
-enum Asked {
-    Listed(usize),
-    Home(Arc<Home>),
-}
-
-impl Asked {
-    fn index(&self) -> usize {
-        match self {
-            Self::Listed(index) => *index,
-            Self::Home(home) => home.index,
-        }
-    }
-
-    fn address<'a>(&'a self, replicas: &'a Replicas) -> &'a str {
-        match self {
-            Self::Listed(index) => replicas.address(*index),
-            Self::Home(home) => &home.address,
-        }
-    }
 }
 
 /// What a replica turned out to be.
@@ -148,6 +118,7 @@ impl State {
             promises: info.promises(&config),
             homes,
             entries: Arc::new(Entries::new(2 * info.window())),
+            contention: Contention::default(),
             known: Mutex::new(known),
             closed: watch::Sender::new(false),
             batches: config
@@ -373,7 +344,8 @@ impl State {
                 kind: None,
             }
         };
-        match self.served_by(address, &answer, limit).await {
+        let said = (answer.status, answer.replica.clone());
+        match self.served_by(address, said, limit).await {
             Served::Ours => {}
             Served::Unknown(why) => return Err(unavailable(why, true)),
             Served::Other(why) => {
@@ -426,10 +398,15 @@ impl State {
 
     /// Whether an answer is from a replica that serves this store. A replica that was not heard before is asked, since it
     /// may have been started with another one.
-    async fn served_by(&self, address: &str, answer: &Answer, limit: Duration) -> Served {
-        let Some(id) = answer.replica.as_ref() else {
+    async fn served_by(
+        &self,
+        address: &str,
+        (status, id): (StatusCode, Option<HeaderValue>),
+        limit: Duration,
+    ) -> Served {
+        let Some(id) = id else {
             // No replica answers so, but a balancer may, for one that is down.
-            return match answer.status.is_success() {
+            return match status.is_success() {
                 true => Served::Unknown("the answer does not say which replica it is from".into()),
                 false => Served::Ours,
             };
@@ -484,10 +461,9 @@ impl State {
     pub(crate) fn post<'a>(path: &'a str, key: &'a HeaderValue, body: &'a Bytes) -> Ask<'a> {
         Ask {
             method: &Method::POST,
-            path,
             key: Some(key),
-            replica: None,
             body: Some(body),
+            ..Ask::get(path)
         }
     }
 
@@ -514,21 +490,6 @@ impl State {
             let address = reply.replica.address(&self.replicas);
             unreadable(&self.config.store, address, action, &error.to_string())
         })
-    }
-}
-
-impl Reply {
-    pub(crate) fn status(&self) -> StatusCode {
-        self.answer.status
-    }
-
-    /// Where a lease begins of which the answer speaks: before the request was sent.
-    pub(crate) fn counted_from(&self) -> BootInstant {
-        #[cfg(fencelock_planted)]
-        if fencelock_core::planted::is("lease-from-answer") {
-            return Clock::Boot.now();
-        }
-        self.sent
     }
 }
 

@@ -3,13 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use fencelock_core::engine::{Claim, Grant, Standing};
 use fencelock_core::support::Backoff;
 use fencelock_core::{Clock, Error, Result};
+use http::StatusCode;
+use tokio::time::timeout;
 
-use crate::acquire::put;
-use crate::entry::Poll;
-use crate::error::RequestError;
+use crate::acquire::{Wait, judge, put};
+use crate::batch::read_line;
+use crate::connection::{Answer, NoAnswer, UNREAD};
+use crate::error::{Action, RequestError};
+use crate::reply::Reply;
 use crate::state::State;
 
 /// The shortest and the longest pause after an answer that came long before it was expected.
@@ -26,15 +31,10 @@ pub(crate) async fn wait(state: &Arc<State>, claim: &Claim) -> Result<Option<Gra
             return Err(Error::Closed);
         }
         let begun = Clock::Boot.now();
-        // If this wait is dropped, the request goes on to its answer: a release then knows that it cannot come late.
-        let first = state.replicas.order(Some(&claim.id)).first().copied();
-        let open = state.entries.poll(&claim.id, first.unwrap_or_default());
-        let (own, claim) = (Arc::clone(state), claim.clone());
-        let asked = tokio::spawn(async move { poll(&own, &claim, open).await });
-        let answer = asked.await.unwrap_or_else(|ended| {
-            let why = format!("a poll ended: {ended}");
-            Err(Error::internal(&state.config.store, why).into())
-        });
+        let answer = match state.entries.take_told(&claim.id) {
+            Some(told) => Told::new(state, claim, told).standing().await,
+            None => poll(state, claim).await,
+        };
         match answer? {
             Standing::Held(grant) => return Ok(Some(grant)),
             Standing::Waiting(_) => {}
@@ -50,8 +50,128 @@ pub(crate) async fn wait(state: &Arc<State>, claim: &Claim) -> Result<Option<Gra
     Ok(None)
 }
 
-async fn poll(state: &State, claim: &Claim, open: Poll) -> Result<Standing, RequestError> {
+/// One request that waits.
+async fn poll(state: &Arc<State>, claim: &Claim) -> Result<Standing, RequestError> {
+    // If this wait is dropped, the request goes on to its answer: a release then knows that it cannot come late.
+    let first = state.replicas.order(Some(&claim.id)).first().copied();
+    let open = state.entries.poll(&claim.id, first.unwrap_or_default());
+    let (own, claim) = (Arc::clone(state), claim.clone());
+    let asked = tokio::spawn(async move {
+        let at = Some(open.replica);
+        let answer = put(&own, &claim, Wait::Silently, limit(&own), at).await;
+        // All of it is here, and not in the wait, which may be dropped.
+        drop(open);
+        answer
+    });
+    asked.await.unwrap_or_else(|ended| {
+        let why = format!("a poll ended: {ended}");
+        Err(Error::internal(&state.config.store, why).into())
+    })
+}
+
+/// How long the answer to a request that waits may take.
+fn limit(state: &State) -> Duration {
     let (wait, window) = (state.info.poll(), state.info.window());
-    let limit = wait + (window / 4).clamp(SLACK.0, SLACK.1);
-    put(state, claim, wait, limit, Some(open.replica)).await
+    wait + (window / 4).clamp(SLACK.0, SLACK.1)
+}
+
+/// A poll whose place was told. If this is dropped, what comes of it can be read later.
+struct Told<'a> {
+    state: &'a Arc<State>,
+    claim: &'a Claim,
+    reply: Option<Reply>,
+}
+
+impl<'a> Told<'a> {
+    fn new(state: &'a Arc<State>, claim: &'a Claim, reply: Reply) -> Self {
+        Self {
+            state,
+            claim,
+            reply: Some(reply),
+        }
+    }
+
+    /// What comes of it.
+    async fn standing(mut self) -> Result<Standing, RequestError> {
+        let (state, claim) = (self.state, self.claim);
+        let line = match &mut self.reply {
+            Some(reply) => second_line(reply, limit(state)).await,
+            None => Err("it was read before".to_owned()),
+        };
+        let Some(mut told) = self.reply.take() else {
+            let why = "the answer to a poll was read before";
+            return Err(Error::internal(&state.config.store, why).into());
+        };
+        let (index, sent) = (told.replica.index(), told.sent);
+        let address = told.replica.address(&state.replicas);
+        let read = line.and_then(|line| {
+            let (id, status, body) = read_line(&line).ok_or("its second line cannot be read")?;
+            match id == claim.id {
+                true => Ok((status, body)),
+                false => Err("its second line is about another claim".to_owned()),
+            }
+        });
+        let (status, body) = read.map_err(|why| {
+            state.replicas.failed(index);
+            state.entries.doubt(&claim.id, sent);
+            let action = Action::of("taking", &claim.name);
+            state.no_answer(address, action, NoAnswer::InDoubt(why))
+        })?;
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            state.replicas.failed(index);
+        }
+        if let Some(rest) = told.answer.rest.take() {
+            state.connections.keep_ended(address, rest);
+        }
+        let answer = Answer {
+            status,
+            body,
+            ..told.answer
+        };
+        judge(state, claim, Reply { answer, ..told })
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            drop(self.state.entries.keep_told(&self.claim.id, reply));
+        }
+    }
+}
+
+/// Reads on until the poll has ended, however soon that is. A release must be sent after its end.
+pub(crate) fn end_told(state: &Arc<State>, claim: &Claim) {
+    let Some(mut told) = state.entries.take_told(&claim.id) else {
+        return;
+    };
+    let open = state.entries.poll(&claim.id, told.replica.index());
+    let state = Arc::clone(state);
+    tokio::spawn(async move {
+        let read = second_line(&mut told, limit(&state)).await;
+        if read.is_ok()
+            && let Some(rest) = told.answer.rest.take()
+        {
+            let address = told.replica.address(&state.replicas);
+            state.connections.keep_ended(address, rest);
+        }
+        drop(open);
+    });
+}
+
+/// The line that says what came of a poll. May be dropped and called again.
+async fn second_line(told: &mut Reply, limit: Duration) -> Result<Bytes, String> {
+    let left = (told.sent + limit).since(Clock::Boot.now());
+    let Some(rest) = &mut told.answer.rest else {
+        return Err("it has one line only".to_owned());
+    };
+    let line = match timeout(left, rest.next()).await {
+        Ok(line) => line,
+        Err(_) => match timeout(UNREAD, rest.next()).await {
+            Ok(line) => line,
+            Err(_) => return Err(format!("no answer within {limit:?}")),
+        },
+    };
+    let line = line.map_err(|error| error.to_string())?;
+    line.ok_or_else(|| "it ended after its first line".to_owned())
 }

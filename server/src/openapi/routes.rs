@@ -190,7 +190,8 @@ pub(super) const ROUTES: &[Route] = &[
     Route {
         method: "put",
         path: "/v1/claims/{id}",
-        summary: "Takes a lock, joins its queue, or goes on waiting. The client chooses the claim.",
+        summary: "Takes a lock, joins its queue, or goes on waiting. The client chooses the claim. With Accept: \
+            application/x-ndjson a claim that waits (202) is told that on a first line, and what comes of it on a second one.",
         right: Some("take"),
         parameters: &[ID, KEY, REPLICA],
         body: Some("Take"),
@@ -346,6 +347,11 @@ pub(super) const ROUTES: &[Route] = &[
                 "lock",
                 r##"{"$ref":"#/components/schemas/LockName"}"##,
                 "Tell who leads this lock",
+            ),
+            query(
+                "without",
+                r#"{"type":"string","enum":["granted"]}"#,
+                "Leave out grants, which answers tell",
             ),
             Parameter {
                 required: false,

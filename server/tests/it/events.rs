@@ -38,7 +38,11 @@ impl Events {
     }
 
     async fn of_key(at: &Server, client: &Client) -> Self {
-        Self::open(at, "/v1/events", &[("Fencelock-Key", client.key.secret())]).await
+        Self::of_key_at(at, client, "/v1/events").await
+    }
+
+    async fn of_key_at(at: &Server, client: &Client, path: &str) -> Self {
+        Self::open(at, path, &[("Fencelock-Key", client.key.secret())]).await
     }
 
     /// Reads more; false at the end.
@@ -79,6 +83,7 @@ async fn a_key_hears_of_its_own_claims() {
     assert!(features(&at).await.contains(&json!("events")));
     let mut events = Events::of_key(&at, &client).await;
     let mut others = Events::of_key(&at, &other).await;
+    let mut fewer = Events::of_key_at(&at, &client, "/v1/events?without=granted").await;
     let (first, id) = (client.claim(), client.claim());
     client.take(&at, first, "a").await;
     client.poll(&at, id, "a", 0).await.is(202);
@@ -93,6 +98,10 @@ async fn a_key_hears_of_its_own_claims() {
         let evict = json!({"name": "a", "token": token, "how": how}).to_string();
         ask(&at, "POST", "/v1/evict", &evict).await.is(200);
         assert_eq!(events.next(event).await, told);
+        fewer.until(&format!("event: {event}")).await;
+        // Events of one stream come in order.
+        assert!(!fewer.text.contains("granted"), "{}", fewer.text);
+        assert_eq!(fewer.next(event).await, told);
     }
     // What counts is the answer to the renewal.
     client

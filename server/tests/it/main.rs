@@ -12,6 +12,7 @@ mod encrypted;
 mod events;
 mod faults;
 mod inputs;
+mod lines;
 mod many;
 mod metrics;
 mod openapi;

@@ -379,7 +379,7 @@ async fn the_store_says_what_it_promises() {
     assert_eq!(store["replica"], at.service().id());
     assert_eq!(
         store["features"],
-        json!(["simple", "renewals", "batch", "events"])
+        json!(["simple", "renewals", "batch", "place", "events", "without"])
     );
     let findings = ask(&at, "GET", "/v1/store/findings", "").await.is(200);
     assert_eq!(findings, json!({"findings": []}));

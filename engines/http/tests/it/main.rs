@@ -7,6 +7,7 @@ mod batches;
 mod bound;
 mod connections;
 mod events;
+mod lines;
 mod replicas;
 mod stores;
 

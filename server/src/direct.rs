@@ -1,0 +1,106 @@
+//! The requests of which there are most, served without the router: to take and to release a lock, alone and together. The
+//! router serves them, too, for listeners of other programs, by the same handlers.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use fencelock_core::ClaimId;
+use http::request::Parts;
+use http::{Method, Request};
+use hyper::body::Incoming;
+
+use crate::boundary::{check, complete, served_whole};
+use crate::caller::{Caller, Origin};
+use crate::incoming::{Json, Key, LongJson, Received, Speaks, WantsLines};
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+use crate::{batch, go_on, take};
+
+/// The routes, as the router has them and `/metrics` tells them.
+const CLAIM: &str = "/v1/claims/{id}";
+const RELEASE: &str = "/v1/claims/{id}/release";
+const BATCH: &str = "/v1/batch";
+
+/// Such a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Direct {
+    Take(ClaimId),
+    Release(ClaimId),
+    Batch,
+}
+
+impl Direct {
+    /// None if the router is to serve it.
+    pub(crate) fn of<B>(request: &Request<B>) -> Option<Self> {
+        let path = request.uri().path();
+        let method = request.method();
+        if method == Method::POST && path == BATCH {
+            return Some(Self::Batch);
+        }
+        let rest = path.strip_prefix("/v1/claims/")?;
+        match rest.split_once('/') {
+            None if method == Method::PUT => rest.parse().ok().map(Self::Take),
+            Some((id, "release")) if method == Method::POST => id.parse().ok().map(Self::Release),
+            _ => None,
+        }
+    }
+
+    const fn route(self) -> &'static str {
+        match self {
+            Self::Take(_) => CLAIM,
+            Self::Release(_) => RELEASE,
+            Self::Batch => BATCH,
+        }
+    }
+
+    /// Checks the request, serves it, and completes its answer.
+    pub(crate) async fn serve(
+        self,
+        replica: Arc<Replica>,
+        origin: Arc<Origin>,
+        request: Request<Incoming>,
+    ) -> Result<Response, Infallible> {
+        let received = Received(replica.clock.now());
+        let (parts, body) = request.into_parts();
+        let served = async {
+            check(&replica, &parts.uri, &parts.headers, Some(&origin))?;
+            self.handle(&replica, received, &origin, &parts, body).await
+        };
+        let response = served_whole(served).await;
+        let asked = (Some(self.route()), &parts.method);
+        Ok(complete(&replica, received, asked, response))
+    }
+
+    async fn handle(
+        self,
+        replica: &Arc<Replica>,
+        received: Received,
+        origin: &Origin,
+        parts: &Parts,
+        body: Incoming,
+    ) -> Result<Response, Refusal> {
+        let headers = &parts.headers;
+        let caller = Caller::by_credentials(Some(origin), headers, replica)?;
+        let key = Key::of(headers, replica)?;
+        let state = State(Arc::clone(replica));
+        match self {
+            Self::Take(id) => {
+                key.check(&id)?;
+                let body = Json::read(headers, body, replica).await?;
+                let lines = WantsLines::of(headers);
+                take::take(state, received, caller, Speaks(id), lines, body).await
+            }
+            Self::Release(id) => {
+                key.check(&id)?;
+                let body = Json::read(headers, body, replica).await?;
+                go_on::release(state, received, caller, Speaks(id), body).await
+            }
+            Self::Batch => {
+                let body = LongJson::read(headers, body, replica).await?;
+                batch::batch(state, received, caller, key, body).await
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Answers of several lines, each of which is written once it is known: a slow one holds up no other.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use fencelock_core::ClaimId;
+use fencelock_wire::{BatchAnswer, BatchBody, Kind, LINES};
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, Stream};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
+use http_body::Frame;
+use serde::Serialize;
+
+use crate::refusal::Refusal;
+use crate::replica::Replica;
+
+/// What comes of a request about one claim, as a line.
+pub(crate) async fn line(
+    replica: &Replica,
+    claim: ClaimId,
+    served: impl Future<Output = Result<(StatusCode, BatchBody), Refusal>>,
+) -> Vec<u8> {
+    let served = AssertUnwindSafe(served).catch_unwind().await;
+    let served = served.unwrap_or_else(|_| {
+        let detail = "the request met a bug; what it asked for may have been done";
+        Err(Refusal::new(Kind::Internal, detail))
+    });
+    to_line(&match served {
+        Ok((status, body)) => BatchAnswer {
+            claim,
+            status: status.as_u16(),
+            retry_after_s: None,
+            body,
+        },
+        Err(refusal) => {
+            if let Some(kind) = refusal.kind() {
+                replica.metrics.refused(kind);
+            }
+            BatchAnswer {
+                claim,
+                status: refusal.problem().status,
+                retry_after_s: refusal.retries_after(),
+                body: BatchBody::Problem(refusal.problem().clone()),
+            }
+        }
+    })
+}
+
+pub(crate) fn to_line(value: &impl Serialize) -> Vec<u8> {
+    // Nothing that is answered can fail to be written as JSON: no maps, no foreign types.
+    let mut text = serde_json::to_vec(value).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
+/// An answer whose first lines are known, or none of them.
+pub(crate) fn in_lines(
+    first: Option<Bytes>,
+    rest: impl IntoIterator<Item = BoxFuture<'static, Vec<u8>>>,
+) -> Response {
+    rest.into_iter().collect::<Answers>().after(first)
+}
+
+/// The answers that are not written yet. Calls of the store go on if this is dropped.
+pub(crate) struct Answers(FuturesUnordered<BoxFuture<'static, Vec<u8>>>);
+
+impl FromIterator<BoxFuture<'static, Vec<u8>>> for Answers {
+    fn from_iter<T: IntoIterator<Item = BoxFuture<'static, Vec<u8>>>>(answers: T) -> Self {
+        Self(answers.into_iter().collect())
+    }
+}
+
+impl Answers {
+    /// All lines that are known by now; at least one, unless there is none left.
+    pub(crate) fn poll_known(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let mut known = BytesMut::new();
+        loop {
+            match Pin::new(&mut self.0).poll_next(context) {
+                Poll::Ready(Some(line)) => known.extend_from_slice(&line),
+                Poll::Ready(None) if known.is_empty() => return Poll::Ready(None),
+                Poll::Pending if known.is_empty() => return Poll::Pending,
+                _ => return Poll::Ready(Some(known.freeze())),
+            }
+        }
+    }
+
+    /// The whole answer, that begins with these lines.
+    pub(crate) fn after(self, first: Option<Bytes>) -> Response {
+        let body = match self.0.is_empty() {
+            true => Body::from(first.unwrap_or_default()),
+            false => Body::new(Streamed { first, rest: self }),
+        };
+        let mut response = Response::new(body);
+        let media = HeaderValue::from_static(LINES);
+        response.headers_mut().insert(CONTENT_TYPE, media);
+        response
+    }
+}
+
+/// A body that is written as answers come to be known.
+struct Streamed {
+    first: Option<Bytes>,
+    rest: Answers,
+}
+
+impl http_body::Body for Streamed {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let known = match self.first.take() {
+            Some(first) => Poll::Ready(Some(first)),
+            None => self.rest.poll_known(context),
+        };
+        known.map(|known| known.map(|lines| Ok(Frame::data(lines))))
+    }
+}
