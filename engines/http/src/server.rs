@@ -74,6 +74,12 @@ impl ServerInfo {
         Duration::from_millis(self.said.poll_ms)
     }
 
+    /// A replica of another version may lack features, and serve the same claims.
+    pub(crate) fn is_served_by(&mut self, other: &Store) {
+        let features = &mut self.said.features;
+        features.retain(|feature| other.features.contains(feature));
+    }
+
     fn has(&self, feature: &str) -> bool {
         self.said.features.iter().any(|known| known == feature)
     }
@@ -148,5 +154,36 @@ impl ServerInfo {
             .max_ttl(millis(said.max_ttl_ms))
             .claim_window(self.window())
             .limits(limits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fencelock_core::StoreUrl;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn said(features: Value) -> Store {
+        let said = json!({
+            "engine": "redis", "store": "redis://h", "binding": "store", "claim_window_ms": 2000, "poll_ms": 1000,
+            "order": "fifo", "shared": true, "permits": true, "lock_delay": true, "lease": "lease", "wake": "push",
+            "durability": "process", "clock": "", "min_ttl_ms": 100, "max_ttl_ms": 1000, "limits": [], "version": "",
+            "features": features, "replica": "0123456789abcdef", "advertise": null,
+        });
+        serde_json::from_value(said).unwrap()
+    }
+
+    #[test]
+    fn only_what_all_replicas_have_is_used() {
+        let url = StoreUrl::parse("fencelock+http://h,i").unwrap();
+        let config = Config::new(url.into()).unwrap();
+        let new = said(json!(["batch", "events", "place", "without"]));
+        let mut info = ServerInfo::new(&config, new.clone()).unwrap();
+        info.is_served_by(&new);
+        assert!(info.takes_batches() && info.tells_place() && info.takes_without());
+        info.is_served_by(&said(json!(["batch", "events", "other"])));
+        assert!(info.takes_batches() && info.tells_events());
+        assert!(!info.tells_place() && !info.takes_without());
     }
 }

@@ -102,12 +102,13 @@ impl State {
             let none = || Error::internal(&config.store, "no replica was asked");
             return Err(failed.unwrap_or_else(none));
         };
-        let info = ServerInfo::new(&config, first.clone())?;
+        let mut info = ServerInfo::new(&config, first.clone())?;
         for (index, store) in &said {
             if let Some(why) = info.differs(store) {
                 let why = format!("{}: {why}", replicas.address(*index));
                 return Err(Error::config(&config.store, why));
             }
+            info.is_served_by(store);
         }
         let homes = match info.is_bound() {
             true => Some(homes(&config, &said).await?),
