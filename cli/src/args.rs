@@ -10,7 +10,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use fencelock::{Error, parse_duration};
 
-pub(crate) use stores::{Config, ConfigCheck, Migrate, Shards, Status};
+pub(crate) use stores::{
+    Config, ConfigCheck, Migrate, MigrateBegin, MigrateFinish, MigrateGo, MigratePrepare,
+    MigrateStatus, Shards, Status,
+};
 
 /// The default of `--ttl`.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);

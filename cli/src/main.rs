@@ -20,6 +20,7 @@ mod keyed;
 mod launch;
 mod manual;
 mod migrate;
+mod migrate_live;
 #[cfg(feature = "serve")]
 mod notify;
 mod progress;
@@ -115,6 +116,7 @@ fn start() -> Outcome {
         Command::Migrate(Migrate::Offline { from, to }) => {
             block_on(migrate::offline(&from, &to, store))
         }
+        Command::Migrate(live) => block_on(migrate_live::migrate(live, store)),
         Command::Doctor(args) => block_on(doctor::doctor(args, store)),
         Command::Show(args) => block_on(inspect::show(args, store)),
         Command::Ls(args) => block_on(inspect::ls(args, store)),

@@ -1,6 +1,9 @@
 //! What is done to whole stores.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
+use fencelock::{Error, parse_duration};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
@@ -28,6 +31,16 @@ pub(crate) struct Status {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Migrate {
+    /// Write the first record in both stores, before programs are switched to the set
+    Prepare(MigratePrepare),
+    /// From the old store alone to both: from now on each lock is taken in both
+    Begin(MigrateBegin),
+    /// Say how far it is, and which programs were not switched
+    Status(MigrateStatus),
+    /// Let the new store count; called again, leave the old one
+    Finish(MigrateFinish),
+    /// Back to the old store alone, from wherever it is
+    Abort(MigrateGo),
     /// While no program runs: raise the tokens of store TO above those of store FROM, so that fences go on
     Offline {
         /// The store that the programs used: its URL, or @NAME
@@ -35,6 +48,97 @@ pub(crate) enum Migrate {
         /// The store that they will use, likewise
         to: String,
     },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigratePrepare {
+    /// The name of the set; with --from and --to, instead of --store
+    #[arg(long, value_name = "NAME", requires = "from")]
+    pub(crate) set: Option<String>,
+
+    /// The store that programs use now: its URL, or @NAME
+    #[arg(long, value_name = "STORE", requires = "to")]
+    pub(crate) from: Option<String>,
+
+    /// The store that they will use, likewise
+    #[arg(long, value_name = "STORE", requires = "from")]
+    pub(crate) to: Option<String>,
+
+    /// How long a program that hears nothing of the set keeps a lock; two thirds of it are the longest ttl [default: 60s]
+    #[arg(long, value_name = "DURATION")]
+    pace: Option<String>,
+
+    /// The same for taking a lock while a step is under way, which is as long as nothing is granted once [default: 2s]
+    #[arg(long, value_name = "DURATION")]
+    tight: Option<String>,
+
+    /// The longest lock-delay that programs may ask for; some steps take longer by it [default: 0s]
+    #[arg(long, value_name = "DURATION")]
+    lock_delay: Option<String>,
+
+    /// End an earlier set of a store, whose move is over
+    #[arg(long)]
+    pub(crate) replace: bool,
+}
+
+impl MigratePrepare {
+    /// Pace, tight and the lock-delay.
+    pub(crate) fn times(&self) -> Result<[Option<Duration>; 3], Error> {
+        Ok([
+            duration("--pace", self.pace.as_deref())?,
+            duration("--tight", self.tight.as_deref())?,
+            duration("--lock-delay", self.lock_delay.as_deref())?,
+        ])
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigrateBegin {
+    /// Begin although `doctor` finds something in a store that can make it grant a lock twice
+    #[arg(long)]
+    pub(crate) despite_findings: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigrateStatus {
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigrateGo {
+    /// Wait so long for holds in one store alone to end [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    patience: Option<String>,
+
+    /// Go on only if there was none for so long [default: 0s]
+    #[arg(long, value_name = "DURATION")]
+    quiet: Option<String>,
+}
+
+impl MigrateGo {
+    /// Patience and quiet.
+    pub(crate) fn times(&self) -> Result<[Option<Duration>; 2], Error> {
+        Ok([
+            duration("--patience", self.patience.as_deref())?,
+            duration("--quiet", self.quiet.as_deref())?,
+        ])
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigrateFinish {
+    #[command(flatten)]
+    pub(crate) go: MigrateGo,
+
+    /// The old store is gone for good, and the set has this name: leave it without asking it
+    #[arg(long, value_name = "SET")]
+    pub(crate) old_is_destroyed: Option<String>,
+}
+
+fn duration(what: &'static str, text: Option<&str>) -> Result<Option<Duration>, Error> {
+    text.map(|text| parse_duration(what, text)).transpose()
 }
 
 #[derive(Debug, Subcommand)]

@@ -22,6 +22,7 @@ mod inspect;
 #[cfg(feature = "redis")]
 mod late_store;
 mod migrate;
+mod migrate_live;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nested;

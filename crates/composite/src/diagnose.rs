@@ -60,13 +60,12 @@ async fn count(engine: &dyn Engine) -> Result<usize> {
 fn uneven(set: &Routed, held: &[(&Member, Option<usize>)]) -> Option<Finding> {
     let all: usize = held.iter().filter_map(|(_, count)| *count).sum();
     let weights: usize = set
-        .common()
-        .map
+        .map()
         .shards()
         .map(|(_, weight)| usize::from(weight))
         .sum();
     let mut crowded = held.iter().filter_map(|(member, count)| {
-        let mut shards = set.common().map.shards();
+        let mut shards = set.map().shards();
         let (_, weight) = shards.find(|(id, _)| *id == member.id)?;
         let count = (*count)?;
         (count * weights > 2 * usize::from(weight) * all).then_some((member, count))

@@ -12,6 +12,7 @@ use fencelock_core::support::Mutex;
 use fencelock_core::{ClaimId, Clock, Engine, Error, Inspect, LockName, Promises, Result};
 use futures_util::future::join_all;
 
+use crate::map::Map;
 use crate::member::{Common, Member};
 
 /// Several stores as one: each name lies on one of them.
@@ -36,6 +37,7 @@ use crate::member::{Common, Member};
 /// ```
 pub struct Routed {
     common: Arc<Common>,
+    map: Map,
     /// In the order of their ids.
     members: Vec<Member>,
     promises: Promises,
@@ -46,6 +48,7 @@ pub struct Routed {
 impl Routed {
     pub(crate) fn new(
         common: Arc<Common>,
+        map: Map,
         members: Vec<Member>,
         promises: Promises,
         clock: Option<Clock>,
@@ -53,6 +56,7 @@ impl Routed {
     ) -> Self {
         Self {
             common,
+            map,
             members,
             promises,
             clock: clock.unwrap_or(Clock::Boot),
@@ -63,7 +67,7 @@ impl Routed {
     /// The id of the shard on which a name lies.
     #[must_use]
     pub fn shard_of(&self, name: &LockName) -> &str {
-        self.common.map.shard_of(name.as_str())
+        self.map.shard_of(name.as_str())
     }
 
     /// The ids of the shards whose stores are open.
@@ -80,8 +84,8 @@ impl Routed {
         &self.members
     }
 
-    pub(crate) fn common(&self) -> &Common {
-        &self.common
+    pub(crate) const fn map(&self) -> &Map {
+        &self.map
     }
 
     fn place_of(&self, name: &LockName) -> usize {
@@ -228,6 +232,6 @@ impl fmt::Display for Routed {
 
 impl fmt::Debug for Routed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Routed({self}: {})", self.common.map)
+        write!(f, "Routed({self}: {})", self.map)
     }
 }

@@ -13,11 +13,22 @@ use crate::promises::Promised;
 use crate::shard::OpenStore;
 use crate::stored::Stored;
 
+/// What a store's record must say.
+#[derive(Debug)]
+pub(crate) enum Rule {
+    /// This map, which stays as it is.
+    Fixed(Map),
+    /// Maps of these ids, which may change.
+    Moving(Vec<String>),
+}
+
 /// What all stores of a set have in common.
 #[derive(Debug)]
 pub(crate) struct Common {
+    /// The scheme of its URL.
+    pub(crate) scheme: &'static str,
     pub(crate) set: String,
-    pub(crate) map: Map,
+    pub(crate) rule: Rule,
     /// What the set promises, once one of its records was read.
     pub(crate) promised: OnceLock<Promised>,
     /// Takes the events of each store that was opened; none after the set was closed.
@@ -93,7 +104,10 @@ impl Member {
         }
         let engine = self.store.open().await.map_err(|error| self.named(error))?;
         let joined = match self.check(&*engine).await {
-            Ok(()) => self.common.joining.join(engine.events(), &self.to_string()),
+            Ok(()) => {
+                let joining = &self.common.joining;
+                joining.join(engine.events(), &self.id, &self.to_string())
+            }
             Err(error) => Err(error),
         };
         if let Err(error) = joined {
@@ -109,9 +123,13 @@ impl Member {
 
     /// Refuses a store that is not this shard.
     async fn check(&self, engine: &dyn Engine) -> Result<()> {
-        let Common { set, map, .. } = &*self.common;
+        let Common { set, rule, .. } = &*self.common;
         let record = engine.record("", None).await;
         let record = record.map_err(|error| self.named(error))?;
+        if record.text.is_empty() && matches!(rule, Rule::Moving(_)) {
+            // It says nothing. Another store may have the record.
+            return Ok(());
+        }
         if record.text.is_empty() {
             let why = format!(
                 "it has no record that says which shard of which set it is. If the set {set:?} is new, write the records with \
@@ -119,15 +137,13 @@ impl Member {
             );
             return Err(Error::config(self, why));
         }
-        let stored = Stored::parse(&record.text).map_err(|why| Error::config(self, why))?;
-        let checked = stored.check(set, &self.id, map);
-        checked.map_err(|why| Error::config(self, why))?;
+        let stored = self.read(&record.text)?;
         let promised = self.common.promised.get_or_init(|| stored.promises.clone());
         let broken = promised.broken_by(engine.promises());
         if !broken.is_empty() {
             let why = format!(
                 "it does not offer {} (any more), which the set {set:?} promises; end all programs of the set and write the \
-                 records anew with `fencelock shards init`",
+                 records anew",
                 broken.join(", ")
             );
             return Err(Error::config(self, why));
@@ -136,6 +152,22 @@ impl Member {
             tracing::warn!(store = %self, "it remembers less, or wakes waiters worse, than the set's record says");
         }
         Ok(())
+    }
+
+    /// What the text of its record says.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is not the record of this store of this set.
+    pub(crate) fn read(&self, text: &str) -> Result<Stored> {
+        let Common { set, rule, .. } = &*self.common;
+        let stored = Stored::parse(text).and_then(|stored| {
+            match rule {
+                Rule::Fixed(map) => stored.check(set, &self.id, map)?,
+                Rule::Moving(ids) => stored.check_moving(set, &self.id, ids)?,
+            }
+            Ok(stored)
+        });
+        stored.map_err(|why| Error::config(self, why))
     }
 
     /// An error of the store, as one of this shard.
@@ -147,8 +179,8 @@ impl Member {
         | Error::NotALock { store, .. }
         | Error::Internal { store, .. } = &mut error
         {
-            let Common { set, .. } = &*self.common;
-            *store = format!("shards:{set}[{}] {store}", self.id);
+            let Common { scheme, set, .. } = &*self.common;
+            *store = format!("{scheme}:{set}[{}] {store}", self.id);
         }
         error
     }
@@ -156,6 +188,7 @@ impl Member {
 
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "shards:{}[{}] {}", self.common.set, self.id, self.store)
+        let Common { scheme, set, .. } = &*self.common;
+        write!(f, "{scheme}:{set}[{}] {}", self.id, self.store)
     }
 }

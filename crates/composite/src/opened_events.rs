@@ -1,18 +1,30 @@
 //! The events of all stores of a set as one stream, also of those that are opened later.
 
+use std::fmt;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use fencelock_core::Result;
 use fencelock_core::engine::{Event, EventStream};
 use fencelock_core::support::Mutex;
-use futures_util::Stream;
 use futures_util::stream::SelectAll;
+use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 
 /// Where the events of a store that was opened join those of the others.
 #[derive(Debug)]
-pub(crate) struct Joining(Mutex<Option<mpsc::UnboundedSender<EventStream>>>);
+pub(crate) struct Joining {
+    streams: Mutex<Option<mpsc::UnboundedSender<EventStream>>>,
+    /// Which events matter: of those of the store with this id. All, if there is none.
+    pub(crate) filter: Arc<OnceLock<Filter>>,
+}
+
+/// Whether an event of the store with this id matters.
+type Matters = dyn Fn(&str, &Event) -> bool + Send + Sync;
+
+/// The same, as a value.
+pub(crate) struct Filter(pub(crate) Box<Matters>);
 
 impl Joining {
     /// Where streams join, and the stream of all.
@@ -22,14 +34,25 @@ impl Joining {
             joining,
             joined: SelectAll::new(),
         };
-        (Self(Mutex::new(Some(sender))), EventStream::new(all))
+        let streams = Mutex::new(Some(sender));
+        let filter = Arc::default();
+        (Self { streams, filter }, EventStream::new(all))
     }
 
-    /// Adds the events of a store.
-    pub(crate) fn join(&self, events: Result<EventStream>, store: &str) -> Result<()> {
-        let events = events?;
+    /// Adds the events of the store with this id.
+    pub(crate) fn join(&self, events: Result<EventStream>, id: &str, store: &str) -> Result<()> {
+        let (id, filter) = (id.to_owned(), Arc::clone(&self.filter));
+        let matters = move |event: &Result<Event>| {
+            let filter = filter.get();
+            let event = event.as_ref().ok();
+            std::future::ready(match (filter, event) {
+                (Some(Filter(matters)), Some(event)) => matters(&id, event),
+                _ => true,
+            })
+        };
+        let events = EventStream::new(events?.filter(matters));
         tracing::debug!(store, "opened");
-        match &*self.0.lock() {
+        match &*self.streams.lock() {
             // If nobody listens, the set is about to be dropped.
             Some(joining) => drop(joining.send(events)),
             None => return Err(fencelock_core::Error::Closed),
@@ -39,11 +62,17 @@ impl Joining {
 
     /// From now on no store joins, and the stream ends with the last one that did.
     pub(crate) fn close(&self) {
-        drop(self.0.lock().take());
+        drop(self.streams.lock().take());
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.lock().is_none()
+        self.streams.lock().is_none()
+    }
+}
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Filter")
     }
 }
 

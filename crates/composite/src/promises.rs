@@ -5,6 +5,8 @@ use std::time::Duration;
 use fencelock_core::{Durability, Floor, LeaseKind, Order, Promises, Wake};
 use serde::{Deserialize, Serialize};
 
+use crate::times::Times;
+
 const CLOCK: &str = "what each shard's store needs (see its page)";
 
 /// Promises as the record has them. The limits of a store as it was found are not among them: they change with its server.
@@ -125,9 +127,9 @@ impl Promised {
         self.and(&Self::of(store)) != *self
     }
 
-    /// The same as the core has them.
-    pub(crate) fn promises(&self) -> Promises {
-        Promises::new("shards", CLOCK)
+    /// The same as the core has them, of an engine with this name.
+    pub(crate) fn promises(&self, engine: &'static str) -> Promises {
+        Promises::new(engine, CLOCK)
             .order(ORDERS[strength(&ORDERS, Order::as_str, &self.order)])
             .shared(self.shared)
             .permits(self.permits)
@@ -143,6 +145,18 @@ impl Promised {
             .max_ttl(Duration::from_millis(self.max_ttl_ms))
             .claim_window(Duration::from_millis(self.claim_window_ms))
     }
+}
+
+/// The promises of a set that moves.
+pub(crate) fn of_moving(promised: &Promised, times: Times) -> Promises {
+    let promises = promised.promises("migrate");
+    let longest = promises.max_ttl.min(times.pace * 2 / 3);
+    let lock_delay = promises.lock_delay && !times.lock_delay.is_zero();
+    promises
+        // A claim belongs to the process that knows its tokens in both stores.
+        .portable(false)
+        .lock_delay(lock_delay)
+        .max_ttl(longest)
 }
 
 /// Whole milliseconds, rounded to the safe side.

@@ -8,12 +8,13 @@ use futures_util::future::join_all;
 
 use crate::engine::Routed;
 use crate::map::{KeyRule, Map};
-use crate::member::{Common, Member};
+use crate::member::{Common, Member, Rule};
 use crate::open::{Opening, limits, open};
 use crate::opened_events::Joining;
 use crate::promises::Promised;
 use crate::shard::Shard;
 use crate::stored::Stored;
+use crate::unused::check_unused;
 
 /// The description of a set, to make or open it. See [`Routed::shards`].
 #[derive(Debug)]
@@ -103,8 +104,9 @@ impl Shards {
         let (joining, events) = Joining::channel();
         let clock = self.shards.first().map(|shard| shard.store.clock());
         let common = Arc::new(Common {
+            scheme: "shards",
             set: self.set,
-            map,
+            rule: Rule::Fixed(map.clone()),
             promised: OnceLock::new(),
             joining,
             breaker: self.breaker,
@@ -115,7 +117,7 @@ impl Shards {
         let members: Vec<_> = shards.into_iter().map(member).collect();
         let opened = open(&members, self.opening).await;
         let promised = match (opened, common.promised.get()) {
-            (Ok(()), Some(promised)) => promised.promises(),
+            (Ok(()), Some(promised)) => promised.promises("shards"),
             (Ok(()), None) => return Err(Error::Closed),
             (Err(error), _) => {
                 let opened = members.iter().filter_map(Member::opened);
@@ -124,7 +126,7 @@ impl Shards {
             }
         };
         let promises = promised.limits(limits(&members, self.opening));
-        Ok(Routed::new(common, members, promises, clock, events))
+        Ok(Routed::new(common, map, members, promises, clock, events))
     }
 
     /// Writes the record of each store, for a new set: before the first lock is taken, and again when a store promises less
@@ -183,29 +185,6 @@ async fn write_records(set: &str, map: &Map, engines: &[(&str, Arc<dyn Engine>)]
         .await?;
     }
     Ok(())
-}
-
-/// Refuses a store that is in use: a client that locks there does not look for locks on other stores.
-async fn check_unused(engine: &dyn Engine) -> Result<()> {
-    let mut at = None;
-    loop {
-        let page = match engine.inspect().list("", at, 100).await {
-            // This user may not list locks.
-            Err(Error::Refused { .. } | Error::Unsupported { .. }) => return Ok(()),
-            page => page?,
-        };
-        if let Some(view) = page.items.first() {
-            let why = format!(
-                "lock {} is held there by a program that does not use the set; end such programs first",
-                view.name
-            );
-            return Err(Error::config(engine, why));
-        }
-        at = page.next;
-        if at.is_none() {
-            return Ok(());
-        }
-    }
 }
 
 fn check_found(set: &str, id: &str, map: &Map, engine: &dyn Engine, text: &str) -> Result<()> {

@@ -1,17 +1,23 @@
 //! The format of the record in each store of a set.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fencelock_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{KeyRule, Map};
+use crate::phase::Phase;
 use crate::promises::Promised;
+use crate::times::Times;
 
-/// The one kind of record that this version knows: names that are routed to stores.
+/// The kind of a record whose map stays as it is: programs read it once.
 const ROUTED: &str = "routed";
 
-/// The record of one store. A change of the map will have more phases than the first, and a second map.
+/// The kind of a record whose map may change: programs read it again and again.
+const MOVING: &str = "moving";
+
+/// The record of one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
     /// The name of the set.
@@ -19,13 +25,16 @@ pub(crate) struct Stored {
     /// The id of this store in it.
     #[serde(rename = "self")]
     pub(crate) shard: String,
-    /// One more with each change of the map.
+    /// One more with each change. After the loss of a record it may be more than one more.
     pub(crate) version: u64,
     kind: String,
     phase: u32,
     key: String,
     old: Shards,
     pub(crate) promises: Promised,
+    /// Where the map may change: how. Not in a record whose map stays as it is.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub(crate) moving: Option<Moving>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,10 +42,39 @@ struct Shards {
     shards: BTreeMap<String, u8>,
 }
 
-impl Stored {
-    /// The first record of a store in a new set.
-    pub(crate) fn first(set: &str, shard: &str, map: &Map, promises: Promised) -> Self {
+/// The part of the record that only sets have whose map may change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Moving {
+    new: Shards,
+    /// For how long knowledge of the record carries a hold.
+    pace_ms: u64,
+    /// For how long it carries a new grant while a change is under way.
+    tight_ms: u64,
+    /// The longest lock-delay of a claim.
+    lock_delay_ms: u64,
+    /// By shard: what the tokens that count from the last hush on are above.
+    #[serde(default)]
+    pub(crate) floors: BTreeMap<String, u64>,
+    /// In the hush: the phase before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hush_from: Option<u32>,
+    /// Who wrote it, for people.
+    pub(crate) by: String,
+    /// When, in seconds since 1970, for people.
+    pub(crate) at: u64,
+}
+
+impl Shards {
+    fn of(map: &Map) -> Self {
         let shards = map.shards().map(|(id, weight)| (id.to_owned(), weight));
+        let shards = shards.collect();
+        Self { shards }
+    }
+}
+
+impl Stored {
+    /// The first record of a store in a new set whose map stays as it is.
+    pub(crate) fn first(set: &str, shard: &str, map: &Map, promises: Promised) -> Self {
         Self {
             set: set.to_owned(),
             shard: shard.to_owned(),
@@ -44,10 +82,35 @@ impl Stored {
             kind: ROUTED.to_owned(),
             phase: 0,
             key: map.key().as_str().to_owned(),
-            old: Shards {
-                shards: shards.collect(),
-            },
+            old: Shards::of(map),
             promises,
+            moving: None,
+        }
+    }
+
+    /// The first record of a set that moves from one map to another.
+    pub(crate) fn first_moving(
+        set: &str,
+        maps: (&Map, &Map),
+        promises: Promised,
+        times: Times,
+        by: &str,
+    ) -> Self {
+        let (old, new) = maps;
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            kind: MOVING.to_owned(),
+            moving: Some(Moving {
+                new: Shards::of(new),
+                pace_ms: millis(times.pace),
+                tight_ms: millis(times.tight),
+                lock_delay_ms: millis(times.lock_delay),
+                floors: BTreeMap::new(),
+                hush_from: None,
+                by: by.to_owned(),
+                at: 0,
+            }),
+            ..Self::first(set, "", old, promises)
         }
     }
 
@@ -55,31 +118,116 @@ impl Stored {
         serde_json::to_string(self).map_err(|error| Error::internal(&self.set, error.to_string()))
     }
 
+    /// The same record, as this store has it.
+    pub(crate) fn of_shard(&self, shard: &str) -> Self {
+        let shard = shard.to_owned();
+        Self {
+            shard,
+            ..self.clone()
+        }
+    }
+
     /// # Errors
     /// Why this version cannot use the text.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let read = serde_json::from_str::<Self>(text);
         let stored = read.map_err(|error| format!("its record cannot be read ({error})"))?;
-        match (stored.kind.as_str(), stored.phase) {
-            (ROUTED, 0) => Ok(stored),
-            _ => Err(
-                "its record is of a newer fencelock, or its map is being changed; use that version"
-                    .to_owned(),
-            ),
+        let known = match (stored.kind.as_str(), &stored.moving) {
+            (ROUTED, None) => stored.phase == 0,
+            (MOVING, Some(_)) => Phase::from_number(stored.phase).is_some(),
+            _ => false,
+        };
+        match known {
+            true => Ok(stored),
+            false => Err("its record is of a newer fencelock; use that version".to_owned()),
+        }
+    }
+
+    /// The phase of the change.
+    pub(crate) fn phase(&self) -> Phase {
+        // Other numbers are refused when it is read.
+        Phase::from_number(self.phase).unwrap_or(Phase::Hush)
+    }
+
+    /// The next record, in this phase.
+    pub(crate) fn next(&self, phase: Phase) -> Self {
+        Self {
+            version: self.version + 1,
+            phase: phase.number(),
+            ..self.clone()
         }
     }
 
     /// The map, as it is written.
     fn map(&self) -> Option<Map> {
+        self.map_of(&self.old)
+    }
+
+    fn map_of(&self, shards: &Shards) -> Option<Map> {
         let key = KeyRule::from_text(&self.key)?;
-        let shards = self.old.shards.iter();
+        let shards = shards.shards.iter();
         let shards = shards.map(|(id, weight)| (id.as_str(), *weight));
         Map::new(shards, key).ok()
     }
 
+    /// The old and the new map; none for a record whose map stays as it is, or a bad one.
+    pub(crate) fn maps(&self) -> Option<(Map, Map)> {
+        let moving = self.moving.as_ref()?;
+        Some((self.map()?, self.map_of(&moving.new)?))
+    }
+
+    /// How long knowledge of it carries; none if its map stays as it is.
+    pub(crate) fn times(&self) -> Option<Times> {
+        let moving = self.moving.as_ref()?;
+        Some(Times {
+            pace: Duration::from_millis(moving.pace_ms),
+            tight: Duration::from_millis(moving.tight_ms),
+            lock_delay: Duration::from_millis(moving.lock_delay_ms),
+        })
+    }
+
     /// # Errors
-    /// In what this is not the record of this shard.
+    /// In what this is not the record of this shard of a set whose map stays as it is.
     pub(crate) fn check(&self, set: &str, shard: &str, map: &Map) -> Result<(), String> {
+        self.check_shard(set, shard)?;
+        if self.moving.is_some() {
+            return Err(format!(
+                "the set {set:?} moves from one store to another; open it as migrate:?…"
+            ));
+        }
+        match self.map() {
+            Some(written) if written == *map => Ok(()),
+            Some(written) => Err(format!(
+                "the set {set:?} was made with the shards {written}, and is named with {map}; all programs must name the same"
+            )),
+            None => Err("its record cannot be read (a bad map)".to_owned()),
+        }
+    }
+
+    /// # Errors
+    /// In what this is not the record of this store of a set that moves among these.
+    pub(crate) fn check_moving(
+        &self,
+        set: &str,
+        shard: &str,
+        ids: &[String],
+    ) -> Result<(), String> {
+        self.check_shard(set, shard)?;
+        let Some((old, new)) = self.maps() else {
+            return Err(format!(
+                "the set {set:?} was made as shards:?…, and its map stays as it is; open it as that"
+            ));
+        };
+        let mut named = old.shards().chain(new.shards()).map(|(id, _)| id);
+        match named.find(|id| !ids.iter().any(|known| known == id)) {
+            None => Ok(()),
+            Some(id) => Err(format!(
+                "the record of the set {set:?} names the store {id}, and this program does not; all programs must name all"
+            )),
+        }
+    }
+
+    fn check_shard(&self, set: &str, shard: &str) -> Result<(), String> {
         let Self {
             set: its,
             shard: own,
@@ -96,12 +244,28 @@ impl Stored {
                  have one store"
             ));
         }
-        match self.map() {
-            Some(written) if written == *map => Ok(()),
-            Some(written) => Err(format!(
-                "the set {its:?} was made with the shards {written}, and is named with {map}; all programs must name the same"
-            )),
-            None => Err("its record cannot be read (a bad map)".to_owned()),
-        }
+        Ok(())
+    }
+}
+
+/// Whether the store with this record may be used by itself: it alone is in charge of all names of a set that moves, and nobody
+/// has begun to move, or the move is over. So programs need not be switched all at once.
+///
+/// ```
+/// assert!(!fencelock_composite::may_stand_alone("nonsense"));
+/// ```
+#[must_use]
+pub fn may_stand_alone(record: &str) -> bool {
+    let Ok(stored) = Stored::parse(record) else {
+        return false;
+    };
+    let Some((old, new)) = stored.maps() else {
+        return false;
+    };
+    let alone = |map: &Map| map.shards().map(|(id, _)| id).eq([stored.shard.as_str()]);
+    match stored.phase() {
+        Phase::Old => alone(&old),
+        Phase::New => alone(&new),
+        Phase::BothOld | Phase::Hush | Phase::BothNew => false,
     }
 }

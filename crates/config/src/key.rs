@@ -6,6 +6,11 @@ pub(crate) const URL: &str = "url";
 /// A set of stores.
 pub(crate) const SHARDS: &str = "shards";
 
+/// Two stores between which locks move, and the keys of its table.
+pub(crate) const MIGRATE: &str = "migrate";
+pub(crate) const FROM: &str = "from";
+pub(crate) const TO: &str = "to";
+
 /// What the locks are for.
 pub(crate) const PURPOSE: &str = "purpose";
 
@@ -16,9 +21,39 @@ pub(crate) const OF_A_SET: [&str; 5] = ["key", "set", "prefix", "connect-timeout
 pub(crate) const STORE: &str = "store";
 pub(crate) const WEIGHT: &str = "weight";
 
-/// The keys that a store of this kind has, for a person.
-pub(crate) fn known(set: bool) -> String {
-    let own = [if set { SHARDS } else { URL }, PURPOSE];
-    let of_a_set: &[&str] = if set { &OF_A_SET } else { &[] };
-    [&own, of_a_set].concat().join(", ")
+/// What a store is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One store.
+    One,
+    /// Several, on which names are spread.
+    Shards,
+    /// Two, between which locks move.
+    Migrate,
+}
+
+impl Kind {
+    /// The key that says so.
+    pub(crate) const fn key(self) -> &'static str {
+        match self {
+            Self::One => URL,
+            Self::Shards => SHARDS,
+            Self::Migrate => MIGRATE,
+        }
+    }
+
+    /// Its options, which stand in the URL of one store.
+    pub(crate) fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::One => &[],
+            Self::Shards => &OF_A_SET,
+            // The key says which shard a name is on.
+            Self::Migrate => &OF_A_SET[1..],
+        }
+    }
+
+    /// The keys that it has, for a person.
+    pub(crate) fn known(self) -> String {
+        [&[self.key(), PURPOSE], self.options()].concat().join(", ")
+    }
 }

@@ -21,7 +21,7 @@ const OPTION: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b']');
 
 impl Stores {
-    /// The URL of a store, with or without the `@` before its name. For a set of stores it is a URL `shards:`.
+    /// The URL of a store, with or without the `@` before its name. For a set of stores it is a URL `shards:` or `migrate:`.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no such store, its URL has a password, or it is made of itself.
@@ -53,8 +53,12 @@ impl Stores {
                 refuse_password(url).map_err(|error| self.error_in(name, &error))?;
                 url.clone()
             }
-            What::Shards { shards, options } => {
-                let mut url = "shards:?".to_owned();
+            What::Set {
+                kind,
+                shards,
+                options,
+            } => {
+                let mut url = format!("{}:?", kind.key());
                 if !options.iter().any(|(option, _)| *option == "set") {
                     url += &format!("set={name}");
                 }
@@ -90,7 +94,7 @@ impl Stores {
         // A circle is told as one, before it is told that no set is a shard.
         let url = self.follow(other, way)?;
         match self.stores.get(other).map(|definition| &definition.what) {
-            Some(What::Shards { .. }) => {
+            Some(What::Set { .. }) => {
                 let why = format!(
                     "its shard {id} is @{other}, which is a set; a set is made of stores themselves"
                 );

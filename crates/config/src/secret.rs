@@ -15,7 +15,7 @@ pub fn refuse_password(url: &str) -> Result<()> {
              ?password-file=/run/secrets/NAME, or name an environment variable, ?password-env=NAME",
         ));
     }
-    if parsed.scheme == "shards" {
+    if ["shards", "migrate"].contains(&parsed.scheme.as_str()) {
         // Its options are URLs, and others that are none.
         for (_, value) in parsed.clone().take_others(&[]) {
             if value.contains(':') {
@@ -37,6 +37,7 @@ mod tests {
             "redis://:hunter2@h:1/0?prefix=x",
             "redlock://h1:1,me:hunter2@h2:2,h3",
             "shards:?a=redis%3A%2F%2Fu%3Ahunter2%40h&b=redis://h",
+            "migrate:?from=redis%3A%2F%2Fu%3Ahunter2%40h&to=redis://h",
         ] {
             let error = refuse_password(url).unwrap_err().to_string();
             assert!(error.contains("password-file"), "{url}: {error}");

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::file::{Place, sections};
 use crate::find::VARIABLE;
-use crate::key::{self, OF_A_SET, PURPOSE, SHARDS, STORE, URL, WEIGHT};
+use crate::key::{FROM, Kind, MIGRATE, PURPOSE, SHARDS, STORE, TO, URL, WEIGHT};
 
 /// The stores of a configuration file.
 ///
@@ -43,10 +43,11 @@ pub(crate) struct Definition {
 pub(crate) enum What {
     /// A URL, as written.
     Url(String),
-    Shards {
-        /// In the order of their ids.
+    Set {
+        kind: Kind,
+        /// In the order of their ids; of two between which locks move, `from` and `to`.
         shards: BTreeMap<String, Shard>,
-        /// Those of a URL `shards:`.
+        /// Those of a URL `shards:` or `migrate:`.
         options: Vec<(&'static str, String)>,
     },
 }
@@ -144,28 +145,38 @@ fn definition<'a>(
 ) -> Result<Definition> {
     let section = format!("[store.{name}]");
     let table = place.table(&section, value)?;
-    let what = match (table.get(URL), table.get(SHARDS)) {
-        (Some(url), None) => {
-            refuse_unknown(place, &section, table, false)?;
-            What::Url(place.string("url", url)?)
-        }
-        (None, Some(shards)) => {
-            refuse_unknown(place, &section, table, true)?;
-            What::Shards {
-                shards: read_shards(place, shards)?,
-                options: options(place, table)?,
-            }
-        }
-        (Some(_), Some(shards)) => {
-            let why = format!("{section} has url and shards; it is one store, or a set of them");
-            return Err(place.error(shards, &why));
-        }
-        (None, None) => {
+    let kinds = [Kind::One, Kind::Shards, Kind::Migrate];
+    let mut written = kinds
+        .into_iter()
+        .filter_map(|kind| Some((kind, table.get(kind.key())?)));
+    let (kind, of) = match (written.next(), written.next()) {
+        (Some(only), None) => only,
+        (Some(_), Some((_, second))) => {
             let why = format!(
-                "{section} has neither url, for one store, nor shards, for a set of stores (an unknown key does not count)"
+                "{section} has more than one of {URL}, {SHARDS} and {MIGRATE}; it is one store, or a set of them, or two \
+                 between which locks move"
+            );
+            return Err(place.error(second, &why));
+        }
+        (None, _) => {
+            let why = format!(
+                "{section} has neither url, for one store, nor shards, for a set of stores, nor migrate, for two between \
+                 which locks move (an unknown key does not count)"
             );
             return Err(place.error(value, &why));
         }
+    };
+    refuse_unknown(place, &section, table, kind)?;
+    let what = match kind {
+        Kind::One => What::Url(place.string("url", of)?),
+        Kind::Shards | Kind::Migrate => What::Set {
+            kind,
+            shards: match kind {
+                Kind::Migrate => read_migrate(place, of)?,
+                _ => read_shards(place, of)?,
+            },
+            options: options(place, table, kind)?,
+        },
     };
     let purpose = table
         .get(PURPOSE)
@@ -174,27 +185,51 @@ fn definition<'a>(
     Ok(Definition { what, purpose })
 }
 
-fn refuse_unknown(place: Place<'_>, section: &str, table: &DeTable<'_>, set: bool) -> Result<()> {
+fn refuse_unknown(place: Place<'_>, section: &str, table: &DeTable<'_>, kind: Kind) -> Result<()> {
     for (name, _) in table {
-        let is_of_a_set = set && OF_A_SET.contains(&name.get_ref().as_ref());
-        if !is_of_a_set && ![URL, SHARDS, PURPOSE].contains(&name.get_ref().as_ref()) {
-            let known = key::known(set);
-            let why = format!(
-                "{section} has the unknown key {:?}; known are {known}",
-                name.get_ref()
-            );
+        let key = name.get_ref().as_ref();
+        if !kind.options().contains(&key) && ![kind.key(), PURPOSE].contains(&key) {
+            let known = kind.known();
+            let why = format!("{section} has the unknown key {key:?}; known are {known}");
             return Err(place.error(name, &why));
         }
     }
     Ok(())
 }
 
-fn options<'a>(place: Place<'a>, table: &DeTable<'a>) -> Result<Vec<(&'static str, String)>> {
-    let written = OF_A_SET
+fn options<'a>(
+    place: Place<'a>,
+    table: &DeTable<'a>,
+    kind: Kind,
+) -> Result<Vec<(&'static str, String)>> {
+    let written = kind
+        .options()
         .iter()
         .filter_map(|key| Some((*key, table.get(*key)?)));
     let read = written.map(|(key, value)| Ok((key, place.string(key, value)?)));
     read.collect()
+}
+
+/// `{ from = …, to = … }`
+fn read_migrate<'a>(
+    place: Place<'a>,
+    value: &Spanned<DeValue<'a>>,
+) -> Result<BTreeMap<String, Shard>> {
+    let mut stores = BTreeMap::new();
+    for (id, value) in place.table(MIGRATE, value)? {
+        let known = [FROM, TO].contains(&id.get_ref().as_ref());
+        if !known {
+            let why = format!("{MIGRATE} has the keys {FROM} and {TO}, and no others");
+            return Err(place.error(id, &why));
+        }
+        let store = place.string("a store", value)?;
+        let weight = None;
+        stores.insert(id.get_ref().to_string(), Shard { store, weight });
+    }
+    match stores.len() {
+        2 => Ok(stores),
+        _ => Err(place.error(value, &format!("{MIGRATE} needs {FROM} and {TO}"))),
+    }
 }
 
 fn read_purpose<'a>(place: Place<'a>, value: &Spanned<DeValue<'a>>) -> Result<Purpose> {

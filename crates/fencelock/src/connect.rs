@@ -31,8 +31,8 @@ use crate::to_open::ToOpen;
 ///
 /// The schemes are those of the features that are on: `memory:`, `sqlite:[PATH]`, `redis://`, `rediss://`, `valkey://`,
 /// `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redlock://`, `redlocks://`, `mysql://`, `mariadb://`,
-/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`, `fencelock+http://`, `fencelock+https://`, and `shards:` for a set of
-/// them. `@` and a name mean a store of the configuration file (feature `config`). Every store takes the option `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
+/// `postgres://`, `zookeeper://`, `etcd://`, `etcds://`, `fencelock+http://`, `fencelock+https://`, and `shards:` and `migrate:` for
+/// sets of them. `@` and a name mean a store of the configuration file (feature `config`). Every store takes the option `prefix=TEXT`, which is put before all names. The feature `tls` adds TLS; without it databases on other machines need `tls=off` in their URLs.
 pub fn connect(store: impl Into<Store>) -> Connect {
     let mut store = store.into();
     let purpose = store

@@ -45,6 +45,7 @@
 //! | `etcd://HOSTS` | etcd | `etcd`, needs `protoc` to build |
 //! | `fencelock+http://HOSTS` | any of them, behind the lock service | `http` |
 //! | `shards:?a=URL&b=URL` | several of them, each with its part of the names | `composite` |
+//! | `migrate:?from=URL&to=URL` | two of them, from one to the other while programs run | `composite` |
 //!
 //! With the feature `config`, `@orders` is the store that a configuration file calls `orders`.
 //!
@@ -79,6 +80,10 @@ pub mod blocking;
 #[cfg(feature = "config")]
 mod config;
 mod connect;
+#[cfg(feature = "composite")]
+mod member;
+#[cfg(feature = "composite")]
+mod migrate;
 mod schema;
 #[cfg(feature = "composite")]
 mod shards;
@@ -125,6 +130,8 @@ pub use fencelock_versioned as versioned;
 #[cfg(feature = "zookeeper")]
 #[doc(inline)]
 pub use fencelock_zookeeper as zookeeper;
+#[cfg(feature = "composite")]
+pub use migrate::MigrateSet;
 pub use schema::{schema, schemas};
 #[cfg(feature = "composite")]
 pub use shards::{ShardSet, shard_urls};

@@ -4,18 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fencelock_composite::{KeyRule, OpenStore, Opening, Routed, Shard, Shards};
+use fencelock_composite::{KeyRule, Opening, Routed, Shard, Shards};
 use fencelock_core::engine::StoreOptions;
 use fencelock_core::{Engine, Error, Result, StoreUrl};
-use tokio::sync::Mutex;
 
-use crate::to_open::ToOpen;
+use crate::member::{Member, Options, is_set, opener};
 
 /// The scheme of a set.
 pub(crate) const SCHEME: &str = "shards";
-
-/// The options of a store, or what is wrong with them.
-type Options = Result<Box<dyn StoreOptions>>;
 
 /// What follows a shard's id in the option that has its weight.
 const WEIGHT: &str = ".weight";
@@ -26,7 +22,7 @@ const OF_EVERY_STORE: [&str; 3] = ["prefix", "connect-timeout", "outside-set"];
 /// Options of a set that are no shards.
 const OF_A_SET: [&str; 3] = ["breaker", "key", "set"];
 
-/// The ids of the shards of a URL `shards:` with the URLs of their stores, as written; none for another URL.
+/// The ids of the stores of a URL `shards:` or `migrate:` with their URLs, as written; none for another URL.
 ///
 /// ```
 /// # fn main() -> fencelock::Result<()> {
@@ -38,7 +34,7 @@ const OF_A_SET: [&str; 3] = ["breaker", "key", "set"];
 /// ```
 #[must_use]
 pub fn shard_urls(url: &StoreUrl) -> Vec<(String, String)> {
-    if url.scheme != SCHEME {
+    if !is_set(url) {
         return Vec::new();
     }
     let others = [&OF_EVERY_STORE[..], &OF_A_SET].concat();
@@ -81,12 +77,6 @@ pub struct ShardSet {
     wrong: Option<Error>,
 }
 
-/// One store of a set, still to be opened.
-struct Member {
-    store: Mutex<ToOpen>,
-    shown: String,
-}
-
 impl ShardSet {
     /// A set with this name and no shards yet.
     pub fn new(set: impl Into<String>) -> Self {
@@ -104,7 +94,7 @@ impl ShardSet {
     }
 
     pub(crate) fn add(mut self, id: String, weight: u8, store: Options) -> Self {
-        match member(&id, store) {
+        match Member::new(&format!("shard {id}"), store) {
             Ok(member) => self.shards.push((id, weight, Arc::new(member))),
             Err(error) => {
                 let error = Error::config(&self.url, format!("shard {id}: {error}"));
@@ -178,10 +168,7 @@ impl ShardSet {
             return Err(Error::config(store, why));
         }
         let shards = self.shards.iter().map(|(id, weight, member)| {
-            let store: Arc<dyn OpenStore> = Arc::new(Opener {
-                member: Arc::clone(member),
-                inspect_only: self.url.inspect_only,
-            });
+            let store = opener(member, self.url.inspect_only);
             Shard::new(id, store).weight(*weight)
         });
         let shards = Routed::shards(shards)
@@ -192,49 +179,6 @@ impl ShardSet {
             Some(set) => shards.set(set),
             None => shards,
         })
-    }
-}
-
-fn member(id: &str, store: Options) -> Result<Member> {
-    let mut options = store?;
-    let url = options.url();
-    if url.scheme == SCHEME || url.scheme.starts_with("fencelock+http") {
-        let why = format!(
-            "it cannot be shard {id}: a set is made of stores themselves, not of sets or lock services; put the service before \
-             the set"
-        );
-        return Err(url.refuse(why));
-    }
-    let store = ToOpen::new(options)?;
-    let shown = store.to_string();
-    let store = Mutex::new(store);
-    Ok(Member { store, shown })
-}
-
-/// Opens a store with one attempt.
-struct Opener {
-    member: Arc<Member>,
-    inspect_only: bool,
-}
-
-#[async_trait]
-impl OpenStore for Opener {
-    async fn open(&self) -> Result<Arc<dyn Engine>> {
-        let mut store = self.member.store.lock().await;
-        store.url().inspect_only = self.inspect_only;
-        store.open_once().await
-    }
-}
-
-impl fmt::Display for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.member.shown)
-    }
-}
-
-impl fmt::Debug for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opener({self})")
     }
 }
 
@@ -259,12 +203,8 @@ impl StoreOptions for ShardSet {
 
     fn check(&self) -> Result<()> {
         for (id, _, member) in &self.shards {
-            // Nobody opens it meanwhile, unless the set is open, and then its options are good.
-            if let Ok(store) = member.store.try_lock() {
-                store
-                    .check()
-                    .map_err(|error| self.url.refuse(format!("shard {id}: {error}")))?;
-            }
+            let checked = member.check();
+            checked.map_err(|error| self.url.refuse(format!("shard {id}: {error}")))?;
         }
         self.shards(Opening::All)?.check()
     }

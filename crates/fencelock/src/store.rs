@@ -144,8 +144,12 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
         "shards" => Box::new(crate::shards::ShardSet::from_url(url, |url| {
             Store::from(url).0
         })?),
+        #[cfg(feature = "composite")]
+        "migrate" => Box::new(crate::migrate::MigrateSet::from_url(url, |url| {
+            Store::from(url).0
+        })?),
         #[cfg(not(feature = "composite"))]
-        "shards" => return Err(not_built(&url, "composite")),
+        "shards" | "migrate" => return Err(not_built(&url, "composite")),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => return Err(not_built(&url, "sqlite")),
         #[cfg(not(feature = "redis"))]
@@ -167,7 +171,7 @@ fn of_scheme(url: StoreUrl) -> Result<Box<dyn StoreOptions>> {
             let why = format!(
                 "the scheme {scheme:?} is unknown; known are memory, sqlite, redis, rediss, valkey, redis+unix, \
                  redis+sentinel, rediss+sentinel, redis+cluster, rediss+cluster, redlock, redlocks, mysql, mariadb, postgres, \
-                 postgresql, zookeeper, etcd, etcds, fencelock+http, fencelock+https, shards"
+                 postgresql, zookeeper, etcd, etcds, fencelock+http, fencelock+https, shards, migrate"
             );
             return Err(url.refuse(why));
         }
@@ -202,6 +206,33 @@ impl crate::shards::ShardSet {
 #[cfg(feature = "composite")]
 impl From<crate::shards::ShardSet> for Store {
     fn from(set: crate::shards::ShardSet) -> Self {
+        Self(Ok(Box::new(set)))
+    }
+}
+
+#[cfg(feature = "composite")]
+impl crate::migrate::MigrateSet {
+    /// The set with this name, from the old store to the new one. Opening it reports what is wrong with them.
+    pub fn new(set: &str, from: impl Into<Store>, to: impl Into<Store>) -> Self {
+        Self::of(set, from.into().0, to.into().0)
+    }
+
+    /// From a URL `migrate:?from=URL&to=URL`.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for another URL, and for one that cannot be used.
+    pub fn parse(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url)?;
+        match url.scheme == crate::migrate::SCHEME {
+            true => Self::from_url(url, |url| Store::from(url).0),
+            false => Err(url.refuse("no locks move in it; name a store migrate:?from=URL&to=URL")),
+        }
+    }
+}
+
+#[cfg(feature = "composite")]
+impl From<crate::migrate::MigrateSet> for Store {
+    fn from(set: crate::migrate::MigrateSet) -> Self {
         Self(Ok(Box::new(set)))
     }
 }

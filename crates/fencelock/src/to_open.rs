@@ -164,9 +164,11 @@ impl ToOpen {
 async fn refuse_shard(engine: &dyn Engine) -> Result<()> {
     let found = match engine.record("", None).await {
         Ok(found) if found.text.is_empty() => return Ok(()),
+        #[cfg(feature = "composite")]
+        Ok(found) if fencelock_composite::may_stand_alone(&found.text) => return Ok(()),
         Ok(_) => {
             let why = "it belongs to a set of stores, whose names lie on several (docs/composite.md): open the set, \
-                       shards:?…; or say outside-set=yes if that is meant";
+                       shards:?… or migrate:?…; or say outside-set=yes if that is meant";
             Error::config(engine, why)
         }
         // A user who may not read it need not.

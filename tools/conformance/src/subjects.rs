@@ -5,6 +5,7 @@ mod cluster;
 mod etcd;
 mod http;
 mod memory;
+mod migrate;
 mod mysql;
 mod postgres;
 mod redis;
@@ -38,6 +39,11 @@ pub fn all() -> Vec<&'static dyn Subject> {
             &http::ETCD,
             &http::ZOOKEEPER,
             &http::REDLOCK,
+            &migrate::MORE[0],
+            &migrate::MORE[1],
+            &migrate::MORE[2],
+            &migrate::MORE[3],
+            &migrate::MORE[4],
         ],
         false => &[],
     };
@@ -52,6 +58,7 @@ fn ordinary() -> Vec<&'static dyn Subject> {
         &breaker::BehindBreaker,
         &sqlite::InFile,
         &shards::ThreeFiles,
+        &migrate::IN_BOTH,
         &redis::OneRedis,
         &mysql::LEASE,
         &mysql::FOR_UPDATE,

@@ -23,8 +23,8 @@ const FREE: [&str; 6] = [
     "tls-key",
 ];
 
-/// The scheme of a store whose options are the URLs of others.
-const OF_URLS: &str = "shards";
+/// The schemes of stores whose options are the URLs of others.
+const OF_URLS: [&str; 2] = ["shards", "migrate"];
 
 /// The scheme and what comes after its colon.
 pub(crate) fn scheme(text: &str) -> Option<(&str, &str)> {
@@ -77,7 +77,7 @@ pub(crate) fn is_ambiguous(scheme: &str, rest: &str) -> bool {
 pub(crate) fn redacted(text: &str) -> String {
     // Its options are URLs, whose passwords may be encoded or not.
     if let Some((scheme, _)) =
-        scheme(text).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(OF_URLS))
+        scheme(text).filter(|(scheme, _)| OF_URLS.iter().any(|of| scheme.eq_ignore_ascii_case(of)))
     {
         return format!("{scheme}:");
     }
@@ -144,6 +144,10 @@ mod tests {
     fn what_may_be_shown() {
         for (text, want) in [
             ("shards:?a=redis%3A%2F%2Fu%3Ap%40h&b=sqlite:/x", "shards:"),
+            (
+                "migrate:?from=redis%3A%2F%2Fu%3Ap%40h&to=sqlite:/x",
+                "migrate:",
+            ),
             (
                 "shards:?a=redis://u:p@h&b=redis%3A%2F%2Fu%3Ap%40h",
                 "shards:",
@@ -216,7 +220,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_password_is_shown(
-            scheme in "(shards|redis|rediss|redlock|mysql|postgres|etcd|zookeeper|sqlite|memory|x)",
+            scheme in "(shards|migrate|redis|rediss|redlock|mysql|postgres|etcd|zookeeper|sqlite|memory|x)",
             slashes in "(|/|//|///)",
             user in "[a-z]{0,3}",
             begin in "[!-~]{0,6}",

@@ -1,5 +1,5 @@
 //! Moving locks from one store to another while programs run: one name, two clients, two stores, a record in each, and whoever
-//! walks through the phases. This is the design of a migration, not of code in this tree.
+//! walks through the phases. It is built in `crates/composite`.
 //!
 //! Time is what is left of each lease and how old each knowledge is, so it has no end; tokens, grants and walks have. Clients may
 //! take any step or none at any moment. Requests and answers are up to a tick late, or lost. Withdrawals arrive at any time or

@@ -1,0 +1,251 @@
+//! `migrate` while programs run: its steps by commands, and programs that are stopped, killed or forgotten meanwhile.
+
+use std::time::Duration;
+
+use fencelock_testbed::Dir;
+#[cfg(all(feature = "redis", feature = "etcd"))]
+use fencelock_testbed::{Etcd, Redis};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::fixture::{Fixture, Ran, Running, until};
+
+/// Two files between which locks move, with programs on them.
+struct Move {
+    dir: Dir,
+    programs: Fixture,
+}
+
+/// As short as a ttl must be here: two thirds of the pace.
+const TTL: &str = "1s";
+
+impl Move {
+    fn prepared() -> Self {
+        let dir = Dir::new("migrate").unwrap();
+        let [from, to] = ["old", "new"].map(|name| format!("sqlite%3A{}", dir.join(name)));
+        let programs = Fixture::on(format!("migrate:?set=orders&from={from}&to={to}"));
+        let all = Self { dir, programs };
+        all.done(&["prepare", "--pace", "2s", "--tight", "400ms"]);
+        all
+    }
+
+    fn url(&self, name: &str) -> String {
+        format!("sqlite:{}", self.dir.join(name))
+    }
+
+    fn step(&self, words: &[&str]) -> Ran {
+        self.programs.run(&[&["migrate"], words].concat())
+    }
+
+    fn done(&self, words: &[&str]) -> String {
+        let ran = self.step(words);
+        assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
+        ran.out
+    }
+
+    fn status(&self) -> Value {
+        let ran = self.step(&["status", "--json"]);
+        serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"))
+    }
+
+    fn token(&self) -> u64 {
+        let words = ["run", "--ttl", TTL, "x", "-c", "echo $FENCELOCK_TOKEN"];
+        let ran = self.programs.run(&words);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out.trim().parse().unwrap()
+    }
+
+    fn hold(&self, name: &str) -> (Running, u64) {
+        let mut hold = self.programs.start(&["hold", "--ttl", TTL, name]);
+        let token = hold.json()["token"].as_u64().unwrap();
+        (hold, token)
+    }
+}
+
+#[test]
+fn all_steps_and_back_with_a_hold_that_lives_through_them() {
+    let all = Move::prepared();
+    let (held, _) = all.hold("held");
+    let mut last = all.token();
+    let mut grows = |phase: &str| {
+        let next = all.token();
+        assert!(next > last, "{phase}: {next} after {last}");
+        last = next;
+    };
+    let early = all.step(&["finish"]);
+    assert_eq!(early.code, 1, "{early:?}");
+    assert!(early.err.contains("not yet"), "{early:?}");
+    assert!(all.done(&["begin"]).starts_with("phase 1"));
+    grows("1");
+    assert!(all.done(&["begin"]).starts_with("phase 1"), "again");
+    assert!(all.done(&["finish"]).starts_with("phase 3"));
+    grows("3");
+    assert_eq!(all.status()["phase"], 3);
+    assert!(all.done(&["finish"]).starts_with("phase 4"));
+    grows("4");
+    assert!(all.done(&["finish"]).starts_with("phase 4"), "again");
+    let back = all.step(&["abort", "--patience", "10s"]);
+    assert_eq!(back.code, 0, "{back:?}");
+    grows("back");
+    assert_eq!(all.status()["phase"], 0);
+    assert_eq!(held.end().code, 0);
+}
+
+#[test]
+fn a_plain_url_is_refused_while_both_stores_count() {
+    let all = Move::prepared();
+    let runs = |name: &str| {
+        let plain = Fixture::on(all.url(name));
+        plain.run(&["run", "y", "--", "true"]).code
+    };
+    // Programs need not be switched all at once.
+    assert_eq!((runs("old"), runs("new")), (0, 78));
+    all.done(&["begin"]);
+    assert_eq!((runs("old"), runs("new")), (78, 78));
+    all.done(&["finish"]);
+    assert_eq!((runs("old"), runs("new")), (78, 78));
+    all.done(&["finish"]);
+    assert_eq!((runs("old"), runs("new")), (78, 0));
+}
+
+#[test]
+fn a_program_that_was_not_switched_stops_the_move() {
+    let all = Move::prepared();
+    let plain = Fixture::on(all.url("old"));
+    let mut forgotten = plain.start(&["hold", "nightly"]);
+    forgotten.line();
+    all.done(&["begin"]);
+    let status = all.step(&["status"]);
+    assert_eq!(status.code, 1, "{status:?}");
+    assert!(status.out.contains("not switched: nightly"), "{status:?}");
+    let refused = all.step(&["finish", "--patience", "0s"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("nightly"), "{refused:?}");
+    assert_eq!(forgotten.end().code, 0);
+    all.done(&["finish", "--quiet", "1s"]);
+}
+
+/// Stopped in phase 1, it learns nothing of two steps and the hush.
+#[test]
+fn a_program_stopped_over_all_steps_has_lost_its_lock() {
+    let all = Move::prepared();
+    all.done(&["begin"]);
+    let (hold, token) = all.hold("x");
+    hold.signal(Signal::STOP);
+    let next = all.token();
+    assert!(next > token);
+    all.done(&["finish"]);
+    all.done(&["finish"]);
+    let (other, last) = all.hold("x");
+    assert!(last > next);
+    hold.signal(Signal::CONT);
+    let stopped = hold.end();
+    assert_eq!(stopped.code, 75, "{stopped:?}");
+    assert_eq!(other.end().code, 0);
+}
+
+/// Killed while it waits, and in the hush; each time somebody else goes on.
+#[test]
+fn a_step_that_is_killed_is_made_by_the_next_one() {
+    let all = Move::prepared();
+    all.done(&["begin"]);
+    let version = all.status()["version"].as_u64().unwrap();
+    let killed = all.programs.start(&["migrate", "finish"]);
+    std::thread::sleep(Duration::from_millis(200));
+    killed.signal(Signal::KILL);
+    assert_eq!(killed.end().code, -9);
+    assert_eq!(all.status()["version"], version);
+    let killed = all.programs.start(&["migrate", "finish"]);
+    until("the hush begins", || all.status()["phase"] != 1);
+    killed.signal(Signal::KILL);
+    killed.end();
+    let before = all.done(&["finish"]);
+    // It was in the hush, or just over it.
+    assert!(
+        before.starts_with("phase 3") || before.starts_with("phase 4"),
+        "{before}"
+    );
+    all.token();
+}
+
+#[test]
+fn stores_of_other_sets_and_swapped_ones_are_refused() {
+    let all = Move::prepared();
+    let [old, new] = [all.url("old"), all.url("new")];
+    let encoded = |url: &str| url.replace(':', "%3A");
+    let swapped = format!(
+        "migrate:?set=orders&from={}&to={}",
+        encoded(&new),
+        encoded(&old)
+    );
+    let other = format!(
+        "migrate:?set=bills&from={}&to={}",
+        encoded(&old),
+        encoded(&new)
+    );
+    for url in [swapped, other] {
+        let programs = Fixture::on(url);
+        for words in [
+            &["run", "x", "--", "true"][..],
+            &["migrate", "begin"],
+            &["migrate", "status"],
+        ] {
+            let refused = programs.run(words);
+            assert_eq!(refused.code, 78, "{words:?}: {refused:?}");
+        }
+    }
+    let no_move = Fixture::on(old.clone()).run(&["migrate", "status"]);
+    assert_eq!(no_move.code, 78, "{no_move:?}");
+    let typed = all.step(&["finish", "--old-is-destroyed", "bills"]);
+    assert_eq!(typed.code, 64, "{typed:?}");
+}
+
+#[cfg(all(feature = "redis", feature = "etcd"))]
+#[test]
+fn the_live_walk_of_the_page_on_operations_runs() {
+    use std::process::{Command, Stdio};
+
+    const PAGE: &str = include_str!("../../../docs/operations.md");
+    // One that forgets its locks in a restart is refused soon after it.
+    let redis = Redis::builder().append_only("always").start().unwrap();
+    let etcd = Etcd::start().unwrap();
+    let block = PAGE.split("```sh\n").nth(2).unwrap();
+    let mut script = block.split("```").next().unwrap().to_owned();
+    for (line, own) in [
+        ("old=redis://127.0.0.1:6379", format!("old={}", redis.url())),
+        ("new=etcd://127.0.0.1:2379", format!("new={}", etcd.url())),
+        ("pace=60s", "pace=2s".to_owned()),
+        ("ttl=30s", "ttl=1s".to_owned()),
+        // This etcd has one member.
+        (
+            "fencelock migrate begin --store @orders",
+            "fencelock migrate begin --store @orders --despite-findings".to_owned(),
+        ),
+    ] {
+        assert!(script.contains(line), "{line}");
+        script = script.replace(line, &own);
+    }
+    let dir = Dir::new("walk").unwrap();
+    let here = std::path::Path::new(env!("CARGO_BIN_EXE_fencelock"));
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", here.parent().unwrap().display());
+    let mut command = Command::new("bash");
+    command
+        .args(["-euo", "pipefail", "-c", &script])
+        .current_dir(dir.path())
+        .env_remove("FENCELOCK_OWNER")
+        .env_remove("FENCELOCK_STORE")
+        .env("SHELL", "/bin/sh")
+        .env("PATH", path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let ran = crate::fixture::finish(command);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let tokens = ran
+        .out
+        .lines()
+        .filter_map(|line| line.strip_prefix("token "));
+    let tokens: Vec<u64> = tokens.map(|token| token.parse().unwrap()).collect();
+    assert!(tokens.len() >= 4 && tokens.is_sorted(), "{tokens:?}");
+}

@@ -1,0 +1,188 @@
+//! A migration as a program describes it: two stores and the name of the set; and how it is opened.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fencelock_core::{Error, Promises, Result};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::timeout;
+
+use crate::map::{KeyRule, Map};
+use crate::member::{Common, Member, Rule};
+use crate::migration::Migration;
+use crate::moving::engine::Moving;
+use crate::moving::state::{State, keep_reading};
+use crate::open::{Opening, limits};
+use crate::opened_events::Joining;
+use crate::promises::of_moving;
+use crate::shard::Shard;
+
+/// The id of the old store.
+pub(crate) const FROM: &str = "from";
+
+/// The id of the new store.
+pub(crate) const TO: &str = "to";
+
+/// The name of a set that has none.
+const SET: &str = "migrate";
+
+/// When a store has answered, the others have so long to do so, too, before the set is used without them.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The description of two stores between which locks move, to open them, or to make a step.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fencelock_core::*;
+/// use fencelock_composite::{Migrate, Prepare};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<()> {
+/// # let (one, other) = (Memory::new(), Memory::new());
+/// let stores = || Migrate::between(
+///     ("from", Arc::new(one.another()) as Arc<dyn Engine>),
+///     ("to", Arc::new(other.another()) as Arc<dyn Engine>),
+/// ).set("orders");
+/// // Once, before the first program is switched.
+/// stores().migration()?.prepare(&Prepare::default(), "the documentation").await?;
+/// // In each program.
+/// let client = Client::new(Arc::new(stores().open().await?))?;
+/// client.lock("report").await?.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "call open or migration"]
+pub struct Migrate {
+    set: String,
+    from: Shard,
+    to: Shard,
+    breaker: bool,
+}
+
+impl Migrate {
+    /// From the old store to the new one. Their ids are `from` and `to`, whatever is said here.
+    pub fn between(from: impl Into<Shard>, to: impl Into<Shard>) -> Self {
+        let named = |id: &str, shard: Shard| Shard::new(id, shard.store);
+        Self {
+            set: SET.to_owned(),
+            from: named(FROM, from.into()),
+            to: named(TO, to.into()),
+            breaker: true,
+        }
+    }
+
+    /// The name of the set, which the record of each store has: `migrate` by default.
+    pub fn set(mut self, set: impl Into<String>) -> Self {
+        self.set = set.into();
+        self
+    }
+
+    /// Whether each store has a [`Breaker`](fencelock_core::layers::Breaker). Yes by default.
+    pub fn breaker(mut self, breaker: bool) -> Self {
+        self.breaker = breaker;
+        self
+    }
+
+    /// Whether the name makes sense.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it does not.
+    pub fn check(&self) -> Result<()> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        match (1..=64).contains(&self.set.len()) && self.set.chars().all(plain) {
+            true => Ok(()),
+            false => {
+                let why = "it is of 1 to 64 ASCII letters, digits and _ - .";
+                Err(Error::invalid("name of a set", &self.set, why))
+            }
+        }
+    }
+
+    /// What prepares the migration and makes its steps.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn migration(self) -> Result<Migration> {
+        self.check()?;
+        let map = |id| Map::new([(id, 1)], KeyRule::default());
+        let maps = (map(FROM)?, map(TO)?);
+        Ok(Migration::new(self.set, maps, vec![self.from, self.to]))
+    }
+
+    /// Opens the stores that answer, and goes on reading their records until the engine is closed or dropped.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no store has a record, or one says something else: the other store (swapped URLs), or another set.
+    /// [`Error::Unavailable`] if no store with a record answers.
+    pub async fn open(self) -> Result<Moving> {
+        self.check()?;
+        let (joining, events) = Joining::channel();
+        let ids = [&self.from, &self.to].map(|shard| shard.id.clone());
+        let common = Arc::new(Common {
+            scheme: "migrate",
+            set: self.set,
+            rule: Rule::Moving(ids.to_vec()),
+            promised: OnceLock::new(),
+            joining,
+            breaker: self.breaker,
+        });
+        let member = |shard: Shard| Member::new(shard.id, shard.store, Arc::clone(&common));
+        let members = [self.from, self.to].map(member);
+        let state = State::new(Arc::clone(&common), members.into());
+        if let Err(error) = read_first(&state).await {
+            state.close();
+            for engine in state.members.iter().filter_map(Member::opened) {
+                // Nothing was taken there.
+                let _ = engine.close().await;
+            }
+            return Err(error);
+        }
+        for store in 0..state.members.len() {
+            tokio::spawn(keep_reading(Arc::downgrade(&state), store));
+        }
+        let promises = promises(&state)?;
+        Ok(Moving::new(state, promises, events))
+    }
+}
+
+/// Reads the record in all stores that answer. One must have it.
+async fn read_first(state: &State) -> Result<()> {
+    let stores = 0..state.members.len();
+    let mut reads: FuturesUnordered<_> = stores.map(|store| state.read(store)).collect();
+    let mut away = None;
+    let mut answered = false;
+    loop {
+        let read = match answered {
+            false => reads.next().await,
+            true => match timeout(GRACE, reads.next()).await {
+                Ok(read) => read,
+                Err(_) => break,
+            },
+        };
+        match read {
+            None => break,
+            Some(Ok(())) => answered |= state.knowledge.now().is_some(),
+            Some(Err(error @ Error::Unavailable { .. })) => away = away.or(Some(error)),
+            Some(Err(error)) => return Err(error),
+        }
+    }
+    match (state.knowledge.now(), away) {
+        (Some(_), _) => Ok(()),
+        (None, Some(error)) => Err(error),
+        (None, None) => {
+            let why = "no store has a record; prepare the set with `fencelock migrate prepare`. If that was done, these are not \
+                       its stores, or their data are lost";
+            Err(Error::config(state, why))
+        }
+    }
+}
+
+/// What the record promises, as far as holds that end with knowledge can keep it.
+fn promises(state: &State) -> Result<Promises> {
+    let times = state.known()?.known.times;
+    let promised = state.common.promised.get().cloned();
+    let promised = promised.ok_or_else(|| Error::internal(state, "a record without promises"))?;
+    Ok(of_moving(&promised, times).limits(limits(&state.members, Opening::AsNeeded)))
+}

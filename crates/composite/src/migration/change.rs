@@ -1,0 +1,168 @@
+//! A change of the map, its stores, and how its steps are made.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fencelock_core::{Engine, Error, Result};
+use futures_util::future::join_all;
+
+use crate::map::Map;
+use crate::migration::records::Records;
+use crate::phase::Phase;
+use crate::shard::Shard;
+
+/// What prepares a migration and makes its steps; from [`Migrate::migration`](crate::Migrate::migration).
+#[derive(Debug)]
+pub struct Migration {
+    pub(crate) set: String,
+    pub(crate) old: Map,
+    pub(crate) new: Map,
+    pub(crate) stores: Vec<Shard>,
+}
+
+/// What became of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stepped {
+    /// The set is in this phase now.
+    Done(Phase),
+    /// It cannot go on yet, and why.
+    NotYet(String),
+}
+
+/// How the steps of a [`Migration`] are made.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct How<'a> {
+    /// Who does it, for the record and people.
+    pub by: &'a str,
+    /// For how long holds in one store alone are waited for.
+    pub patience: Duration,
+    /// For how long there must have been none.
+    pub quiet: Duration,
+    /// Whether [`Migration::begin`] goes on although something is wrong with a store.
+    pub despite_findings: bool,
+    /// Hears what happens, as sentences for people.
+    pub tell: &'a (dyn Fn(&str) + Send + Sync),
+}
+
+impl<'a> How<'a> {
+    /// With half a minute of patience, telling nobody.
+    #[must_use]
+    pub fn new(by: &'a str) -> Self {
+        Self {
+            by,
+            patience: Duration::from_secs(30),
+            quiet: Duration::ZERO,
+            despite_findings: false,
+            tell: &|_| {},
+        }
+    }
+
+    /// Sets [`patience`](Self#structfield.patience).
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Sets [`quiet`](Self#structfield.quiet).
+    #[must_use]
+    pub fn quiet(mut self, quiet: Duration) -> Self {
+        self.quiet = quiet;
+        self
+    }
+
+    /// Sets [`despite_findings`](Self#structfield.despite_findings).
+    #[must_use]
+    pub fn despite_findings(mut self, despite: bool) -> Self {
+        self.despite_findings = despite;
+        self
+    }
+
+    /// Sets [`tell`](Self#structfield.tell).
+    #[must_use]
+    pub fn tell(mut self, tell: &'a (dyn Fn(&str) + Send + Sync)) -> Self {
+        self.tell = tell;
+        self
+    }
+}
+
+impl std::fmt::Debug for How<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "How({}, {:?}, {:?})", self.by, self.patience, self.quiet)
+    }
+}
+
+/// The stores of a set while a call is made.
+pub(crate) struct Opened {
+    pub(crate) ids: Vec<String>,
+    pub(crate) engines: Vec<Arc<dyn Engine>>,
+}
+
+impl Opened {
+    pub(crate) fn at(&self, id: &str) -> Result<&Arc<dyn Engine>> {
+        let place = self.ids.iter().position(|known| known == id);
+        let engine = place.and_then(|place| self.engines.get(place));
+        engine.ok_or_else(|| Error::internal(id, "no store has this id"))
+    }
+
+    pub(crate) async fn close(&self) {
+        for closed in join_all(self.engines.iter().map(|engine| engine.close())).await {
+            if let Err(error) = closed {
+                tracing::debug!(%error, "closing a store");
+            }
+        }
+    }
+}
+
+impl Migration {
+    pub(crate) fn new(set: String, maps: (Map, Map), stores: Vec<Shard>) -> Self {
+        let (old, new) = maps;
+        Self {
+            set,
+            old,
+            new,
+            stores,
+        }
+    }
+
+    /// Opens all stores.
+    pub(crate) async fn open(&self) -> Result<Opened> {
+        let opened = join_all(self.stores.iter().map(|shard| shard.store.open())).await;
+        let (mut engines, mut failed) = (Vec::new(), None);
+        for engine in opened {
+            match engine {
+                Ok(engine) => engines.push(engine),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        let ids = self.stores.iter().map(|shard| shard.id.clone()).collect();
+        let opened = Opened { ids, engines };
+        match failed {
+            None => Ok(opened),
+            Some(error) => {
+                opened.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn records<'a>(&'a self, opened: &'a Opened) -> Records<'a> {
+        let first = self.old.shards().next().map(|(id, _)| id);
+        let arbiter = opened.ids.iter().position(|id| Some(id.as_str()) == first);
+        Records {
+            set: &self.set,
+            ids: &opened.ids,
+            engines: &opened.engines,
+            // The old map has a shard, which is one of the stores.
+            arbiter: arbiter.unwrap_or(0),
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

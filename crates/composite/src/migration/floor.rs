@@ -1,0 +1,78 @@
+//! The floor: what all tokens that count after the hush are above.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Leave, MAX_FLOOR, Standing};
+use fencelock_core::{ClaimIds, Clock, Engine, Error, LockName, Result, Token};
+
+/// The lock that shows how far a store's tokens are. Two administrators exclude each other by it.
+pub(crate) const PROBE: &str = "fencelock/migrate";
+
+/// The lease of the probe, if it is not released.
+const TTL: Duration = Duration::from_secs(5);
+
+/// For how long another administrator's probe is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Draws a token in each of these stores, and raises those of `targets` above the highest of them. Called in the hush, when
+/// nobody can begin to believe in a grant any more, so every token that anybody believes in is at most the result.
+///
+/// Also the tokens of the new store count: what it granted while it did not count is then not above the floor, so everybody
+/// sees by which store's token such a hold is held.
+pub(crate) async fn take(
+    engines: &[Arc<dyn Engine>],
+    targets: &[Arc<dyn Engine>],
+) -> Result<Token> {
+    let mut floor = Token(0);
+    for engine in engines {
+        floor = floor.max(probe(engine, Token(0)).await?);
+    }
+    if floor > MAX_FLOOR {
+        let why = format!(
+            "a store's last token is {floor}, and tokens are raised above {MAX_FLOOR} at most"
+        );
+        return Err(Error::invalid("floor", floor.to_string(), why));
+    }
+    #[cfg(fencelock_planted)]
+    if fencelock_core::planted::is("floor-ignored") {
+        return Ok(floor);
+    }
+    for engine in targets {
+        let token = probe(engine, floor).await?;
+        if token <= floor {
+            let why = format!("it gave token {token} for a floor of {floor}");
+            return Err(Error::internal(engine, why));
+        }
+    }
+    Ok(floor)
+}
+
+/// A token of the store, above this floor and above all earlier ones.
+async fn probe(engine: &Arc<dyn Engine>, floor: Token) -> Result<Token> {
+    let promises = engine.promises();
+    let ttl = TTL.clamp(promises.min_ttl, promises.max_ttl);
+    let ids = match engine.claim_ids() {
+        Some(begin) => ClaimIds::with(begin),
+        None => ClaimIds::new()?,
+    };
+    let until = Clock::Boot.now() + PATIENCE;
+    loop {
+        let claim = Claim::new(ids.next(), "fencelock migrate", LockName::new(PROBE)?);
+        let claim = claim.ttl(ttl).wait(false).record(true).floor(floor);
+        let placed = engine.place(&claim).await;
+        // If the release fails, the lease ends the hold.
+        let _ = engine.withdraw(&claim, Leave::Release).await;
+        if let Standing::Held(grant) = placed? {
+            let tokens = grant.tokens;
+            return Ok(Token(tokens.first.get() + u64::from(tokens.count) - 1));
+        }
+        if Clock::Boot.now() >= until {
+            let why = format!("lock {PROBE} is held there: another `fencelock migrate` runs");
+            return Err(Error::unavailable(engine, "drawing a token", why));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,126 @@
+//! Who holds in one store alone, although both are of the name: a program that was not switched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fencelock_core::{ClaimId, Engine, LockName, Result};
+
+use crate::migration::floor::PROBE;
+
+/// A hold may be in one store alone for so long: on its way to the other one, or listed there just before or after.
+const SHORTLY: Duration = Duration::from_secs(3);
+
+/// Between two listings.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A holder without its claim in the other store.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Unpaired {
+    /// The lock.
+    pub name: LockName,
+    /// Its owner text, or what a foreign client left.
+    pub owner: String,
+}
+
+/// What is held, from one listing of both stores.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) only_first: Vec<Unpaired>,
+    pub(crate) only_second: usize,
+    pub(crate) both: usize,
+}
+
+type Holders = BTreeMap<LockName, Vec<(Option<ClaimId>, String)>>;
+
+async fn holders(engine: &dyn Engine) -> Result<Holders> {
+    let mut holders = Holders::new();
+    let mut at = None;
+    loop {
+        let page = engine.inspect().list("", at, 1000).await?;
+        for view in page
+            .items
+            .into_iter()
+            .filter(|view| view.name.as_str() != PROBE)
+        {
+            let of = view.holders.into_iter();
+            let of = of.map(|holder| (holder.claim, holder.owner)).collect();
+            holders.insert(view.name, of);
+        }
+        at = page.next;
+        if at.is_none() {
+            return Ok(holders);
+        }
+    }
+}
+
+/// One listing of both stores.
+pub(crate) async fn list(first: &dyn Engine, second: &dyn Engine) -> Result<Held> {
+    let (first, mut second) = (holders(first).await?, holders(second).await?);
+    let mut held = Held::default();
+    for (name, holders) in first {
+        let mut there = second.remove(&name).unwrap_or_default();
+        for (claim, owner) in holders {
+            let pair = there
+                .iter()
+                .position(|(other, _)| claim.is_some() && *other == claim);
+            match pair {
+                Some(at) => {
+                    there.swap_remove(at);
+                    held.both += 1;
+                }
+                None => held.only_first.push(Unpaired {
+                    name: name.clone(),
+                    owner,
+                }),
+            }
+        }
+        held.only_second += there.len();
+    }
+    held.only_second += second.values().map(Vec::len).sum::<usize>();
+    Ok(held)
+}
+
+/// Looks until nobody holds in `first` alone for longer than shortly, and has not for `quiet`; or until `patience` is over.
+/// Returns those who do.
+pub(crate) async fn lingering(
+    first: &Arc<dyn Engine>,
+    second: &Arc<dyn Engine>,
+    quiet: Duration,
+    patience: Duration,
+) -> Result<Vec<Unpaired>> {
+    let begun = Instant::now();
+    let mut seen: BTreeMap<Unpaired, Instant> = BTreeMap::new();
+    let mut clean_since = begun;
+    loop {
+        let now = Instant::now();
+        let found: BTreeSet<_> = list(&**first, &**second)
+            .await?
+            .only_first
+            .into_iter()
+            .collect();
+        seen.retain(|unpaired, _| found.contains(unpaired));
+        for unpaired in found {
+            seen.entry(unpaired).or_insert(now);
+        }
+        let (old, young): (Vec<_>, Vec<_>) = seen
+            .iter()
+            .partition(|(_, since)| now.duration_since(**since) >= SHORTLY);
+        if !old.is_empty() {
+            clean_since = now;
+        }
+        // Of those who were there at the beginning it must be seen what becomes of them.
+        let decided = young.is_empty() || begun.elapsed() >= SHORTLY;
+        if old.is_empty() && decided && clean_since.elapsed() >= quiet {
+            return Ok(Vec::new());
+        }
+        if !old.is_empty() && begun.elapsed() >= patience.max(SHORTLY) {
+            return Ok(old
+                .into_iter()
+                .map(|(unpaired, _)| unpaired.clone())
+                .collect());
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,220 @@
+//! The first record of a set that moves.
+
+use std::time::Duration;
+
+use fencelock_core::{Engine, Error, Floor, Result};
+
+use crate::migration::change::{Migration, Opened, Stepped, now};
+use crate::migration::records::{Records, Settled};
+use crate::promises::{Promised, of_moving};
+use crate::stored::{Stored, may_stand_alone};
+use crate::times::Times;
+use crate::unused::check_unused;
+
+/// How the record of a new set is made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Prepare {
+    /// For how long knowledge of the record carries a hold. Two thirds of it are the longest ttl, and some steps wait that long.
+    pub pace: Duration,
+    /// For how long it carries a new grant while a change is under way.
+    pub tight: Duration,
+    /// The longest lock-delay of a claim. Zero: there is no lock-delay.
+    pub lock_delay: Duration,
+    /// Whether a store may have the record of an earlier set whose move is over, which ends with this.
+    pub replace: bool,
+}
+
+impl Default for Prepare {
+    /// A minute, 2 s, no lock-delay.
+    fn default() -> Self {
+        Self {
+            pace: Duration::from_secs(60),
+            tight: Duration::from_secs(2),
+            lock_delay: Duration::ZERO,
+            replace: false,
+        }
+    }
+}
+
+/// Shorter ones would be over before the answer.
+const LEAST_TIGHT: Duration = Duration::from_millis(50);
+
+impl Prepare {
+    /// Sets [`pace`](Self#structfield.pace).
+    #[must_use]
+    pub const fn pace(mut self, pace: Duration) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// Sets [`tight`](Self#structfield.tight).
+    #[must_use]
+    pub const fn tight(mut self, tight: Duration) -> Self {
+        self.tight = tight;
+        self
+    }
+
+    /// Sets [`lock_delay`](Self#structfield.lock_delay).
+    #[must_use]
+    pub const fn lock_delay(mut self, lock_delay: Duration) -> Self {
+        self.lock_delay = lock_delay;
+        self
+    }
+
+    /// Sets [`replace`](Self#structfield.replace).
+    #[must_use]
+    pub const fn replace(mut self, replace: bool) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    fn times(&self) -> Result<Times> {
+        let Self { pace, tight, .. } = *self;
+        if tight < LEAST_TIGHT || pace < tight {
+            let why = "tight is at least 50ms, and pace is at least as long as tight";
+            return Err(Error::invalid("pace", format!("{pace:?}, {tight:?}"), why));
+        }
+        Ok(Times {
+            pace,
+            tight,
+            lock_delay: self.lock_delay,
+        })
+    }
+}
+
+impl Migration {
+    /// Writes the first record, in which the old store is in charge alone. Programs may use the old store meanwhile. Again, it
+    /// completes what was interrupted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a store belongs to another set, or a lock is held in the new store; [`Error::Unsupported`] if one
+    /// keeps no record or cannot raise its tokens; and those of the stores, which all must answer.
+    pub async fn prepare(&self, wanted: &Prepare, by: &str) -> Result<Stepped> {
+        let times = wanted.times()?;
+        let opened = self.open().await?;
+        let prepared = self.prepare_opened(&opened, wanted, times, by).await;
+        opened.close().await;
+        prepared.map(|settled| Stepped::Done(settled.stored.phase()))
+    }
+
+    async fn prepare_opened(
+        &self,
+        opened: &Opened,
+        wanted: &Prepare,
+        times: Times,
+        by: &str,
+    ) -> Result<Settled> {
+        let records = self.records(opened);
+        let promised = self.promised(opened, times)?;
+        let (mut version, mut made) = (0, false);
+        let mut before = Vec::new();
+        for (at, engine) in opened.engines.iter().enumerate() {
+            let record = engine.record("", None).await?;
+            before.push(record.version);
+            match self.found(&records, at, &record.text, wanted.replace)? {
+                Found::Nothing => {}
+                Found::Own => made = true,
+                Found::Over(last) => version = version.max(last),
+            }
+        }
+        if !made {
+            for (id, _) in self.new.shards() {
+                check_unused(&**opened.at(id)?).await?;
+            }
+            let mut first =
+                Stored::first_moving(&self.set, (&self.old, &self.new), promised, times, by);
+            first.version = version + 1;
+            if let Some(moving) = &mut first.moving {
+                moving.at = now();
+            }
+            // Somebody else may be faster. Then the arbiter has theirs.
+            let arbiter = records.arbiter;
+            let own = first.of_shard(&opened.ids[arbiter]);
+            records.write(arbiter, before[arbiter], &own).await?;
+            for (at, id) in opened
+                .ids
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| *at != arbiter)
+            {
+                records.write(at, before[at], &first.of_shard(id)).await?;
+            }
+        }
+        let settled = records.settle().await?;
+        if settled.stored.times() != Some(times) {
+            let why = "the set is prepared already, with another pace, tight or lock-delay";
+            return Err(Error::config(&self.set, why));
+        }
+        Ok(settled)
+    }
+
+    /// What a store has already.
+    fn found(&self, records: &Records<'_>, at: usize, text: &str, replace: bool) -> Result<Found> {
+        if text.is_empty() {
+            return Ok(Found::Nothing);
+        }
+        let engine = &*records.engines[at];
+        let own = Stored::parse(text).and_then(|stored| {
+            stored.check_moving(&self.set, &records.ids[at], records.ids)?;
+            Ok(stored)
+        });
+        match own {
+            Ok(_) => Ok(Found::Own),
+            Err(_) if replace && may_stand_alone(text) => {
+                let stored = Stored::parse(text).map_err(|why| Error::config(engine, why))?;
+                Ok(Found::Over(stored.version))
+            }
+            Err(why) if may_stand_alone(text) => Err(Error::config(
+                engine,
+                format!(
+                    "{why}. That set's move is over, or was never begun: `--replace` ends that set"
+                ),
+            )),
+            Err(why) => Err(Error::config(engine, why)),
+        }
+    }
+
+    /// What all stores promise together.
+    fn promised(&self, opened: &Opened, times: Times) -> Result<Promised> {
+        let mut all: Option<Promised> = None;
+        for engine in &opened.engines {
+            check_store(&**engine)?;
+            let own = Promised::of(engine.promises());
+            all = Some(all.map_or(own.clone(), |all| all.and(&own)));
+        }
+        let all = all.ok_or_else(|| Error::config(&self.set, "it has no store"))?;
+        let promises = of_moving(&all, times);
+        if promises.max_ttl < promises.min_ttl {
+            let why = format!(
+                "no ttl would be left: the longest is two thirds of it, {:?}, and the shortest of a store is {:?}",
+                promises.max_ttl, promises.min_ttl
+            );
+            return Err(Error::invalid("pace", format!("{:?}", times.pace), why));
+        }
+        Ok(all)
+    }
+}
+
+/// A record that a store has.
+enum Found {
+    Nothing,
+    /// That of this set.
+    Own,
+    /// That of another set whose move is over, with its version.
+    Over(u64),
+}
+
+/// Refuses a store between which and others locks cannot move.
+fn check_store(engine: &dyn Engine) -> Result<()> {
+    let promises = engine.promises();
+    let why = match (promises.record, promises.floor) {
+        (false, _) => "this kind of store keeps no record",
+        (_, Floor::Store) => return Ok(()),
+        (_, Floor::Name) => {
+            "it has several counters of tokens, and no token of one tells how far the others are"
+        }
+        _ => "its tokens can be neither compared with those of another store nor raised",
+    };
+    Err(Error::unsupported(engine, "a live migration", why))
+}

@@ -1,0 +1,158 @@
+//! The record in all stores of a set: one text, which the *arbiter* decides. That is the first store of the old map.
+
+use std::sync::Arc;
+
+use fencelock_core::engine::{Record, RecordChange};
+use fencelock_core::{BootInstant, Clock, Engine, Error, Result};
+use futures_util::future::join_all;
+
+use crate::stored::Stored;
+
+/// How often somebody else may write at the same moment.
+const ROUNDS: u32 = 20;
+
+/// After the loss of the arbiter's record comes the next but one version: the one between may have been known to somebody.
+pub(crate) const AFTER_LOSS: u64 = 2;
+
+/// The stores of a set, opened to make a step.
+pub(crate) struct Records<'a> {
+    pub(crate) set: &'a str,
+    pub(crate) ids: &'a [String],
+    pub(crate) engines: &'a [Arc<dyn Engine>],
+    pub(crate) arbiter: usize,
+}
+
+/// All stores have this record.
+#[derive(Clone, Debug)]
+pub(crate) struct Settled {
+    pub(crate) stored: Stored,
+    /// The version that the arbiter gives it.
+    from: u64,
+    /// When that was seen. What a step waits for counts from here.
+    pub(crate) seen: BootInstant,
+}
+
+/// What one store has.
+pub(crate) struct Read {
+    pub(crate) record: Record,
+    pub(crate) stored: Option<Stored>,
+}
+
+impl Records<'_> {
+    pub(crate) async fn read(&self, at: usize) -> Result<Read> {
+        let engine = &*self.engines[at];
+        let record = engine.record("", None).await?;
+        self.understand(at, record)
+    }
+
+    fn understand(&self, at: usize, record: Record) -> Result<Read> {
+        if record.text.is_empty() {
+            let stored = None;
+            return Ok(Read { record, stored });
+        }
+        let stored = Stored::parse(&record.text).and_then(|stored| {
+            stored.check_moving(self.set, &self.ids[at], self.ids)?;
+            Ok(stored)
+        });
+        let stored = Some(stored.map_err(|why| Error::config(&*self.engines[at], why))?);
+        Ok(Read { record, stored })
+    }
+
+    pub(crate) async fn read_all(&self) -> Vec<Result<Read>> {
+        join_all((0..self.engines.len()).map(|at| self.read(at))).await
+    }
+
+    /// Brings all stores to one record: the arbiter's, unless it is lost or behind. Whoever makes a step begins with this, so
+    /// a step that was interrupted between two stores is completed first.
+    pub(crate) async fn settle(&self) -> Result<Settled> {
+        for _ in 0..ROUNDS {
+            let reads = self.read_all().await;
+            let reads = reads.into_iter().collect::<Result<Vec<_>>>()?;
+            if self.mend_arbiter(&reads).await? {
+                continue;
+            }
+            let Read { record, stored } = &reads[self.arbiter];
+            let Some(stored) = stored else { continue };
+            let mut mended = false;
+            for (at, read) in reads.iter().enumerate() {
+                let wanted = stored.of_shard(&self.ids[at]);
+                if read.stored.as_ref() != Some(&wanted) {
+                    self.write(at, read.record.version, &wanted).await?;
+                    mended = true;
+                }
+            }
+            if !mended {
+                return Ok(Settled {
+                    stored: stored.clone(),
+                    from: record.version,
+                    seen: Clock::Boot.now(),
+                });
+            }
+        }
+        Err(self.busy())
+    }
+
+    /// Gives the arbiter a record if it has lost its own, or has an older one than another store: it was put back from a dump,
+    /// or was away when the others went on without it. True if somebody wrote.
+    async fn mend_arbiter(&self, reads: &[Read]) -> Result<bool> {
+        let found = reads.iter().filter_map(|read| read.stored.as_ref());
+        let Some(highest) = found.max_by_key(|stored| stored.version) else {
+            let why = "no store has a record; prepare the set with `fencelock migrate prepare`";
+            return Err(Error::config(self.set, why));
+        };
+        let own = &reads[self.arbiter];
+        let wanted = match &own.stored {
+            Some(stored) if stored.version >= highest.version => return Ok(false),
+            Some(_) => highest.clone(),
+            None => {
+                let mut found = highest.clone();
+                found.version += AFTER_LOSS;
+                if let Some(moving) = &mut found.moving {
+                    // What was lost may have been the end of the hush, so tokens of the other store may have counted.
+                    moving.hush_from = None;
+                }
+                found
+            }
+        };
+        let wanted = wanted.of_shard(&self.ids[self.arbiter]);
+        self.write(self.arbiter, own.record.version, &wanted)
+            .await?;
+        Ok(true)
+    }
+
+    /// Writes a record into one store, unless somebody else was faster. True if it is there now.
+    pub(crate) async fn write(&self, at: usize, from: u64, stored: &Stored) -> Result<bool> {
+        let text = stored.text()?;
+        let change = RecordChange::new(from, &text)?;
+        let found = self.engines[at].record("", Some(&change)).await?;
+        Ok(found.text == text)
+    }
+
+    /// Makes a step: first in the arbiter, which decides between two administrators, then everywhere. None if somebody else
+    /// has gone on.
+    pub(crate) async fn step(&self, from: &Settled, next: &Stored) -> Result<Option<Settled>> {
+        #[cfg(fencelock_planted)]
+        if fencelock_core::planted::is("past-the-arbiter") {
+            for at in (0..self.ids.len()).filter(|at| *at != self.arbiter) {
+                let version = self.read(at).await?.record.version;
+                self.write(at, version, &next.of_shard(&self.ids[at]))
+                    .await?;
+            }
+        }
+        let now = self.read(self.arbiter).await?;
+        if now.record.version != from.from || now.stored.as_ref() != Some(&from.stored) {
+            return Ok(None);
+        }
+        let next = next.of_shard(&self.ids[self.arbiter]);
+        if !self.write(self.arbiter, from.from, &next).await? {
+            return Ok(None);
+        }
+        let settled = self.settle().await?;
+        Ok((settled.stored == next).then_some(settled))
+    }
+
+    fn busy(&self) -> Error {
+        let why = "others write it at the same time";
+        Error::unavailable(self.set, "writing the record", why)
+    }
+}

@@ -1,0 +1,153 @@
+//! How far a migration is.
+
+use std::time::Duration;
+
+use fencelock_core::{Error, Result};
+use futures_util::future::join_all;
+
+use crate::migration::change::{Migration, Opened};
+use crate::migration::pairs::{Unpaired, lingering, list};
+use crate::phase::Phase;
+use crate::stored::Stored;
+
+/// How far a migration is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Status {
+    /// The phase of the highest record.
+    pub phase: Phase,
+    /// Its version.
+    pub version: u64,
+    /// Since when, in seconds since 1970, by the clock of who wrote it.
+    pub since: u64,
+    /// Who wrote it.
+    pub by: String,
+    /// For how long knowledge of the record carries a hold, and a new grant during a change.
+    pub pace: Duration,
+    /// The latter.
+    pub tight: Duration,
+    /// Each store.
+    pub stores: Vec<StoreStatus>,
+    /// How many holds are in the old store only, in the new one only, and in both; none if a store does not answer.
+    pub held: Option<(usize, usize, usize)>,
+    /// Who holds in one store alone although a hold needs both, or is about to: programs that were not switched.
+    pub unpaired: Vec<Unpaired>,
+}
+
+/// One store of a migration.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreStatus {
+    /// Its id.
+    pub id: String,
+    /// The store, without its password.
+    pub store: String,
+    /// The version of its record; none if it has none, or does not answer.
+    pub version: Option<u64>,
+    /// Why it is not known.
+    pub away: Option<String>,
+}
+
+impl Migration {
+    /// How far it is. A store that does not answer is part of the answer, as long as one has the record.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a store of another set, and those of the stores if none answers.
+    pub async fn status(&self) -> Result<Status> {
+        let opened = join_all(self.stores.iter().map(|shard| shard.store.open())).await;
+        let mut stores = Vec::new();
+        let mut highest: Option<Stored> = None;
+        let mut away = None;
+        let ids: Vec<_> = self.stores.iter().map(|shard| shard.id.clone()).collect();
+        let mut engines = Vec::new();
+        for (shard, opened) in self.stores.iter().zip(opened) {
+            let (mut version, mut why) = (None, None);
+            let read = match &opened {
+                Ok(engine) => engine.record("", None).await.map(|record| record.text),
+                Err(error) => Err(Error::unavailable(
+                    &shard.store,
+                    "opening it",
+                    error.to_string(),
+                )),
+            };
+            match read {
+                Ok(text) if text.is_empty() => why = Some("it has no record".to_owned()),
+                Ok(text) => {
+                    let stored = self.understand(&shard.id, &ids, &text)?;
+                    version = Some(stored.version);
+                    if highest
+                        .as_ref()
+                        .is_none_or(|known| known.version < stored.version)
+                    {
+                        highest = Some(stored);
+                    }
+                }
+                Err(error) => {
+                    why = Some(error.to_string());
+                    away = away.or(Some(error));
+                }
+            }
+            engines.extend(opened.ok());
+            stores.push(StoreStatus {
+                id: shard.id.clone(),
+                store: shard.store.to_string(),
+                version,
+                away: why,
+            });
+        }
+        let opened = Opened { ids, engines };
+        let status = match (highest, away) {
+            (Some(stored), _) => self.describe(&opened, &stored, stores).await,
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::config(
+                &self.set,
+                "no store has a record; prepare the set with `fencelock migrate prepare`",
+            )),
+        };
+        opened.close().await;
+        status
+    }
+
+    fn understand(&self, id: &str, ids: &[String], text: &str) -> Result<Stored> {
+        let stored = Stored::parse(text).and_then(|stored| {
+            stored.check_moving(&self.set, id, ids)?;
+            Ok(stored)
+        });
+        stored.map_err(|why| Error::config(format!("{} ({id})", self.set), why))
+    }
+
+    async fn describe(
+        &self,
+        opened: &Opened,
+        stored: &Stored,
+        stores: Vec<StoreStatus>,
+    ) -> Result<Status> {
+        let (times, moving) = (stored.times(), stored.moving.as_ref());
+        let mut status = Status {
+            phase: stored.phase(),
+            version: stored.version,
+            since: moving.map_or(0, |moving| moving.at),
+            by: moving.map_or_else(String::new, |moving| moving.by.clone()),
+            pace: times.map_or(Duration::ZERO, |times| times.pace),
+            tight: times.map_or(Duration::ZERO, |times| times.tight),
+            stores,
+            held: None,
+            unpaired: Vec::new(),
+        };
+        if opened.engines.len() < opened.ids.len() {
+            return Ok(status);
+        }
+        let (old, new) = (
+            self.first_of(opened, &self.old)?,
+            self.first_of(opened, &self.new)?,
+        );
+        let held = list(&**old, &**new).await?;
+        status.held = Some((held.only_first.len(), held.only_second, held.both));
+        status.unpaired = match status.phase {
+            Phase::BothOld => lingering(old, new, Duration::ZERO, Duration::ZERO).await?,
+            Phase::BothNew => lingering(new, old, Duration::ZERO, Duration::ZERO).await?,
+            Phase::Old | Phase::Hush | Phase::New => Vec::new(),
+        };
+        Ok(status)
+    }
+}

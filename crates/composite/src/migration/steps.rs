@@ -1,0 +1,358 @@
+//! From phase to phase.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{MAX_FLOOR, RecordChange};
+use fencelock_core::{BootInstant, Clock, Engine, Error, Purpose, Result};
+
+use crate::map::Map;
+use crate::migration::change::{How, Migration, Opened, Stepped, now};
+use crate::migration::floor;
+use crate::migration::pairs::lingering;
+use crate::migration::records::{AFTER_LOSS, Records, Settled};
+use crate::phase::Phase;
+use crate::stored::Stored;
+use crate::times::Times;
+
+/// How many holders a text names.
+const NAMED: usize = 5;
+
+impl Migration {
+    /// From the old store alone to both, of which the old one counts.
+    ///
+    /// # Errors
+    /// Those of the stores, which all must answer.
+    pub async fn begin(&self, how: &How<'_>) -> Result<Stepped> {
+        let opened = self.open().await?;
+        let stepped = self.walk(&opened, how, Phase::BothOld, |phase| match phase {
+            Phase::Old | Phase::BothOld => None,
+            _ => Some("it was begun already; go on with `fencelock migrate finish`, or back with `fencelock migrate abort`"),
+        });
+        let stepped = stepped.await;
+        opened.close().await;
+        stepped
+    }
+
+    /// From there by the hush to both, of which the new one counts; and, called again, to the new store alone.
+    ///
+    /// # Errors
+    /// Those of the stores, which all must answer.
+    pub async fn finish(&self, how: &How<'_>) -> Result<Stepped> {
+        let opened = self.open().await?;
+        let stepped = self.finish_opened(&opened, how).await;
+        opened.close().await;
+        stepped
+    }
+
+    async fn finish_opened(&self, opened: &Opened, how: &How<'_>) -> Result<Stepped> {
+        let phase = self.records(opened).settle().await?.stored.phase();
+        let target = match phase {
+            Phase::Old => {
+                let why = "it has not begun; begin with `fencelock migrate begin`";
+                return Ok(Stepped::NotYet(why.to_owned()));
+            }
+            Phase::BothOld | Phase::Hush => Phase::BothNew,
+            Phase::BothNew | Phase::New => Phase::New,
+        };
+        self.walk(opened, how, target, |_| None).await
+    }
+
+    /// Back to the old store alone, from wherever it is.
+    ///
+    /// # Errors
+    /// Those of the stores, which all must answer.
+    pub async fn abort(&self, how: &How<'_>) -> Result<Stepped> {
+        let opened = self.open().await?;
+        let stepped = self.walk(&opened, how, Phase::Old, |_| None).await;
+        opened.close().await;
+        stepped
+    }
+
+    /// From both, of which the new one counts, to the new store alone, although the old one is gone for good and does not
+    /// answer. Should it come back, its record says that both are needed, and the next step brings it up to the others.
+    ///
+    /// # Errors
+    /// Those of the new store. [`Error::Unsupported`] in another phase: what the old store's tokens were is not known then.
+    pub async fn finish_without_old(&self, how: &How<'_>) -> Result<Stepped> {
+        let (id, _) = self.new.shards().next().ok_or(Error::Closed)?;
+        let shard = self.stores.iter().find(|shard| shard.id == id);
+        let store = shard.ok_or(Error::Closed)?.store.open().await?;
+        let finished = self.finish_alone(id, &*store, how).await;
+        if let Err(error) = store.close().await {
+            tracing::debug!(%error, "closing a store");
+        }
+        finished
+    }
+
+    async fn finish_alone(&self, id: &str, store: &dyn Engine, how: &How<'_>) -> Result<Stepped> {
+        let record = store.record("", None).await?;
+        let ids: Vec<_> = self.stores.iter().map(|shard| shard.id.clone()).collect();
+        let stored = Stored::parse(&record.text).and_then(|stored| {
+            stored.check_moving(&self.set, id, &ids)?;
+            Ok(stored)
+        });
+        let stored = stored.map_err(|why| Error::config(store, why))?;
+        match stored.phase() {
+            Phase::New => return Ok(Stepped::Done(Phase::New)),
+            Phase::BothNew => {}
+            phase => {
+                let why = format!(
+                    "the set is in phase {phase}, so it is not known which tokens the old store gave; use new names for the \
+                     locks, or let the fences begin anew"
+                );
+                return Err(Error::unsupported(
+                    store,
+                    "going on without the old store",
+                    why,
+                ));
+            }
+        }
+        let times = times_of(&stored)?;
+        let seen = Clock::Boot.now();
+        self.wait(how, Phase::New, seen, times.pace + times.lock_delay)
+            .await;
+        let mut next = stored.next(Phase::New);
+        next.version = stored.version + AFTER_LOSS;
+        sign(&mut next, how.by);
+        let text = next.text()?;
+        let change = RecordChange::new(record.version, &text)?;
+        match store.record("", Some(&change)).await?.text == text {
+            true => Ok(Stepped::Done(Phase::New)),
+            false => Ok(Stepped::NotYet(
+                "somebody else has changed the record meanwhile".to_owned(),
+            )),
+        }
+    }
+
+    /// Steps until the set is in this phase. `refused` says in which phases that makes no sense.
+    async fn walk(
+        &self,
+        opened: &Opened,
+        how: &How<'_>,
+        target: Phase,
+        refused: impl Fn(Phase) -> Option<&'static str> + Send,
+    ) -> Result<Stepped> {
+        let records = self.records(opened);
+        let mut settled = records.settle().await?;
+        loop {
+            let phase = settled.stored.phase();
+            if let Some(why) = refused(phase) {
+                return Ok(Stepped::NotYet(why.to_owned()));
+            }
+            if phase == target {
+                return Ok(Stepped::Done(phase));
+            }
+            let to = match phase < target {
+                true => Phase::from_number(phase.number() + 1),
+                false => Phase::from_number(phase.number().saturating_sub(1)),
+            };
+            let to = to.unwrap_or(target);
+            #[cfg(fencelock_planted)]
+            let to = without_hush(phase, to);
+            settled = match self.step(&records, opened, how, &settled, to).await? {
+                Ok(Some(next)) => {
+                    (how.tell)(&format!("phase {to}"));
+                    next
+                }
+                // Somebody else steps, too.
+                Ok(None) => records.settle().await?,
+                Err(why) => return Ok(Stepped::NotYet(why)),
+            };
+        }
+    }
+
+    /// One step: the wait, what must be true before it, and the record. `Err` says why not yet; None: somebody else was faster.
+    async fn step(
+        &self,
+        records: &Records<'_>,
+        opened: &Opened,
+        how: &How<'_>,
+        from: &Settled,
+        to: Phase,
+    ) -> Result<Result<Option<Settled>, String>> {
+        let phase = from.stored.phase();
+        if (phase, to) == (Phase::Old, Phase::BothOld)
+            && let Some(why) = self.unfit(opened, how, &from.stored).await?
+        {
+            return Ok(Err(why));
+        }
+        self.wait(
+            how,
+            to,
+            from.seen,
+            pause_before(phase, to, times_of(&from.stored)?),
+        )
+        .await;
+        if to == Phase::Hush
+            && let Some(why) = self.unpaired(opened, how, phase).await?
+        {
+            return Ok(Err(why));
+        }
+        let mut next = from.stored.next(to);
+        sign(&mut next, how.by);
+        if let Some(moving) = &mut next.moving {
+            let before = moving.hush_from.take();
+            if to == Phase::Hush {
+                moving.hush_from = Some(phase.number());
+            }
+            // Back to where the hush came from, the tokens go on as they were.
+            let changes = phase == Phase::Hush && before != Some(to.number());
+            #[cfg(fencelock_planted)]
+            let changes = changes || (phase, to) == (phase, without_hush(phase, Phase::Hush));
+            if changes {
+                let floor = self.take_floor(opened, to).await?;
+                let targets = self.map_after(to).shards();
+                let floors = targets.map(|(id, _)| (id.to_owned(), floor));
+                moving.floors.extend(floors);
+            }
+        }
+        Ok(Ok(records.step(from, &next).await?))
+    }
+
+    /// Waits until so long after `seen`.
+    async fn wait(&self, how: &How<'_>, to: Phase, seen: BootInstant, pause: Duration) {
+        #[cfg(fencelock_planted)]
+        let pause = match fencelock_core::planted::is("step-without-waiting") {
+            true => Duration::ZERO,
+            false => pause,
+        };
+        let until = seen + pause;
+        let left = until.since(Clock::Boot.now());
+        if left >= Duration::from_secs(1) {
+            (how.tell)(&format!(
+                "waiting {} s before phase {to}",
+                left.as_secs_f64().ceil()
+            ));
+        }
+        Clock::Boot.sleep_until(until).await;
+    }
+
+    /// The map whose stores count after the hush.
+    const fn map_after(&self, to: Phase) -> &Map {
+        match to {
+            Phase::BothNew => &self.new,
+            _ => &self.old,
+        }
+    }
+
+    async fn take_floor(&self, opened: &Opened, to: Phase) -> Result<u64> {
+        let targets = self
+            .map_after(to)
+            .shards()
+            .map(|(id, _)| opened.at(id).cloned());
+        let targets: Vec<_> = targets.collect::<Result<_>>()?;
+        Ok(floor::take(&opened.engines, &targets).await?.get())
+    }
+
+    /// Why the stores are not fit to begin.
+    async fn unfit(
+        &self,
+        opened: &Opened,
+        how: &How<'_>,
+        stored: &Stored,
+    ) -> Result<Option<String>> {
+        for (id, engine) in opened.ids.iter().zip(&opened.engines) {
+            let broken = stored.promises.broken_by(engine.promises());
+            if !broken.is_empty() {
+                let what = broken.join(", ");
+                return Ok(Some(format!(
+                    "[{id}] it does not offer {what} (any more), which the record promises"
+                )));
+            }
+            let found = engine.inspect().diagnose().await?;
+            let harmful = found
+                .iter()
+                .find(|found| found.purpose == Purpose::Correctness);
+            if let Some(found) = harmful.filter(|_| !how.despite_findings) {
+                return Ok(Some(format!("[{id}] {}; {}", found.what, found.change)));
+            }
+        }
+        let tokens = floor::take(&opened.engines, &[]).await;
+        match tokens {
+            Err(Error::Invalid { why, .. }) => Ok(Some(format!("{why} ({MAX_FLOOR})"))),
+            tokens => tokens.map(|_| None),
+        }
+    }
+
+    /// Who would lose a hold in the hush, since it is in one store alone: programs that were not switched, or are not done yet.
+    async fn unpaired(
+        &self,
+        opened: &Opened,
+        how: &How<'_>,
+        from: Phase,
+    ) -> Result<Option<String>> {
+        let (old, new) = (
+            self.first_of(opened, &self.old)?,
+            self.first_of(opened, &self.new)?,
+        );
+        let (first, second) = match from {
+            Phase::BothNew => (new, old),
+            _ => (old, new),
+        };
+        let found = lingering(first, second, how.quiet, how.patience).await?;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let named = found.iter().take(NAMED);
+        let named = named.map(|unpaired| format!("{} by {}", unpaired.name, unpaired.owner));
+        let named: Vec<_> = named.collect();
+        let more = if found.len() > NAMED {
+            " and others"
+        } else {
+            ""
+        };
+        Ok(Some(format!(
+            "{} locks are held in {first} alone ({}{more}): by programs that were not switched to the set, or that do not \
+             renew; switch or end them, and repeat this",
+            found.len(),
+            named.join(", ")
+        )))
+    }
+
+    pub(crate) fn first_of<'a>(
+        &self,
+        opened: &'a Opened,
+        map: &Map,
+    ) -> Result<&'a Arc<dyn Engine>> {
+        let (id, _) = map.shards().next().ok_or(Error::Closed)?;
+        opened.at(id)
+    }
+}
+
+/// How long all stores must have had the record of `from` before the next step: for as long as somebody can believe by what was
+/// known before that, where that shares no store with what comes.
+fn pause_before(from: Phase, to: Phase, times: Times) -> Duration {
+    match to {
+        Phase::Old | Phase::New => times.pace + times.lock_delay,
+        // At the ends knowledge carries a new grant as long as a hold.
+        Phase::Hush => {
+            debug_assert_ne!(from, Phase::Hush);
+            times.pace + times.lock_delay
+        }
+        Phase::BothOld | Phase::BothNew => times.tight,
+    }
+}
+
+fn times_of(stored: &Stored) -> Result<Times> {
+    let times = stored.times();
+    times.ok_or_else(|| Error::internal(&stored.set, "a record without pace"))
+}
+
+/// Who writes it, and when.
+fn sign(stored: &mut Stored, by: &str) {
+    if let Some(moving) = &mut stored.moving {
+        moving.by = by.to_owned();
+        moving.at = now();
+    }
+}
+
+/// A bug on purpose: the hush is left out.
+#[cfg(fencelock_planted)]
+fn without_hush(phase: Phase, to: Phase) -> Phase {
+    match (phase, to) {
+        (Phase::BothOld, Phase::Hush) if fencelock_core::planted::is("no-hush") => Phase::BothNew,
+        (Phase::BothNew, Phase::Hush) if fencelock_core::planted::is("no-hush") => Phase::BothOld,
+        (_, to) => to,
+    }
+}

@@ -1,0 +1,265 @@
+//! How a claim comes to hold: it takes the stores that the phase asks for, first the old one, then the new one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Grant, Leave, Place, Standing};
+use fencelock_core::{Error, Result, Token};
+use tokio::time::timeout;
+
+use crate::known::Route;
+use crate::moving::entry::{Entry, Half, Waits, is_valid};
+use crate::moving::knowledge::Now;
+use crate::moving::state::State;
+
+/// How often the phase may change, or a grant come too late, within one call.
+const ROUNDS: u32 = 4;
+
+/// For how long a call for a claim that does not wait may wait for the end of the hush, at most.
+const LONGEST_HUSH: Duration = Duration::from_secs(5);
+
+pub(crate) async fn place(state: &State, claim: &Claim) -> Result<Standing> {
+    let entry = state.entry_of(claim);
+    let acquiring = Acquiring {
+        state,
+        claim,
+        entry: &entry,
+    };
+    let standing = acquiring.run().await;
+    if matches!(standing, Ok(Standing::Busy)) {
+        state.remove(&claim.id);
+    }
+    standing
+}
+
+struct Acquiring<'a> {
+    state: &'a State,
+    claim: &'a Claim,
+    entry: &'a Arc<Entry>,
+}
+
+impl Acquiring<'_> {
+    async fn run(&self) -> Result<Standing> {
+        self.entry.wait_for(Waits::ForNothing);
+        for _ in 0..ROUNDS {
+            let (now, route) = self.state.fresh(&self.claim.name).await?;
+            self.check_lock_delay(&now)?;
+            self.leave_others(route).await?;
+            if let Some(standing) = self.take(&now, route).await? {
+                return Ok(standing);
+            }
+            if let Some(grant) = self.believe(&now, route).await {
+                return Ok(Standing::Held(grant));
+            }
+        }
+        let action = format!("taking lock {}", self.claim.name);
+        let why = "the phase of the set changed meanwhile, or answers took too long; ask again";
+        Err(Error::unavailable(self.state, action, why))
+    }
+
+    /// A store that is left does not keep out the next holder, so the steps of a change wait for the lock-delay of the set.
+    fn check_lock_delay(&self, now: &Now) -> Result<()> {
+        let most = now.known.times.lock_delay;
+        match self.claim.lock_delay <= most {
+            true => Ok(()),
+            false => Err(Error::unsupported(
+                self.state,
+                "such a long lock-delay",
+                format!("the set's record allows {most:?} at most"),
+            )),
+        }
+    }
+
+    /// Leaves the stores that are no longer of this name. One that is away cannot be in the way for longer than the lease that
+    /// the claim has there, and is asked again at the end.
+    async fn leave_others(&self, route: Route) -> Result<()> {
+        for store in (0..self.entry.members()).filter(|store| !route.has(*store)) {
+            match self.leave(store).await {
+                Err(error) if error.is_away() => tracing::debug!(%error, "leaving a store"),
+                left => left?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, store: usize) -> Result<()> {
+        let mut half = self.entry.half(store).lock().await;
+        if half.asked {
+            withdraw_half(self.state, store, &mut half, self.claim, Leave::Release).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the stores of the route in their order. None if it has all of them.
+    async fn take(&self, now: &Now, route: Route) -> Result<Option<Standing>> {
+        let hush = route.counts.is_none();
+        if hush && !self.claim.wait {
+            return self.outwait(now).await.map(|()| None);
+        }
+        match self.place_at(now, route, route.first).await? {
+            Standing::Held(_) => {}
+            other => {
+                // Whoever holds the first store may need the second: no circle of waiters.
+                if let Some(second) = route.second {
+                    self.leave(second).await?;
+                }
+                return Ok(Some(other));
+            }
+        }
+        if hush {
+            let recheck = self.state.now() + self.prolonged().min(now.known.times.tight);
+            self.entry.wait_for(Waits::ForPhase(now.known.version));
+            return Ok(Some(Standing::Waiting(Place::new(recheck))));
+        }
+        let Some(second) = route.second else {
+            return Ok(None);
+        };
+        match self.place_at(now, route, second).await? {
+            Standing::Held(_) => Ok(None),
+            Standing::Waiting(mut place) => {
+                // Calling again prolongs the first store.
+                let recheck = self.state.now() + self.prolonged();
+                place.recheck = place.recheck.min(recheck);
+                Ok(Some(Standing::Waiting(place)))
+            }
+            Standing::Busy => {
+                self.leave(route.first).await?;
+                Ok(Some(Standing::Busy))
+            }
+            other => Ok(Some(other)),
+        }
+    }
+
+    /// How often what is held while the claim waits is prolonged.
+    fn prolonged(&self) -> Duration {
+        self.claim.ttl / 3
+    }
+
+    /// A claim that does not wait is not told that somebody holds, which nobody may do: it waits for the short hush to end.
+    async fn outwait(&self, now: &Now) -> Result<()> {
+        let longest = (now.known.times.tight * 2).min(LONGEST_HUSH);
+        let changed = self.state.knowledge.changed(now.known.version);
+        let ended = timeout(longest, changed).await;
+        ended.map_err(|_| {
+            let action = format!("taking lock {}", self.claim.name);
+            let why =
+                "the set is between two stores, and nothing is granted until that step is over";
+            Error::unavailable(self.state, action, why)
+        })
+    }
+
+    /// Places the claim at one store.
+    async fn place_at(&self, now: &Now, route: Route, store: usize) -> Result<Standing> {
+        let mut half = self.entry.half(store).lock().await;
+        if half.over {
+            // Its id was withdrawn here.
+            return Ok(Standing::Ended);
+        }
+        let counts = route.counts == Some(store);
+        let floor = match counts {
+            true => now.known.floor(&self.state.ids[store]),
+            false => Token(0),
+        };
+        let claim = at_store(self.claim, counts, floor);
+        let standing = place_half(self.state, store, &mut half, &claim).await?;
+        match &standing {
+            // It was granted before the floor was known. Not in a downgrade: its token is new, or a late answer of one.
+            Standing::Held(grant) if grant.tokens.first <= floor => Ok(Standing::Ended),
+            Standing::Waiting(_) => {
+                self.entry.wait_for(Waits::AtStore(store));
+                Ok(standing)
+            }
+            _ => Ok(standing),
+        }
+    }
+
+    /// The grant, if the client may begin to believe now.
+    async fn believe(&self, now: &Now, route: Route) -> Option<Grant> {
+        believe(self.state, self.entry, now, route).await
+    }
+}
+
+/// The grant of a claim that has all stores of its route, if its client may begin to believe now: knowledge carries a new grant,
+/// and each store keeps it.
+pub(crate) async fn believe(
+    state: &State,
+    entry: &Entry,
+    now: &Now,
+    route: Route,
+) -> Option<Grant> {
+    let counts = route.counts?;
+    let mut counted = None;
+    let at = state.now();
+    for store in route.stores() {
+        let grant = entry.half(store).lock().await.grant?;
+        if !is_valid(&grant, at) {
+            return None;
+        }
+        if store == counts {
+            counted = Some(grant);
+        }
+    }
+    // Read after the grants, and so nothing that was learnt meanwhile is missed.
+    let latest = state.knowledge.now()?;
+    let at = state.now();
+    if !state.knowledge.carries_grant(now, route, at) {
+        return None;
+    }
+    entry.believe(counts);
+    let mut grant = counted?;
+    let ends = latest.ends();
+    grant.lease = grant.lease.min(ends.since(grant.counted_from));
+    Some(grant)
+}
+
+/// The claim as a store gets it. Only the store whose tokens count gives a range of them.
+pub(crate) fn at_store(claim: &Claim, counts: bool, floor: Token) -> Claim {
+    let mut claim = claim.clone();
+    if counts {
+        claim.floor = claim.floor.max(floor);
+    } else {
+        claim.floor = Token(0);
+        claim.reserve = 1;
+        // So an operator can take the lock from its holder in both stores.
+        claim.record = true;
+    }
+    claim
+}
+
+/// Places a claim at a store, and notes what became of it.
+pub(crate) async fn place_half(
+    state: &State,
+    store: usize,
+    half: &mut Half,
+    claim: &Claim,
+) -> Result<Standing> {
+    let member = &state.members[store];
+    let engine = member.engine().await?;
+    // Also if no answer comes.
+    half.asked = true;
+    let standing = engine.place(claim).await;
+    let standing = standing.map_err(|error| member.named(error))?;
+    match &standing {
+        Standing::Held(grant) => half.grant = Some(*grant),
+        Standing::Busy => *half = Half::default(),
+        _ => half.grant = None,
+    }
+    Ok(standing)
+}
+
+/// Withdraws a claim from a store, and notes it. The id must not be placed there again.
+pub(crate) async fn withdraw_half(
+    state: &State,
+    store: usize,
+    half: &mut Half,
+    claim: &Claim,
+    how: Leave,
+) -> Result<fencelock_core::engine::Withdrawn> {
+    half.over = true;
+    half.grant = None;
+    let member = &state.members[store];
+    let withdrawn = member.engine().await?.withdraw(claim, how).await;
+    let withdrawn = withdrawn.map_err(|error| member.named(error))?;
+    half.asked = false;
+    Ok(withdrawn)
+}

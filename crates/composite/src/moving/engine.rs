@@ -1,0 +1,185 @@
+//! The engine around the stores of a set that moves from one map to another.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock_core::engine::{
+    Claim, EventStream, Grant, HeldClaim, Leave, Place, Record, RecordChange, Renewal, Standing,
+    Withdrawn,
+};
+use fencelock_core::support::Mutex;
+use fencelock_core::{Engine, Error, Inspect, LockName, Promises, Result};
+use futures_util::future::join_all;
+
+use crate::member::Member;
+use crate::moving::acquire::place;
+use crate::moving::release::withdraw;
+use crate::moving::renew::renew;
+use crate::moving::state::State;
+use crate::moving::wait::wait;
+use crate::phase::Phase;
+
+/// Two stores as one, between which the locks move while programs run.
+///
+/// [`Migration`](crate::Migration) writes the records and makes the steps. This engine reads them, and takes for each lock the
+/// stores that the phase asks for.
+pub struct Moving {
+    state: Arc<State>,
+    promises: Promises,
+    events: Mutex<Option<EventStream>>,
+}
+
+impl Moving {
+    pub(crate) fn new(state: Arc<State>, promises: Promises, events: EventStream) -> Self {
+        let events = Mutex::new(Some(events));
+        Self {
+            state,
+            promises,
+            events,
+        }
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The phase that this process knows.
+    #[must_use]
+    pub fn phase(&self) -> Option<Phase> {
+        self.state.knowledge.now().map(|now| now.known.phase)
+    }
+}
+
+impl Moving {
+    /// What a client must know of a call that failed: whether something of its claim may be left in a store.
+    async fn failed(&self, claim: &Claim, error: Error) -> Error {
+        let asked = match self.state.entry(&claim.id) {
+            Some(entry) => entry.is_asked().await,
+            None => false,
+        };
+        if !asked {
+            self.state.remove(&claim.id);
+            return error;
+        }
+        if !error.is_retryable() {
+            // The client withdraws nothing then.
+            if let Err(error) = withdraw(&self.state, claim, Leave::Release).await {
+                tracing::debug!(%error, "withdrawing a claim; its lease will end it");
+                self.state.remove(&claim.id);
+            }
+            return error;
+        }
+        match error {
+            // It may be a breaker's, which says that nothing was asked: one store was.
+            Error::Unavailable {
+                store,
+                action,
+                cause,
+                ..
+            } => Error::unavailable(store, action, cause.to_string()),
+            error => error,
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Moving {
+    fn promises(&self) -> &Promises {
+        &self.promises
+    }
+
+    async fn place(&self, claim: &Claim) -> Result<Standing> {
+        // Before the first store has anything of it.
+        claim.check_floor(self, &self.promises)?;
+        match place(&self.state, claim).await {
+            Err(error) => Err(self.failed(claim, error).await),
+            standing => standing,
+        }
+    }
+
+    async fn wait(&self, claim: &Claim, at: &Place) -> Result<Option<Grant>> {
+        wait(&self.state, claim, at).await
+    }
+
+    async fn renew(&self, held: &[HeldClaim]) -> Vec<Renewal> {
+        renew(&self.state, held).await
+    }
+
+    async fn withdraw(&self, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+        withdraw(&self.state, claim, how).await
+    }
+
+    /// The record of the first of its stores that answers and has one. It is not changed here.
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record> {
+        if change.is_some() {
+            let why = "each of its stores has one, which `fencelock migrate` writes";
+            return Err(Error::unsupported(self, "a record of its own", why));
+        }
+        let mut last = Ok(Record::default());
+        for member in &self.state.members {
+            let asked = async { member.engine().await?.record(scope, None).await };
+            match asked.await {
+                Ok(record) if !record.text.is_empty() => return Ok(record),
+                Err(error) if !error.is_away() => return Err(error),
+                answer => last = answer,
+            }
+        }
+        last
+    }
+
+    /// Names of the same stores are renewed together.
+    fn lane(&self, name: &LockName) -> u32 {
+        let count = self.state.members.len();
+        let route = self
+            .state
+            .known()
+            .and_then(|now| self.state.route(&now.known, name));
+        let lane = route.map_or(0, |route| {
+            route
+                .stores()
+                .fold(0, |lane, store| lane * (count + 1) + store + 1)
+        });
+        u32::try_from(lane).unwrap_or(0)
+    }
+
+    fn events(&self) -> Result<EventStream> {
+        let events = self.events.lock().take();
+        events.ok_or_else(|| Error::internal(self, "its events have a listener already"))
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.state.close();
+        let opened = self.state.members.iter().filter_map(|member: &Member| {
+            let engine = member.opened()?;
+            Some((member, engine))
+        });
+        let closed = opened.map(async |(member, engine)| {
+            engine.close().await.map_err(|error| member.named(error))
+        });
+        join_all(closed).await.into_iter().collect()
+    }
+}
+
+impl Drop for Moving {
+    /// Nothing reads the record any more.
+    fn drop(&mut self) {
+        self.state.close();
+    }
+}
+
+impl fmt::Display for Moving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.state, f)
+    }
+}
+
+impl fmt::Debug for Moving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.state, f)
+    }
+}

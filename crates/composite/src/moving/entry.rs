@@ -1,0 +1,114 @@
+//! What a process knows of one claim, in each store.
+
+use std::sync::Arc;
+
+use fencelock_core::engine::{Grant, HeldClaim};
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, LockName, Token};
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::known::less_drift;
+
+/// One claim of this process.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: LockName,
+    /// By member. Locked while a call for the claim is under way at that store, so that these come one at a time.
+    halves: Vec<Arc<AsyncMutex<Half>>>,
+    standing: Mutex<Standing>,
+}
+
+/// A claim at one store.
+#[derive(Debug, Default)]
+pub(crate) struct Half {
+    /// The store may have something of the claim.
+    pub(crate) asked: bool,
+    /// What it granted, as far as that is known.
+    pub(crate) grant: Option<Grant>,
+    /// The claim was withdrawn here, and must not be placed here again.
+    pub(crate) over: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Standing {
+    /// The store whose tokens the hold has, once the client believes in it, and while that store has them.
+    counts: Option<usize>,
+    waits: Waits,
+}
+
+/// What a claim waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Waits {
+    #[default]
+    ForNothing,
+    /// Its turn at a store.
+    AtStore(usize),
+    /// The end of the hush after this version.
+    ForPhase(u64),
+}
+
+impl Entry {
+    pub(crate) fn new(name: LockName, members: usize) -> Self {
+        Self {
+            name,
+            halves: (0..members).map(|_| Arc::default()).collect(),
+            standing: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn half(&self, store: usize) -> &Arc<AsyncMutex<Half>> {
+        &self.halves[store]
+    }
+
+    /// Whether a store may have something of the claim.
+    pub(crate) async fn is_asked(&self) -> bool {
+        for half in &self.halves {
+            if half.lock().await.asked {
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(crate) fn members(&self) -> usize {
+        self.halves.len()
+    }
+
+    pub(crate) fn waits(&self) -> Waits {
+        self.standing.lock().waits
+    }
+
+    pub(crate) fn wait_for(&self, waits: Waits) {
+        self.standing.lock().waits = waits;
+    }
+
+    /// The client believes from now on, in the tokens of this store.
+    pub(crate) fn believe(&self, counts: usize) {
+        let mut standing = self.standing.lock();
+        standing.counts = Some(counts);
+        standing.waits = Waits::ForNothing;
+    }
+
+    /// The store whose tokens the hold has was left, and has given it others since.
+    pub(crate) fn outlive(&self) {
+        self.standing.lock().counts = None;
+    }
+
+    pub(crate) fn counts(&self) -> Option<usize> {
+        self.standing.lock().counts
+    }
+
+    /// The hold as one store knows it: by the token that the client uses, or by the first of its grant there.
+    pub(crate) fn held_at(&self, store: usize, held: &HeldClaim, grant: &Grant) -> HeldClaim {
+        let token: Token = match self.counts() == Some(store) {
+            true => held.token,
+            false => grant.tokens.first,
+        };
+        HeldClaim::new(held.claim.clone(), token)
+    }
+}
+
+/// Whether a grant of a store may be counted on at this moment.
+pub(crate) fn is_valid(grant: &Grant, at: BootInstant) -> bool {
+    at < grant.counted_from + less_drift(grant.lease)
+}

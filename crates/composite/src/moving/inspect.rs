@@ -1,0 +1,243 @@
+//! What people and resources ask of a set that moves.
+
+use async_trait::async_trait;
+use fencelock_core::engine::{Cursor, Grant, HolderView, Page};
+use fencelock_core::{Error, Evict, Finding, Inspect, LockName, LockView, Purpose, Result, Token};
+use futures_util::future::join_all;
+
+use crate::known::Route;
+use crate::moving::engine::Moving;
+use crate::moving::knowledge::Now;
+use crate::open::of_shard;
+use crate::phase::Phase;
+
+#[async_trait]
+impl Inspect for Moving {
+    /// The holders of the store that counts. Those who wait do so at the old store first.
+    async fn look(&self, name: &LockName) -> Result<LockView> {
+        let (now, route) = self.route(name).await?;
+        let Some(second) = route.second else {
+            return self.look_at(route.first, name).await;
+        };
+        let (old, new) = tokio::join!(self.look_at(route.first, name), self.look_at(second, name));
+        let (mut counted, other) = match now.known.phase {
+            Phase::BothNew => (new?, old),
+            // A hold of the old store goes on without the new one.
+            _ => (old?, new),
+        };
+        if let Ok(other) = other {
+            let floor = self.floor(&now, route);
+            for holder in &mut counted.holders {
+                holder.token = token_of(holder, &other, floor);
+            }
+            counted.waiters.extend(other.waiters);
+        }
+        Ok(counted)
+    }
+
+    /// The store that counts tells. While a name is on its way, this looks again and again.
+    async fn watch(&self, name: &LockName, seen: Option<Token>) -> Result<LockView> {
+        let mut pause = std::time::Duration::from_millis(20);
+        loop {
+            let (now, route) = self.route(name).await?;
+            if route.second.is_none() {
+                let member = &self.state().members[route.first];
+                let engine = member.engine().await?;
+                let watched = tokio::select! {
+                    watched = engine.inspect().watch(name, seen) => watched,
+                    () = self.state().knowledge.changed(now.known.version) => continue,
+                };
+                return watched.map_err(|error| member.named(error));
+            }
+            let view = self.look(name).await?;
+            if view.token() != seen {
+                return Ok(view);
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            pause = (pause * 3 / 2).min(std::time::Duration::from_millis(500));
+        }
+    }
+
+    /// Store after store, and of each those names for which it counts. The cursor is `SHARD:` and that of the store.
+    async fn list(&self, prefix: &str, at: Option<Cursor>, limit: usize) -> Result<Page<LockView>> {
+        let state = self.state();
+        let now = state.known()?;
+        let (id, within) = match &at {
+            None => (state.ids[0].as_str(), ""),
+            Some(Cursor(cursor)) => cursor.split_once(':').unwrap_or((cursor, "")),
+        };
+        let place = state.ids.iter().position(|known| known == id);
+        let place = place
+            .ok_or_else(|| Error::invalid("cursor", id, "it is none of a listing of this set"))?;
+        let next_store = state.ids.get(place + 1);
+        let next_store = next_store.map(|next| Cursor(format!("{next}:")));
+        if !now.known.is_counted(id) {
+            return Ok(Page::new(Vec::new(), next_store));
+        }
+        let member = &state.members[place];
+        let within = (!within.is_empty()).then(|| Cursor(within.to_owned()));
+        let inspect = member.engine().await?.inspect();
+        let page = inspect.list(prefix, within, limit).await;
+        let mut page = page.map_err(|error| member.named(error))?;
+        page.items.retain(|view| now.known.counts(&view.name) == id);
+        let within = page.next.map(|next| Cursor(format!("{id}:{}", next.0)));
+        Ok(Page::new(page.items, within.or(next_store)))
+    }
+
+    /// In each store that has the holder's claim.
+    async fn evict(&self, name: &LockName, token: Token, how: Evict) -> Result<bool> {
+        let (_, route) = self.route(name).await?;
+        let stores: Vec<_> = route.stores().collect();
+        let looks = join_all(stores.iter().map(|store| self.look_at(*store, name))).await;
+        let looks: Vec<_> = stores.into_iter().zip(looks).collect();
+        let holders = looks.iter().filter_map(|(_, view)| view.as_ref().ok());
+        let mut holders = holders.flat_map(|view| &view.holders);
+        let meant = holders.find(|holder| holder.token == Some(token));
+        let claim = meant.and_then(|holder| holder.claim);
+        let (mut evicted, mut failed) = (false, None);
+        for (store, view) in &looks {
+            let of_claim = |view: &LockView| {
+                let mut holders = view.holders.iter();
+                holders
+                    .find(|holder| claim.is_some() && holder.claim == claim)?
+                    .token
+            };
+            let own = view.as_ref().ok().and_then(of_claim).unwrap_or(token);
+            match self.evict_at(*store, name, own, how).await {
+                Ok(done) => evicted |= done,
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(evicted),
+        }
+    }
+
+    /// The owner's hold in each store that holds need now, as long as knowledge of the record carries it.
+    async fn attest(&self, name: &LockName, owner: &str) -> Result<Option<(HolderView, Grant)>> {
+        let (now, route) = self.route(name).await?;
+        let mut found: Option<(HolderView, Grant)> = None;
+        for store in route.stores().filter(|store| route.needs(*store)) {
+            let member = &self.state().members[store];
+            let inspect = member.engine().await?.inspect();
+            let attested = inspect.attest(name, owner).await;
+            let Some((holder, grant)) = attested.map_err(|error| member.named(error))? else {
+                return Ok(None);
+            };
+            found = Some(match found {
+                None => (holder, grant),
+                Some((first, _)) if first.claim != holder.claim => return Ok(None),
+                Some((first, mut both)) => {
+                    let ends =
+                        (both.counted_from + both.lease).min(grant.counted_from + grant.lease);
+                    both.lease = ends.since(both.counted_from);
+                    (first, both)
+                }
+            });
+        }
+        let Some((mut holder, mut grant)) = found else {
+            return Ok(None);
+        };
+        grant.lease = grant.lease.min(now.ends().since(grant.counted_from));
+        if let (Some(token), Some(second)) = (holder.token, route.second)
+            && token <= self.floor(&now, route)
+        {
+            let other = if route.counts == Some(second) {
+                route.first
+            } else {
+                second
+            };
+            let view = self.look_at(other, name).await?;
+            holder.token = token_of(&holder, &view, self.floor(&now, route));
+            grant.tokens.first = holder.token.unwrap_or(token);
+        }
+        Ok(Some((holder, grant)))
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let state = self.state();
+        let now = state.known()?;
+        let mut findings = Vec::new();
+        for (id, member) in state.ids.iter().zip(&state.members) {
+            let asked = async {
+                let engine = member.engine().await?;
+                engine.inspect().diagnose().await
+            };
+            match asked.await {
+                Ok(found) => findings.extend(found.iter().map(|finding| of_shard(id, finding))),
+                Err(error) if now.known.is_used(id) => findings.push(away(&error)),
+                Err(error) => tracing::debug!(%error, "a store that is not in use"),
+            }
+        }
+        if now.known.phase == Phase::Hush {
+            findings.push(Finding::new(
+                Purpose::Efficiency,
+                "nothing is granted: the set is between two stores",
+                "finish the step with `fencelock migrate finish`, or go back with `fencelock migrate abort`",
+            ));
+        }
+        Ok(findings)
+    }
+}
+
+fn away(error: &Error) -> Finding {
+    let what = format!("locks that need this store cannot be taken now: {error}");
+    let change = "see that the store answers, or go back with `fencelock migrate abort`";
+    Finding::new(Purpose::Efficiency, what, change)
+}
+
+/// The token that the holder itself uses. One that is not above the floor was granted before its store counted: then the
+/// holder's is that of the other store.
+fn token_of(holder: &HolderView, other: &LockView, floor: Token) -> Option<Token> {
+    let own = holder.token?;
+    if own > floor || holder.claim.is_none() {
+        return Some(own);
+    }
+    let mut others = other.holders.iter();
+    let there = others.find(|there| there.claim == holder.claim);
+    there.and_then(|there| there.token).or(Some(own))
+}
+
+impl Moving {
+    /// What is known, and the route of a name. The record is read anew if that is old.
+    async fn route(&self, name: &LockName) -> Result<(Now, Route)> {
+        let state = self.state();
+        let now = state.known()?;
+        let route = state.route(&now.known, name)?;
+        if state.now() < now.ends() {
+            return Ok((now, route));
+        }
+        for store in route.stores() {
+            state.read(store).await?;
+        }
+        let now = state.known()?;
+        let route = state.route(&now.known, name)?;
+        Ok((now, route))
+    }
+
+    /// What the tokens of new grants are above.
+    fn floor(&self, now: &Now, route: Route) -> Token {
+        let counts = route.counts.unwrap_or(route.first);
+        now.known.floor(&self.state().ids[counts])
+    }
+
+    async fn look_at(&self, store: usize, name: &LockName) -> Result<LockView> {
+        let member = &self.state().members[store];
+        let view = member.engine().await?.inspect().look(name).await;
+        view.map_err(|error| member.named(error))
+    }
+
+    async fn evict_at(
+        &self,
+        store: usize,
+        name: &LockName,
+        token: Token,
+        how: Evict,
+    ) -> Result<bool> {
+        let member = &self.state().members[store];
+        let inspect = member.engine().await?.inspect();
+        let evicted = inspect.evict(name, token, how).await;
+        evicted.map_err(|error| member.named(error))
+    }
+}

@@ -1,0 +1,139 @@
+//! What a process knows of the record, since when, and for how long that carries.
+//!
+//! Knowledge is a lease: it counts from before the request to read the record was sent. So a process that was paused, or cut off
+//! over any number of changes, believes in nothing any more when a change counts on that.
+
+use std::sync::Arc;
+
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, LockName};
+use tokio::sync::watch;
+
+use crate::known::{Known, Route};
+use crate::stored::Stored;
+
+#[derive(Debug)]
+pub(crate) struct Knowledge {
+    state: Mutex<State>,
+    /// The version, for those who wait for another one.
+    version: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The highest version that was read in any store. A process never goes back to a lower one.
+    known: Option<Arc<Known>>,
+    /// When the last read of that version was asked for, in any store.
+    confirmed: BootInstant,
+    /// By member: when the last read that was answered was asked for, whatever it said.
+    answered: Vec<BootInstant>,
+}
+
+/// What is known now.
+#[derive(Clone, Debug)]
+pub(crate) struct Now {
+    pub(crate) known: Arc<Known>,
+    /// It counts from here.
+    pub(crate) confirmed: BootInstant,
+}
+
+impl Now {
+    /// Until when it carries a hold.
+    pub(crate) fn ends(&self) -> BootInstant {
+        self.confirmed + self.known.carries_hold()
+    }
+}
+
+impl Knowledge {
+    pub(crate) fn new(members: usize) -> Self {
+        let long_ago = BootInstant::from_nanos(0);
+        Self {
+            state: Mutex::new(State {
+                known: None,
+                confirmed: long_ago,
+                answered: vec![long_ago; members],
+            }),
+            version: watch::Sender::new(0),
+        }
+    }
+
+    /// A store was asked at `asked` and has answered: with its record, or that it has none. A store without a record says
+    /// nothing, and one with an old record says no more than that it answers.
+    pub(crate) fn note(&self, member: usize, asked: BootInstant, stored: Option<&Stored>) {
+        let mut state = self.state.lock();
+        state.answered[member] = state.answered[member].max(asked);
+        let Some(known) = stored.and_then(Known::of) else {
+            return;
+        };
+        let (highest, phase) = match &state.known {
+            Some(known) => (known.version, Some(known.phase)),
+            None => (0, None),
+        };
+        if known.version == highest {
+            // Nobody writes two records with one version. If somebody did, the other one would say nothing.
+            if phase == Some(known.phase) {
+                state.confirmed = state.confirmed.max(asked);
+            }
+        } else if known.version > highest {
+            let version = known.version;
+            tracing::info!(version, phase = %known.phase, "the record of the set has changed");
+            state.known = Some(Arc::new(known));
+            state.confirmed = asked;
+            self.version.send_replace(version);
+        }
+    }
+
+    /// A bug on purpose: no record is taken for that of the first phase.
+    #[cfg(fencelock_planted)]
+    pub(crate) fn take_for_old(&self) {
+        let mut state = self.state.lock();
+        if let Some(known) = &state.known {
+            state.known = Some(Arc::new(known.as_old()));
+        }
+    }
+
+    /// What is known; none before the first record was read.
+    pub(crate) fn now(&self) -> Option<Now> {
+        let state = self.state.lock();
+        let confirmed = state.confirmed;
+        let known = state.known.clone()?;
+        Some(Now { known, confirmed })
+    }
+
+    /// Whether it carries a new grant by this route at this moment: the version was confirmed lately, and each store of the
+    /// name has answered lately. So a store that comes back from the dead decides nothing.
+    pub(crate) fn carries_grant(&self, now: &Now, route: Route, at: BootInstant) -> bool {
+        let state = self.state.lock();
+        if state.known.as_ref().map(|known| known.version) != Some(now.known.version) {
+            return false;
+        }
+        let answered = route.stores().map(|store| state.answered[store]).min();
+        let from = answered.map_or(state.confirmed, |answered| state.confirmed.min(answered));
+        at < from + now.known.carries_grant(route)
+    }
+
+    /// When the last read of this store that was answered was asked for.
+    pub(crate) fn answered(&self, member: usize) -> BootInstant {
+        self.state.lock().answered[member]
+    }
+
+    /// The version, as it changes.
+    pub(crate) fn watch(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Returns when the version is another one. May be dropped.
+    pub(crate) async fn changed(&self, from: u64) {
+        let mut version = self.version.subscribe();
+        // Its sender is here.
+        let _ = version.wait_for(|version| *version != from).await;
+    }
+}
+
+/// The place of an id among the members.
+pub(crate) fn place_of(ids: &[String], id: &str, name: &LockName) -> Result<usize, String> {
+    let place = ids.iter().position(|known| known == id);
+    place.ok_or_else(|| {
+        format!("its record says that lock {name} lies on the store {id}, which this program does not name")
+    })
+}

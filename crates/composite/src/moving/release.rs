@@ -1,0 +1,107 @@
+//! How a hold ends: in each store of which the claim has something, the new one before the old one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Leave, Withdrawn};
+use fencelock_core::{BootInstant, Error, Result};
+
+use crate::moving::acquire::withdraw_half;
+use crate::moving::entry::Entry;
+use crate::moving::state::State;
+
+/// Between two attempts in the background.
+const PAUSE: Duration = Duration::from_millis(500);
+
+pub(crate) async fn withdraw(state: &Arc<State>, claim: &Claim, how: Leave) -> Result<Withdrawn> {
+    // A claim of this process that was never placed anywhere, or is over.
+    let Some(entry) = state.entry(&claim.id) else {
+        return Ok(Withdrawn::NotOwner);
+    };
+    let mut left = Vec::new();
+    for store in in_order(state, &entry) {
+        let mut half = entry.half(store).lock().await;
+        half.over = true;
+        if half.asked {
+            let withdrawn = withdraw_half(state, store, &mut half, claim, how).await;
+            left.push((store, withdrawn));
+        }
+    }
+    let main = main_of(state, &entry, &left);
+    let mut answer = Withdrawn::NotOwner;
+    let mut others = Vec::new();
+    for (store, withdrawn) in left {
+        match withdrawn {
+            // The client withdraws again.
+            Err(error) if Some(store) == main => return Err(error),
+            Ok(withdrawn) if Some(store) == main => answer = withdrawn,
+            Err(error) => others.push((store, error)),
+            Ok(_) => {}
+        }
+    }
+    for (store, error) in others {
+        insist(state, &entry, store, claim, how, &error);
+    }
+    state.remove(&claim.id);
+    Ok(answer)
+}
+
+/// All stores. Those of the name come last, and of them the one that claims take first.
+fn in_order(state: &State, entry: &Entry) -> Vec<usize> {
+    let route = state
+        .known()
+        .and_then(|now| state.route(&now.known, &entry.name));
+    let mut order: Vec<_> = (0..entry.members()).collect();
+    if let Ok(route) = route {
+        order.retain(|store| !route.has(*store));
+        order.extend(route.stores().rev());
+    }
+    order
+}
+
+/// The store whose answer counts: one that a hold needs now, else the one whose token the client has, else any.
+fn main_of(state: &State, entry: &Entry, left: &[(usize, Result<Withdrawn>)]) -> Option<usize> {
+    let route = state
+        .known()
+        .and_then(|now| state.route(&now.known, &entry.name))
+        .ok();
+    let stores = || left.iter().map(|(store, _)| *store);
+    let needed = |store: &usize| route.is_some_and(|route| route.needs(*store));
+    let counts = entry.counts();
+    stores()
+        .find(needed)
+        .or_else(|| stores().find(|store| counts == Some(*store)))
+        .or_else(|| stores().next())
+}
+
+/// What a store that no hold needs may still have of the claim delays others at most for its lease. It is withdrawn in the
+/// background, so that the release does not fail.
+fn insist(
+    state: &Arc<State>,
+    entry: &Arc<Entry>,
+    store: usize,
+    claim: &Claim,
+    how: Leave,
+    error: &Error,
+) {
+    tracing::debug!(%error, "withdrawing a claim");
+    let (state, entry, claim) = (Arc::clone(state), Arc::clone(entry), claim.clone());
+    let ends = state.now() + claim.ttl + claim.lock_delay;
+    tokio::spawn(async move {
+        while !is_over(&state, ends) {
+            tokio::time::sleep(PAUSE).await;
+            let mut half = entry.half(store).lock().await;
+            if !half.asked
+                || withdraw_half(&state, store, &mut half, &claim, how)
+                    .await
+                    .is_ok()
+            {
+                return;
+            }
+        }
+    });
+}
+
+fn is_over(state: &State, ends: BootInstant) -> bool {
+    state.now() >= ends || state.common.joining.is_closed()
+}

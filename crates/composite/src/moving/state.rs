@@ -1,0 +1,231 @@
+//! What all parts of an open set that moves share: its stores, what is known of the record, and its claims.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fencelock_core::engine::{Claim, Event};
+use fencelock_core::support::Mutex;
+use fencelock_core::{BootInstant, ClaimId, Clock, Error, LockName, Result};
+use futures_util::future::join_all;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+
+use crate::known::{Known, Route};
+use crate::member::{Common, Member};
+use crate::moving::entry::Entry;
+use crate::moving::knowledge::{Knowledge, Now, place_of};
+use crate::opened_events::Filter;
+
+/// After a read of the record that failed, the next follows at the latest after this.
+const AFTER_ERROR: Duration = Duration::from_secs(1);
+
+/// The shortest pause between two reads.
+const LEAST_PAUSE: Duration = Duration::from_millis(10);
+
+pub(crate) struct State {
+    pub(crate) common: Arc<Common>,
+    /// In the order of the members.
+    pub(crate) ids: Vec<String>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) knowledge: Knowledge,
+    /// By member: one read at a time.
+    reading: Vec<AsyncMutex<()>>,
+    entries: Mutex<HashMap<ClaimId, Arc<Entry>>>,
+    closed: watch::Sender<bool>,
+}
+
+impl State {
+    pub(crate) fn new(common: Arc<Common>, members: Vec<Member>) -> Arc<Self> {
+        let count = members.len();
+        let state = Arc::new(Self {
+            common,
+            ids: members.iter().map(|member| member.id.clone()).collect(),
+            members,
+            knowledge: Knowledge::new(count),
+            reading: (0..count).map(|_| AsyncMutex::default()).collect(),
+            entries: Mutex::default(),
+            closed: watch::Sender::new(false),
+        });
+        let known = Arc::downgrade(&state);
+        let matters = move |id: &str, event: &Event| {
+            known.upgrade().is_none_or(|state| state.matters(id, event))
+        };
+        // It is set here alone.
+        let _ = state.common.joining.filter.set(Filter(Box::new(matters)));
+        state
+    }
+
+    pub(crate) fn now(&self) -> BootInstant {
+        Clock::Boot.now()
+    }
+
+    /// What is known of the record.
+    pub(crate) fn known(&self) -> Result<Now> {
+        let why = "no store has its record";
+        self.knowledge
+            .now()
+            .ok_or_else(|| Error::unavailable(self, "reading the record", why))
+    }
+
+    pub(crate) fn route(&self, known: &Known, name: &LockName) -> Result<Route> {
+        let place = |id: &str| place_of(&self.ids, id, name);
+        known
+            .route(name, place)
+            .map_err(|why| Error::config(self, why))
+    }
+
+    /// What is known and the route of a name, fresh enough for a new grant: the record is read again if it is not. In the hush
+    /// nothing is granted, so there any knowledge will do.
+    pub(crate) async fn fresh(&self, name: &LockName) -> Result<(Now, Route)> {
+        let wanted = self.now();
+        let carries = || -> Result<Option<(Now, Route)>> {
+            let now = self.known()?;
+            let route = self.route(&now.known, name)?;
+            let carries = self.knowledge.carries_grant(&now, route, self.now());
+            Ok(carries.then_some((now, route)))
+        };
+        if let Some(found) = carries()? {
+            return Ok(found);
+        }
+        let route = self.route(&self.known()?.known, name)?;
+        self.read_all(route.stores(), wanted).await?;
+        if let Some(found) = carries()? {
+            return Ok(found);
+        }
+        // What was read may name other stores, or say nothing.
+        let others = 0..self.members.len();
+        let asked = self.read_all(others, self.now()).await;
+        if let Some(found) = carries()? {
+            return Ok(found);
+        }
+        asked?;
+        let why = "the answers took longer than knowledge of the record carries, or no store that answers has it";
+        Err(Error::unavailable(self, "reading the record", why))
+    }
+
+    async fn read_all(
+        &self,
+        stores: impl Iterator<Item = usize>,
+        wanted: BootInstant,
+    ) -> Result<()> {
+        let reads = join_all(stores.map(|store| self.read_since(store, wanted))).await;
+        reads.into_iter().collect()
+    }
+
+    /// Reads the record in a store, unless somebody has done so since.
+    async fn read_since(&self, store: usize, wanted: BootInstant) -> Result<()> {
+        let turn = self.reading[store].lock().await;
+        if self.knowledge.answered(store) >= wanted {
+            return Ok(());
+        }
+        let read = self.read_now(store).await;
+        drop(turn);
+        read
+    }
+
+    /// Reads the record in a store.
+    pub(crate) async fn read(&self, store: usize) -> Result<()> {
+        let _turn = self.reading[store].lock().await;
+        self.read_now(store).await
+    }
+
+    async fn read_now(&self, store: usize) -> Result<()> {
+        let member = &self.members[store];
+        let engine = member.engine().await?;
+        // Knowledge counts from before the request is sent.
+        let asked = self.now();
+        let record = engine.record("", None).await;
+        let record = record.map_err(|error| member.named(error))?;
+        #[cfg(fencelock_planted)]
+        let asked = match fencelock_core::planted::is("knowledge-from-answer") {
+            true => self.now(),
+            false => asked,
+        };
+        #[cfg(fencelock_planted)]
+        if record.text.is_empty() && fencelock_core::planted::is("missing-record-is-old") {
+            self.knowledge.take_for_old();
+            return Ok(());
+        }
+        let stored = match record.text.is_empty() {
+            true => None,
+            false => Some(member.read(&record.text)?),
+        };
+        self.knowledge.note(store, asked, stored.as_ref());
+        Ok(())
+    }
+
+    pub(crate) fn entry(&self, id: &ClaimId) -> Option<Arc<Entry>> {
+        self.entries.lock().get(id).cloned()
+    }
+
+    pub(crate) fn entry_of(&self, claim: &Claim) -> Arc<Entry> {
+        let mut entries = self.entries.lock();
+        let new = || Arc::new(Entry::new(claim.name.clone(), self.members.len()));
+        Arc::clone(entries.entry(claim.id).or_insert_with(new))
+    }
+
+    pub(crate) fn remove(&self, id: &ClaimId) {
+        self.entries.lock().remove(id);
+    }
+
+    /// Whether an event of a store is one of the set: the loss of what no hold needs is none.
+    fn matters(&self, id: &str, event: &Event) -> bool {
+        let (Event::Lost(claim) | Event::Ended(claim, _)) = event else {
+            return true;
+        };
+        let (Some(entry), Ok(now)) = (self.entry(claim), self.known()) else {
+            return true;
+        };
+        let store = self.ids.iter().position(|known| known == id);
+        let route = self.route(&now.known, &entry.name);
+        match (store, route) {
+            (Some(store), Ok(route)) => route.needs(store),
+            _ => true,
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+        self.common.joining.close();
+    }
+}
+
+/// Reads the record in a store again and again, until the set is closed or gone.
+pub(crate) async fn keep_reading(state: Weak<State>, store: usize) {
+    loop {
+        let Some(open) = state.upgrade() else { return };
+        let mut closed = open.closed.subscribe();
+        let mut version = open.knowledge.watch();
+        version.mark_unchanged();
+        let read = open.read(store).await;
+        let known = open.knowledge.now().map(|now| now.known);
+        let used = known
+            .as_ref()
+            .is_none_or(|known| known.is_used(&open.ids[store]));
+        drop(open);
+        let mut pause = known.map_or(AFTER_ERROR, |known| known.read_every());
+        if let Err(error) = read {
+            tracing::debug!(%error, "reading the record");
+            // A store that was left may be gone for good.
+            pause = if used { pause.min(AFTER_ERROR) } else { pause };
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause.max(LEAST_PAUSE)) => {}
+            // Another store has a new one.
+            _ = version.changed() => {}
+            _ = closed.wait_for(|closed| *closed) => return,
+        }
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.common.scheme, self.common.set)
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "State({self}: {})", self.ids.join(", "))
+    }
+}

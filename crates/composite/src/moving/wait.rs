@@ -1,0 +1,47 @@
+//! How a turn reaches a claim that waits: from the store at which it waits, or by a new phase.
+
+use fencelock_core::Result;
+use fencelock_core::engine::{Claim, Grant, Place};
+
+use crate::moving::acquire::{at_store, believe};
+use crate::moving::entry::Waits;
+use crate::moving::state::State;
+
+/// Returns when it is worth placing the claim again, or with its grant.
+pub(crate) async fn wait(state: &State, claim: &Claim, place: &Place) -> Result<Option<Grant>> {
+    let (Some(entry), Some(now)) = (state.entry(&claim.id), state.knowledge.now()) else {
+        return Ok(None);
+    };
+    let route = state.route(&now.known, &claim.name)?;
+    let changed = state.knowledge.changed(now.known.version);
+    let store = match entry.waits() {
+        Waits::ForNothing => return Ok(None),
+        Waits::ForPhase(version) => {
+            state.knowledge.changed(version).await;
+            return Ok(None);
+        }
+        Waits::AtStore(store) if !route.has(store) => return Ok(None),
+        Waits::AtStore(store) => store,
+    };
+    let member = &state.members[store];
+    let engine = member.engine().await?;
+    let here = at_store(
+        claim,
+        route.counts == Some(store),
+        now.known.floor(&state.ids[store]),
+    );
+    let waited = tokio::select! {
+        waited = engine.wait(&here, place) => waited,
+        () = changed => return Ok(None),
+    };
+    let Some(grant) = waited.map_err(|error| member.named(error))? else {
+        return Ok(None);
+    };
+    entry.half(store).lock().await.grant = Some(grant);
+    let above = grant.tokens.first > now.known.floor(&state.ids[store]);
+    match route.second {
+        // Else the claim takes the other store, too, or gives this one back.
+        None if above => Ok(believe(state, &entry, &now, route).await),
+        _ => Ok(None),
+    }
+}

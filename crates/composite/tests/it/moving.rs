@@ -1,0 +1,512 @@
+//! Locks that move from one store to another: what clients believe in each phase, and over all steps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use fencelock_composite::{How, Migrate, Moving, Phase, Prepare, Stepped};
+use fencelock_core::engine::{Claim, Leave, Record, RecordChange, Standing};
+use fencelock_core::layers::Layer;
+use fencelock_core::{ClaimIds, Client, Engine, Error, LockName, LossReason, Memory, Token};
+
+use crate::until;
+
+const PACE: Duration = Duration::from_millis(1500);
+const TIGHT: Duration = Duration::from_millis(300);
+const TTL: Duration = Duration::from_millis(900);
+
+/// Two stores in memory.
+pub(crate) struct Two {
+    pub(crate) old: Memory,
+    pub(crate) new: Memory,
+}
+
+impl Two {
+    pub(crate) fn new() -> Self {
+        let (old, new) = (Memory::new(), Memory::new());
+        Self { old, new }
+    }
+
+    /// Whose programs may be switched.
+    pub(crate) async fn prepared() -> Self {
+        let two = Self::new();
+        let terms = Prepare::default().pace(PACE).tight(TIGHT);
+        let done = two.migration().prepare(&terms, "test").await.unwrap();
+        assert_eq!(done, Stepped::Done(Phase::Old));
+        two
+    }
+
+    pub(crate) fn stores(&self) -> Migrate {
+        let store = |memory: &Memory| Arc::new(memory.another()) as Arc<dyn Engine>;
+        Migrate::between(("from", store(&self.old)), ("to", store(&self.new))).set("orders")
+    }
+
+    pub(crate) fn migration(&self) -> fencelock_composite::Migration {
+        self.stores().migration().unwrap()
+    }
+
+    pub(crate) async fn engine(&self) -> Arc<Moving> {
+        Arc::new(self.stores().open().await.unwrap())
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::new(self.engine().await).unwrap()
+    }
+
+    async fn begin(&self) {
+        let begun = self.migration().begin(&How::new("test")).await.unwrap();
+        assert_eq!(begun, Stepped::Done(Phase::BothOld));
+    }
+
+    async fn finish(&self, to: Phase) {
+        let finished = self.migration().finish(&How::new("test")).await.unwrap();
+        assert_eq!(finished, Stepped::Done(to));
+    }
+
+    async fn abort(&self) {
+        let aborted = self.migration().abort(&How::new("test")).await.unwrap();
+        assert_eq!(aborted, Stepped::Done(Phase::Old));
+    }
+
+    /// How many hold in each store.
+    async fn held(&self, name: &str) -> [usize; 2] {
+        let name = LockName::new(name).unwrap();
+        let mut held = [0, 0];
+        for (count, store) in held.iter_mut().zip([&self.old, &self.new]) {
+            let view = store.inspect().look(&name).await.unwrap();
+            *count = view.holders.len();
+        }
+        held
+    }
+}
+
+async fn token(client: &Client, name: &str) -> Token {
+    let request = client.lock(name).ttl(TTL).timeout(Duration::from_secs(10));
+    let guard = request.await.unwrap();
+    let token = guard.token();
+    guard.release().await.unwrap();
+    token
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_moves_and_comes_back_with_growing_tokens() {
+    let two = Two::prepared().await;
+    // Its tokens are far behind those of the old one.
+    for _ in 0..50 {
+        token(&Client::new(Arc::new(two.old.another())).unwrap(), "other").await;
+    }
+    let two = Arc::new(two);
+    let done = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            let (two, done) = (Arc::clone(&two), Arc::clone(&done));
+            tokio::spawn(async move {
+                let client = two.client().await;
+                let mut tokens = Vec::new();
+                while !done.load(SeqCst) {
+                    let request = client.lock("x").ttl(TTL).timeout(Duration::from_secs(10));
+                    let guard = request.await.unwrap();
+                    tokens.push((guard.token(), guard.is_valid()));
+                    tokio::time::sleep(Duration::from_millis(3)).await;
+                    tokens.push((guard.token(), guard.is_valid()));
+                    guard.release().await.unwrap();
+                }
+                tokens
+            })
+        })
+        .collect();
+    let highest = Arc::new(std::sync::Mutex::new(Token(0)));
+    let watch = {
+        let client = two.client().await;
+        let highest = Arc::clone(&highest);
+        async move |phase: &str| {
+            let next = token(&client, "x").await;
+            let mut highest = highest.lock().unwrap();
+            assert!(next > *highest, "{phase}: {next} after {highest}");
+            *highest = next;
+        }
+    };
+    watch("0").await;
+    two.begin().await;
+    watch("1").await;
+    two.finish(Phase::BothNew).await;
+    watch("3").await;
+    two.finish(Phase::New).await;
+    watch("4").await;
+    two.abort().await;
+    watch("back to 0").await;
+    done.store(true, SeqCst);
+    let mut all = Vec::new();
+    for worker in workers {
+        let tokens = worker.await.unwrap();
+        assert!(tokens.is_sorted(), "{tokens:?}");
+        assert!(tokens.iter().all(|(_, valid)| *valid));
+        all.extend(tokens.iter().step_by(2).map(|(token, _)| *token));
+    }
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert!(count > 20 && all.len() == count, "{count}");
+}
+
+#[tokio::test]
+async fn a_hold_lives_through_all_steps() {
+    let two = Two::prepared().await;
+    let client = two.client().await;
+    let guard = client.lock("x").ttl(TTL).await.unwrap();
+    let token = guard.token();
+    two.begin().await;
+    until("it is completed", async || two.held("x").await == [1, 1]).await;
+    two.finish(Phase::BothNew).await;
+    let view = client.look("x").await.unwrap();
+    assert_eq!(view.token(), Some(token), "one hold has one token");
+    two.finish(Phase::New).await;
+    assert!(guard.is_valid());
+    assert_eq!(guard.token(), token);
+    until("the old store is left", async || {
+        two.held("x").await == [0, 1]
+    })
+    .await;
+    let other = two.client().await;
+    let busy = other.try_lock("x").ttl(TTL).await.unwrap_err();
+    assert!(matches!(busy, Error::Held { .. }), "{busy:?}");
+    guard.release().await.unwrap();
+    let next = other.lock("x").ttl(TTL).await.unwrap();
+    assert!(next.token() > token);
+    next.release().await.unwrap();
+    assert_eq!(two.held("x").await, [0, 0]);
+}
+
+#[tokio::test]
+async fn a_waiter_goes_on_waiting_through_all_steps() {
+    let two = Two::prepared().await;
+    let (one, other) = (two.client().await, two.client().await);
+    let guard = one.lock("x").ttl(TTL).await.unwrap();
+    let waiting = tokio::spawn(async move {
+        let got = other.lock("x").ttl(TTL).await.unwrap();
+        (got, other)
+    });
+    until("it waits", async || {
+        one.look("x").await.unwrap().waiters.len() == 1
+    })
+    .await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    two.finish(Phase::New).await;
+    until("it waits at the new store", async || {
+        two.new
+            .inspect()
+            .look(&LockName::new("x").unwrap())
+            .await
+            .unwrap()
+            .waiters
+            .len()
+            == 1
+    })
+    .await;
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let (got, _client) = waiting.await.unwrap();
+    assert!(got.token() > token);
+    got.release().await.unwrap();
+}
+
+/// One client knows phase 1, and is cut off from the records. The other one knows phase 2, and then 3.
+#[tokio::test]
+async fn knowledge_that_is_a_step_behind_excludes_still() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let behind = two.engine().await;
+    let client = Client::new(behind.clone()).unwrap();
+    let guard = client.lock("x").ttl(TTL).await.unwrap();
+    set_phase(&two, 3, 3, 1000).await;
+    let ahead = two.client().await;
+    assert!(ahead.try_lock("x").ttl(TTL).await.is_err());
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+    let token = token(&ahead, "x").await;
+    assert!(token > Token(1000), "{token}");
+}
+
+/// Writes a phase, as nobody may who does not wait.
+async fn set_phase(two: &Two, phase: u32, version: u64, floor: u64) {
+    for store in [&two.old, &two.new] {
+        let record = store.record("", None).await.unwrap();
+        let mut text: serde_json::Value = serde_json::from_str(&record.text).unwrap();
+        text["phase"] = phase.into();
+        text["version"] = version.into();
+        text["floors"] = serde_json::json!({ "to": floor, "from": floor });
+        let change = RecordChange::new(record.version, text.to_string()).unwrap();
+        store.record("", Some(&change)).await.unwrap();
+    }
+}
+
+/// A grant that was made in the new store before its floor was known is not believed after it.
+#[tokio::test]
+async fn a_grant_below_the_floor_is_given_back() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let engine = two.engine().await;
+    let name = LockName::new("x").unwrap();
+    let claim = Claim::new(ClaimIds::new().unwrap().next(), "me", name).ttl(TTL);
+    // Somebody holds the new store alone, so the claim comes no further than the old one.
+    let mut blocker = claim.clone();
+    blocker.id = ClaimIds::new().unwrap().next();
+    assert!(matches!(
+        two.new.place(&blocker).await.unwrap(),
+        Standing::Held(_)
+    ));
+    assert!(matches!(
+        engine.place(&claim).await.unwrap(),
+        Standing::Waiting(_)
+    ));
+    two.new.withdraw(&blocker, Leave::Release).await.unwrap();
+    // Its turn has come in the new store, below the floor.
+    until("it holds there", async || two.held("x").await == [1, 1]).await;
+    set_phase(&two, 3, 3, 1000).await;
+    until("the engine knows", async || {
+        engine.phase() == Some(Phase::BothNew)
+    })
+    .await;
+    let standing = engine.place(&claim).await.unwrap();
+    assert!(matches!(standing, Standing::Ended), "{standing:?}");
+    engine.withdraw(&claim, Leave::Release).await.unwrap();
+    assert_eq!(two.held("x").await, [0, 0]);
+    // The core goes on with a new claim.
+    let client = Client::new(engine).unwrap();
+    assert!(token(&client, "x").await > Token(1000));
+}
+
+/// A store whose locks can be reached, and whose record cannot be read while it is cut off.
+#[derive(Debug)]
+struct NoRecord {
+    engine: Arc<dyn Engine>,
+    cut: Arc<AtomicBool>,
+}
+
+#[async_trait::async_trait]
+impl Layer for NoRecord {
+    fn below(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    async fn record(&self, scope: &str, change: Option<&RecordChange>) -> Result<Record, Error> {
+        match self.cut.load(SeqCst) {
+            true => Err(Error::unavailable(
+                self,
+                "reading the record",
+                "it is cut off",
+            )),
+            false => self.engine.record(scope, change).await,
+        }
+    }
+}
+
+impl std::fmt::Display for NoRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.engine.fmt(f)
+    }
+}
+
+/// A client that can be cut off from the records, and what does it.
+async fn cut_off(two: &Two) -> (Client, Arc<AtomicBool>) {
+    let cut = Arc::new(AtomicBool::new(false));
+    let store = |memory: &Memory| {
+        let (engine, cut) = (Arc::new(memory.another()), Arc::clone(&cut));
+        Arc::new(NoRecord { engine, cut }) as Arc<dyn Engine>
+    };
+    let stores = Migrate::between(("from", store(&two.old)), ("to", store(&two.new)));
+    let engine = stores.set("orders").breaker(false).open().await.unwrap();
+    (Client::new(Arc::new(engine)).unwrap(), cut)
+}
+
+#[tokio::test]
+async fn without_the_record_nothing_is_believed_for_long() {
+    let two = Two::prepared().await;
+    let (client, cut) = cut_off(&two).await;
+    let guard = client.lock("x").ttl(TTL).await.unwrap();
+    let begun = Instant::now();
+    cut.store(true, SeqCst);
+    // Its lease is renewed all the time, and would not end.
+    let reason = guard.lost().await;
+    assert_eq!(reason, LossReason::Expired);
+    assert!(begun.elapsed() <= PACE, "{:?}", begun.elapsed());
+    let refused = client.try_lock("y").ttl(TTL).await.unwrap_err();
+    assert!(refused.is_away(), "{refused:?}");
+    cut.store(false, SeqCst);
+    token(&client, "y").await;
+}
+
+/// A store in which no lock can be taken.
+#[derive(Debug)]
+struct NoLocks(Arc<dyn Engine>);
+
+#[async_trait::async_trait]
+impl Layer for NoLocks {
+    fn below(&self) -> &dyn Engine {
+        &*self.0
+    }
+
+    async fn place(&self, _: &Claim) -> Result<Standing, Error> {
+        Err(Error::unavailable(self, "taking a lock", "it is cut off"))
+    }
+}
+
+impl std::fmt::Display for NoLocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whether it was asked in vain, or its breaker did not ask it any more.
+#[tokio::test]
+async fn what_was_taken_is_given_back_if_the_second_store_is_away() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let new = NoLocks(Arc::new(two.new.another()));
+    let stores = Migrate::between(
+        ("from", Arc::new(two.old.another()) as Arc<dyn Engine>),
+        ("to", Arc::new(new) as Arc<dyn Engine>),
+    );
+    let engine = Arc::new(stores.set("orders").open().await.unwrap());
+    let client = Client::new(engine.clone()).unwrap();
+    for number in 0..12 {
+        let name = format!("x/{number}");
+        let request = client.try_lock(&name).ttl(TTL);
+        let refused = request.await.unwrap_err();
+        assert!(refused.is_away(), "{refused:?}");
+        let begun = Instant::now();
+        until("it is given back", async || two.held(&name).await == [0, 0]).await;
+        assert!(begun.elapsed() < TTL / 2, "its lease ended it");
+    }
+}
+
+/// A client knows phase 1 only, while two steps and the hush go by.
+#[tokio::test]
+async fn a_client_that_learns_nothing_has_lost_its_hold_when_the_last_step_comes() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let (client, cut) = cut_off(&two).await;
+    let guard = client.lock("x").ttl(TTL).await.unwrap();
+    cut.store(true, SeqCst);
+    tokio::time::sleep(TIGHT).await;
+    let refused = client.try_lock("y").ttl(TTL).await.unwrap_err();
+    assert!(refused.is_away(), "{refused:?}");
+    let other = two.client().await;
+    let steps = async {
+        two.finish(Phase::BothNew).await;
+        two.finish(Phase::New).await;
+    };
+    let believes = async {
+        let next = other.lock("x").ttl(TTL).await.unwrap();
+        assert!(!guard.is_valid(), "both believe");
+        next.token()
+    };
+    let ((), next) = tokio::join!(steps, believes);
+    assert!(next > guard.token());
+    assert!(!guard.is_valid());
+}
+
+#[tokio::test]
+async fn one_record_is_enough_and_none_is_no_beginning() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let before = two.client().await;
+    token(&before, "x").await;
+    // A store that has lost its record says nothing.
+    let lost = Two {
+        old: two.old.another(),
+        new: Memory::new(),
+    };
+    let client = lost.client().await;
+    token(&client, "x").await;
+    // The next step gives it a record again.
+    lost.finish(Phase::BothNew).await;
+    assert!(!lost.new.record("", None).await.unwrap().text.is_empty());
+    let nothing = Two::new();
+    let refused = nothing.stores().open().await.unwrap_err();
+    assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("migrate prepare"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_lost_record_of_the_arbiter_comes_back_with_a_new_version() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let version = two.migration().status().await.unwrap().version;
+    let lost = Two {
+        old: Memory::new(),
+        new: two.new.another(),
+    };
+    let status = lost.migration().status().await.unwrap();
+    assert_eq!((status.phase, status.version), (Phase::BothOld, version));
+    lost.finish(Phase::BothNew).await;
+    let status = lost.migration().status().await.unwrap();
+    assert!(status.version > version + 3, "{status:?}");
+}
+
+#[tokio::test]
+async fn swapped_stores_and_other_sets_are_refused() {
+    let two = Two::prepared().await;
+    let swapped = Two {
+        old: two.new.another(),
+        new: two.old.another(),
+    };
+    let refused = swapped.stores().open().await.unwrap_err();
+    assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
+    let other = two.stores().set("other").open().await.unwrap_err();
+    assert!(matches!(other, Error::Config { .. }), "{other:?}");
+    let again = swapped.migration().begin(&How::new("test")).await;
+    assert!(matches!(again, Err(Error::Config { .. })), "{again:?}");
+}
+
+#[tokio::test]
+async fn a_program_that_was_not_switched_is_seen() {
+    let two = Two::prepared().await;
+    let forgotten = Client::new(Arc::new(two.old.another())).unwrap();
+    let guard = forgotten.lock("x").await.unwrap();
+    two.begin().await;
+    let status = two.migration().status().await.unwrap();
+    assert_eq!(status.unpaired.len(), 1, "{status:?}");
+    let how = How::new("test").patience(Duration::ZERO);
+    let refused = two.migration().finish(&how).await.unwrap();
+    let Stepped::NotYet(why) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(why.contains('x') && why.contains("not switched"), "{why}");
+    // It is excluded nevertheless.
+    assert!(two.client().await.try_lock("x").ttl(TTL).await.is_err());
+    guard.release().await.unwrap();
+    two.finish(Phase::BothNew).await;
+}
+
+#[tokio::test]
+async fn two_administrators_make_each_step_once() {
+    let two = Two::prepared().await;
+    let how = How::new("test");
+    let (one, other) = (two.migration(), two.migration());
+    let (one, other) = tokio::join!(one.begin(&how), other.begin(&how));
+    assert_eq!(one.unwrap(), Stepped::Done(Phase::BothOld));
+    assert_eq!(other.unwrap(), Stepped::Done(Phase::BothOld));
+    assert_eq!(two.migration().status().await.unwrap().version, 2);
+}
+
+#[tokio::test]
+async fn the_new_store_goes_on_alone() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    let how = How::new("test");
+    let early = two.migration().finish_without_old(&how).await.unwrap_err();
+    assert!(matches!(early, Error::Unsupported { .. }), "{early:?}");
+    two.finish(Phase::BothNew).await;
+    let done = two.migration().finish_without_old(&how).await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::New));
+    // The old store comes back with an old record, and learns.
+    let status = two.migration().status().await.unwrap();
+    assert_ne!(status.stores[0].version, status.stores[1].version);
+    let client = two.client().await;
+    token(&client, "x").await;
+    two.finish(Phase::New).await;
+    let status = two.migration().status().await.unwrap();
+    assert_eq!(status.stores[0].version, status.stores[1].version);
+}

@@ -1,0 +1,92 @@
+//! One store of a set of stores, opened when it is first needed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use fencelock_composite::OpenStore;
+use fencelock_core::engine::StoreOptions;
+use fencelock_core::{Engine, Result, StoreUrl};
+use tokio::sync::Mutex;
+
+use crate::to_open::ToOpen;
+
+/// The options of a store, or what is wrong with them.
+pub(crate) type Options = Result<Box<dyn StoreOptions>>;
+
+/// The schemes of sets.
+const SETS: [&str; 2] = ["shards", "migrate"];
+
+/// Whether a URL is that of a set.
+pub(crate) fn is_set(url: &StoreUrl) -> bool {
+    SETS.contains(&url.scheme.as_str())
+}
+
+/// One store of a set, still to be opened.
+pub(crate) struct Member {
+    store: Mutex<ToOpen>,
+    shown: String,
+}
+
+impl Member {
+    /// A store with these options, which is to be `what` of a set.
+    pub(crate) fn new(what: &str, store: Options) -> Result<Self> {
+        let mut options = store?;
+        let url = options.url();
+        if is_set(url) || url.scheme.starts_with("fencelock+http") {
+            let why = format!(
+                "it cannot be {what}: a set is made of stores themselves, not of sets or lock services; put the service before \
+                 the set"
+            );
+            return Err(url.refuse(why));
+        }
+        let store = ToOpen::new(options)?;
+        let shown = store.to_string();
+        let store = Mutex::new(store);
+        Ok(Self { store, shown })
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        // Nobody opens it meanwhile, unless the set is open, and then its options are good.
+        match self.store.try_lock() {
+            Ok(store) => store.check(),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Opens a store with one attempt.
+struct Opener {
+    member: Arc<Member>,
+    inspect_only: bool,
+}
+
+/// What opens a store of a set.
+pub(crate) fn opener(member: &Arc<Member>, inspect_only: bool) -> Arc<dyn OpenStore> {
+    let member = Arc::clone(member);
+    Arc::new(Opener {
+        member,
+        inspect_only,
+    })
+}
+
+#[async_trait]
+impl OpenStore for Opener {
+    async fn open(&self) -> Result<Arc<dyn Engine>> {
+        let mut store = self.member.store.lock().await;
+        store.url().inspect_only = self.inspect_only;
+        store.open_once().await
+    }
+}
+
+impl fmt::Display for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.member.shown)
+    }
+}
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opener({self})")
+    }
+}
