@@ -532,28 +532,42 @@ impl Acquire {
         }
     }
 
-    async fn acquire(self, caller: Arc<Caller>, span: Span) -> Result<Guard> {
-        let name = self.check()?;
-        let request = Request {
-            claim: self.claim(name),
-            terms: self.terms,
-            patience: self.patience,
-        };
-        let (name, id) = (&request.claim.name, request.claim.id);
-        span.in_scope(|| tracing::debug!(%name, %id, "requesting a lock"));
-        let share = match self.owner {
-            None => {
-                acquire(&self.state, request, &caller)
-                    .instrument(span)
-                    .await
-            }
-            // Boxed, so that the common case stays small.
-            Some(owner) => {
-                let entered = enter(&self.state, request, &owner, &caller);
-                Box::pin(entered.instrument(span)).await
-            }
-        };
-        share.map(Guard::new)
+    /// What is under way borrows the request, so that the future is small: it has it once, and not this builder.
+    fn acquire(
+        self,
+        caller: Arc<Caller>,
+        span: Span,
+    ) -> impl Future<Output = Result<Guard>> + Send + 'static {
+        let claim = self.check().map(|name| self.claim(name));
+        let Self {
+            state,
+            terms,
+            patience,
+            owner,
+            ..
+        } = self;
+        let mut request = claim.map(|claim| Request {
+            claim,
+            terms,
+            patience,
+        });
+        async move {
+            let request = match &mut request {
+                Ok(request) => request,
+                Err(error) => return Err(std::mem::replace(error, Error::Closed)),
+            };
+            let (name, id) = (&request.claim.name, request.claim.id);
+            span.in_scope(|| tracing::debug!(%name, %id, "requesting a lock"));
+            let share = match owner {
+                None => acquire(&state, request, &caller).instrument(span).await,
+                // Boxed, so that the common case stays small.
+                Some(owner) => {
+                    let entered = enter(&state, request, &owner, &caller);
+                    Box::pin(entered.instrument(span)).await
+                }
+            };
+            share.map(Guard::new)
+        }
     }
 }
 

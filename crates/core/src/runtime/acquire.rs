@@ -24,7 +24,7 @@ pub(crate) struct Request {
 /// Takes the lock of a request.
 pub(crate) async fn acquire(
     state: &Arc<State>,
-    request: Request,
+    request: &mut Request,
     caller: &Arc<Caller>,
 ) -> Result<Share> {
     let begun = state.observed.times_waits().then(|| state.clock.now());
@@ -104,13 +104,13 @@ impl Drop for Waiting<'_> {
 /// Takes the lock at the store, as the front of this process's queue or beside it.
 async fn at_store(
     state: &Arc<State>,
-    request: Request,
+    request: &mut Request,
     begun: Option<BootInstant>,
     front: Option<Front>,
     caller: &Arc<Caller>,
 ) -> Result<Share> {
     let Request {
-        mut claim,
+        claim,
         terms,
         patience,
     } = request;
@@ -123,13 +123,14 @@ async fn at_store(
     let ttl = claim.ttl;
     // At the store from the first: a holder that is killed gives nothing back.
     claim.ttl = ttl.max(terms.at_least.unwrap_or_default());
-    let grant = place(state, &mut claim, patience, caller).await?;
+    let grant = place(state, claim, *patience, caller).await?;
     // A grant that the store pushed has a short lease, which later renewals prolong, if there are any.
     let whole = terms.at_least.is_some() || !terms.renews;
     let short = whole && grant.lease < claim.ttl;
     claim.ttl = ttl;
-    let share = hold(state, claim, terms, &grant, begun, front);
-    if short && let Err(error) = renew_now(state, &share.hold, ttl).await {
+    let share = hold(state, claim.clone(), terms.clone(), &grant, begun, front);
+    // Boxed, so that the future of the common case stays small.
+    if short && let Err(error) = Box::pin(renew_now(state, &share.hold, ttl)).await {
         tracing::debug!(name = %share.hold.claim.name, %error, "the lease is shorter than was asked");
     }
     if state.is_closed() {

@@ -14,7 +14,7 @@ use crate::types::{Error, LockName, Mode, Owner, Result, around};
 /// Enters what the owner holds, or takes the lock on its behalf.
 pub(crate) async fn enter(
     state: &Arc<State>,
-    request: Request,
+    request: &mut Request,
     owner: &Owner,
     caller: &Arc<Caller>,
 ) -> Result<Share> {
@@ -39,7 +39,7 @@ pub(crate) async fn enter(
         return Ok(share);
     }
     let joined = match owner.outer {
-        true => join(state, &request).await?,
+        true => join(state, request).await?,
         false => None,
     };
     let share = match joined {
