@@ -32,6 +32,12 @@ pub enum FaultKind {
     Repeat,
     /// A claim that was released is asked for once more, and then renewed again and again, as by late requests.
     Revive,
+    /// A step of a move between two stores is made.
+    Step,
+    /// The same, and whoever makes it is killed.
+    StepKilled,
+    /// A store of a move loses its record.
+    RecordLost,
     /// The connections of one worker are held for a while; then the bytes arrive.
     Hold,
     /// The connections of one worker lose everything for a while, and are then reset.
@@ -54,7 +60,7 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 25] = [
         Self::Pause,
         Self::Restart,
         Self::RestartEmpty,
@@ -68,6 +74,9 @@ impl FaultKind {
         Self::KillConnections,
         Self::Repeat,
         Self::Revive,
+        Self::Step,
+        Self::StepKilled,
+        Self::RecordLost,
         Self::Hold,
         Self::Partition,
         Self::LoseRequests,
@@ -96,6 +105,9 @@ impl FaultKind {
             Self::KillConnections => "kill-connections",
             Self::Repeat => "repeat",
             Self::Revive => "revive",
+            Self::Step => "step",
+            Self::StepKilled => "step-killed",
+            Self::RecordLost => "record-lost",
             Self::Hold => "hold",
             Self::Partition => "partition",
             Self::LoseRequests => "lose-requests",
@@ -124,7 +136,10 @@ impl FaultKind {
             | Self::ClockBack
             | Self::KillConnections
             | Self::Repeat
-            | Self::Revive => Whom::Server,
+            | Self::Revive
+            | Self::Step
+            | Self::StepKilled
+            | Self::RecordLost => Whom::Server,
             Self::Hold
             | Self::Partition
             | Self::LoseRequests

@@ -4,6 +4,7 @@
 mod etcd;
 mod groups;
 mod http;
+mod migrate;
 mod redis;
 mod redlock;
 mod sql;
@@ -43,6 +44,11 @@ const KINDS: &[(&str, &str, Start)] = &[
         "cluster",
         "a Redis Cluster of three masters with a replica each, that has each grant",
         |_| groups::start_cluster(),
+    ),
+    (
+        "migrate",
+        "two Redis servers between which the locks move, there and back",
+        |_| migrate::start(),
     ),
     (
         "redlock",

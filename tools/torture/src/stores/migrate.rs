@@ -1,0 +1,269 @@
+//! Two Redis servers between which all locks move, there and back, while the workers run. The nodes are the servers.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fencelock::MigrateSet;
+use fencelock::composite::{How, Migration, Phase, Prepare, Stepped};
+use fencelock_testbed::{Failure, Redis, Result};
+use tokio::sync::Notify;
+
+use super::redis::COUNTER;
+use super::store::{STALE_QUEUE, TestStore, keys_left, kill_clients, unknown};
+use crate::fault::FaultKind;
+use crate::history::Rule;
+
+const RECORD: &str = "fencelock:record";
+
+const SET: &str = "torture";
+
+/// A short ttl, so that more happens in the same time.
+const WINDOW: u64 = 400;
+
+/// Two thirds of it are the longest ttl.
+const PACE: Duration = Duration::from_millis(1500);
+const TIGHT: Duration = Duration::from_millis(400);
+
+/// How far the old store's tokens are ahead of the new one's: an hour.
+const AHEAD: u64 = 3_600_000_000;
+
+/// How often a step is tried while a server stands still, and the pause between.
+const ATTEMPTS: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(100);
+
+struct Move {
+    servers: [Redis; 2],
+    /// Whether the next step goes to the new store.
+    forward: Arc<AtomicBool>,
+    steps: Vec<Step>,
+    /// What went wrong with a step.
+    wrong: Arc<Mutex<Vec<String>>>,
+}
+
+/// A step under way.
+struct Step {
+    killed: Arc<Notify>,
+    thread: JoinHandle<()>,
+}
+
+pub(super) fn start() -> Result<Box<dyn TestStore>> {
+    let server = || Redis::builder().append_only("always").start();
+    let servers = [server()?, server()?];
+    let now: Vec<String> = servers[0].command(&["TIME"])?;
+    let seconds: u64 = now[0].parse().map_err(Failure::to("read the time"))?;
+    let ahead = (seconds * 1_000_000 + AHEAD).to_string();
+    servers[0].command::<()>(&["SET", COUNTER, &ahead])?;
+    let store = Move {
+        servers,
+        forward: Arc::new(AtomicBool::new(true)),
+        steps: Vec::new(),
+        wrong: Arc::default(),
+    };
+    store.prepare()?;
+    Ok(Box::new(store))
+}
+
+impl Move {
+    fn urls(&self, ports: &[u16]) -> [String; 2] {
+        [0, 1].map(|at| {
+            let url = self.servers[at].url_at(ports[at]);
+            format!("{url}?claim-window={WINDOW}ms")
+        })
+    }
+
+    fn migration(&self) -> Result<Migration> {
+        let [from, to] = self.urls(&self.ports());
+        let set = MigrateSet::new(SET, &from, &to);
+        set.migration().map_err(Failure::to("describe the stores"))
+    }
+
+    /// Writes the first record, or those that were lost.
+    fn prepare(&self) -> Result<()> {
+        let migration = self.migration()?;
+        let terms = Prepare::default().pace(PACE).tight(TIGHT);
+        on_a_thread(async move {
+            let prepared = migration.prepare(&terms, "torture").await;
+            prepared.map(|_| ()).map_err(Failure::to("prepare"))
+        })
+    }
+
+    /// An administrator makes a step. The direction turns round at the ends; one who is `against` it goes the other way.
+    fn step(&mut self, against: bool) -> Result<()> {
+        let migration = self.migration()?;
+        let (forward, wrong) = (Arc::clone(&self.forward), Arc::clone(&self.wrong));
+        let killed = Arc::new(Notify::new());
+        let kill = Arc::clone(&killed);
+        let thread = std::thread::spawn(move || {
+            let stepped = on_a_thread(async move {
+                tokio::select! {
+                    stepped = walk(&migration, &forward, against) => stepped,
+                    // As kill -9: whatever it was at.
+                    () = kill.notified() => Ok(()),
+                }
+            });
+            if let Err(error) = stepped {
+                let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
+                wrong.push(error.to_string());
+            }
+        });
+        self.steps.push(Step { killed, thread });
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        for step in self.steps.drain(..) {
+            // A panic there is reported by its output.
+            let _ = step.thread.join();
+        }
+    }
+}
+
+/// One step there or back, again while a server does not answer: nobody may leave the set in the hush.
+async fn walk(migration: &Migration, forward: &AtomicBool, against: bool) -> Result<()> {
+    let how = How::new("torture").patience(Duration::ZERO);
+    for _ in 0..ATTEMPTS {
+        match attempt(migration, &how, forward.load(SeqCst) != against).await {
+            Ok(Stepped::Done(Phase::New)) => forward.store(false, SeqCst),
+            Ok(Stepped::Done(Phase::Old)) => forward.store(true, SeqCst),
+            // Somebody holds in one store alone.
+            Ok(_) => {}
+            Err(error) if error.is_away() => {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            Err(error) => return Err(Failure::new(format!("a step: {error}"))),
+        }
+        break;
+    }
+    Ok(())
+}
+
+async fn attempt(
+    migration: &Migration,
+    how: &How<'_>,
+    forward: bool,
+) -> fencelock::Result<Stepped> {
+    if !forward {
+        return migration.abort(how).await;
+    }
+    match migration.status().await?.phase {
+        Phase::Old => migration.begin(&how.clone().despite_findings(true)).await,
+        _ => migration.finish(how).await,
+    }
+}
+
+fn on_a_thread(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime
+            .map_err(Failure::to("start a runtime"))?
+            .block_on(work)
+    };
+    match std::thread::spawn(run).join() {
+        Ok(done) => done,
+        Err(_) => Err(Failure::new("a step panicked")),
+    }
+}
+
+impl TestStore for Move {
+    fn name(&self) -> &'static str {
+        "migrate"
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        self.servers.iter().map(Redis::port).collect()
+    }
+
+    fn url(&self, ports: &[u16]) -> String {
+        let [from, to] = self.urls(ports).map(|url| url.replace('?', "%3F"));
+        format!("migrate:?set={SET}&from={from}&to={to}")
+    }
+
+    fn faults(&self) -> Vec<FaultKind> {
+        vec![
+            FaultKind::Step,
+            FaultKind::StepKilled,
+            FaultKind::RecordLost,
+            FaultKind::Pause,
+            FaultKind::KillConnections,
+        ]
+    }
+
+    fn begin(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Step => self.step(false),
+            // It goes the other way, and is killed.
+            FaultKind::StepKilled => self.step(true),
+            FaultKind::RecordLost => {
+                // One store at a time: with both, the set is lost.
+                let other: u32 = self.servers[1 - node].command(&["EXISTS", RECORD])?;
+                if other == 1 {
+                    self.servers[node].command::<()>(&["DEL", RECORD])?;
+                }
+                Ok(())
+            }
+            FaultKind::Pause => self.servers[node].pause(),
+            FaultKind::KillConnections => kill_clients(&self.servers[node]),
+            other => Err(unknown(self, other)),
+        }
+    }
+
+    fn heal(&mut self, kind: FaultKind, node: usize) -> Result<()> {
+        match kind {
+            FaultKind::Step => Ok(()),
+            FaultKind::StepKilled => {
+                for step in &self.steps {
+                    step.killed.notify_one();
+                }
+                self.end();
+                // The next one goes on.
+                self.step(false)
+            }
+            // The next step gives it a record again.
+            FaultKind::RecordLost => self.step(false),
+            FaultKind::Pause => self.servers[node].resume(),
+            FaultKind::KillConnections => Ok(()),
+            other => Err(unknown(self, other)),
+        }
+    }
+
+    fn excuses(&self, kind: FaultKind) -> (Vec<Rule>, &'static str) {
+        match kind {
+            FaultKind::Step | FaultKind::StepKilled | FaultKind::RecordLost => (
+                vec![Rule::Kept, Rule::Queue],
+                "a hold that is in one store alone is lost in the hush, and waiters may go to the end of the line",
+            ),
+            _ => (Vec::new(), ""),
+        }
+    }
+
+    fn window(&self) -> u64 {
+        WINDOW
+    }
+
+    fn forgets_after(&self) -> u64 {
+        STALE_QUEUE
+    }
+
+    fn left(&mut self) -> Result<Vec<String>> {
+        self.end();
+        let wrong = std::mem::take(&mut *self.wrong.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(wrong) = wrong.into_iter().next() {
+            return Err(Failure::new(wrong));
+        }
+        keys_left(&self.servers, |key| key == COUNTER || key == RECORD)
+    }
+}
+
+impl Drop for Move {
+    fn drop(&mut self) {
+        for step in &self.steps {
+            step.killed.notify_one();
+        }
+        self.end();
+    }
+}
