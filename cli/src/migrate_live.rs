@@ -13,10 +13,14 @@ use crate::store::Wanted;
 pub(crate) async fn migrate(what: Migrate, wanted: Wanted) -> Outcome {
     match what {
         Migrate::Prepare(args) => prepare(&args, wanted).await,
-        Migrate::Begin(MigrateBegin { despite_findings }) => {
+        Migrate::Begin(MigrateBegin {
+            despite_findings,
+            record_lost,
+        }) => {
             let by = who();
             let begun = migration(wanted)?;
             let how = how(&by, None)?.despite_findings(despite_findings);
+            let how = how.record_lost(record_lost);
             end(begun.begin(&how).await?)
         }
         Migrate::Status(args) => status(&args, wanted).await,
@@ -42,6 +46,7 @@ fn how<'a>(by: &'a str, args: Option<&MigrateGo>) -> Result<How<'a>, Failure> {
     let [patience, quiet] = args.map(MigrateGo::times).transpose()?.unwrap_or_default();
     how.patience = patience.unwrap_or(how.patience);
     how.quiet = quiet.unwrap_or(how.quiet);
+    how.record_lost = args.is_some_and(|args| args.record_lost);
     Ok(how)
 }
 
@@ -59,6 +64,7 @@ fn end(stepped: Stepped) -> Outcome {
 async fn prepare(args: &MigratePrepare, wanted: Wanted) -> Outcome {
     let [pace, tight, lock_delay] = args.times()?;
     let mut terms = Prepare::default().replace(args.replace);
+    terms.record_lost = args.record_lost;
     terms.pace = pace.unwrap_or(terms.pace);
     terms.tight = tight.unwrap_or(terms.tight);
     terms.lock_delay = lock_delay.unwrap_or(terms.lock_delay);

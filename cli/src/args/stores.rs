@@ -79,6 +79,10 @@ pub(crate) struct MigratePrepare {
     /// End an earlier set of a store, whose move is over
     #[arg(long)]
     pub(crate) replace: bool,
+
+    /// A store has lost its record, or did not get it when `prepare` was interrupted: write it again
+    #[arg(long)]
+    pub(crate) record_lost: bool,
 }
 
 impl MigratePrepare {
@@ -97,6 +101,10 @@ pub(crate) struct MigrateBegin {
     /// Begin although `doctor` finds something in a store that can make it grant a lock twice
     #[arg(long)]
     pub(crate) despite_findings: bool,
+
+    /// A store has lost its record: give it that of the other one
+    #[arg(long)]
+    pub(crate) record_lost: bool,
 }
 
 #[derive(Args, Debug)]
@@ -115,6 +123,10 @@ pub(crate) struct MigrateGo {
     /// Go on only if there was none for so long [default: 0s]
     #[arg(long, value_name = "DURATION")]
     quiet: Option<String>,
+
+    /// A store has lost its record: give it that of the other one
+    #[arg(long)]
+    pub(crate) record_lost: bool,
 }
 
 impl MigrateGo {

@@ -134,7 +134,10 @@ impl StoreOptions for MigrateSet {
                     .map_err(|error| self.url.refuse(error.to_string()))?;
             }
         }
-        self.url.clone().finish()?;
+        let mut url = self.url.clone();
+        // For how long opening is tried again; who opens it reads that.
+        url.take_duration("connect-timeout")?;
+        url.finish()?;
         described.check()
     }
 
@@ -146,5 +149,17 @@ impl StoreOptions for MigrateSet {
     async fn open(&self) -> Result<Arc<dyn Engine>> {
         self.check()?;
         Ok(Arc::new(self.described()?.open().await?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Store;
+
+    #[test]
+    fn the_documented_options_are_taken() {
+        let url = "migrate:?from=memory:&to=memory:&set=a&breaker=no&prefix=p&connect-timeout=1s&outside-set=yes";
+        assert!(Store::from(url).check().is_ok());
+        assert!(Store::from(&*format!("{url}&more=1")).check().is_err());
     }
 }

@@ -42,6 +42,9 @@ pub struct How<'a> {
     pub quiet: Duration,
     /// Whether [`Migration::begin`] goes on although something is wrong with a store.
     pub despite_findings: bool,
+    /// Whether a store without a record is one of the set that has lost it, and gets it again. Otherwise it is refused: it may
+    /// be another store.
+    pub record_lost: bool,
     /// Hears what happens, as sentences for people.
     pub tell: &'a (dyn Fn(&str) + Send + Sync),
 }
@@ -55,6 +58,7 @@ impl<'a> How<'a> {
             patience: Duration::from_secs(30),
             quiet: Duration::ZERO,
             despite_findings: false,
+            record_lost: false,
             tell: &|_| {},
         }
     }
@@ -77,6 +81,13 @@ impl<'a> How<'a> {
     #[must_use]
     pub fn despite_findings(mut self, despite: bool) -> Self {
         self.despite_findings = despite;
+        self
+    }
+
+    /// Sets [`record_lost`](Self#structfield.record_lost).
+    #[must_use]
+    pub fn record_lost(mut self, lost: bool) -> Self {
+        self.record_lost = lost;
         self
     }
 
@@ -148,13 +159,14 @@ impl Migration {
         }
     }
 
-    pub(crate) fn records<'a>(&'a self, opened: &'a Opened) -> Records<'a> {
+    pub(crate) fn records<'a>(&'a self, opened: &'a Opened, adopts: bool) -> Records<'a> {
         let first = self.old.shards().next().map(|(id, _)| id);
         let arbiter = opened.ids.iter().position(|id| Some(id.as_str()) == first);
         Records {
             set: &self.set,
             ids: &opened.ids,
             engines: &opened.engines,
+            adopts,
             // The old map has a shard, which is one of the stores.
             arbiter: arbiter.unwrap_or(0),
         }

@@ -23,6 +23,9 @@ pub struct Prepare {
     pub lock_delay: Duration,
     /// Whether a store may have the record of an earlier set whose move is over, which ends with this.
     pub replace: bool,
+    /// Whether a store without a record, beside one that has it, is one of the set that has lost it, or did not get it when an
+    /// attempt was interrupted.
+    pub record_lost: bool,
 }
 
 impl Default for Prepare {
@@ -33,6 +36,7 @@ impl Default for Prepare {
             tight: Duration::from_secs(2),
             lock_delay: Duration::ZERO,
             replace: false,
+            record_lost: false,
         }
     }
 }
@@ -66,6 +70,13 @@ impl Prepare {
     #[must_use]
     pub const fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
+        self
+    }
+
+    /// Sets [`record_lost`](Self#structfield.record_lost).
+    #[must_use]
+    pub const fn record_lost(mut self, lost: bool) -> Self {
+        self.record_lost = lost;
         self
     }
 
@@ -105,7 +116,7 @@ impl Migration {
         times: Times,
         by: &str,
     ) -> Result<Settled> {
-        let records = self.records(opened);
+        let records = self.records(opened, wanted.record_lost);
         let promised = self.promised(opened, times)?;
         let (mut version, mut made) = (0, false);
         let mut before = Vec::new();
@@ -115,7 +126,10 @@ impl Migration {
             match self.found(&records, at, &record.text, wanted.replace)? {
                 Found::Nothing => {}
                 Found::Own => made = true,
-                Found::Over(last) => version = version.max(last),
+                Found::Over(last) => {
+                    check_pace(&**engine, &last, times)?;
+                    version = version.max(last.version);
+                }
             }
         }
         if !made {
@@ -163,7 +177,7 @@ impl Migration {
             Ok(_) => Ok(Found::Own),
             Err(_) if replace && may_stand_alone(text) => {
                 let stored = Stored::parse(text).map_err(|why| Error::config(engine, why))?;
-                Ok(Found::Over(stored.version))
+                Ok(Found::Over(Box::new(stored)))
             }
             Err(why) if may_stand_alone(text) => Err(Error::config(
                 engine,
@@ -201,8 +215,24 @@ enum Found {
     Nothing,
     /// That of this set.
     Own,
-    /// That of another set whose move is over, with its version.
-    Over(u64),
+    /// That of another set whose move is over.
+    Over(Box<Stored>),
+}
+
+/// Refuses a pace below that of the set that ends: its programs may believe for so long yet, and the steps of the next move wait
+/// for their own pace.
+fn check_pace(engine: &dyn Engine, ended: &Stored, times: Times) -> Result<()> {
+    match ended.times() {
+        Some(before) if before.pace > times.pace || before.lock_delay > times.lock_delay => {
+            let why = format!(
+                "the set {} that ends has a pace of {:?} and a lock-delay of {:?}, for which its programs may hold; take no \
+                 shorter ones",
+                ended.set, before.pace, before.lock_delay
+            );
+            Err(Error::config(engine, why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a store between which and others locks cannot move.

@@ -20,6 +20,8 @@ pub(crate) struct Records<'a> {
     pub(crate) ids: &'a [String],
     pub(crate) engines: &'a [Arc<dyn Engine>],
     pub(crate) arbiter: usize,
+    /// Whether a store without a record gets that of the others.
+    pub(crate) adopts: bool,
 }
 
 /// All stores have this record.
@@ -68,6 +70,7 @@ impl Records<'_> {
         for _ in 0..ROUNDS {
             let reads = self.read_all().await;
             let reads = reads.into_iter().collect::<Result<Vec<_>>>()?;
+            self.check_lost(&reads)?;
             if self.mend_arbiter(&reads).await? {
                 continue;
             }
@@ -90,6 +93,22 @@ impl Records<'_> {
             }
         }
         Err(self.busy())
+    }
+
+    /// Refuses a store without a record beside one that has it, unless it is known to have lost it.
+    pub(crate) fn check_lost(&self, reads: &[Read]) -> Result<()> {
+        let lost = reads.iter().position(|read| read.stored.is_none());
+        match lost.filter(|_| !self.adopts && reads.iter().any(|read| read.stored.is_some())) {
+            None => Ok(()),
+            Some(at) => {
+                let why = format!(
+                    "the set {} has a record in another store, and none here. Is this the right store? If its record was lost, \
+                     or `prepare` was interrupted, say --record-lost",
+                    self.set
+                );
+                Err(Error::config(&*self.engines[at], why))
+            }
+        }
     }
 
     /// Gives the arbiter a record if it has lost its own, or has an older one than another store: it was put back from a dump,

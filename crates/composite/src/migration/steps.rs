@@ -46,7 +46,12 @@ impl Migration {
     }
 
     async fn finish_opened(&self, opened: &Opened, how: &How<'_>) -> Result<Stepped> {
-        let phase = self.records(opened).settle().await?.stored.phase();
+        let phase = self
+            .records(opened, how.record_lost)
+            .settle()
+            .await?
+            .stored
+            .phase();
         let target = match phase {
             Phase::Old => {
                 let why = "it has not begun; begin with `fencelock migrate begin`";
@@ -133,7 +138,7 @@ impl Migration {
         target: Phase,
         refused: impl Fn(Phase) -> Option<&'static str> + Send,
     ) -> Result<Stepped> {
-        let records = self.records(opened);
+        let records = self.records(opened, how.record_lost);
         let mut settled = records.settle().await?;
         loop {
             let phase = settled.stored.phase();

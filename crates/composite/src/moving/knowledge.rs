@@ -27,6 +27,8 @@ struct State {
     confirmed: BootInstant,
     /// By member: when the last read that was answered was asked for, whatever it said.
     answered: Vec<BootInstant>,
+    /// By member: whether that answer had a record.
+    recorded: Vec<bool>,
 }
 
 /// What is known now.
@@ -52,6 +54,7 @@ impl Knowledge {
                 known: None,
                 confirmed: long_ago,
                 answered: vec![long_ago; members],
+                recorded: vec![false; members],
             }),
             version: watch::Sender::new(0),
         }
@@ -61,7 +64,10 @@ impl Knowledge {
     /// nothing, and one with an old record says no more than that it answers.
     pub(crate) fn note(&self, member: usize, asked: BootInstant, stored: Option<&Stored>) {
         let mut state = self.state.lock();
-        state.answered[member] = state.answered[member].max(asked);
+        if asked >= state.answered[member] {
+            state.answered[member] = asked;
+            state.recorded[member] = stored.is_some();
+        }
         let Some(known) = stored.and_then(Known::of) else {
             return;
         };
@@ -101,15 +107,25 @@ impl Knowledge {
     }
 
     /// Whether it carries a new grant by this route at this moment: the version was confirmed lately, and each store of the
-    /// name has answered lately. So a store that comes back from the dead decides nothing.
+    /// name has answered lately. So a store that comes back from the dead decides nothing. And one that has no record grants
+    /// nothing alone: it may be another store than the others mean, or have lost its locks with its record.
     pub(crate) fn carries_grant(&self, now: &Now, route: Route, at: BootInstant) -> bool {
         let state = self.state.lock();
         if state.known.as_ref().map(|known| known.version) != Some(now.known.version) {
             return false;
         }
+        if route.second.is_none() && !state.recorded[route.first] {
+            return false;
+        }
         let answered = route.stores().map(|store| state.answered[store]).min();
         let from = answered.map_or(state.confirmed, |answered| state.confirmed.min(answered));
         at < from + now.known.carries_grant(route)
+    }
+
+    /// Whether this store answered without a record.
+    pub(crate) fn has_no_record(&self, member: usize) -> bool {
+        let state = self.state.lock();
+        state.answered[member] > BootInstant::from_nanos(0) && !state.recorded[member]
     }
 
     /// When the last read of this store that was answered was asked for.

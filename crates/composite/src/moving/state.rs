@@ -99,6 +99,12 @@ impl State {
             return Ok(found);
         }
         asked?;
+        let (first, second) = (route.first, route.second);
+        if second.is_none() && self.knowledge.has_no_record(first) {
+            let why = "it is in charge alone, and has no record: it is another store than the set's, or has lost its data; \
+                       `fencelock migrate status` shows which store has one";
+            return Err(Error::config(&self.members[first], why));
+        }
         let why = "the answers took longer than knowledge of the record carries, or no store that answers has it";
         Err(Error::unavailable(self, "reading the record", why))
     }

@@ -63,6 +63,13 @@ impl Two {
         assert_eq!(finished, Stepped::Done(to));
     }
 
+    /// The hush and after, where a store has lost its record.
+    async fn finish_lost(&self) {
+        let how = How::new("test").record_lost(true);
+        let finished = self.migration().finish(&how).await.unwrap();
+        assert_eq!(finished, Stepped::Done(Phase::BothNew));
+    }
+
     async fn abort(&self) {
         let aborted = self.migration().abort(&How::new("test")).await.unwrap();
         assert_eq!(aborted, Stepped::Done(Phase::Old));
@@ -420,8 +427,10 @@ async fn one_record_is_enough_and_none_is_no_beginning() {
     };
     let client = lost.client().await;
     token(&client, "x").await;
-    // The next step gives it a record again.
-    lost.finish(Phase::BothNew).await;
+    // It may be another store. Who knows better says so, and the next step gives it a record again.
+    let refused = lost.migration().finish(&How::new("test")).await;
+    assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
+    lost.finish_lost().await;
     assert!(!lost.new.record("", None).await.unwrap().text.is_empty());
     let nothing = Two::new();
     let refused = nothing.stores().open().await.unwrap_err();
@@ -440,9 +449,57 @@ async fn a_lost_record_of_the_arbiter_comes_back_with_a_new_version() {
     };
     let status = lost.migration().status().await.unwrap();
     assert_eq!((status.phase, status.version), (Phase::BothOld, version));
-    lost.finish(Phase::BothNew).await;
+    lost.finish_lost().await;
     let status = lost.migration().status().await.unwrap();
     assert!(status.version > version + 3, "{status:?}");
+}
+
+/// Programs that name another store by mistake would hold what others hold.
+#[tokio::test]
+async fn a_store_without_a_record_grants_nothing_alone() {
+    let two = Two::prepared().await;
+    let refuses = async |wrong: Two| {
+        let refused = wrong.client().await.try_lock("x").ttl(TTL).await;
+        let refused = refused.map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("no record"), "{refused}");
+        let terms = Prepare::default().pace(PACE).tight(TIGHT);
+        let refused = wrong.migration().prepare(&terms, "test").await;
+        assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
+    };
+    refuses(Two {
+        old: Memory::new(),
+        new: two.new.another(),
+    })
+    .await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    two.finish(Phase::New).await;
+    refuses(Two {
+        old: two.old.another(),
+        new: Memory::new(),
+    })
+    .await;
+    token(&two.client().await, "x").await;
+}
+
+/// Programs of the set that ends may hold for its pace yet.
+#[tokio::test]
+async fn the_next_move_takes_no_shorter_pace() {
+    let two = Two::prepared().await;
+    two.begin().await;
+    two.finish(Phase::BothNew).await;
+    two.finish(Phase::New).await;
+    let next = Migrate::between(
+        ("from", Arc::new(two.new.another()) as Arc<dyn Engine>),
+        ("to", Arc::new(Memory::new()) as Arc<dyn Engine>),
+    );
+    let next = next.set("next").migration().unwrap();
+    let terms = Prepare::default().tight(TIGHT).replace(true);
+    let short = next.prepare(&terms.clone().pace(PACE / 2), "test").await;
+    assert!(matches!(short, Err(Error::Config { .. })), "{short:?}");
+    let done = next.prepare(&terms.pace(PACE), "test").await.unwrap();
+    assert_eq!(done, Stepped::Done(Phase::Old));
 }
 
 #[tokio::test]

@@ -124,7 +124,9 @@ impl Move {
 
 /// One step there or back, again while a server does not answer: nobody may leave the set in the hush.
 async fn walk(migration: &Migration, forward: &AtomicBool, against: bool) -> Result<()> {
-    let how = How::new("torture").patience(Duration::ZERO);
+    let how = How::new("torture")
+        .patience(Duration::ZERO)
+        .record_lost(true);
     for _ in 0..ATTEMPTS {
         match attempt(migration, &how, forward.load(SeqCst) != against).await {
             Ok(Stepped::Done(Phase::New)) => forward.store(false, SeqCst),
