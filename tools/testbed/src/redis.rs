@@ -28,6 +28,7 @@ pub struct RedisBuilder {
     password: Option<String>,
     clock: Option<Arc<ClockShim>>,
     sentinel: bool,
+    cluster: bool,
 }
 
 impl RedisBuilder {
@@ -42,6 +43,12 @@ impl RedisBuilder {
         self.memory = true;
         self.config("appendonly", "yes")
             .config("appendfsync", fsync)
+    }
+
+    /// The server is a node of a cluster. The [port](Redis::bus_port) of its bus is a free one, too.
+    pub fn cluster(mut self) -> Self {
+        self.cluster = true;
+        self.config("cluster-enabled", "yes")
     }
 
     /// Any line of `redis.conf`.
@@ -98,6 +105,10 @@ impl RedisBuilder {
             lines.push(format!("unixsocket {}", dir.join(SOCKET)));
             lines.push("unixsocketperm 700".to_owned());
         }
+        let bus_port = self.cluster.then(Port::free).transpose()?;
+        if let Some(bus_port) = &bus_port {
+            lines.push(format!("cluster-port {}", bus_port.number()));
+        }
         let tls_port = self.tls.then(Port::free).transpose()?;
         if let Some(tls_port) = &tls_port {
             make_certificates(&dir)?;
@@ -117,6 +128,7 @@ impl RedisBuilder {
             server,
             process,
             port,
+            bus_port,
             tls_port,
             password: self.password,
             remembers: self.memory,
@@ -137,6 +149,7 @@ pub struct Redis {
     server: PathBuf,
     process: Process,
     port: Port,
+    bus_port: Option<Port>,
     tls_port: Option<Port>,
     password: Option<String>,
     remembers: bool,
@@ -179,6 +192,12 @@ impl Redis {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
+    }
+
+    /// The port of the cluster's bus, if it is a [node of one](RedisBuilder::cluster).
+    #[must_use]
+    pub fn bus_port(&self) -> Option<u16> {
+        self.bus_port.as_ref().map(Port::number)
     }
 
     /// The port with TLS, if [TLS is on](RedisBuilder::tls).

@@ -1,7 +1,6 @@
 //! A Redis Cluster.
 
 use crate::failure::{Failure, Result};
-use crate::port::Port;
 use crate::redis::Redis;
 use crate::redis_sentinel::until;
 
@@ -15,7 +14,6 @@ pub struct RedisCluster {
     nodes: Vec<Redis>,
     masters: usize,
     password: String,
-    _buses: Vec<Port>,
 }
 
 impl RedisCluster {
@@ -31,14 +29,12 @@ impl RedisCluster {
         fsync: Option<&str>,
     ) -> Result<Self> {
         let password = "testbed".to_owned();
-        let (mut nodes, mut buses) = (Vec::new(), Vec::new());
+        let mut nodes: Vec<Redis> = Vec::new();
         for _ in 0..masters * (1 + replicas) {
-            let bus = Port::free()?;
             let mut builder = Redis::builder()
                 .password(&password)
                 .config("masterauth", &password)
-                .config("cluster-enabled", "yes")
-                .config("cluster-port", &bus.number().to_string())
+                .cluster()
                 .config("cluster-node-timeout", &node_timeout.to_string())
                 .config("cluster-require-full-coverage", "no")
                 .config("cluster-allow-replica-migration", "no")
@@ -48,7 +44,6 @@ impl RedisCluster {
                 builder = builder.append_only(fsync);
             }
             nodes.push(builder.start()?);
-            buses.push(bus);
         }
         for (at, node) in nodes.iter().enumerate() {
             node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()])?;
@@ -57,8 +52,8 @@ impl RedisCluster {
                 let (first, last) = (share(at).to_string(), (share(at + 1) - 1).to_string());
                 node.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last])?;
             }
-            if at > 0 {
-                let (port, bus) = (nodes[0].port(), buses[0].number());
+            if let Some(bus) = nodes[0].bus_port().filter(|_| at > 0) {
+                let port = nodes[0].port();
                 let (port, bus) = (port.to_string(), bus.to_string());
                 node.command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?;
             }
@@ -67,7 +62,6 @@ impl RedisCluster {
             nodes,
             masters,
             password,
-            _buses: buses,
         };
         for at in masters..cluster.nodes.len() {
             let master = cluster.id(at % masters)?;

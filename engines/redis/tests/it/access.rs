@@ -206,10 +206,7 @@ async fn promises_tell_what_the_server_may_forget() {
 
 #[tokio::test]
 async fn a_cluster_node_is_refused() {
-    let server = Server::builder()
-        .config("cluster-enabled", "yes")
-        .start()
-        .unwrap();
+    let server = Server::builder().cluster().start().unwrap();
     let error = refused(&server.url()).await;
     assert!(matches!(error, Error::Config { .. }), "{error}");
     assert!(error.to_string().contains("Cluster"), "{error}");

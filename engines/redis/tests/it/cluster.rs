@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fencelock_core::engine::{Event, Evict, HeldClaim, Renewal, Withdrawn};
 use fencelock_core::{Engine, Error};
-use fencelock_testbed::{Port, Redis as Server, RedisCluster};
+use fencelock_testbed::{Redis as Server, RedisCluster};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -286,10 +286,8 @@ async fn pass_on(listener: TcpListener, server: u16, muted: Arc<AtomicBool>) {
 async fn a_silent_channel_connection_is_replaced() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let way = listener.local_addr().unwrap().port().to_string();
-    let bus = Port::free().unwrap();
     let node = Server::builder()
-        .config("cluster-enabled", "yes")
-        .config("cluster-port", &bus.number().to_string())
+        .cluster()
         .config("cluster-announce-port", &way)
         .start()
         .unwrap();
@@ -339,7 +337,7 @@ async fn a_silent_channel_connection_is_replaced() {
 async fn a_cluster_with_tls() {
     let node = Server::builder()
         .tls()
-        .config("cluster-enabled", "yes")
+        .cluster()
         .config("tls-cluster", "yes")
         .start()
         .unwrap();
