@@ -135,6 +135,7 @@ impl StoreOptions for MigrateSet {
             }
         }
         let mut url = self.url.clone();
+        url.take("set");
         // For how long opening is tried again; who opens it reads that.
         url.take_duration("connect-timeout")?;
         url.finish()?;
